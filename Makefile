@@ -18,7 +18,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs-check docs clean
+.PHONY: help demo test lint format docs-check docs dist clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -74,6 +74,13 @@ docs-check: $(VENV)/.checks ## Check links, anchors and commands in the document
 docs: $(VENV)/.checks ## Build the documents as a site in build/site, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --site-dir build/site
 	@echo "build/site/index.html"
+
+# Publishing is then one command: `twine upload dist/*`.
+dist: $(VENV)/.checks ## Build wheel and sdist in dist/ and check their metadata
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	@$(PIP_INSTALL) 'twine>=6'
+	$(BIN)/python -m twine check --strict dist/*
 
 clean: ## Remove caches and build products; keeps .venv and runs
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

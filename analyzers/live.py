@@ -34,7 +34,9 @@ from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["LivePolicy", "LiveState", "live_findings", "record_findings", "remembered", "standstill_findings"]
+__all__ = [
+    "LivePolicy", "LiveState", "live_findings", "record_findings", "remembered", "standstill_findings", "window_start",
+]  # fmt: skip
 
 _Judge = Callable[[], list[Finding]]
 
@@ -98,7 +100,7 @@ def record_findings(source: Source, state: LiveState, now_ns: int) -> list[Findi
         return []
     attempt = known[-1]
     scope = Scope(
-        attempt=attempt, since_step=_since(source, attempt, state.policy.window_steps), now_ns=now_ns,
+        attempt=attempt, since_step=window_start(source, attempt, state.policy.window_steps), now_ns=now_ns,
         manifest=state.manifest,
     )  # fmt: skip
     due: dict[tuple[str, ...], _Judge] = {}
@@ -151,7 +153,8 @@ def _judge(analysis: Analysis, source: Source, scope: Scope) -> Callable[[], lis
     return lambda: analysis.run(source, scope)
 
 
-def _since(source: Source, attempt: int, window_steps: int) -> int:
+def window_start(source: Source, attempt: int, window_steps: int) -> int:
+    """First of the newest `window_steps` steps of an attempt."""
     ((newest,),) = source.rows("SELECT max(step) FROM steps WHERE attempt = ?", [attempt])
     return max(0, (newest or 0) - window_steps)
 

@@ -41,6 +41,12 @@ def test_make_installs_the_extras_that_are_ours() -> None:
     assert set(asked[1].split(",")) == set(OURS)
 
 
+def test_what_cites_a_version_names_this_one() -> None:
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == PROJECT["version"]
+
+
 def test_constraints_name_no_build_of_one_machine() -> None:
     assert not [name for name, version in constraints().items() if "+" in version]
 

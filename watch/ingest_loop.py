@@ -31,6 +31,7 @@ from store import Ingester, Store, StoreError
 from watch.background_loop import background_loop
 from watch.culprit import kill_stale
 from watch.digests.exchange import JobWatch
+from watch.exclusion.requester import ExclusionRequester
 from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import TickFacts
 from watch.live import LiveJudge
@@ -63,6 +64,8 @@ class IngestLoop:
         self.failed_ticks = 0
         self.retention: Retention | None = None
         """Takes out what is older than the configured window, if anything."""
+        self.exclusions: ExclusionRequester | None = None
+        """Asks the launcher to leave ranks out, if the run is configured so."""
         self._run, self._ingester, self._tapes, self._judge = run, ingester, tapes, judge
         self._exports, self._events = exports, events
         self._node_rank, self._job = node_rank, job
@@ -87,6 +90,8 @@ class IngestLoop:
             stale = stale_ranks(store, self._node_rank)
             findings = self._judge.record_findings(store, self._ingested_ns)
             self._export(store, measure_now=bool(findings))
+            if self.exclusions is not None and not self._tapes.has_ended:
+                self.exclusions.poll(store, self._tapes.attempt, self._ingested_ns)
         kill_stale(stale, self._events)
         if self._judge.report(findings):
             self._ingest()

@@ -43,6 +43,12 @@ class LiveJudge:
             reported = list(self._state.reported.values())
         return any(f.kind == "hang" and f.status == "fired" and f.attempt == attempt for f in reported)
 
+    def open_findings(self, kind: str, attempt: int) -> list[Finding]:
+        """Findings of a kind that were reported of an attempt and are not over."""
+        with self._state.lock:
+            reported = list(self._state.reported.values())
+        return [f for f in reported if f.kind == kind and f.status == "fired" and f.attempt == attempt]
+
     def add_nodes(self, digests: Sequence[Digest], clock_offsets_ns: Mapping[int, int]) -> None:
         """Set the digests of the other nodes' ranks for the next `findings`."""
         self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns

@@ -32,6 +32,7 @@ from store import Ingester, StoreError, StoreLockedError
 from watch.digests.exchange import JobWatch
 from watch.digests.job_secret import job_secret
 from watch.digests.link import DigestLink
+from watch.exclusion.requester import ExclusionRequester
 from watch.exporting.exports import exports
 from watch.exporting.prometheus.endpoint import listen_address
 from watch.exporting.prometheus.server import Listen, ListenError
@@ -133,6 +134,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
                 syncing = TapeSync(run, node_rank, every_s=_sync_s(run), is_running=lambda: tapes.is_running)
+                ingest.exclusions = ExclusionRequester.of(run, judge, events)
                 ingest.retention = Retention.of(run, ingester, syncing, events)
                 with syncing.running():
                     _run_until_needed(loop, ingest, Heartbeat(options.heartbeat_fd))

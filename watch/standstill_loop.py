@@ -26,6 +26,7 @@ from probes.tape.rundir import RunDir
 from watch.culprit import CulpritKiller
 from watch.digests.exchange import JobWatch
 from watch.digests.link import Verdict
+from watch.health.startup_work import StartupWork
 from watch.launcher_loss import LauncherLoss
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
@@ -65,6 +66,7 @@ class StandstillLoop:
         recovers = bool(manifest.get("config", {}).get("recovery", {}).get("enabled", True))
         self._culprits = CulpritKiller(run, events, may_kill=recovers)
         self._floor_s = stall_policy(manifest).floor_s
+        self._startup = StartupWork(events)
         self._gone_since_s: float | None = None
         self._refused: Verdict | None = None
 
@@ -84,6 +86,7 @@ class StandstillLoop:
                 os_state=change.os_state,
             )
             tapes.poll()  # its own event: the newest records are judged with it
+        self._startup.poll(tapes.pids, quiet_s=tapes.quiet_s, has_stepped=self._has_stepped)
         if self._job is not None:
             self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.placed)
             self._judge.add_nodes(self._job.digests, self._job.offsets_ns)
@@ -92,6 +95,12 @@ class StandstillLoop:
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
         # A finding may be about how a former attempt ended: no rank of this one may be killed for it.
         self._act([finding for finding in fired if finding.attempt == attempt], attempt)
+
+    def _has_stepped(self) -> bool:
+        """Return True if a rank of this node has finished a step of the attempt."""
+        source = self._tapes.source()
+        sql = "SELECT count(*) FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL"
+        return source.has("steps") and source.rows(sql, [self._tapes.attempt])[0][0] > 0
 
     def is_needed(self) -> bool:
         """Return True while there is something to watch."""

@@ -1,6 +1,7 @@
-"""Devices and nodes that were excluded from a run because they failed repeatedly.
+"""Devices and nodes that were excluded from a run: they failed repeatedly, slowed it down, or are to be replaced.
 
-The launcher decides (`recovery.max_failures_per_device`, `recovery.max_failures_per_node`). An operator should check
+The launcher decides (`recovery.max_failures_per_device`, `recovery.max_failures_per_node`), or follows a request of
+`watch` (`recovery.on_straggler`, `recovery.on_xid`). An operator should check
 them before they are used again, and the run is smaller than was asked for.
 """
 
@@ -32,7 +33,12 @@ def _finding(event: Event) -> Finding:
         ranks=(rank,) if rank >= 0 else (),
         cause="device" if device else "node",
         summary=f"{what} was excluded after attempt {event.attempt}: {reason}.",
-        evidence={"node_rank": node, "device": device or None, "num_failures": event.integer("failures")},
+        evidence={
+            "node_rank": node,
+            "device": device or None,
+            "num_failures": event.integer("failures"),
+            **({"excluded_for": event.text("cause")} if event.text("cause") else {}),
+        },
         advice="excluded",
         attempt=event.attempt,
     )

@@ -46,7 +46,15 @@ def _next_lost(finding: Finding) -> str:
     }.get(str(finding.evidence.get("signal")), f"Check the log of {rank} and its host (out of memory, XID).")
 
 
+_EXCLUDED_FOR = {
+    "straggler": "It slowed all ranks down, for a cause in the device, and the run continued without it.",
+    "xid": "The driver reported an error after which the device is to be replaced, and the run continued without it.",
+}
+
+
 def _why_excluded(finding: Finding) -> str:
+    if sentence_for := _EXCLUDED_FOR.get(str(finding.evidence.get("excluded_for"))):
+        return sentence_for
     failures: Any = finding.evidence.get("num_failures")
     known = is_number(failures) and failures > 0
     count = f"{counted(failures, 'failure')} there" if known else "it failed repeatedly"

@@ -24,7 +24,7 @@ from analyzers.run.snapshot import AttemptView, RankView
 
 __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", "joined", "joined_log", "of_ranks"]
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 64 << 10
 """Of one digest as it is sent."""
 MAX_PLAIN_BYTES = 4 << 20
@@ -154,7 +154,10 @@ def _shifted(view: RankView, by_ns: int) -> RankView:
     def moved(calls: tuple[Call, ...]) -> tuple[Call, ...]:
         return tuple(replace(call, issue_ns=call.issue_ns + by_ns) for call in calls)
 
-    return replace(view, last_ns=view.last_ns + by_ns, calls=moved(view.calls), unwaited=moved(view.unwaited))
+    worked_ns = view.worked_ns + by_ns if view.worked_ns else 0
+    return replace(
+        view, last_ns=view.last_ns + by_ns, worked_ns=worked_ns, calls=moved(view.calls), unwaited=moved(view.unwaited)
+    )
 
 
 def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
@@ -180,7 +183,8 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         "longest_step_ns": view.longest_step_ns,
         "ranks": [
             [r.rank, r.last_ns, r.step, r.step_is_open, r.finished_steps, list(r.phases), r.closed, r.state, r.os_state,
-             r.num_in_flight, plain_calls(r.calls[: None if calls else 1]), plain_calls(r.unwaited if texts else ())]
+             r.num_in_flight, plain_calls(r.calls[: None if calls else 1]), plain_calls(r.unwaited if texts else ()),
+             r.worked_ns]
             for r in view.ranks.values()
         ],
         "seq": [[group, rank, seq] for (group, rank), seq in view.last_seq.items()],
@@ -216,7 +220,7 @@ def _digest(plain: Mapping[str, Any]) -> Digest:
 
 
 def _rank(row: Sequence[Any]) -> RankView:
-    rank, last_ns, step, is_open, finished, phases, closed, state, os_state, in_flight, calls, unwaited = row
+    rank, last_ns, step, is_open, finished, phases, closed, state, os_state, in_flight, calls, unwaited, worked_ns = row
     if state not in _STATES:
         raise ValueError(state)
     number = _int(rank)
@@ -233,6 +237,7 @@ def _rank(row: Sequence[Any]) -> RankView:
         num_in_flight=_int(in_flight),
         calls=tuple(_call(number, call) for call in calls),
         unwaited=tuple(_call(number, call) for call in unwaited),
+        worked_ns=_int(worked_ns),
     )
 
 

@@ -38,8 +38,11 @@ class StallPolicy:
     longest_factor: float = 2.0
     """Silence in longest recent steps, without evaluation and checkpoint (ratio). Source: convention; uneven steps."""
     startup_s: float = 180.0
-    """Before the first finished step of an attempt and outside of steps (seconds). Source: convention; imports,
-    compilation, first batch, rendezvous, teardown."""
+    """Before the first finished step of an attempt and outside of steps (seconds); `recovery.startup_s`. Source:
+    convention; imports, compilation, first batch, rendezvous, teardown."""
+    startup_at_work_s: float = 1800.0
+    """The same while `watch` sees a rank compute or read files outside of any collective (seconds): `startup_s` then
+    counts from the last such sign. Source: convention; first builds of large kernels take tens of minutes."""
     compile_s: float = 600.0
     """In a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
     checkpoint_s: float = 120.0
@@ -63,7 +66,10 @@ class StallPolicy:
         }.get(phase, 0.0)
 
 
+_SETTINGS = {"floor_s": "hang_floor_s", "startup_s": "startup_s"}
+
+
 def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:
     """The stall limits that the run was configured with."""
-    floor_s = number(manifest, "recovery.hang_floor_s")
-    return StallPolicy(floor_s=floor_s) if floor_s is not None and 0 < floor_s < 86400 else StallPolicy()
+    given = {name: number(manifest, f"recovery.{key}") for name, key in _SETTINGS.items()}
+    return StallPolicy(**{name: value for name, value in given.items() if value is not None and 0 < value < 86400})

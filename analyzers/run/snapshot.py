@@ -29,6 +29,7 @@ SNAPSHOT_EVENTS = (
     event_kinds.EXCEPTION,
     event_kinds.RUN_ENDED,
     event_kinds.CULPRIT_KILLED,
+    event_kinds.STARTUP_WORK,
     event_kinds.STACKS,
     event_kinds.FINDING,
     event_kinds.ATTEMPT_STARTED,
@@ -66,6 +67,8 @@ class RankView:
     state: str = "running"
     """As `watch` saw the process last: running, stopped, dead."""
     os_state: str = ""
+    worked_ns: int = 0
+    """When `watch` last saw its process at work before the first step; 0: never."""
     holds_gil: bool = False
     """`watch` saw it asleep in C with Python's lock held, after its last record."""
 
@@ -271,6 +274,10 @@ def _process_states(log: EventLog, attempt: int, views: dict[int, RankView], cut
         rank = event.integer("state_rank")
         if rank in views and event.wall_ns <= cut_ns:
             views[rank] = replace(views[rank], state=event.text("state", "running"), os_state=event.text("os_state"))
+    for event in log.of(event_kinds.STARTUP_WORK, attempt=attempt):
+        for rank in event.integers("ranks"):
+            if rank in views and event.wall_ns <= cut_ns:
+                views[rank] = replace(views[rank], worked_ns=max(views[rank].worked_ns, event.wall_ns))
     for event in log.of(event_kinds.STACKS, attempt=attempt):
         for rank in event.integers("gil_ranks"):
             if rank in views and event.wall_ns > views[rank].last_ns:

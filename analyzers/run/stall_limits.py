@@ -4,7 +4,8 @@
     stalled_s(view, now_ns, StallPolicy())  # seconds without progress, None while within the limit
 
 Progress is any record of any rank: when one rank hangs, the others run into their next collective within a step and
-fall silent too. That also makes the limit independent of who hangs.
+fall silent too. That also makes the limit independent of who hangs. A start records nothing while it imports or
+compiles: there a process at work is progress as well.
 """
 
 from __future__ import annotations
@@ -50,7 +51,18 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
 def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> float | None:
     """Seconds of silence at the reference time (epoch nanoseconds); None while that is within the limit."""
     silent_s = (reference_ns - view.last_ns) / 1e9
-    return silent_s if view.ranks and silent_s > limit_s(view, policy) else None
+    if not view.ranks or silent_s <= limit_s(view, policy):
+        return None
+    starts_s = (reference_ns - _at_work_ns(view)) / 1e9
+    is_starting = starts_s <= policy.startup_s and silent_s <= policy.startup_at_work_s
+    return None if is_starting else silent_s
+
+
+def _at_work_ns(view: AttemptView) -> int:
+    """When a rank that has not finished a step was last seen at work, and not in a collective, where waiting may cost
+    processor time as well; 0 if none was."""
+    starting = [rank for rank in view.ranks.values() if not (rank.finished_steps or rank.calls or rank.closed)]
+    return max((rank.worked_ns for rank in starting if rank.state == "running"), default=0)
 
 
 def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None) -> bool:

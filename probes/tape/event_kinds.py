@@ -114,8 +114,7 @@ NCCL_PLUGIN = _kind(
     "nccl_plugin",
     _text("state", "set, off, other_plugin, old_nccl, too_late, not_built; no_gpu for a program without Python"),
     _text("reason", "why it is not set, one line"),
-    by="rank, before its process groups are made",
-    meaning="Whether NCCL loads the profiler plugin.",
+    by="rank, before its process groups are made", meaning="Whether NCCL loads the profiler plugin.",
 )
 EXCEPTION = _kind(
     "exception", _text("type"), _text("message"), _text("traceback"),
@@ -268,13 +267,16 @@ RANK_EXIT = _kind(
 )
 RANK_STOPPED = _kind(
     "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
-    by="launcher; watch where it was lost",
-    meaning="A rank was ended because another one had died, or its launcher.",
+    by="launcher; watch where it was lost", meaning="A rank was ended because another one had died, or its launcher.",
 )
 EXCLUDED = _kind(
-    "excluded",
-    _NODE_RANK, _text("device", "null: the whole node"), _int("excluded_rank"), _int("failures"), _REASON,
+    "excluded", _NODE_RANK, _text("device", "null: the whole node"), _int("excluded_rank"), _int("failures"),
+    _text("cause", "straggler or xid; null: failures"), _REASON,
     by="launcher", meaning="A device or node is left out from the next attempt on.",
+)
+EXCLUSION_WITHHELD = _kind(
+    "exclusion_withheld", _NODE_RANK, _ranks("ranks"), _bool("dry_run", "it would have been done"), _REASON,
+    by="launcher; watch, where the cause is not the device", meaning="Ranks that were reported stay in the run.",
 )
 
 # The node process `watch`.
@@ -285,6 +287,10 @@ RANK_STATE = _kind(
     "rank_state",
     _int("state_rank"), _PID, _text("state", "running, stopped, dead"), _text("os_state", "letter of /proc"),
     by="watch, on a change", meaning="State of a rank's process.",
+)
+STARTUP_WORK = _kind(
+    "startup_work", _ranks("ranks"), _float("cores", "that they and their children use together"),
+    by="watch, every 30 s of a silent start", meaning="Ranks before their first step compute or read files.",
 )
 STACKS = _kind(
     "stacks",
@@ -305,6 +311,11 @@ RECORDER_DUMPS = _kind(
 CULPRIT_KILLED = _kind(
     "culprit_killed", _int("killed_rank"), _PID, _REASON,
     by="watch", meaning="The rank that a hang is blamed on was killed.",
+)
+EXCLUSION_REQUESTED = _kind(
+    "exclusion_requested", _NODE_RANK, _ranks("ranks"), _text("mode", "exclude, replace"),
+    _text("cause", "straggler, xid"), _bool("dry_run"), _REASON,
+    by="watch", meaning="The launcher of a node was asked to leave ranks out of the run.",
 )
 VERDICT_REFUSED = _kind(
     "verdict_refused", _ranks("ranks", "that the verdict blames"), _float("quiet_s", "since the last record", unit="s"),

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from trainer.config.export import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
 from trainer.config.model import ModelConfig
 from trainer.config.parallel import ParallelConfig
+from trainer.config.recovery import RecoveryConfig
 from trainer.config.section import Section
 
 __all__ = ["Config", "ModelConfig", "ParallelConfig"]
@@ -190,30 +191,6 @@ class CheckpointConfig(Section):
     """With several nodes: keep each copy in the memory of another node too, so that a lost node does not cost them."""
     resume: bool = True
     """Start from the newest good checkpoint of the run."""
-
-
-class RecoveryConfig(Section):
-    enabled: bool = True
-    """Act on what is found: skip, roll back, restart."""
-    max_restarts: int = Field(default=3, ge=0)
-    """Restarts of the worker group before the run gives up."""
-    max_rollbacks: int = Field(default=8, ge=0)
-    """Rollbacks before the run stops with a report."""
-    max_replays: int = Field(default=8, ge=0)
-    """Refused steps of an attempt that are replayed to see whether the fault comes back; 0 = none."""
-    hang_floor_s: float = Field(default=5.0, gt=0)
-    """A step shorter than this is never called a hang (seconds)."""
-    grace_s: float = Field(default=20.0, gt=0)
-    """After SIGTERM: time for the end of the step and a checkpoint, then the ranks leave without (seconds)."""
-    rejoin_s: float = Field(default=30.0, ge=0)
-    """How long a restart waits for further nodes once there are enough (seconds)."""
-    max_failures_per_device: int = Field(default=-1, ge=-1)
-    """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
-    max_failures_per_node: int = Field(default=-1, ge=-1)
-    """The same over all devices of a node, and losses of the node itself; 0 = never, -1 = 6 on GPUs, never on CPUs."""
-    max_corruptions_per_device: int = Field(default=2, ge=1)
-    """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
-    does."""
 
 
 class Config(Section):

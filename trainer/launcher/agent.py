@@ -43,7 +43,9 @@ from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
 from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.requested_exclusion import refusal
 from trainer.layout.plan import fitting_world
+from watch.exclusion.request import RequestFile
 from watch.health.oom_kills import OomCounter
 
 __all__ = ["Agent"]
@@ -52,6 +54,8 @@ STRANDED_S = 3.0
 """How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
 EXIT_BARRIER_S = 30.0
 _OVER = "rankscope/over"
+_REGROUP = "rankscope/regroup"
+"""Set before a node stops its ranks to leave devices out: all ranks end as when they are preempted, and go on."""
 MARGIN_S = 3.0
 """Ranks leave by themselves when their grace period is over; only those that do not are killed."""
 
@@ -81,6 +85,7 @@ class Agent(SimpleElasticAgent):
         self.attempts: list[int] = []
         self.failure = ""
         self.exit_code = EXIT_FAILED
+        self._requests = RequestFile(run, node.rank)
         self._oom = OomCounter()
         self._goes_on_without = False
         self._node_failures = node.failures
@@ -163,6 +168,8 @@ class Agent(SimpleElasticAgent):
                 state=WorkerState.SUCCEEDED,
                 return_values={worker.global_rank: None for worker in worker_group.workers},
             )
+        if not any(codes.values()) and self._follow_request(worker_group):
+            return RunResult(state=WorkerState.FAILED)
         # Within one poll, a rank that died of a signal died first: the others' errors come from the broken connection.
         first = sorted(
             (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
@@ -206,7 +213,8 @@ class Agent(SimpleElasticAgent):
         ended_by = f"Rank {worker.global_rank} ended with {name or f'exit code {code}'}"
         if code == EXIT_PREEMPTED or (code == -signal.SIGTERM and not self.failure):
             # SIGTERM before the rank could handle it: the machine is being preempted.
-            if _group_size(worker_group) > self.node.min_nodes:
+            regroups = _store_of(worker_group).check([_REGROUP])
+            if regroups or _group_size(worker_group) > self.node.min_nodes:
                 # Another node is preempted, and has agreed with us where to stop: go on without it, at no cost.
                 self._remaining_restarts += not self._goes_on_without
                 self._goes_on_without = True
@@ -284,6 +292,55 @@ class Agent(SimpleElasticAgent):
         )
         self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
         self.failure = f"This node is excluded after {reason}"
+
+    def _follow_request(self, worker_group: WorkerGroup) -> bool:
+        """Leave out the devices that `watch` asks to; returns True if the ranks are to be restarted without them.
+
+        The restart is like one for a node that joins: all ranks save first, and no restart of the budget is used.
+        """
+        request = self._requests.poll(self.attempts[-1])
+        if request is None:
+            return False
+        leaving = [worker for worker in worker_group.workers if worker.global_rank in request.ranks]
+        if not leaving:
+            return False
+        is_whole_node = len(leaving) == len(worker_group.workers)
+        met = worker_group.workers[0].world_size
+        kept_because = refusal(self.config, request, met=met, leaving=len(leaving))
+        if is_whole_node and not self.is_dispensable:
+            kept_because = f"node {self.node.rank} has no other device, and the run cannot go on without it"
+        devices = [self.devices.in_use[worker.local_rank] for worker in leaving]
+        names = [self.devices.name(device) for device in devices]
+        if kept_because or request.dry_run:
+            would = f"dry run: {', '.join(names)} of node {self.node.rank} would have been excluded"
+            self.events.write(
+                event_kinds.EXCLUSION_WITHHELD,
+                node_rank=self.node.rank,
+                ranks=list(request.ranks),
+                dry_run=not kept_because,
+                reason=kept_because or f"{would}: {request.reason}",
+            )
+            return False
+        _store_of(worker_group).set(_REGROUP, "")
+        for worker, device, name in zip(leaving, devices, names, strict=True):
+            self.devices.exclude(device)
+            self.events.write(
+                event_kinds.EXCLUDED,
+                node_rank=self.node.rank,
+                device=name,
+                excluded_rank=worker.global_rank,
+                failures=0,
+                cause=request.cause,
+                reason=request.reason,
+            )
+        worker_group.spec.local_world_size = len(self.devices.in_use)
+        if is_whole_node:
+            exclude_node(self.run_dir, self.node.rank, request.reason)
+            self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
+            self.failure = f"This node is excluded: {request.reason}"
+        else:
+            self._remaining_restarts += 1  # which the restart takes away again
+        return True
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Before a restart: ranks that still run save first."""

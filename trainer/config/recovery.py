@@ -1,0 +1,51 @@
+"""Section `recovery` of the configuration: what the run does about what is found."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.config.section import Section
+
+__all__ = ["RecoveryConfig"]
+
+
+class RecoveryConfig(Section):
+    enabled: bool = True
+    """Act on what is found: skip, roll back, restart."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Restarts of the worker group before the run gives up."""
+    max_rollbacks: int = Field(default=8, ge=0)
+    """Rollbacks before the run stops with a report."""
+    max_replays: int = Field(default=8, ge=0)
+    """Refused steps of an attempt that are replayed to see whether the fault comes back; 0 = none."""
+    hang_floor_s: float = Field(default=5.0, gt=0)
+    """A step shorter than this is never called a hang (seconds)."""
+    startup_s: float = Field(default=180.0, gt=0)
+    """Silence before the first step that is no hang yet (seconds); it counts from when a rank was last seen to compute
+    or to read files."""
+    grace_s: float = Field(default=20.0, gt=0)
+    """After SIGTERM: time for the end of the step and a checkpoint, then the ranks leave without (seconds)."""
+    rejoin_s: float = Field(default=30.0, ge=0)
+    """How long a restart waits for further nodes once there are enough (seconds)."""
+    max_failures_per_device: int = Field(default=-1, ge=-1)
+    """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
+    max_failures_per_node: int = Field(default=-1, ge=-1)
+    """The same over all devices of a node, and losses of the node itself; 0 = never, -1 = 6 on GPUs, never on CPUs."""
+    max_corruptions_per_device: int = Field(default=2, ge=1)
+    """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
+    does."""
+    on_straggler: Literal["report", "exclude", "replace"] = "report"
+    """Slow rank whose device is the cause: report it; exclude its device where the run gains more than it loses;
+    replace it only where a spare device or node takes the place."""
+    straggler_after_s: float = Field(default=60.0, ge=0)
+    """How long a rank must have been reported as slow before that (seconds)."""
+    straggler_speedup: float = Field(default=1.2, gt=1)
+    """Step time / step time without it from which a slow rank is acted on."""
+    on_xid: Literal["report", "exclude", "replace"] = "exclude"
+    """The same for a device with an XID after which NVIDIA's catalogue asks for another device."""
+    exclusion_cooldown_s: float = Field(default=600.0, ge=0)
+    """Seconds between two such actions."""
+    exclusion_dry_run: bool = False
+    """Write events of what these settings would do, and change nothing."""

@@ -1,0 +1,30 @@
+"""Whether a run can do without ranks that `watch` asks to leave out.
+
+refusal(config, request, met=4, leaving=1)      # "" if it can, else the reason why they stay
+"""
+
+from __future__ import annotations
+
+from trainer.config.config import Config
+from trainer.layout.plan import fitting_world
+from watch.exclusion.request import ExclusionRequest
+
+__all__ = ["refusal"]
+
+
+def refusal(config: Config, request: ExclusionRequest, *, met: int, leaving: int) -> str:
+    """Why ranks stay, one line; empty if they can go. `met`: ranks that are there, spare ones included.
+
+    A smaller world trains the same global batch, so a step takes longer in proportion.
+    """
+    before, after = fitting_world(config, met), fitting_world(config, met - leaving)
+    if not after:
+        return f"no layout fits on {met - leaving} ranks"
+    if after == before:
+        return ""
+    if request.keeps_size:
+        return f"no spare: without them {after} of {before} ranks are left"
+    if after <= request.min_size_ratio * before:
+        cost = 1 / request.min_size_ratio
+        return f"{after} ranks would be slower than {before} with the slow one, which costs {cost:.2f}x"
+    return ""

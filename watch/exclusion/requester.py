@@ -1,0 +1,161 @@
+"""Ask the launcher to leave slow ranks and broken devices out, as the run's settings say (`recovery.on_straggler`).
+
+    requester = ExclusionRequester.of(run, judge, events)     # None where the run only reports
+    requester.poll(store, attempt, now_ns)                    # once a tick
+
+A straggler acts once it has been reported for long enough and, judged again at that moment, is still slow for a cause
+that lies in its device and costs enough. What is kept in spite of a report is an event with the reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from analyzers.finding import Finding
+from analyzers.live import LivePolicy, window_start
+from analyzers.run.setting import number
+from analyzers.scope import Scope
+from analyzers.source import Source
+from analyzers.stragglers.analyze import stragglers
+from analyzers.wording import ranks_text
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import RunDir
+from watch.exclusion.policy import ExclusionPolicy, Mode, exclusion_policy, is_replace_xid, why_kept
+from watch.exclusion.request import ExclusionRequest, write_request
+from watch.live import LiveJudge
+
+__all__ = ["ExclusionRequester"]
+
+
+class ExclusionRequester:
+    """One node's; `poll` is called from the thread that judges the store."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        judge: LiveJudge,
+        events: EventWriter,
+        policy: ExclusionPolicy,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._judge, self._events, self._policy = run, judge, events, policy
+        self._clock_s = clock_s
+        self._has_experts = (number(run.manifest(), "model.num_experts") or 0) > 0
+        self._slow_since_s: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._answered: set[tuple[int, tuple[int, ...], str]] = set()
+        self._acted_s = self._last_request_s()
+
+    @classmethod
+    def of(cls, run: RunDir, judge: LiveJudge, events: EventWriter) -> ExclusionRequester | None:
+        """As the run is configured; None if it acts on nothing."""
+        policy = exclusion_policy(run.manifest())
+        if policy.on_straggler == "report" and policy.on_xid == "report":
+            return None
+        return cls(run, judge, events, policy)
+
+    def poll(self, source: Source, attempt: int, now_ns: int) -> None:
+        """Request what is due."""
+        if self._policy.on_xid != "report":
+            for finding in self._judge.open_findings("xid", attempt):
+                if is_replace_xid(finding) and finding.ranks:
+                    self._request(source, finding, self._policy.on_xid, attempt)
+        if self._policy.on_straggler != "report":
+            self._poll_stragglers(source, attempt, now_ns)
+
+    def _poll_stragglers(self, source: Source, attempt: int, now_ns: int) -> None:
+        now_s = self._clock_s()
+        reported = {(attempt, one.ranks) for one in self._judge.open_findings("straggler", attempt)}
+        self._slow_since_s = {key: self._slow_since_s.get(key, now_s) for key in reported}
+        due = {
+            ranks
+            for (_, ranks), since_s in self._slow_since_s.items()
+            if now_s - since_s >= self._policy.straggler_after_s and (attempt, ranks, "straggler") not in self._answered
+        }
+        if not due or self._is_cooling():
+            return
+        # What was reported may be smaller by now, or have another cause.
+        scope = Scope(
+            attempt=attempt,
+            since_step=window_start(source, attempt, LivePolicy().window_steps),
+            now_ns=now_ns,
+            manifest=self._run.manifest(),
+        )
+        for finding in stragglers(source, scope):
+            if finding.status == "fired" and finding.ranks in due:
+                self._decide(source, finding, attempt)
+
+    def _decide(self, source: Source, finding: Finding, attempt: int) -> None:
+        reason = why_kept(finding, self._policy, has_experts=self._has_experts)
+        if not reason:
+            self._request(source, finding, self._policy.on_straggler, attempt)
+            return
+        key = (attempt, finding.ranks, reason.split(" (")[0][:40])
+        if key not in self._answered:  # judged again at each tick: a growing cost may act later
+            self._answered.add(key)
+            self._withhold(finding.ranks, reason)
+
+    def _withhold(self, ranks: Sequence[int], reason: str) -> None:
+        text = f"{ranks_text(ranks)} {'stays' if len(ranks) == 1 else 'stay'}: {reason}"
+        self._events.write(
+            event_kinds.EXCLUSION_WITHHELD, node_rank=None, ranks=list(ranks), dry_run=False, reason=text
+        )
+
+    def _request(self, source: Source, finding: Finding, mode: Mode, attempt: int) -> None:
+        cause = finding.kind
+        if (attempt, finding.ranks, cause) in self._answered or self._is_cooling():
+            return
+        self._answered.add((attempt, finding.ranks, cause))
+        speedup = float(finding.evidence.get("speedup_without_it_ratio") or 0.0) if cause == "straggler" else 0.0
+        nodes: dict[int, list[int]] = defaultdict(list)
+        for rank, node_rank in _nodes(source, attempt).items():
+            if rank in finding.ranks:
+                nodes[node_rank].append(rank)
+        for node_rank, ranks in sorted(nodes.items()):
+            request = ExclusionRequest(
+                attempt=attempt,
+                ranks=tuple(sorted(ranks)),
+                cause=cause,
+                reason=finding.summary,
+                keeps_size=mode == "replace",
+                min_size_ratio=1 / speedup if speedup else 0.0,
+                dry_run=self._policy.dry_run,
+            )
+            # First the record: the launcher acts within some hundredths of a second.
+            self._events.write(
+                event_kinds.EXCLUSION_REQUESTED,
+                node_rank=node_rank,
+                ranks=list(request.ranks),
+                mode=mode,
+                cause=cause,
+                dry_run=request.dry_run,
+                reason=finding.summary,
+            )
+            if not write_request(self._run, node_rank, request):
+                self._withhold(request.ranks, f"the folder of node {node_rank} cannot be written")
+        self._acted_s = self._clock_s()
+
+    def _is_cooling(self) -> bool:
+        return self._acted_s is not None and self._clock_s() - self._acted_s < self._policy.cooldown_s
+
+    def _last_request_s(self) -> float | None:
+        """When a watch before this one last asked, by this one's clock."""
+        if not self._events.path.exists():
+            return None
+        found = [
+            event.get("wall_ns", 0)
+            for event in read_events(self._events.path)[0]
+            if event["kind"] == event_kinds.EXCLUSION_REQUESTED
+        ]
+        return self._clock_s() - max(0.0, (time.time_ns() - max(found)) / 1e9) if found else None
+
+
+def _nodes(source: Source, attempt: int) -> dict[int, int]:
+    """{rank: node} of an attempt."""
+    rows = source.rows(
+        "SELECT rank, arg_max(node_rank, wall_ns) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank", [attempt]
+    )
+    return {int(rank): int(node) for rank, node in rows if node is not None}

@@ -1,0 +1,92 @@
+"""Ranks that work before their first step: imports, compilers and JIT builds leave no record for minutes.
+
+    work = StartupWork(events)
+    work.poll(pids, quiet_s=tapes.quiet_s, has_stepped=lambda: ...)        # once a tick
+
+Nothing is read while the ranks record. Once they are silent, the processor time and the bytes read of each rank's
+process and of its children are compared every few seconds, and the ranks that work are an event: the limit of a start
+counts from it (`analyzers.run.stall_limits`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+
+__all__ = ["StartupWork", "work_of_tree"]
+
+QUIET_S = 20.0
+PERIOD_S = 10.0
+EVENT_S = 30.0
+MIN_BUSY_RATIO = 0.05
+"""Processor time / wall time from which a rank works: one of ours that waits takes below 0.01, and a compiler on a
+crowded machine some tenths of a core."""
+MIN_READ_BYTES_PER_S = 1 << 20
+"""Of files: imports from a slow disk take little processor time."""
+MAX_PROCESSES = 256
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class StartupWork:
+    """Polled by one thread."""
+
+    def __init__(self, events: EventWriter) -> None:
+        self._events = events
+        self._before: tuple[float, dict[int, tuple[int, float, int]]] | None = None
+        self._written_s = float("-inf")
+
+    def poll(self, pids: Mapping[int, int], *, quiet_s: float, has_stepped: Callable[[], bool]) -> None:
+        """Compare the processes of {rank: pid} if they are silent and have not finished a step."""
+        now_s = time.monotonic()
+        if quiet_s < QUIET_S:
+            self._before = None
+            return
+        if self._before is not None and now_s - self._before[0] < PERIOD_S:
+            return
+        if has_stepped():
+            return
+        before, now = self._before, {rank: (pid, *work_of_tree(pid)) for rank, pid in pids.items()}
+        self._before = (now_s, now)
+        if before is None:
+            return
+        passed_s = now_s - before[0]
+        busy, cores = [], 0.0
+        for rank, (pid, cpu_s, read_bytes) in now.items():
+            pid_before, cpu_before_s, read_before = before[1].get(rank, (0, 0.0, 0))
+            if pid_before != pid:
+                continue
+            used = (cpu_s - cpu_before_s) / passed_s
+            if used >= MIN_BUSY_RATIO or read_bytes - read_before >= MIN_READ_BYTES_PER_S * passed_s:
+                busy.append(rank)
+                cores += max(0.0, used)
+        if busy and now_s - self._written_s >= EVENT_S:
+            self._written_s = now_s
+            self._events.write(event_kinds.STARTUP_WORK, ranks=busy, cores=round(cores, 2))
+
+
+def work_of_tree(pid: int) -> tuple[float, int]:
+    """Processor seconds and bytes read so far by a process and its children, ended ones included; 0 if it is gone."""
+    cpu_ticks, read_bytes, waiting, seen = 0, 0, [pid], 0
+    while waiting and seen < MAX_PROCESSES:
+        one, seen = waiting.pop(), seen + 1
+        folder = Path(f"/proc/{one}")
+        try:
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            cpu_ticks += sum(int(fields[index]) for index in (11, 12, 13, 14))  # own, and of children waited for
+        except (OSError, IndexError, ValueError):
+            continue
+        try:
+            read_bytes += int((folder / "io").read_text().partition("rchar: ")[2].split()[0])
+        except (OSError, IndexError, ValueError):
+            pass
+        try:
+            for task in (folder / "task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+        except (OSError, ValueError):
+            pass
+    return cpu_ticks / _TICKS_PER_S, read_bytes
