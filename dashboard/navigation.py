@@ -14,16 +14,20 @@ from dashboard.views import (
     checkpoints,
     collectives,
     compare,
+    configuration,
+    events,
     findings,
     goodput,
     health,
     home,
+    logs,
     memory,
     numerics,
     overview,
     pipeline,
     ranks,
     sql,
+    system,
     timeline,
 )
 
@@ -55,10 +59,14 @@ def pages() -> dict[str, list[Any]]:
              (collectives.collectives, "Collectives", "hub"), (pipeline.pipeline, "Pipeline", "conversion_path")],
             [(numerics.numerics, "Numerics", "show_chart"), (memory.memory, "Memory", "memory"),
              (health.health, "Health", "device_thermostat"), (checkpoints.checkpoints, "Recovery", "restore")],
+            [(logs.logs, "Logs", "article"), (events.events, "Events", "event_note"),
+             (configuration.configuration, "Configuration", "tune"), (system.system, "System", "dns")],
             [(compare.compare, "Compare runs", "compare_arrows"), (sql.sql, "SQL", "terminal")],
         )
     ]  # fmt: skip
-    sections = dict(zip(("All runs", "Run", "Ranks and time", "State", "Query"), (first, *others), strict=True))
+    sections = dict(
+        zip(("All runs", "Run", "Ranks and time", "State", "Records", "Query"), (first, *others), strict=True)
+    )
     st.session_state[FINDINGS_PAGE] = sections["Run"][1]
     st.session_state[PAGES_BY_TITLE] = {page.title: page for pages in sections.values() for page in pages}
     return sections

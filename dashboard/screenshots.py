@@ -29,7 +29,8 @@ PAGES = {
     "home": "", "overview": "overview", "findings": "findings", "goodput": "goodput", "ranks": "ranks",
     "timeline": "timeline",
     "collectives": "collectives", "pipeline": "pipeline", "numerics": "numerics", "memory": "memory",
-    "health": "health", "recovery": "recovery", "compare": "compare-runs", "sql": "sql",
+    "health": "health", "recovery": "recovery", "logs": "logs", "events": "events",
+    "configuration": "configuration", "system": "system", "compare": "compare-runs", "sql": "sql",
 }  # fmt: skip
 """{name of the picture: path of the page}."""
 WIDTHS = {"desktop": 1440, "laptop": 1280, "narrow": 420}

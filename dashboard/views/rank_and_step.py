@@ -38,15 +38,19 @@ def rank_and_step(view: View) -> None:
         with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
             st.subheader(f"Rank {rank} in step {step:,}", anchor=False, width="content")
             with st.container(horizontal=True, gap="small", width="content"):
-                _buttons(view, step)
+                _buttons(view, rank, step)
         found = view.ask(load_rank_at_step, rank, step)
         if found is not None:
             _draw(found)
 
 
-def _buttons(view: View, step: int) -> None:
+def _buttons(view: View, rank: int, step: int) -> None:
     if st.button("Timeline", key="to-timeline", icon=":material/view_timeline:", type="tertiary"):
         open_page("Timeline", **{"run": view.run_id, "timeline-last": str(step), "timeline-num": "1"})
+    if st.button("Log", key="to-log", icon=":material/article:", type="tertiary", help="Its log lines in this step"):
+        open_page("Logs", **{"run": view.run_id, "log-rank": str(rank), "log-step": str(step)})
+    if st.button("Events", key="to-events", icon=":material/event_note:", type="tertiary", help="Events around it"):
+        open_page("Events", **{"run": view.run_id, "event-step": f"{max(1, step - 1)}-{step + 1}"})
     if st.button("Close", key="close-rank-and-step", icon=":material/close:", type="tertiary"):
         st.session_state.pop(CHOSEN, None)
         del st.query_params["rank"], st.query_params["step"]

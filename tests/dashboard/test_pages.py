@@ -28,6 +28,10 @@ EXPECTED = {
     "memory": ("Rank and step", "By rank"),
     "health": ("GPU and host health",),
     "recovery": ("Rollbacks", "Good: complete"),
+    "logs": ("log files are empty",),
+    "events": ("Left out unless chosen", "Select one"),
+    "configuration": ("Command", "settings, defaults included"),
+    "system": ("Versions", "Topology", "Process groups", "Ranks: 2"),
     "compare": ("There is only one run",),
     "sql": ("Tables", "rows in"),
 }

@@ -1,0 +1,35 @@
+"""Ranks and steps as a reader types them into a filter.
+
+numbers("3, 5-7")        # ((3, 3), (5, 7))
+numbers("x")             # None: it cannot be read
+numbers("")              # (): everything
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["Ranges", "contains", "numbers", "sql_of"]
+
+Ranges = tuple[tuple[int, int], ...]
+MAX_PARTS = 50
+_PART = re.compile(r"(-?\d{1,12})(?:\s*(?:-|to|\.\.)\s*(\d{1,12}))?")
+
+
+def numbers(text: str) -> Ranges | None:
+    """Ranges, both ends included; empty for no filter, None for text that is no list of numbers."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    found = [_PART.fullmatch(part) for part in parts[:MAX_PARTS]]
+    if len(parts) > MAX_PARTS or None in found:
+        return None
+    return tuple((int(part[1]), int(part[2] or part[1])) for part in found if part is not None)
+
+
+def contains(ranges: Ranges, value: int | None) -> bool:
+    """True if the filter lets a value through; an unknown value passes only where nothing is asked for."""
+    return not ranges or (value is not None and any(first <= value <= last for first, last in ranges))
+
+
+def sql_of(column: str, ranges: Ranges) -> str:
+    """The filter as a condition."""
+    return " OR ".join(f"{column} BETWEEN {first} AND {last}" for first, last in ranges) or "true"

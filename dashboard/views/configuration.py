@@ -1,0 +1,101 @@
+"""Page of the configuration: every setting of the run, how it was started, and the faults that were asked for."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from analyzers.printable import visible
+from analyzers.run.event_log import parsed_detail
+from analyzers.source import Source
+from dashboard.drawing.elements import empty_state, table
+from dashboard.frame import View, framed
+from probes.tape import event_kinds
+from probes.tape.event_kinds import COMMON_FIELDS
+
+__all__ = ["configuration", "flat"]
+
+MAX_SETTINGS = 2_000
+MAX_DEPTH = 8
+MAX_VALUE_CHARS = 500
+
+
+def load_framework_settings(source: Source) -> dict[str, Any]:
+    """Hyperparameters as an attached framework was given them; empty without one."""
+    if not source.has("events"):
+        return {}
+    rows = source.rows(
+        "SELECT CAST(detail AS VARCHAR) FROM events WHERE kind = ? ORDER BY wall_ns", [event_kinds.SETTINGS]
+    )
+    found: dict[str, Any] = {}
+    for (detail,) in rows:
+        found |= {name: value for name, value in parsed_detail(detail).items() if name not in COMMON_FIELDS}
+    return found
+
+
+@framed("Configuration")
+def configuration(view: View) -> None:
+    """Draw the command, a filter and the settings."""
+    manifest = view.manifest
+    if not manifest:
+        empty_state("`run.json` of this run is missing or damaged.", "What was configured is not known.")
+    _started(manifest)
+    given = view.ask(load_framework_settings)
+    if given is None:
+        return
+    settings = flat(manifest.get("config")) + [("(framework)", name, value) for _, name, value in flat(given)]
+    if not settings:
+        empty_state(
+            "No settings are recorded with this run.",
+            "`rankscope train` records all of its own. A script that attaches has its settings in its own files, but "
+            "for those that a framework's callback hands over.",
+        )
+        return
+    wanted = (
+        st.text_input("Filter", key="setting", placeholder="part of a name or value", width=320, bind="query-params")
+        or ""
+    ).lower()
+    shown = [row for row in settings if wanted in f"{row[0]}.{row[1]} {row[2]}".lower()]
+    if not shown:
+        empty_state("No setting matches the filter.")
+        return
+    table(
+        dict(zip(("section", "setting", "value"), zip(*shown, strict=True), strict=True)), key="settings",
+        height=min(760, 38 + 35 * len(shown)),
+    )  # fmt: skip
+    st.caption(f"{len(shown):,} of {len(settings):,} settings, defaults included. Secrets are not part of `run.json`.")
+
+
+def _started(manifest: Mapping[str, Any]) -> None:
+    command, faults = manifest.get("command"), manifest.get("faults")
+    if isinstance(command, list) and command:
+        st.caption("Command")
+        st.code(visible(shlex.join(map(str, command)))[:4_000], language=None, wrap_lines=True)
+    if manifest.get("cwd"):
+        st.caption("Working directory")
+        st.code(visible(str(manifest["cwd"]))[:1_000], language=None, wrap_lines=True)
+    if isinstance(faults, list) and faults:
+        st.caption("Faults that this run was asked to inject")
+        st.code("\n".join(visible(str(fault)[:500]) for fault in faults[:100]), language=None, wrap_lines=True)
+
+
+def flat(config: Any) -> list[tuple[str, str, str]]:
+    """(section, name, value) of nested settings, in their order."""
+    rows: list[tuple[str, str, str]] = []
+
+    def walk(path: tuple[str, ...], item: Any) -> None:
+        if len(rows) >= MAX_SETTINGS:
+            return
+        if isinstance(item, Mapping) and item and len(path) < MAX_DEPTH:
+            for key, inner in item.items():
+                walk((*path, str(key)[:200]), inner)
+        elif path:
+            text = item if isinstance(item, str) else json.dumps(item, default=str)
+            rows.append((path[0] if len(path) > 1 else "", ".".join(path[1:]) or path[0], text[:MAX_VALUE_CHARS]))
+
+    walk((), config if isinstance(config, Mapping) else {})
+    return rows

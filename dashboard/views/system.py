@@ -1,0 +1,131 @@
+"""Page of the system: versions, topology, process groups, NCCL, and the settings of torch and its backends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from analyzers.printable import visible
+from analyzers.source import Source
+from dashboard.data import system_queries
+from dashboard.drawing.elements import empty_state, table, tiles
+from dashboard.frame import View, framed
+from dashboard.views.configuration import flat
+
+__all__ = ["system"]
+
+MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+OF_TRAIN = ("precision", "activation_checkpointing", "compile", "compile_backend", "device", "backend")
+
+
+def load_system(source: Source) -> dict[str, Any]:
+    """Ranks, groups, communicators, states of the plugin."""
+    return {
+        "ranks": system_queries.ranks(source), "groups": system_queries.groups(source),
+        "communicators": system_queries.communicators(source), "plugin": system_queries.plugin_states(source),
+    }  # fmt: skip
+
+
+@framed("System")
+def system(view: View) -> None:
+    """Draw what the run ran on and with."""
+    found = view.ask(load_system)
+    if found is None:
+        return
+    manifest = view.manifest
+    _tiles(manifest, found["ranks"])
+    left, right = st.columns(2, gap="medium")
+    with left:
+        st.subheader("Versions", anchor=False)
+        _versions(manifest)
+    with right:
+        st.subheader("Settings of torch", anchor=False)
+        _settings(manifest)
+    st.subheader("Topology", anchor=False)
+    _topology(found["ranks"])
+    st.subheader("Process groups", anchor=False)
+    if found["groups"]:
+        table(found["groups"], key="system-groups")
+    else:
+        empty_state("No process group was recorded.", "A rank reports each at its first call.")
+    st.subheader("NCCL", anchor=False)
+    _nccl(found)
+
+
+def _tiles(manifest: Mapping[str, Any], ranks: list[dict[str, Any]]) -> None:
+    sizes = manifest.get("mesh")
+    mesh = sizes if isinstance(sizes, Mapping) else {}
+    wide = [f"{name} {mesh[name]}" for name in MESH if isinstance(mesh.get(name), int) and mesh[name] > 1]
+    hosts = {row["host"] for row in ranks if row["host"]}
+    kinds = {str(row["device"]).split(":")[0] for row in ranks if row["device"]}
+    tiles(
+        [
+            ("Ranks", str(len(ranks) or manifest.get("world_size") or "unknown"), None, None),
+            ("Hosts", str(len(hosts) or "unknown"), None, None),
+            ("Devices", visible(", ".join(sorted(kinds)))[:40] or "unknown", None, None),
+            ("Mesh", " x ".join(wide) or ("one of each" if mesh else "unknown"), None,
+             "Dimensions of the device mesh that are larger than one."),
+        ],
+        key="system",
+    )  # fmt: skip
+
+
+def _versions(manifest: Mapping[str, Any]) -> None:
+    versions = manifest.get("versions")
+    known = dict(versions) if isinstance(versions, Mapping) else {}
+    known.setdefault("rankscope", manifest.get("rankscope_version"))
+    known["schema of the tapes"] = manifest.get("schema_version")
+    known["GPU"] = manifest.get("device_name")
+    rows = [{"what": str(name)[:80], "version": str(value)[:200]} for name, value in known.items() if value is not None]
+    if rows:
+        table(rows, key="system-versions")
+    if not versions:
+        st.caption("The versions of Python and torch were not recorded: no rank got as far.")
+    missing = "Versions of NCCL, CUDA and the driver are not recorded with a run: `rankscope preflight` shows them."
+    st.caption(missing)
+
+
+def _settings(manifest: Mapping[str, Any]) -> None:
+    rows = [
+        {"setting": f"{section}.{name}", "value": value}
+        for section, name, value in flat(manifest.get("config"))
+        if section == "parallel" or (section == "train" and name in OF_TRAIN)
+    ]
+    if matmul := manifest.get("float32_matmul_precision"):
+        rows.append({"setting": "torch.float32_matmul_precision", "value": str(matmul)[:80]})
+    if rows:
+        table(rows, key="system-settings", height=330)
+    else:
+        empty_state("The run records no settings of its own.", "A loop that attached keeps its settings to itself.")
+    st.caption(
+        "Environment variables (`NCCL_*`, `TORCH_*`) are not recorded with a run: `rankscope preflight` compares them "
+        "between nodes."
+    )
+
+
+def _topology(ranks: list[dict[str, Any]]) -> None:
+    if not ranks:
+        empty_state("No rank has reported where it runs.")
+        return
+    constant = [name for name in MESH if all(not row[name] for row in ranks)]
+    left_out = {*constant, *(name for name in ("device_uuid",) if not any(row[name] for row in ranks))}
+    table([{name: value for name, value in row.items() if name not in left_out} for row in ranks], key="system-ranks")
+    if constant:
+        st.caption(f"Dimensions in which all ranks have coordinate 0 are left out: {', '.join(constant)}.")
+
+
+def _nccl(found: dict[str, Any]) -> None:
+    if found["plugin"]:
+        st.caption("Profiler plugin, as the ranks found it")
+        table(found["plugin"], key="system-plugin")
+    if found["communicators"]:
+        st.caption("Communicators that the profiler plugin saw")
+        table(found["communicators"], key="system-communicators")
+    else:
+        empty_state(
+            "No communicator of NCCL was recorded.",
+            "Ranks on a CPU use gloo. On GPUs the profiler plugin records them, where NCCL loads it "
+            "(`rankscope doctor` says whether it can).",
+        )
