@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
@@ -125,13 +126,18 @@ def table(
     rows: Sequence[Mapping[str, Any]] | Mapping[str, Any], *, key: str, height: int | None = None, **more: Any
 ) -> Any:
     """Draw a sortable table; text is shown literally, with control characters made visible."""
-    frame = pd.DataFrame(rows)
-    for name in frame.columns:
-        if frame[name].dtype == object or str(frame[name].dtype) in ("str", "string"):
-            frame[name] = [visible(value[:2_000]) if isinstance(value, str) else value for value in frame[name]]
+    columns = rows if isinstance(rows, Mapping) else pd.DataFrame(rows, dtype=object).to_dict("list")
+    frame = pd.DataFrame({name: _shown_values(values) for name, values in columns.items()})
     if height is None and len(frame) > MAX_ROWS_SHOWN:
         height = 36 + 33 * MAX_ROWS_SHOWN
     return st.dataframe(frame, hide_index=True, key=key, height=height or "content", **more)
+
+
+def _shown_values(values: Any) -> Any:
+    """Values of a column; text literally, before pandas sees it: a lone surrogate is none of its strings."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufM":
+        return values
+    return [visible(value[:2_000]) if isinstance(value, str) else value for value in values]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:

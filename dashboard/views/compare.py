@@ -1,4 +1,4 @@
-"""Page to compare two runs: speed, loss, settings, findings."""
+"""Page to compare two to eight runs with a baseline: speed, loss, settings, findings."""
 
 from __future__ import annotations
 
@@ -8,80 +8,194 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
+from analyzers.compare.delta_words import delta_words
+from analyzers.compare.two_runs import Comparison
 from analyzers.figures import series
 from analyzers.figures.theme import SEQUENCE
 from analyzers.printable import visible
 from analyzers.report.terminal.compare_text import sentence, tables
 from analyzers.source import floats, ints
+from dashboard.data.run_access import RunAccess
 from dashboard.drawing.elements import chart, empty_state, markdown_text, table, unique_names
 from dashboard.frame import View, access_to, framed, runs_folder
 from probes.tape.rundir import RunError
 
-__all__ = ["compare"]
+__all__ = ["MAX_RUNS", "compare"]
+
+MAX_RUNS = 8
+_BASELINE_COLOUR = SEQUENCE[7]
 
 
 @framed("Compare runs")
 def compare(view: View) -> None:
-    """Compare the selected run with another one of the folder."""
+    """Compare the selected run with others of the folder."""
     names = runs_folder().run_ids()
-    others = [name for name in names if name != view.run_id]
-    if not others:
+    if not [name for name in names if name != view.run_id]:
         empty_state("There is only one run in this folder.", "Train another run to compare it with this one.")
         return
-    place = names.index(view.run_id) if view.run_id in names else -1
-    former = min(max(place, 0), len(others) - 1)  # the run before this one
-    name = st.selectbox(
-        "Baseline", others, index=former, key="baseline", format_func=visible, width=420, bind="query-params"
-    )
-    try:
-        other = access_to(runs_folder().open(name))
-    except RunError as error:
-        empty_state("The other run cannot be read.")
-        st.text(visible(str(error)[:500]))
+    runs, baseline = _chosen(view, names)
+    if len(runs) < 2:
+        empty_state("Choose at least one other run.")
         return
-    answer = view.access.compared_with(other)
+    base = _access(baseline)
+    found: dict[str, dict[str, Any]] = {}
+    for name in runs:
+        other = _access(name) if name != baseline else None
+        if base is not None and other is not None:
+            answer = _answer(view, other, base, name)
+            if answer is not None:
+                found[name] = answer
+    if not found:
+        return
+    if len(runs) == 2:
+        ((name, answer),) = found.items()
+        st.markdown(f"**{markdown_text(sentence(answer['comparison']), 500)}**")
+    else:
+        _summary(baseline, found)
+    _losses(baseline, found)
+    if len(runs) == 2:
+        _details(baseline, name, answer["comparison"])
+        return
+    _settings(baseline, found)
+    for name, answer in found.items():
+        with st.expander(markdown_text(f"{name} against {baseline}", 200)):
+            st.markdown(f"**{markdown_text(sentence(answer['comparison']), 500)}**")
+            _details(baseline, name, answer["comparison"])
+
+
+def _chosen(view: View, names: list[str]) -> tuple[list[str], str]:
+    """The runs, the newest first, and the baseline among them: by default the oldest."""
+    others = [name for name in names if name != view.run_id]
+    place = names.index(view.run_id) if view.run_id in names else -1
+    named = st.query_params.get("baseline")
+    former = named if named in others else others[min(max(place, 0), len(others) - 1)]  # the run before this one
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
+        chosen = st.multiselect(
+            "Compared with", others, default=[former], key="with", format_func=visible, width=520,
+            max_selections=MAX_RUNS - 1, bind="query-params",
+        )  # fmt: skip
+        runs = [name for name in names if name == view.run_id or name in chosen]
+        baseline = st.selectbox(
+            "Baseline", runs, index=len(runs) - 1, key="baseline", format_func=visible, width=360, bind="query-params"
+        )
+    return runs, baseline if baseline in runs else runs[-1]
+
+
+def _access(name: str) -> RunAccess | None:
+    """The reader of a run; None after a message why there is none."""
+    try:
+        return access_to(runs_folder().open(name))
+    except RunError as error:
+        empty_state("A run cannot be read.")
+        st.text(visible(str(error)[:500]))
+        return None
+
+
+def _answer(view: View, run: RunAccess, base: RunAccess, name: str) -> dict[str, Any] | None:
+    """The comparison with the baseline; None after a message why there is none yet."""
+    answer = run.compared_with(base)
+    shown = markdown_text(name, 100)
     if answer.value is None:
         if answer.error is not None:
-            empty_state("The two runs cannot be compared.")
+            st.caption(f"{shown}\\: the two runs cannot be compared.")
             st.text(visible(str(answer.error)[:500]))
             view.is_pending = True
         else:
-            empty_state("Comparing both runs…")
+            st.caption(f"{shown}\\: comparing…")
             view.expect(answer)
-        return
+        return None
     if answer.error is not None:
-        empty_state("The two runs cannot be compared now. The last comparison is shown.")
+        st.caption(f"{shown}\\: the two runs cannot be compared now. The last comparison is shown.")
         st.text(visible(str(answer.error)[:500]))
     if not answer.is_fresh:
         view.is_pending = True
         if answer.error is None:
             st.caption("A newer comparison is being computed.")
-    comparison = answer.value["comparison"]
-    headings = unique_names(("", name, view.run_id))
-    st.markdown(f"**{markdown_text(sentence(comparison), 500)}**")
-    _losses(view.run_id, name, answer.value)
+    found: dict[str, Any] = answer.value
+    return found
+
+
+def _summary(baseline: str, found: dict[str, dict[str, Any]]) -> None:
+    """One row a run: its difference from the baseline, and whether that is one."""
+    comparisons: dict[str, Comparison] = {name: answer["comparison"] for name, answer in found.items()}
+    first = next(iter(comparisons.values()))
+    rows: list[dict[str, Any]] = [
+        {
+            "run": f"{baseline} (baseline)",
+            "step (ms)": round(first.speed.ms_before, 2) if first.speed else None, "delta": None,
+            "speed": "", "goodput": _percent(first.goodput["training"][0]), "loss": "", "findings": "", "settings": "",
+        }
+    ]  # fmt: skip
+    for name, comparison in comparisons.items():
+        speed, words = comparison.speed, delta_words(comparison)
+        rows.append(
+            {
+                "run": name,
+                "step (ms)": round(speed.ms_after, 2) if speed else None,
+                "delta": f"{speed.ms_after - speed.ms_before:+.2f} ms" if speed else None,
+                "speed": words.speed, "goodput": _percent(comparison.goodput["training"][1]), "loss": words.loss,
+                "findings": words.findings, "settings": words.settings,
+            }
+        )  # fmt: skip
+    table(
+        rows, key="compare-summary",
+        column_config={"run": st.column_config.TextColumn("run", pinned=True, width="medium")},
+    )  # fmt: skip
+    st.caption(
+        "Speed and loss against the baseline. What lies within its interval or noise is not called a difference."
+    )
+
+
+def _settings(baseline: str, found: dict[str, dict[str, Any]]) -> None:
+    """Settings and versions in which any run differs from the baseline, side by side."""
+    headings = unique_names(("", baseline, *found))
+    for heading, part in (("Setting", "settings"), ("Version", "versions")):
+        changed = {name: {key: b for key, _, b in getattr(one["comparison"], part)} for name, one in found.items()}
+        of_base = {key: a for one in found.values() for key, a, _ in getattr(one["comparison"], part)}
+        if of_base:
+            st.subheader(heading, anchor=False)
+            columns = [list(of_base), [value or "-" for value in of_base.values()]]
+            columns += [[own.get(key, value) or "-" for key, value in of_base.items()] for own in changed.values()]
+            table(dict(zip(headings, columns, strict=True)), key=f"compare-all-{part}")
+
+
+def _details(baseline: str, name: str, comparison: Comparison) -> None:
+    headings = unique_names(("", baseline, name))
     for heading, rows in tables(comparison):
         if rows:
             st.subheader(heading, anchor=False)
             table(
                 dict(zip(headings, ([row[place] for row in rows] for place in range(3)), strict=True)),
-                key=f"compare-{heading}",
+                key=f"compare-{heading}-{name}",
             )  # fmt: skip
 
 
-def _losses(run_b: str, run_a: str, found: dict[str, Any]) -> None:
-    if any(np.asarray(found[side]["kept"], dtype=bool).any() for side in ("loss_a", "loss_b")):
-        chart(_loss_figure, run_b, run_a, found, key=f"compare-loss-{run_a}", what="Loss of both runs over the steps")
+def _losses(baseline: str, found: dict[str, dict[str, Any]]) -> None:
+    curves = [(baseline, next(iter(found.values()))["loss_a"])]
+    curves += [(name, answer["loss_b"]) for name, answer in found.items()]
+    if any(np.asarray(curve["kept"], dtype=bool).any() for _, curve in curves):
+        names = tuple(name for name, _ in curves)
+        chart(
+            _loss_figure, names, *(curve for _, curve in curves), key=f"compare-loss-{'-'.join(names)}",
+            what="Loss of the runs over the steps",
+        )  # fmt: skip
     else:
-        empty_state("Neither run has recorded a loss.")
+        empty_state("None of these runs has recorded a loss.")
 
 
-def _loss_figure(run_b: str, run_a: str, found: dict[str, Any]) -> Figure:
+def _loss_figure(names: tuple[str, ...], *curves: dict[str, Any]) -> Figure:
     lines = []
-    for name, curve, colour in ((run_a, found["loss_a"], SEQUENCE[7]), (run_b, found["loss_b"], SEQUENCE[0])):
+    for place, (name, curve) in enumerate(zip(names, curves, strict=True)):
         kept = np.asarray(curve["kept"], dtype=bool)
         if kept.any():
             lines.append(
-                series.Series(name=name, x=ints(curve["step"])[kept], y=floats(curve["loss"])[kept], colour=colour)
-            )
+                series.Series(
+                    name=name, x=ints(curve["step"])[kept], y=floats(curve["loss"])[kept],
+                    colour=SEQUENCE[place - 1] if place else _BASELINE_COLOUR,
+                )
+            )  # fmt: skip
     return series.draw(lines, x="step", y="loss (nat)", height=340)
+
+
+def _percent(ratio: float | None) -> str:
+    return "" if ratio is None else f"{100 * ratio:.1f} %"

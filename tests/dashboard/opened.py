@@ -22,7 +22,7 @@ __all__ = ["PAGES", "open_page", "shown"]
 APP = Path(dashboard.__file__).parent / "app.py"
 
 
-def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: str) -> AppTest:
+def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: str | list[str]) -> AppTest:
     """The page after its first run, with `?run=...` and other parts of the address."""
     os.environ["RANKSCOPE_DASHBOARD_RUNS"] = str(runs)  # conftest takes it away again
     app = AppTest.from_file(APP, default_timeout=60)

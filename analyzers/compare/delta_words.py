@@ -1,0 +1,77 @@
+"""One run against a baseline in a few words: whether it is slower, whether it learns worse, and how sure that is.
+
+    words = delta_words(comparison)         # compare(baseline, run)
+    words.speed       # "slower: a step takes +12.0 % (95 % interval +10.0 to +14.0 %)"
+    words.loss        # "no difference beyond its noise: 0.004 higher, noise 0.02"
+
+A difference whose interval or noise allows for none is never called one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analyzers.compare.two_runs import Comparison, LossChange
+from analyzers.stragglers.throughput import Change
+
+__all__ = ["DeltaWords", "delta_words"]
+
+MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaWords:
+    """Sentences without a subject: the run against the baseline."""
+
+    speed: str
+    loss: str
+    findings: str
+    settings: str
+
+
+def delta_words(comparison: Comparison) -> DeltaWords:
+    """The differences in words; "not known" where one of the runs did not record enough."""
+    return DeltaWords(
+        speed=_speed(comparison.speed), loss=_loss(comparison.loss), findings=_findings(comparison),
+        settings=_named([name for name, _, _ in comparison.settings], "the same"),
+    )  # fmt: skip
+
+
+def _speed(speed: Change | None) -> str:
+    if speed is None:
+        return "not known: too few steps"
+    low, high = 100 * (speed.low - 1), 100 * (speed.high - 1)
+    per = "token" if speed.per_token else "step"
+    if low <= 0 <= high:
+        return f"no difference shown: a {per} takes {low:+.1f} to {high:+.1f} % (95 % interval)"
+    word = "slower" if low > 0 else "faster"
+    return f"{word}: a {per} takes {100 * (speed.ratio - 1):+.1f} % (95 % interval {low:+.1f} to {high:+.1f} %)"
+
+
+def _loss(loss: LossChange | None) -> str:
+    if loss is None:
+        return "not known: too few common steps"
+    if loss.first_different_step is None:
+        return f"equal to the last bit in {loss.common_steps:,} steps"
+    side = "higher" if loss.difference > 0 else "lower"
+    if loss.is_real:
+        return f"{side} by {abs(loss.difference):.3g}, beyond its noise of {loss.noise:.2g}"
+    return f"no difference beyond its noise: {abs(loss.difference):.3g} {side}, noise {loss.noise:.2g}"
+
+
+def _findings(comparison: Comparison) -> str:
+    parts = []
+    if comparison.only_b:
+        parts.append(f"{len(comparison.only_b)} that the baseline has not")
+    if comparison.only_a:
+        parts.append(f"without {len(comparison.only_a)} of the baseline's")
+    if comparison.both:
+        parts.append(f"{len(comparison.both)} of both")
+    return ", ".join(parts) or "none in either run"
+
+
+def _named(names: list[str], none: str) -> str:
+    if not names:
+        return none
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
