@@ -13,7 +13,7 @@ PAGES_BY_TITLE = "pages_by_title"
 """All pages, there too."""
 
 
-def open_page(title: str, **address: str) -> None:
+def open_page(title: str, **address: str | list[str]) -> None:
     """Go to a page, with parts of its address."""
     st.switch_page(st.session_state[PAGES_BY_TITLE][title], query_params=address)
 

@@ -27,6 +27,7 @@ from rankscope.commands import (
     export,
     fleet,
     mcp,
+    note,
     plan,
     preflight,
     prepare,
@@ -69,6 +70,7 @@ app.command(epilog=share.EPILOG)(share.share)
 app.command(epilog=export.EPILOG)(export.export)
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=fleet.EPILOG)(fleet.fleet)
+app.command(epilog=note.EPILOG)(note.note)
 app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
 app.command(epilog=collect.EPILOG)(collect.collect)
 app.command(epilog=watch.EPILOG)(watch.watch)

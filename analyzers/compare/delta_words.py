@@ -1,7 +1,7 @@
 """One run against a baseline in a few words: whether it is slower, whether it learns worse, and how sure that is.
 
     words = delta_words(comparison)         # compare(baseline, run)
-    words.speed       # "slower: a step takes +12.0 % (95 % interval +10.0 to +14.0 %)"
+    words.speed       # "slower: a token takes +12.0 % (95 % interval +10.0 to +14.0 %)"
     words.loss        # "no difference beyond its noise: 0.004 higher, noise 0.02"
 
 A difference whose interval or noise allows for none is never called one.

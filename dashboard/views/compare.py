@@ -42,20 +42,19 @@ def compare(view: View) -> None:
     for name in runs:
         other = _access(name) if name != baseline else None
         if base is not None and other is not None:
-            answer = _answer(view, other, base, name)
-            if answer is not None:
-                found[name] = answer
+            compared = _answer(view, other, base, name)
+            if compared is not None:
+                found[name] = compared
     if not found:
         return
     if len(runs) == 2:
-        ((name, answer),) = found.items()
-        st.markdown(f"**{markdown_text(sentence(answer['comparison']), 500)}**")
-    else:
-        _summary(baseline, found)
-    _losses(baseline, found)
-    if len(runs) == 2:
-        _details(baseline, name, answer["comparison"])
+        for name, only in found.items():
+            st.markdown(f"**{markdown_text(sentence(only['comparison']), 500)}**")
+            _losses(baseline, found)
+            _details(baseline, name, only["comparison"])
         return
+    _summary(baseline, found)
+    _losses(baseline, found)
     _settings(baseline, found)
     for name, answer in found.items():
         with st.expander(markdown_text(f"{name} against {baseline}", 200)):

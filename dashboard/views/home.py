@@ -1,4 +1,4 @@
-"""First page: the table of all runs, to open one or to compare two."""
+"""First page: the table of all runs with their tags and notes, to open one or to compare some."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from dashboard.drawing import units
 from dashboard.drawing.elements import empty_state, markdown_text
 from dashboard.finding_link import open_page
 from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
+from dashboard.views.compare import MAX_RUNS
 from probes.tape.rundir import RunDir, RunError
+from store.run_notes import RunNotes, read_notes
 
 __all__ = ["home"]
 
@@ -42,7 +44,11 @@ def _table() -> bool:
     names = runs_folder().run_ids()
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         text = st.text_input(
-            "Filter", key="filter", placeholder="part of a name, state or finding", bind="query-params"
+            "Filter",
+            key="filter",
+            placeholder="part of a name, state, finding, tag or note",
+            bind="query-params",
+            help="All words must occur. `tag:baseline` asks for runs with exactly that tag.",
         )
         buttons = st.container(horizontal=True, gap="small", width="content")
     words = text.lower().split()
@@ -51,12 +57,13 @@ def _table() -> bool:
     for name in names:
         row = _row(name, is_read=len(rows) < MAX_SUMMARIES)
         is_pending |= row["pending"] or row["is_live"]
-        if all(word in f"{row['run']} {row['state']} {row['finding']}".lower() for word in words):
+        if _matches(row, words):
             rows.append(row)
     if not rows:
         empty_state("No run matches the filter.")
         return is_pending
     frame = pd.DataFrame(rows).drop(columns=["name", "problem", "pending", "is_live"])
+    frame = frame.drop(columns=[name for name in ("tags", "note") if not any(row[name] for row in rows)])
     chosen = st.dataframe(
         frame, hide_index=True, key="runs-table", height=min(800, 38 + 35 * len(rows)), on_select="rerun",
         selection_mode="multi-row",
@@ -65,32 +72,47 @@ def _table() -> bool:
             "run": st.column_config.TextColumn("run", width="medium", pinned=True),
             "finding": st.column_config.TextColumn("worst finding"),
             "age": st.column_config.TextColumn("last record"),
+            "tags": st.column_config.ListColumn("tags"),
         },
     )  # fmt: skip
     _actions(buttons, [rows[place]["name"] for place in chosen["selection"]["rows"] if place < len(rows)])
     for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
         st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
-    st.caption("Select one run to open it, two to compare them. Findings are those that watch reported.")
+    st.caption(
+        f"Select one run to open it, two to {MAX_RUNS} to compare them. Findings are those that watch reported. "
+        "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
+    )
     return is_pending
+
+
+def _matches(row: dict[str, Any], words: list[str]) -> bool:
+    """True if all words occur in what the row shows; `tag:x` is a whole tag."""
+    tags = {tag.lower() for tag in row["tags"]}
+    text = f"{row['run']} {row['state']} {row['finding']} {' '.join(tags)} {row['note']}".lower()
+    return all(word[4:] in tags if word.startswith("tag:") and len(word) > 4 else word in text for word in words)
 
 
 def _actions(place: Any, selected: list[str]) -> None:
     with place:
-        one, two = len(selected) == 1, len(selected) == 2
+        one, some = len(selected) == 1, 2 <= len(selected) <= MAX_RUNS
         if st.button("Open", key="open-run", icon=":material/open_in_new:", disabled=not one, type="primary"):
             open_page("Overview", run=selected[0])
-        if st.button("Compare", key="compare-runs", icon=":material/compare_arrows:", disabled=not two):
-            newer, older = sorted(selected, key=runs_folder().run_ids().index)
-            open_page("Compare runs", run=newer, baseline=older)
+        if st.button("Compare", key="compare-runs", icon=":material/compare_arrows:", disabled=not some):
+            newest, *others = sorted(selected, key=runs_folder().run_ids().index)
+            address: dict[str, str | list[str]] = {"run": newest, "with": others}
+            open_page("Compare runs", **address)
 
 
 def _row(name: str, *, is_read: bool) -> dict[str, Any]:
     """A run's cells; those that are not known yet are empty."""
     found: dict[str, Any] = {}
+    notes = RunNotes()
     pending, problem = False, ""
     if is_read:
         try:
-            answer = access_to(RunDir.open(runs_folder().path / name)).summary()
+            run = RunDir.open(runs_folder().path / name)
+            notes = read_notes(run)
+            answer = access_to(run).summary()
             found, problem = answer.value or {}, "" if answer.error is None else str(answer.error)
             pending = not found and not problem
         except RunError as error:
@@ -109,5 +131,6 @@ def _row(name: str, *, is_read: bool) -> dict[str, Any]:
         "loss": "" if loss is None else f"{loss:.4f}" if math.isfinite(loss) else "not finite",
         "losses": found.get("losses") or [],
         "age": f"{units.age(time.time() - last_ns / 1e9)} ago" if last_ns else "",
+        "tags": [visible(tag) for tag in notes.tags], "note": visible(notes.text),
         "problem": problem, "pending": pending, "is_live": bool(found.get("is_live")),
     }  # fmt: skip

@@ -1,0 +1,41 @@
+"""The table of runs: tags and notes are shown and filtered by, and several runs are chosen to be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+
+from store.run_notes import RunNotes, write_notes
+from tests.dashboard.opened import open_page, shown
+from tests.factories import make_run
+from tests.waiting import wait_for
+
+
+def names(app: AppTest) -> list[str]:
+    assert not app.exception, [error.value for error in app.exception]
+    return sorted(app.dataframe[0].value["run"]) if app.dataframe else []
+
+
+def test_runs_are_found_by_tag_and_note(tmp_path: Path) -> None:
+    runs = {}
+    for name in ("first", "second", "third"):
+        run = make_run(tmp_path, ranks=1, steps=5)
+        run.path.rename(run.path.with_name(name))
+        runs[name] = type(run)(run.path.with_name(name))
+    folder = runs["first"].path.parent
+    assert "tags" not in open_page(folder, "home").dataframe[0].value.columns, "no column of nothing"
+    write_notes(runs["first"], RunNotes(tags=("baseline",), text="warm-up of 100 steps"))
+    write_notes(runs["third"], RunNotes(tags=("baseline-2",), text="<b>bold</b> \u202eback"))
+    app = open_page(folder, "home")
+    assert names(app) == ["first", "second", "third"]
+    table = app.dataframe[0].value.set_index("run")
+    assert list(table.loc["first", "tags"]) == ["baseline"]
+    assert "\u202e" not in table.loc["third", "note"]
+    for words, expected in (
+        ("tag:baseline", ["first"]), ("baseline", ["first", "third"]), ("warm-up steps", ["first"]),
+        ("second", ["second"]),
+    ):  # fmt: skip
+        app = open_page(folder, "home", filter=words)
+        wait_for(lambda app=app, expected=expected: names(app) == expected, f"the runs of {words}")
+    assert "No run matches" in shown(open_page(folder, "home", filter="tag:base"))
