@@ -16,7 +16,7 @@ from dashboard.finding_link import open_page
 from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
 from dashboard.views.compare import MAX_RUNS
 from probes.tape.rundir import RunDir, RunError
-from store.run_notes import RunNotes, read_notes
+from store.runs.run_notes import RunNotes, read_notes
 
 __all__ = ["home"]
 

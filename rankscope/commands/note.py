@@ -31,7 +31,7 @@ def note(
     They are in `notes.json` of each run's folder; the dashboard shows them and filters by them, and writes none.
     """
     from probes.tape.rundir import RunDir, RunError
-    from store.run_notes import NotesError, read_notes, write_notes
+    from store.runs.run_notes import NotesError, read_notes, write_notes
 
     try:
         folders = [RunDir.open(path) for path in runs]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
-from store.run_notes import RunNotes, write_notes
+from store.runs.run_notes import RunNotes, write_notes
 from tests.dashboard.opened import open_page, shown
 from tests.factories import make_run
 from tests.waiting import wait_for

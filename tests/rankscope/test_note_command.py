@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
-from store.run_notes import MAX_TAGS, NAME, RunNotes, read_notes
+from store.runs.run_notes import MAX_TAGS, NAME, RunNotes, read_notes
 
 
 @pytest.fixture

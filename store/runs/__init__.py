@@ -1,0 +1,1 @@
+"""What is kept with runs besides their records."""
