@@ -85,8 +85,14 @@ def _retries(source: Source, policy: MemoryPolicy) -> list[Finding]:
         return []
     worst = max(short, key=lambda rank: len(short[rank]))
     steps = [event.step for own in short.values() for event in own if event.step is not None]
-    allocated = max(event.integer("allocated_bytes") for event in short[worst])
-    reserved = max(event.integer("reserved_bytes") for event in short[worst])
+    held = {
+        name: most
+        for name in ("allocated_bytes", "reserved_bytes")
+        if (most := max(event.integer(name) for event in short[worst])) >= 0  # an allocator may not tell
+    }
+    sizes = ""
+    if len(held) == 2:
+        sizes = f", with {size_text(held['allocated_bytes'])} in use and {size_text(held['reserved_bytes'])} reserved"
     count = sum(event.integer("num_retries") for event in short[worst])
     more = f" (and {len(short) - 1} more ranks)" if len(short) > 1 else ""
     return [
@@ -100,12 +106,11 @@ def _retries(source: Source, policy: MemoryPolicy) -> list[Finding]:
             last_step=max(steps, default=None),
             cause="allocator",
             summary=f"The GPU of rank {worst}{more} ran short of memory {count} times: its allocator emptied its cache "
-            f"and retried, with {size_text(allocated)} in use and {size_text(reserved)} reserved.",
+            f"and retried{sizes}.",
             evidence={
                 "num_retries": count,
                 "num_seconds_with_retries": len(short[worst]),
-                "allocated_bytes": allocated,
-                "reserved_bytes": reserved,
+                **held,
             },
             advice="memory-limit",
             attempt=newest,

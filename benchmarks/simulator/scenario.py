@@ -228,6 +228,8 @@ class _Simulation:
         lost = engine.taints.any()
         if lost:
             self._write_nonfinite(step)
+            if self.scenario.on_devices:
+                self._write_replay(step, batch)
         reason = "non_finite" if lost else "spike"
         at = float(now[0])
         self.events.append(Event(0, at, "batch_skipped", step, {"batch_index": batch, "reason": reason}))
@@ -259,3 +261,25 @@ class _Simulation:
                 "local_nonfinite_count": int(counts[rank]) if counts is not None else 0,
             }
             self.events.append(Event(rank, float(self.engine.now[rank]), "nonfinite", step, detail))
+
+    def _write_replay(self, step: int, batch: int) -> None:
+        """Write what `trainer.replay.triage` records of a step whose batch is skipped: the fault came back.
+
+        Each rank watches its own operations, so a NaN of its own is seen before any reduction, and one made by a
+        reduction nowhere.
+        """
+        fault = self.fault
+        made_by_rank = fault is not None and fault.kind in ("nan_grad", "inf_activation")
+        for rank in range(self.layout.num_ranks):
+            origin = None
+            if fault is not None and made_by_rank and rank == fault.rank:
+                stage = int(self.layout.coordinates()["pp"][rank])
+                name = parameter_name(self.layout, stage, fault.block, PARAMETERS[0])
+                phase = "backward" if fault.kind == "nan_grad" else "forward"
+                origin = {"module": name.rpartition(".")[0], "operation": "", "phase": phase, "how": "module"}
+            detail = {
+                "verdict": "non_finite", "state": "same", "state_step": step - 1, "batch_index": batch,
+                "came_back": True, "origin": origin, "samples": [], "num_samples": 1, "changed_samples": [],
+                "data_rank": int(self.data_rank[rank]),
+            }  # fmt: skip
+            self.events.append(Event(rank, float(self.engine.now[rank]), "replay", step, detail))

@@ -58,7 +58,8 @@ class AllocatorRetries:
         self._peak_bytes = 0
 
     def newest(self) -> dict[str, int] | None:
-        """Retries since the last call, and what the allocator held: at most allocated, and reserved now (bytes).
+        """Retries since the last call, and what the allocator held, as far as it tells: at most allocated, and
+        reserved now (bytes).
 
         Takes a tenth of a millisecond, and does not wait for the device.
         """
@@ -71,11 +72,9 @@ class AllocatorRetries:
         new, self._known = count - self._known, count
         if new <= 0:
             return None
-        return {
-            "num_retries": new,
-            "allocated_bytes": int(stats.get("allocated_bytes.all.peak", 0)),
-            "reserved_bytes": int(stats.get("reserved_bytes.all.current", 0)),
-        }
+        sizes = {"allocated_bytes": "allocated_bytes.all.peak", "reserved_bytes": "reserved_bytes.all.current"}
+        # An allocator of the user's own may not count one: that is not 0 bytes.
+        return {"num_retries": new} | {name: int(stats[key]) for name, key in sizes.items() if key in stats}
 
     def report(self, event: Callable[..., None]) -> None:
         """Write an event `allocation_retries` if there are new ones, and `memory_peak` when the peak has grown."""
