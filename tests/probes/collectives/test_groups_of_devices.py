@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from probes.collectives import wrapped
 from probes.collectives.call_records import Calls
 from probes.collectives.existing_groups import record_existing
 from probes.collectives.wrapped import RecordedGroup, install, uninstall
@@ -212,3 +214,34 @@ def test_a_reducer_is_gone_before_another_is_made(recorder: TapeRecorder, monkey
     assert alive == [False]
     model(torch.ones(1, 2)).sum().backward()
     assert [row["state"] for row in rows(recorder.directory, "collectives")] == [COMPLETE]
+
+
+def test_a_bucket_that_ends_within_backward_is_recorded_so(recorder: TapeRecorder) -> None:
+    """DDP waits for all buckets when backward is over: an end taken there would make each of them the last."""
+    install(recorder)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    layers = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+    between: list[int] = []
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            hidden = self.layers[0](value)
+            hidden.register_hook(first_bucket_has_ended)
+            return self.layers[1](hidden).sum()
+
+    def first_bucket_has_ended(gradient: torch.Tensor) -> None:
+        assert wrapped._probe is not None
+        if len(between) == 1:  # DDP cuts its buckets in the first backward pass
+            waiting = wrapped._probe.backward._expected
+            wait_for(lambda: waiting and waiting[0][0].end_ns, "end of the first bucket")
+        between.append(time.monotonic_ns())
+
+    model = nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=0.01)
+    for _ in range(2):
+        model(torch.ones(1, 64)).backward()
+    first, second = [row for row in rows(recorder.directory, "collectives") if row["op"] == "all_reduce"][-2:]
+    assert first["end_ns"] < between[1] < second["issue_ns"]

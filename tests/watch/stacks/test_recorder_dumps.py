@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from probes.tape.dump_pipe import DUMP, PIPE, dump_path, offer_dump_pipe, pipe_path
+from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from tests.factories import empty_run
+from watch import culprit
+from watch.digests.link import Verdict
 from watch.stacks.recorder_dumps import take_dumps
 
 # What DumpPipe of ProcessGroupNCCL.hpp does, for the rank in argv: polled, answered with a file.
@@ -66,6 +71,17 @@ def test_rank_with_a_pipe_answers(run: RunDir, rank: subprocess.Popen[str]) -> N
     assert dump_path(run, 2, 3).read_bytes() == b"halfwhole"
     dump_path(run, 2, 3).write_bytes(b"of the last time")
     assert take_dumps(run, 2, [3], wait_s=30) == [3]
+
+
+def test_a_culprit_is_dumped_before_it_is_killed(
+    run: RunDir, rank: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dump is written by the rank itself, so a complete one shows that it was alive."""
+    monkeypatch.setattr(culprit, "take_dumps", partial(take_dumps, wait_s=30))
+    killer = culprit.CulpritKiller(run, EventWriter(run.path / "events.jsonl", rank=-1, attempt=2), may_kill=True)
+    killer.act([Verdict(attempt=2, ranks=(3,), summary="Rank 3 hangs.")], 2, {3: rank.pid}, {3}, stands=True)
+    assert rank.wait(30) == -signal.SIGKILL
+    assert dump_path(run, 2, 3).read_bytes() == b"halfwhole"
 
 
 def test_rank_that_is_gone_does_not_block(run: RunDir, rank: subprocess.Popen[str]) -> None:
