@@ -30,6 +30,8 @@ from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 
 __all__ = ["Observation", "find_spikes", "loss_spikes"]
 
+_FIRST_STEPS = 16
+"""Rows in which a run's loss is highest."""
 _LATE_STEPS = 8
 """Newest steps of which a rank's record may still be on its way."""
 
@@ -65,7 +67,8 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector differs from the run's own until its memory is full.
     settled = policy.detector.history + policy.detector.level_window if scope.since_step > 0 else 0
-    spikes = [spike for spike in find_spikes(observations, policy) if spike.indices[0] >= settled]
+    found = find_spikes(observations, policy, highest_loss=_first_losses(source, scope.since_step))
+    spikes = [spike for spike in found if spike.indices[0] >= settled]
     return [
         _finding(observations, spike, log)
         for spike in spikes
@@ -73,9 +76,11 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
     ]
 
 
-def find_spikes(observations: Sequence[Observation], policy: LossSpikePolicy = LossSpikePolicy()) -> list[Spike]:
-    """Judge observations in the order in which they ran. Pure."""
-    detector = SpikeDetector(policy.detector)
+def find_spikes(
+    observations: Sequence[Observation], policy: LossSpikePolicy = LossSpikePolicy(), *, highest_loss: float = 0.0
+) -> list[Spike]:
+    """Judge observations in the order in which they ran; `highest_loss`: of the steps before them. Pure."""
+    detector = SpikeDetector(policy.detector, highest_loss=highest_loss)
     verdicts = [detector.observe(o.step, o.loss, o.grad_norm) for o in observations]
     groups: list[list[int]] = []
     for i, verdict in enumerate(verdicts):
@@ -124,6 +129,18 @@ def _observations(source: Source, since_step: int) -> list[Observation]:
         [since_step, _LATE_STEPS],
     )
     return list(_with_turns(rows))
+
+
+def _first_losses(source: Source, since_step: int) -> float:
+    """Highest loss of the run's first steps, of those before `since_step`; 0 if none is known."""
+    ((highest,),) = source.rows(
+        """
+        SELECT max(loss) FROM (SELECT loss FROM steps WHERE step < ? AND loss IS NOT NULL AND isfinite(loss)
+                               ORDER BY attempt, start_ns LIMIT ?)
+        """,
+        [since_step, _FIRST_STEPS],
+    )
+    return float(highest or 0.0)
 
 
 def _with_turns(rows: Iterable[tuple[Any, ...]]) -> Iterable[Observation]:

@@ -75,6 +75,10 @@ class Counters:
     """True if the rank computes on the host's CPU, so that its CPU time is its work."""
     num_steps: int = 0
 
+    def is_crowded(self, policy: CorroborationPolicy) -> bool:
+        """Return True if these ranks wait for cores at other times as well: their machine has too few."""
+        return (self.usual_core_wait_ratio or 0.0) >= policy.crowded_ratio
+
     def has_own_core(self, policy: CorroborationPolicy) -> bool:
         """Return True if it waits for a core for much longer than its peers, and than all do at other times.
 
@@ -83,8 +87,7 @@ class Counters:
         """
         if self.run_delay_ms is None or self.own_run_delay_ms is None:
             return True
-        is_crowded = (self.usual_core_wait_ratio or 0.0) >= policy.crowded_ratio
-        if is_crowded and self.slow_s is not None and self.slow_s < policy.crowded_s:
+        if self.is_crowded(policy) and self.slow_s is not None and self.slow_s < policy.crowded_s:
             return False
         others_ms = max(self.own_run_delay_ms - self.run_delay_ms, self.usual_run_delay_ms or 0.0)
         return self.own_run_delay_ms - others_ms >= policy.own_core_ratio * self.own_run_delay_ms

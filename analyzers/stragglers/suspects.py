@@ -100,6 +100,8 @@ def suspects(
         )  # fmt: skip
         if attribution.is_waiting and not own.has_own_core(policy.corroboration):
             continue
+        if straggler.factor <= 1 and own.is_crowded(policy.corroboration):
+            continue  # its peers are kept from working as long in another phase
         attributed.setdefault((straggler.rank, attribution.cause), []).append((straggler, attribution))
     single: list[Suspect] = []
     for (rank, cause), found in attributed.items():

@@ -141,5 +141,13 @@ def test_the_newest_steps_wait_for_the_records_of_all_ranks() -> None:
     assert [found.first_step for found in spikes(store)] == [150]
 
 
+def test_the_live_window_knows_how_high_the_loss_was_at_the_start() -> None:
+    """A rise of what little is left of the loss is none, live as after the end."""
+    seen = changed(observations(), 380, 380, 1.5)
+    seen = [Observation(0, o.step, o.loss * (1.0 if o.step < 40 else 1e-3), o.grad_norm, o.lr) for o in seen]
+    assert spikes(stored(seen)) == []
+    assert spikes(stored(seen), since_step=100) == []
+
+
 def test_without_a_loss_nothing_is_claimed() -> None:
     assert [f.status for f in spikes(MemoryStore())] == ["insufficient_data"]
