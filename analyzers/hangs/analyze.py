@@ -33,7 +33,15 @@ from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.restarts import restart_sentence
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
-from analyzers.run.stall_limits import death_ns, ended_cleanly, killed_by_watch, limit_s, stalled_s, watched_ns
+from analyzers.run.stall_limits import (
+    death_ns,
+    ended_cleanly,
+    killed_by_watch,
+    limit_s,
+    stalled_s,
+    watched_ns,
+    watches_left_ns,
+)
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
@@ -93,6 +101,9 @@ def hang_of_attempt(
         return None
     if deaths and now_ns is not None and not by_watch and not aborted and view.stood_still_ns is None:
         return None
+    left_ns = watches_left_ns(view, log)
+    if now_ns is not None and left_ns is not None:
+        now_ns = min(now_ns, left_ns)
     seen_ns = watched_ns(view, log)
     # A launcher that was just killed has left no end yet, but `watch` had reported the standstill.
     until_ns = death_ns(view, log) or now_ns or seen_ns or view.stood_still_ns

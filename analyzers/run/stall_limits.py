@@ -99,21 +99,22 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     given_up_ns = min(
         (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= view.last_ns), default=None
     )
-    left_ns = _all_watches_left_ns(log)
-    if given_up_ns is None or left_ns is None or left_ns < view.last_ns:
-        return given_up_ns
-    return min(given_up_ns, left_ns)
+    left_ns = watches_left_ns(view, log)
+    return given_up_ns if given_up_ns is None or left_ns is None else min(given_up_ns, left_ns)
 
 
-def _all_watches_left_ns(log: EventLog) -> int | None:
-    """Time at which the last `watch` left, as it does once its ranks are gone; None if one is not known to have left.
+def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
+    """Time at which the last `watch` left, as it does once its ranks are gone; None if one is not known to have left,
+    or if ranks have recorded since.
 
-    A launcher that is interrupted may take long to end after its ranks: that is no silence of theirs.
+    A launcher that is interrupted may take long to end after its ranks, and so may the last round of its watch: that is
+    no silence of theirs.
     """
     started, stopped = log.of(event_kinds.WATCH_STARTED), log.of(event_kinds.WATCH_STOPPED)
     if Counter(event.integer("pid") for event in started) != Counter(event.integer("pid") for event in stopped):
         return None
-    return max((event.wall_ns for event in stopped), default=None)
+    left_ns = max((event.wall_ns for event in stopped), default=None)
+    return left_ns if left_ns is not None and left_ns >= view.last_ns else None
 
 
 def watched_ns(view: AttemptView, log: EventLog) -> int | None:

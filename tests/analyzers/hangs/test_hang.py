@@ -401,6 +401,7 @@ def test_a_launcher_that_ends_long_after_its_ranks_is_no_silence_of_theirs(left_
     world.enter(0)
     world.event("watch_started", -1.0, pid=7)
     world.event("watch_stopped", left_s, pid=7)
+    assert bool(judged_hangs(world.store, POLICY, world.after(12))) == is_hang, "by the last round of that watch"
     world.event("run_ended", 12.0, reason="interrupted", exit_code=143)
     assert bool(judged_hangs(world.store, POLICY)) == is_hang
 
