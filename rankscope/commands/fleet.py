@@ -26,7 +26,9 @@ MAX_SHOWN = 10
 
 def fleet(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUNS_DIR...")],
-    output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
+    output: Annotated[
+        str, typer.Option("--format", help="Output: text, json or prometheus.", metavar="text|json|prometheus")
+    ] = "text",
     exclude: Annotated[
         str,
         typer.Option("--exclude", help="Print only the suspicious hosts, for a scheduler.", metavar="slurm|kubernetes"),
@@ -36,8 +38,8 @@ def fleet(
 
     A finished run is diagnosed once and remembered in RUNS_DIR/.fleet. Intervals are those of 90 %.
     """
-    if output not in ("text", "json"):
-        fail(f"--format {output}: choose text or json")
+    if output not in ("text", "json", "prometheus"):
+        fail(f"--format {output}: choose text, json or prometheus")
     if exclude not in ("", "slurm", "kubernetes"):
         fail(f"--exclude {exclude}: choose slurm or kubernetes")
     from analyzers.fleet.fleet import fleet as judge
@@ -57,6 +59,10 @@ def fleet(
         from dataclasses import asdict
 
         echo(json.dumps(asdict(found) | {"mtbf_h": found.mtbf_h}, indent=2))
+    elif output == "prometheus":
+        from watch.exporting.prometheus.fleet_series import fleet_series
+
+        echo(fleet_series(found).rstrip())
     else:
         _print(found)
 

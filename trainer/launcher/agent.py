@@ -337,7 +337,7 @@ class Agent(SimpleElasticAgent):
         if is_whole_node:
             exclude_node(self.run_dir, self.node.rank, request.reason)
             self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
-            self.failure = f"This node is excluded: {request.reason}"
+            self.failure = f"This node is excluded: {request.reason.rstrip('.')}"
         else:
             self._remaining_restarts += 1  # which the restart takes away again
         return True

@@ -226,10 +226,10 @@ def _line(event: dict[str, Any]) -> str:
     if kind == event_kinds.CULPRIT_KILLED:
         return f"[red]{where}Killed rank {event.get('killed_rank')}[/] to restart the ranks."
     if kind == event_kinds.EXCLUDED:
-        what, reason = event.get("device") or "this node", event.get("reason")
-        return f"[yellow]Excluded {escape(str(what))}[/]: {escape(str(reason))}."
+        what, reason = event.get("device") or "this node", str(event.get("reason")).rstrip(".")
+        return f"[yellow]Excluded {escape(str(what))}[/]: {escape(reason)}."
     if kind == event_kinds.EXCLUSION_WITHHELD:
-        return f"[yellow]Not excluded[/]: {escape(str(event.get('reason')))}."
+        return f"[yellow]Not excluded[/]: {escape(str(event.get('reason')).rstrip('.'))}."
     if kind == event_kinds.RANK_EXIT:
         how = event.get("signal") or f"exit code {event.get('exit_code')}"
         return f"[red]{where}Rank {event.get('exit_rank')} ended with {escape(str(how))}.[/]"

@@ -1,0 +1,34 @@
+"""A fleet as Prometheus series: what the command prints is what Prometheus reads."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from analyzers.fleet.fleet import fleet
+from benchmarks.fleet import BAD_DEVICE, BAD_HOSTS, histories
+from watch.exporting.prometheus.fleet_series import fleet_series
+
+
+def test_every_host_and_device_has_its_series() -> None:
+    found = fleet(histories(200, num_hosts=64, seed=1))
+    samples = {
+        (one.name, one.labels.get("host"), one.labels.get("device")): one.value
+        for family in text_string_to_metric_families(fleet_series(found))
+        for one in family.samples
+    }
+    named = {
+        device or host
+        for (name, host, device), value in samples.items()
+        if name == "rankscope_fleet_suspicious" and value
+    }
+    assert named == {one.name for one in (*found.hosts, *found.devices) if one.is_suspicious}
+    assert named <= {*BAD_HOSTS, BAD_DEVICE}
+    assert named
+    for host in found.hosts:
+        assert samples["rankscope_fleet_hours", host.name, ""] == host.hours
+        assert samples["rankscope_fleet_incidents_per_hour", host.name, ""] == host.rate.mean_per_h
+    assert samples["rankscope_fleet_mtbf_hours", None, None] == found.mtbf_h
+
+
+def test_without_a_restart_there_is_no_mean_time_between_them() -> None:
+    assert "mtbf" not in fleet_series(fleet(()))

@@ -1,0 +1,39 @@
+"""Hosts and devices of a fleet as Prometheus series, for the textfile collector of a node_exporter.
+
+fleet_series(found)      # "# HELP rankscope_fleet_hours ..."
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from analyzers.fleet.fleet import Fleet
+
+__all__ = ["fleet_series"]
+
+
+def fleet_series(found: Fleet) -> str:
+    """The text of `/metrics`; the label `device` is empty for a host."""
+    registry = CollectorRegistry()
+
+    def gauge(name: str, help: str) -> Gauge:
+        return Gauge(f"rankscope_fleet_{name}", help, ("host", "device"), registry=registry)
+
+    hours = gauge("hours", "Hours of runs that the host or device took part in.")
+    runs = gauge("bad_runs", "Runs in which it had an incident.")
+    rate = gauge("incidents_per_hour", "Estimated runs with an incident an hour.")
+    low = gauge("incidents_per_hour_low", "Lower end of its interval of 90 %.")
+    high = gauge("incidents_per_hour_high", "Upper end of its interval of 90 %.")
+    suspicious = gauge("suspicious", "1 where it has more incidents than chance explains.")
+    members = [(one, one.name, "") for one in found.hosts] + [(one, one.host, one.name) for one in found.devices]
+    for member, host, device in members:
+        hours.labels(host, device).set(member.hours)
+        runs.labels(host, device).set(member.bad_runs)
+        rate.labels(host, device).set(member.rate.mean_per_h)
+        low.labels(host, device).set(member.rate.low_per_h)
+        high.labels(host, device).set(member.rate.high_per_h)
+        suspicious.labels(host, device).set(member.is_suspicious)
+    if found.mtbf_h is not None:  # absent where nothing was restarted: not measured is not 0
+        mtbf = Gauge("rankscope_fleet_mtbf_hours", "Hours between restarts, over all runs.", registry=registry)
+        mtbf.set(found.mtbf_h)
+    return generate_latest(registry).decode()
