@@ -139,6 +139,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 with syncing.running():
                     _run_until_needed(loop, ingest, Heartbeat(options.heartbeat_fd))
                 _close(ingest, run, Heartbeat(options.heartbeat_fd))
+                syncing.finish()
                 if not loop.is_needed():
                     remove_shared(run.path, node_rank)  # of ranks that could not do it themselves
         exporting.finish()  # the store is released: no reader waits for a tracker or for a last scrape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from probes.tape.rundir import RunDir
 from probes.tape.schema import SCHEMA_VERSION
+from probes.tape.segment_index import INDEX_NAME
 from tests.e2e.launched import SOURCE, TINY, rankscope, start
 from tests.waiting import wait_for
 
@@ -28,6 +30,12 @@ def test_an_interrupted_run_saves_and_closes(tmp_path: Path, number: signal.Sign
     assert told["checkpoint_step"] == _steps(run.run) >= 5
     assert all(run.events("rank_closed", rank) for rank in range(4))
     assert run.findings() == []
+    ((_, node),) = run.run.node_dirs()
+    index = [json.loads(line) for line in (node / INDEX_NAME).read_text().splitlines()]
+    covered = {entry["path"]: entry["extent"] for entry in index}
+    events = node / "events.jsonl"
+    size = events.stat().st_size
+    assert covered[events.relative_to(run.run.path).as_posix()] == size, "the last event has a checksum too"
 
 
 def test_a_run_under_plain_torchrun_is_recorded_and_watched(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
     with TapeSync(run, node_rank=0, every_s=5.0).running():
         ...
     # on leaving: once more, for all files of the node
+    syncing.finish()             # after the last event
 
 A killed process loses nothing that it wrote to a tape; a power cut loses what the kernel has not written yet. Syncing a
 file writes what any process has stored to it through a mapping, so the ranks neither wait for the disk nor know of it:
@@ -66,6 +67,10 @@ class TapeSync:
         """
         with self._lock:
             self._sync(last=last)
+
+    def finish(self) -> None:
+        """Sync once more: after the last findings and events of this process, which are covered too."""
+        self._guarded(last=True)
 
     def retire(self, segments: Mapping[str, int]) -> None:
         """Remove segments that are in the store, {path: places}, once the index says so on the disk. Raises OSError."""
