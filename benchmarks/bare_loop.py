@@ -25,7 +25,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.config import ModelConfig
-from trainer.model.transformer import Transformer, initialise
+from trainer.model.initial_weights import initialise
+from trainer.model.transformer import Transformer
 
 __all__ = ["BareLoop", "Job"]
 

@@ -28,7 +28,8 @@ from trainer.config.config import Config
 from trainer.config.load import load_config
 from trainer.layout.plan import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
-from trainer.model.transformer import Attention, Transformer, initialise
+from trainer.model.initial_weights import initialise
+from trainer.model.transformer import Attention, Transformer
 from trainer.plan.memory import rank_memory
 from trainer.plan.traffic import rank_traffic
 from trainer.training.loss import token_loss

@@ -32,6 +32,11 @@ class ParallelConfig(Section):
     """Cost of each layer (any unit) by which stages are balanced; empty = equal layers."""
     reshard_after_forward: bool = True
     """FSDP frees gathered parameters after forward (ZeRO-3); false keeps them until backward (ZeRO-2)."""
+    reduce_every_microbatch: bool = False
+    """FSDP reduces gradients with each microbatch: none stay whole in between, for a reduction each (HSDP's replicas
+    are reduced with the last)."""
+    reduce_dtype: Literal["float32", "bf16"] = "float32"
+    """Type in which FSDP sends and adds gradients."""
     cpu_offload: bool = False
     """FSDP keeps parameters, gradients and optimizer state in host memory, where the optimizer works (CUDA only)."""
     sequence_parallel: bool = True

@@ -59,7 +59,10 @@ class Recovery:
         RunStopped if a former attempt was given up."""
         if self.ledger.stopped:
             raise RunStopped(f"stopped by the guard in a former attempt: {self.ledger.stopped}")
-        position = self.copies.load() or Position()
+        position = self.copies.load()
+        if position is None:
+            self.training.fill_weights()
+            position = Position()
         self._set_rate(position)
         self.integrity.reset(position.step)
         self.copies.keep_first(position)

@@ -107,6 +107,22 @@ def _cpu_offload(config: Config, plan: Plan) -> None:
         )
 
 
+def _reduction(config: Config, plan: Plan) -> None:
+    parallel = config.parallel
+    chosen = {
+        "reduce_every_microbatch = true": parallel.reduce_every_microbatch,
+        "reduce_dtype = 'bf16'": parallel.reduce_dtype != "float32",
+    }
+    for setting in (name for name, is_chosen in chosen.items() if is_chosen):
+        if plan.data_parallel_kind not in ("fsdp", "hsdp"):
+            raise ConfigError(f"parallel.{setting}: needs FSDP (dp_shard above 1), here dp_shard is {plan.dp_shard}")
+    if parallel.reduce_every_microbatch and plan.pp > 1:
+        raise ConfigError(
+            f"parallel.reduce_every_microbatch = true: needs parallel.pp = 1, not {plan.pp} (a pipeline's schedule "
+            "reduces with its last microbatch)"
+        )
+
+
 def _zero1(config: Config, plan: Plan) -> None:
     if not plan.zero1:
         return
@@ -124,5 +140,7 @@ def _zero1(config: Config, plan: Plan) -> None:
         )
 
 
-CHECKS: tuple[Callable[[Config, Plan], None], ...] = (_zero1, _compression, _compile, _context, _experts, _cpu_offload)
+CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
+    _zero1, _compression, _compile, _context, _experts, _cpu_offload, _reduction,
+)  # fmt: skip
 """In the order in which they are checked."""

@@ -1,18 +1,14 @@
 """A decoder-only transformer of the Llama kind: RMSNorm, rotary angles, SwiGLU, grouped-query attention.
 
     model = Transformer(config.model)
-    initialise(model, config.model, seed=0)
     logits = model(tokens)                      # (batch, seq) int64 -> (batch, seq, vocab)
 
 A pipeline stage is the same class with only some of the blocks; blocks keep their number in the whole model, so a
-parameter has one name (`blocks.3.mlp.up.weight`) in every parallel layout, and each parameter is drawn from a
-generator of its own, so it also has one initial value.
+parameter has one name (`blocks.3.mlp.up.weight`) in every parallel layout.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,13 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config.config import ModelConfig
 from trainer.model.experts import MixtureOfExperts
 
-__all__ = ["Block", "Transformer", "initialise", "own_part"]
+__all__ = ["Block", "Transformer"]
 
 
 def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -153,7 +148,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if last else None
         self.tied = config.tie_embeddings and first and last
         self.tie()
-        cos, sin = rotary_angles(config.dim // config.num_heads, config.max_seq_len, config.rope_theta)
+        self._rotary = (config.dim // config.num_heads, config.max_seq_len, config.rope_theta)
+        cos, sin = rotary_angles(*self._rotary)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self.cos: Tensor
@@ -163,6 +159,12 @@ class Transformer(nn.Module):
         """Make head and embedding one parameter again, after something replaced their parameters."""
         if self.tied and self.head is not None and self.embed is not None:
             self.head.weight = self.embed.weight
+
+    def fill_buffers(self) -> None:
+        """Compute the rotary angles again, after `to_empty`."""
+        cos, sin = rotary_angles(*self._rotary)
+        self.cos.copy_(cos)
+        self.sin.copy_(sin)
 
     def forward(self, x: Tensor) -> Tensor:
         mask = document_mask(x, self.separator) if self.separator is not None else None
@@ -182,48 +184,3 @@ class Transformer(nn.Module):
         start = self.piece * length
         seen = torch.ones(length, self.num_pieces * length, dtype=torch.bool, device=self.cos.device)
         return self.cos[start : start + length], self.sin[start : start + length], seen.tril(start)[None, None]
-
-
-@torch.no_grad()
-def initialise(model: Transformer, config: ModelConfig, seed: int) -> None:
-    """Draw every parameter from a generator seeded by (seed, its name): the same values in every parallel layout.
-
-    Normal with deviation 0.02, scaled by 1 / sqrt(2 layers) for the projections that write into the residual
-    stream (GPT-2's rule); norms are ones. Also fills the buffers. Of a sharded parameter the rank draws the whole on
-    the host, one at a time, and keeps its part: no rank ever holds more than its share and one parameter.
-    """
-    residual = 0.02 / math.sqrt(2 * config.num_layers)
-    for name, parameter in model.named_parameters():
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if parameter.dim() == 1:
-            local.fill_(1.0)
-            continue
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-        deviation = residual if name.endswith(("attention.out.weight", "mlp.down.weight", "experts.down")) else 0.02
-        local.copy_(own_part(torch.randn(parameter.shape, generator=generator) * deviation, parameter))
-    cos, sin = rotary_angles(config.dim // config.num_heads, config.max_seq_len, config.rope_theta)
-    model.cos.copy_(cos)
-    model.sin.copy_(sin)
-
-
-def own_part(full: Tensor, parameter: Tensor) -> Tensor:
-    """This rank's part of a parameter's values, without communication.
-
-    FSDP splits what tensor parallel has split already, though its dimension of the mesh comes first: DTensor calls
-    that strided.
-    """
-    if not isinstance(parameter, DTensor):
-        return full
-    splits = [
-        (type(placement).__name__ == "_StridedShard", dim, placement.dim)  # type: ignore[attr-defined]
-        for dim, placement in enumerate(parameter.placements)
-        if not placement.is_replicate()
-    ]
-    place = parameter.device_mesh.get_coordinate()
-    assert place is not None
-    for _, mesh_dim, dim in sorted(splits):
-        parts = full.chunk(parameter.device_mesh.size(mesh_dim), dim)
-        number = place[mesh_dim]
-        full = parts[number] if number < len(parts) else full.narrow(dim, 0, 0)
-    return full

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from trainer.config.load import ConfigError
 from trainer.error_text import first_line
 from trainer.model.llama_names import from_llama
-from trainer.model.transformer import own_part
+from trainer.model.own_region import own_region
 
 __all__ = ["load_weights"]
 
@@ -41,14 +41,16 @@ def load_weights(model: nn.Module, path: Path) -> None:
         file, theirs = found
         if file not in opened:
             opened[file] = safe_open(file, framework="pt")
-        tensor = opened[file].get_tensor(theirs)
-        if tensor.shape != parameter.shape:
+        stored = opened[file].get_slice(theirs)
+        shape = torch.Size(stored.get_shape())
+        if shape != parameter.shape:
             raise ConfigError(
-                f"model.weights = {str(path)!r}: {theirs} is {_sized(tensor.shape)}, "
+                f"model.weights = {str(path)!r}: {theirs} is {_sized(shape)}, "
                 f"the configuration's model has {_sized(parameter.shape)}"
             )
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        local.copy_(own_part(tensor, parameter))
+        if local.numel():
+            local.copy_(stored[own_region(parameter)])
 
 
 def _tensors(path: Path) -> Mapping[str, tuple[Path, str]]:

@@ -29,13 +29,13 @@ def apply_fsdp(
 ) -> None:
     """Shard `model` in place over `mesh`: (dp_shard), or (dp_replicate, dp_shard) for HSDP.
 
-    Gradients are reduced in float32 whatever `compute_dtype` is. In a pipeline parameters stay gathered between
-    microbatches, because gathering them again for each would cost more than the memory is worth. With
+    Gradients are reduced in `config.reduce_dtype` whatever `compute_dtype` is. In a pipeline parameters stay gathered
+    between microbatches, because gathering them again for each would cost more than the memory is worth. With
     `config.cpu_offload` the shards are to be filled in host memory, whatever the device is.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if compute_dtype != torch.float32 else None,
-        reduce_dtype=torch.float32,
+        reduce_dtype=torch.bfloat16 if config.reduce_dtype == "bf16" else torch.float32,
         # Tokens are integers; the loss is computed from float32 logits.
         cast_forward_inputs=True,
         output_dtype=None,

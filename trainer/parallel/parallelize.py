@@ -10,7 +10,6 @@ model.module                     # the Transformer; parameters by their own name
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.config import Config
 from trainer.layout.plan import Plan
-from trainer.model.transformer import Transformer, initialise
-from trainer.model.weights import load_weights
+from trainer.model.transformer import Transformer
 from trainer.parallel.compression import GradientCompression
 from trainer.parallel.context import apply_context_parallel
 from trainer.parallel.ddp import apply_ddp
@@ -49,13 +47,15 @@ class ParallelModel:
     forward_module: nn.Module
     compression: GradientCompression | None = None
     """Of DDP's gradients."""
+    reduces_every_microbatch: bool = False
     _synchronises: bool = True
 
     def synchronise_gradients(self, wanted: bool) -> None:
         """Switch the gradient reduction over the data ranks for the next backward; off for all but the last microbatch.
 
         DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method of its own. FSDP keeps
-        unreduced gradients unsharded meanwhile: that is the price of one reduction instead of many.
+        unreduced gradients unsharded meanwhile: that is the price of one reduction instead of many, and
+        `reduces_every_microbatch` the choice of the other. Then only HSDP's replicas wait for the last microbatch.
         """
         if wanted == self._synchronises:
             return  # FSDP2's methods walk through every module
@@ -63,7 +63,8 @@ class ParallelModel:
         if isinstance(self.forward_module, DistributedDataParallel):
             self.forward_module.require_backward_grad_sync = wanted
         elif isinstance(self.module, FSDPModule):
-            self.module.set_requires_gradient_sync(wanted)
+            self.module.set_requires_gradient_sync(wanted or self.reduces_every_microbatch)
+            self.module.set_requires_all_reduce(wanted)
             self.module.set_is_last_backward(wanted)
 
     def reshard(self) -> None:
@@ -76,9 +77,10 @@ class ParallelModel:
 def parallelize(
     model: Transformer, config: Config, plan: Plan, mesh: DeviceMesh | None, device: torch.device
 ) -> ParallelModel:
-    """Shard or replicate `model`, made on the meta device, as `plan` says; then give it memory and initial values.
+    """Shard or replicate `model`, made on the meta device, as `plan` says; then give it memory.
 
-    In this order a rank allocates its own shards and never the whole model.
+    In this order a rank allocates its own shards and never the whole model. The parameters have no values yet:
+    `Training.fill_weights` or a checkpoint gives them.
     """
     tp_mesh = submesh(mesh, "tp")
     if tp_mesh is not None:
@@ -103,9 +105,7 @@ def parallelize(
     if config.parallel.cpu_offload:  # the parameters only
         model.cos, model.sin = model.cos.to(device), model.sin.to(device)
     model.tie()  # what was one parameter has become two
-    initialise(model, config.model, config.run.seed)
-    if config.model.weights:
-        load_weights(model, Path(config.model.weights).expanduser())
+    model.fill_buffers()
     forward_module: nn.Module = model
     compression = None
     if kind == "ddp":
@@ -116,4 +116,9 @@ def parallelize(
             group, rank = dp_mesh.get_group(), dist.get_rank()
             compression = GradientCompression(model, config.parallel, group, rank=rank, seed=config.run.seed)
             compression.attach(forward_module)
-    return ParallelModel(module=model, forward_module=forward_module, compression=compression)
+    return ParallelModel(
+        module=model,
+        forward_module=forward_module,
+        compression=compression,
+        reduces_every_microbatch=config.parallel.reduce_every_microbatch,
+    )

@@ -108,7 +108,8 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     working = max(loss, max(again, default=0) + largest)
     accumulates = plan.num_microbatches > 1
     # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
-    gradients = FLOAT32_BYTES * sum(full.values()) if sharded and accumulates else held
+    keeps_whole = sharded and accumulates and not config.parallel.reduce_every_microbatch
+    gradients = FLOAT32_BYTES * sum(full.values()) if keeps_whole else held
     offloaded = config.parallel.cpu_offload and device == "cuda"
     if accumulates:
         alive = activations + working + gradients
@@ -127,7 +128,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     return RankMemory(
         pp_rank=pp_rank,
         parameters=0 if offloaded else held,
-        gradients=0 if offloaded and not accumulates else gradients,
+        gradients=0 if offloaded and not keeps_whole else gradients,
         optimizer=0 if offloaded else optimizer,
         gathered=gathered,
         activations=activations,

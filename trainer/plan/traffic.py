@@ -80,9 +80,15 @@ def _data_parallel(config: Config, plan: Plan, units: list[Unit]) -> list[Collec
     if kind == "hsdp":
         calls.append(
             CollectiveCall(dimension="dp_replicate", op="all_reduce", what="gradients' shards", size=plan.dp_replicate,
-                 calls=len(units), num_bytes=FLOAT32_BYTES * sum(unit.own for unit in units), overlaps="backward")
+                 calls=len(units),
+                 num_bytes=_reduced_bytes(config) * sum(unit.own for unit in units), overlaps="backward")
         )  # fmt: skip
     return calls
+
+
+def _reduced_bytes(config: Config) -> int:
+    """Bytes of a gradient's number on its way through FSDP."""
+    return 2 if config.parallel.reduce_dtype == "bf16" else FLOAT32_BYTES
 
 
 def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveCall]:
@@ -125,9 +131,11 @@ def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> li
                  num_bytes=low * sum(unit.own * count for unit, count in zip(units, gathers, strict=True)),
                  overlaps="compute")
         )  # fmt: skip
+        times = plan.num_microbatches if config.parallel.reduce_every_microbatch else 1
+        reduced = _reduced_bytes(config) * shards * sum(unit.own for unit in units)
         calls.append(
-            CollectiveCall(dimension=dimension, op="reduce_scatter", what="gradients", size=shards, calls=len(units),
-                 num_bytes=FLOAT32_BYTES * shards * sum(unit.own for unit in units), overlaps="backward")
+            CollectiveCall(dimension=dimension, op="reduce_scatter", what="gradients", size=shards,
+                 calls=times * len(units), num_bytes=times * reduced, overlaps="backward")
         )  # fmt: skip
     if config.parallel.cpu_offload:
         copied = [unit.own * (count + 1) for unit, count in zip(units, gathers, strict=True)]

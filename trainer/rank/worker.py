@@ -138,7 +138,7 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
             install(recorder, check_nonfinite=config.probes.nonfinite_flags, has_plugin=has_plugin)
         dist.init_process_group(backend, store=setup.store, rank=identity.rank, world_size=identity.world_size)
     recorder.describe(**plan.coordinates(identity.rank))
-    training = build(config, plan, device, recorder=recorder)
+    training = build(config, plan, device, recorder=recorder, with_weights=False)  # `Recovery.start` gives them
     gradients = instrument(training, recorder)
     record_compilation(recorder)
     arm(setup.faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
@@ -170,7 +170,8 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
 def _reduces_whole_gradients(config: Config, plan: Plan) -> bool:
     """True if a rank's reductions in a step are those of its own whole gradients, and nothing else."""
     alone = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
-    return plan.data_size > 1 and alone
+    each = config.parallel.reduce_every_microbatch and plan.num_microbatches > 1
+    return plan.data_size > 1 and alone and not each
 
 
 def _name(number: int) -> str | None:

@@ -85,13 +85,13 @@ def replay_target(
     """Raises CheckpointError or ConfigError. `losses`: recorded ones by step, to compare the way with. Collective where
     the process group is initialised; without one the plan must run in one process."""
     if torch.distributed.is_initialized():
-        training, ranks = build(config, plan, device), None
+        training, ranks = build(config, plan, device, with_weights=False), None
     else:
         one = _Share(
             **{name: getattr(plan, name) for name in ("local_batch_size", "micro_batch_size", "stages", "schedule")},
             world_size=1, pp=1, dp_replicate=1, dp_shard=1, ep=1, cp=1, tp=1, of=plan.data_size,
         )  # fmt: skip
-        training, ranks = build(config, one, device), list(range(plan.data_size))
+        training, ranks = build(config, one, device, with_weights=False), list(range(plan.data_size))
     with _closing(training):
         return _StepReplayer(training, target, ranks, report).run(losses or {})
 
@@ -126,6 +126,8 @@ class _StepReplayer:
                 self.training.scaler.load(dict(loaded.values.scaler))
             saved, position = loaded.extra.get("order"), loaded.values.position
             differs = saved not in (None, order_signature(self.training.stream, position))
+        else:
+            self.training.fill_weights()
         events = []
         if target.way and target.kind != "healthy":
             self.report(f"Replaying batch {target.batch_index} on the state of step {target.state_step}")

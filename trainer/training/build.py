@@ -81,9 +81,11 @@ def build(
     *,
     recorder: Recorder | None = None,
     corpus: TokenSource | Mixture | None = None,
+    with_weights: bool = True,
 ) -> Training:
     """Make model, optimizer and data for this rank. Collective: all ranks call it at the same time.
 
+    Without `with_weights` the parameters have no values until a checkpoint or `Training.fill_weights` gives them.
     Raises ConfigError for data that cannot be used.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
@@ -118,7 +120,7 @@ def build(
         ahead=config.data.prefetch,
         pin=config.data.pin_memory and device.type == "cuda",
     )
-    return Training(
+    training = Training(
         config=config,
         plan=plan,
         device=device,
@@ -133,6 +135,9 @@ def build(
         pipeline=Pipeline(parts, config, plan, mesh, device, pp_rank, loss) if plan.pp > 1 else None,
         recorder=recorder or NullRecorder(),
     )
+    if with_weights:
+        training.fill_weights()
+    return training
 
 
 def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,7 +28,9 @@ from trainer.data.batches import Batch, BatchStream
 from trainer.data.prefetch import Prefetcher
 from trainer.layout.plan import Plan
 from trainer.model.experts import MixtureOfExperts
+from trainer.model.initial_weights import initialise
 from trainer.model.transformer import Transformer
+from trainer.model.weights import load_weights
 from trainer.parallel.compression import GradientCompression
 from trainer.parallel.parallelize import COMPUTE_DTYPES, ParallelModel
 from trainer.parallel.pipeline import Pipeline
@@ -81,6 +84,18 @@ class Training:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names like `blocks.3.mlp.up.weight`; DTensors where sharded; the same in every layout."""
         yield from named_parameters(self.modules)
+
+    def fill_weights(self) -> None:
+        """Give the parameters their first values: those of `model.weights`, else drawn ones.
+
+        Raises ConfigError, one line, for weights that cannot be used.
+        """
+        model, seed = self.config.model, self.config.run.seed
+        for module in self.modules:
+            if model.weights:
+                load_weights(module, Path(model.weights).expanduser())
+            else:
+                initialise(module, model, seed)
 
     def batch(self, batch_index: int) -> Batch:
         """This rank's share of global batch `batch_index`, on the device."""

@@ -109,6 +109,16 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
             ["parallel.zero1 = true", "64 replicas", "36", "use dp_shard"],
         ),
         (["parallel.dp_replicate=4", "parallel.cpu_offload=true"], 4, ["parallel.cpu_offload = true", "needs FSDP"]),
+        (
+            ["parallel.dp_replicate=4", "parallel.reduce_dtype=bf16"],
+            4,
+            ["parallel.reduce_dtype = 'bf16'", "needs FSDP"],
+        ),
+        (
+            ["parallel.pp=2", "parallel.dp_shard=2", "parallel.reduce_every_microbatch=true"],
+            4,
+            ["needs parallel.pp = 1"],
+        ),
         (["parallel.gradient_compression=fp16"], 4, ["parallel.gradient_compression = 'fp16'", "needs DDP", "fsdp"]),
         (
             [

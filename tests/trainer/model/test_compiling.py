@@ -11,7 +11,8 @@ from probes.tape_recorder import TapeRecorder
 from store import Store
 from trainer.config.config import ModelConfig
 from trainer.model.compiling import compile_blocks
-from trainer.model.transformer import Transformer, initialise
+from trainer.model.initial_weights import initialise
+from trainer.model.transformer import Transformer
 from trainer.rank.instrument import record_compilation
 
 

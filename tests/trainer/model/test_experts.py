@@ -10,8 +10,9 @@ from torch import Tensor
 from tests.trainer.layouts import tiny
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.experts import MixtureOfExperts
+from trainer.model.initial_weights import initialise
 from trainer.model.size import flops_per_token, num_parameters
-from trainer.model.transformer import Transformer, initialise
+from trainer.model.transformer import Transformer
 
 
 def mixture(**model: object) -> MixtureOfExperts:

@@ -17,8 +17,9 @@ from tests.trainer.layouts import tiny
 from trainer.config.config import ModelConfig
 from trainer.config.load import ConfigError
 from trainer.layout.plan import resolve
+from trainer.model.initial_weights import initialise
 from trainer.model.llama_names import from_llama, llama_config, to_llama
-from trainer.model.transformer import Transformer, initialise
+from trainer.model.transformer import Transformer
 from trainer.model.weights import load_weights
 from trainer.training.build import build
 

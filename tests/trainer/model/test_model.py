@@ -9,8 +9,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.layouts import tiny
+from trainer.model.initial_weights import initialise
 from trainer.model.size import flops_per_token, num_parameters
-from trainer.model.transformer import Transformer, initialise
+from trainer.model.transformer import Transformer
 
 
 def model_of(**model: object) -> Transformer:

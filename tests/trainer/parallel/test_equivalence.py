@@ -51,6 +51,9 @@ FOUR_RANKS: dict[str, Sections] = {
     "fsdp x ep": experts(dp_shard=2, ep=2),
     "ddp x ep, two microbatches": experts(dp_replicate=2, ep=2, train={"micro_batch_size": 1}),
     "pp x ep": experts(pp=2, ep=2, train={"micro_batch_size": 2}),
+    "hsdp, each microbatch reduced": layout(
+        dp_replicate=2, dp_shard=2, reduce_every_microbatch=True, train={"micro_batch_size": 1}
+    ),
     "hsdp, zero-2, two microbatches": layout(
         dp_replicate=2, dp_shard=2, reshard_after_forward=False, train={"micro_batch_size": 1}
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
@@ -37,6 +38,7 @@ VARIANTS: dict[str, Sections] = {
     "fsdp, tied embeddings": {**layout(dp_shard=2), "model": {"tie_embeddings": True}},
     "zero-2": layout(dp_shard=2, reshard_after_forward=False),
     "fsdp, explicit prefetch": layout(dp_shard=2, prefetch_blocks=1),
+    "fsdp, each microbatch reduced": layout(dp_shard=2, reduce_every_microbatch=True, train={"micro_batch_size": 2}),
     "fsdp, full recomputation": layout(dp_shard=2, train={"activation_checkpointing": "full"}),
     "fsdp, every second block": layout(dp_shard=2, train={"activation_checkpointing": "every_n"}),
     "fsdp, selective": layout(dp_shard=2, train={"activation_checkpointing": "selective"}),
@@ -61,9 +63,18 @@ VARIANTS: dict[str, Sections] = {
 }
 
 
+# Sums of two numbers of eight bits: what a step's gradient differs by is 1/256 of it.
+ROUNDED: dict[str, Sections] = {
+    "fsdp, reduced in bf16": layout(dp_shard=2, reduce_dtype="bf16"),
+    "fsdp, each microbatch reduced in bf16": layout(
+        dp_shard=2, reduce_dtype="bf16", reduce_every_microbatch=True, train={"micro_batch_size": 2}
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, Outcome]]:
-    return run_ranks(train_layouts, world_size=2, args=(VARIANTS, STEPS), deadline_s=240)
+    return run_ranks(train_layouts, world_size=2, args=(VARIANTS | ROUNDED, STEPS), deadline_s=240)
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +93,18 @@ def test_variant(name: str, single: dict[str, Outcome], two_ranks: list[dict[str
     sections = VARIANTS[name]
     expected = single[repr({key: sections[key] for key in ("model", "data") if key in sections})]
     compare(expected, [rank[name] for rank in two_ranks], loss=1e-4, parameter=5e-4)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
+    """Adam moves a weight whose gradient is nearly zero by a whole step either way: hence the norms."""
+    expected = single[repr({})]
+    parameters: dict[str, torch.Tensor] = {}
+    for outcome in (rank[name] for rank in two_ranks):
+        assert outcome.losses == pytest.approx(expected.losses, rel=1 / 256)
+        assert outcome.norms == pytest.approx(expected.norms, rel=1 / 256)
+        parameters |= outcome.parameters
+    assert parameters.keys() == expected.parameters.keys()
+    assert any(not torch.equal(parameters[key], value) for key, value in expected.parameters.items())
+    for key, value in expected.parameters.items():
+        assert torch.linalg.vector_norm(parameters[key] - value) < 1 / 64 * torch.linalg.vector_norm(value), key

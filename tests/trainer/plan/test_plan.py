@@ -21,8 +21,9 @@ from tests.trainer.layouts import tiny
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, load_config
 from trainer.layout.plan import resolve
+from trainer.model.initial_weights import initialise
 from trainer.model.size import num_parameters
-from trainer.model.transformer import Transformer, initialise
+from trainer.model.transformer import Transformer
 from trainer.parallel.compression import GradientCompression
 from trainer.plan.anti_patterns import anti_patterns
 from trainer.plan.budget import parse_tokens, training_cost
@@ -30,6 +31,7 @@ from trainer.plan.expected import expect
 from trainer.plan.hardware import Hardware, parse_bytes, parse_hardware
 from trainer.plan.memory import in_flight, rank_memory, worst_rank_memory
 from trainer.plan.strategies import strategies
+from trainer.plan.traffic import rank_traffic
 from trainer.presets import config_path, preset_names
 from trainer.training.optimizer import build_optimizer, optimizer_state
 
@@ -110,6 +112,23 @@ def test_state_is_sixteen_bytes_a_parameter_over_the_ranks_that_share_it() -> No
     sharded, _ = on(512)  # one pass a step: nothing accumulates
     memory = sharded.memory
     assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(16 * 8_030_261_248 / 512, rel=0.01)
+
+
+def test_gradients_reduced_with_every_microbatch_are_not_kept_whole() -> None:
+    each = "parallel.reduce_every_microbatch=true"
+    late, soon = (on(64, *overrides)[0] for overrides in ((), (each,)))
+    assert late.memory.gradients == pytest.approx(4 * 8_030_261_248, rel=0.01)
+    assert soon.memory.gradients == pytest.approx(4 * 8_030_261_248 / 64, rel=0.01)
+
+    def reduced_bytes(*overrides: str) -> int:
+        config = load_config(config_path("llama-8b"), [*overrides])
+        calls = rank_traffic(config, resolve(config, 64), pp_rank=0)
+        return next(call.num_bytes for call in calls if call.op == "reduce_scatter")
+
+    count = resolve(load_config(config_path("llama-8b")), 64).num_microbatches
+    assert count > 1
+    assert reduced_bytes(each) == count * reduced_bytes()
+    assert 2 * reduced_bytes("parallel.reduce_dtype=bf16") == reduced_bytes()
 
 
 def test_the_first_rank_of_a_pipeline_holds_most_microbatches() -> None:
