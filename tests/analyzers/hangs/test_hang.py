@@ -176,32 +176,6 @@ def test_a_call_that_was_never_waited_for_is_not_in_flight() -> None:
     assert hang_of(world).ranks == (3,)
 
 
-def hung_killed_and_restarted() -> World:
-    world = World()
-    for rank in (0, 2, 3):
-        world.enter(rank)
-    world.event("stacks", 5.8, path="stacks", ranks=[0, 1, 2, 3])
-    world.event("culprit_killed", 6.0, killed_rank=1, pid=7, reason="...")
-    # What the others record afterwards is its consequence.
-    world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.after(6.01)} WHERE end_ns IS NULL")
-    for rank in (0, 2, 3):
-        world.event("exception", 6.05, rank=rank, type="RuntimeError", message="Connection closed by peer")
-    world.event("rank_exit", 6.1, exit_rank=1, exit_code=-9, signal="SIGKILL", pid=7, message="")
-    World(attempt=1, first_step=11, store=world.store, start_ns=world.after(9))
-    world.store.event("run_ended", attempt=1, wall_ns=world.after(20), reason="finished", exit_code=0)
-    return world
-
-
-def test_a_hang_that_watch_ended_reads_the_same_afterwards() -> None:
-    world = hung_killed_and_restarted()
-    assert judged_losses(world.store, POLICY) == []
-    (finding,) = judged_hangs(world.store, POLICY)
-    assert (finding.cause, finding.ranks, finding.attempt) == ("not_entered", (1,), 0)
-    assert finding.evidence["waiting_ranks"] == [0, 2, 3]
-    assert finding.summary.endswith(" Restarted as attempt 1 from step 11.")
-    assert 5.9 < finding.evidence["silent_s"] < 6.1
-
-
 def test_timeouts_of_the_others_are_a_hang_of_the_one() -> None:
     world = World()
     for rank in (0, 2, 3):
@@ -212,17 +186,6 @@ def test_timeouts_of_the_others_are_a_hang_of_the_one() -> None:
     (finding,) = judged_hangs(world.store, POLICY)
     assert finding.ranks == (1,)
     assert finding.cost_s == pytest.approx(1800, abs=1)
-
-
-@pytest.mark.parametrize("reason", ["finished", "interrupted"])
-def test_a_clean_end_is_silent(reason: str) -> None:
-    world = World()
-    for rank in range(4):
-        world.event("rank_closed", 0.1, rank=rank)
-    world.event("run_ended", 30.0, reason=reason, exit_code=0)
-    for now_ns in (None, world.after(100)):
-        assert judged_hangs(world.store, POLICY, now_ns) == []
-        assert judged_losses(world.store, POLICY, now_ns) == []
 
 
 def test_missing_tables_are_said() -> None:
@@ -283,29 +246,6 @@ def test_stacks_that_watch_took_prove_a_hang_whose_launcher_died() -> None:
     assert judged_losses(world.store, POLICY) == []
 
 
-@pytest.mark.parametrize("ending", ["", "interrupted"])
-def test_a_rank_that_came_to_its_end_while_others_go_on_is_named(ending: str) -> None:
-    world = World()
-    for rank in (0, 2, 3):
-        world.enter(rank)
-    world.event("rank_closed", 0.0, rank=1)
-    if ending:
-        world.event("run_ended", 60.0, reason=ending, exit_code=130)
-    (finding,) = judged_hangs(world.store, POLICY)
-    assert (finding.cause, finding.ranks) == ("finished", (1,))
-    assert "finished and closed" in finding.summary
-    assert finding.advice == "hang-finished"
-    assert judged_losses(world.store, POLICY) == []
-
-
-def test_ranks_that_close_after_an_interruption_do_not_hang() -> None:
-    world = World()
-    world.enter(0)
-    world.event("rank_closed", 0.2, rank=1)
-    world.event("run_ended", 0.5, reason="interrupted", exit_code=130)
-    assert judged_hangs(world.store, POLICY) == []
-
-
 def asleep_with_the_lock(after_s: float) -> World:
     world = World()
     for rank in (0, 2, 3):
@@ -331,87 +271,3 @@ def test_alone_it_is_the_same() -> None:
     assert hang_of(world).cause == "busy"
     world.event("stacks", 5.5, path="stacks", ranks=[0], gil_ranks=[0])
     assert (hang_of(world).cause, hang_of(world).ranks) == ("gil", (0,))
-
-
-@pytest.mark.parametrize("ends", ["closed", "killed", "terminated", "running"])
-def test_a_reported_hang_stands_when_the_job_is_ended_from_outside(ends: str) -> None:
-    """Ranks that are interrupted leave their calls and phases and close: nothing was begun, so nothing is over."""
-    world = World()
-    for rank in (0, 2, 3):
-        world.enter(rank, end_ns=world.after(12.0))
-        world.span(rank, "backward", end_ns=world.after(12.0))
-    world.event("finding", 8.0, finding_kind="hang", status="fired")
-    if ends == "closed":
-        world.event("run_ended", 12.1, rank=0, reason="interrupted", exit_code=130)
-    for rank in range(4):
-        if ends == "closed":
-            world.event("rank_closed", 12.1, rank=rank)
-        elif ends == "killed":
-            world.event("rank_state", 12.5, state_rank=rank, state="dead")
-        elif ends == "terminated":
-            world.event("rank_exit", 12.5, exit_rank=rank, exit_code=-2, signal="SIGINT")
-    for now_ns in (None, world.after(13.0)) if ends != "running" else (world.after(13.0),):
-        (finding,) = judged_hangs(world.store, POLICY, now_ns)
-        assert (finding.cause, finding.ranks) == ("not_entered", (1,))
-        assert judged_losses(world.store, POLICY, now_ns) == []
-
-
-def test_a_standstill_that_the_run_left_is_over() -> None:
-    world = World()
-    for rank in (0, 2, 3):
-        world.enter(rank, end_ns=world.after(12.0))
-    world.event("finding", 8.0, finding_kind="hang", status="fired")
-    world.now_ns = world.after(12.0)
-    for rank in range(4):
-        world.enter(rank)
-    assert judged_hangs(world.store, POLICY, world.after(1.0)) == []
-
-
-def test_a_rank_that_crashes_in_a_standstill_is_what_ended_the_run() -> None:
-    world = World()
-    for rank in (0, 2, 3):
-        world.enter(rank)
-    world.event("finding", 8.0, finding_kind="hang", status="fired")
-    world.event("rank_exit", 12.0, exit_rank=1, exit_code=-11, signal="SIGSEGV")
-    assert judged_hangs(world.store, POLICY, None) == []
-    (finding,) = judged_losses(world.store, POLICY, None)
-    assert (finding.cause, finding.ranks) == ("signal", (1,))
-
-
-def test_a_rank_that_leaves_slowly_while_others_wait_is_what_ended_the_run() -> None:
-    """Its process takes seconds from its last record to its end, and the others wait for so long."""
-    world = World()
-    for rank in (0, 2, 3):
-        world.enter(rank)
-    world.event("rank_closed", 0.1, rank=1)
-    world.event("finding", 8.0, finding_kind="hang", status="fired")
-    for rank in (0, 2, 3):
-        message = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:61873."
-        world.event("exception", 9.0, rank=rank, type="RuntimeError", message=message)
-    world.event("rank_exit", 9.1, exit_rank=1, exit_code=0)
-    assert judged_hangs(world.store, POLICY, None) == []
-    (finding,) = judged_losses(world.store, POLICY, None)
-    assert (finding.cause, finding.ranks) == ("exit", (1,))
-
-
-@pytest.mark.parametrize(("left_s", "is_hang"), [(1.0, False), (11.0, True)])
-def test_a_launcher_that_ends_long_after_its_ranks_is_no_silence_of_theirs(left_s: float, is_hang: bool) -> None:
-    """It was told to stop and so were they; the watch left with them, or saw them stand still."""
-    world = World(ranks=2)
-    world.enter(0)
-    world.event("watch_started", -1.0, pid=7)
-    world.event("watch_stopped", left_s, pid=7)
-    assert bool(judged_hangs(world.store, POLICY, world.after(12))) == is_hang, "by the last round of that watch"
-    world.event("run_ended", 12.0, reason="interrupted", exit_code=143)
-    assert bool(judged_hangs(world.store, POLICY)) == is_hang
-
-
-def test_a_hang_that_was_reported_stands_before_anything_recorded_the_end() -> None:
-    """The launcher got a SIGKILL: the run is no longer alive, and neither its end nor the stacks are written yet."""
-    world = World()
-    for rank in (0, 2, 3):
-        world.enter(rank)
-    report = {"finding_kind": "hang", "status": "fired", "severity": "critical", "cause": "not_entered"}
-    world.event("finding", 5.5, analyzer="hang", finding_ranks=[1], summary="", **report)
-    (finding,) = judged_hangs(world.store, POLICY)
-    assert (finding.cause, finding.ranks) == ("not_entered", (1,))
