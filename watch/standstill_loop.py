@@ -39,6 +39,8 @@ ORPHAN_GRACE_S = 10.0
 """How long to wait for a run without a living process and without `run_ended`: between attempts all ranks are gone."""
 QUIET_S = 2.0
 """Silence from which on the newest records are judged; at most half of the shortest silence that counts."""
+GRACE_S = 20.0
+"""Of a run that does not say, such as one whose loop is attached."""
 NEWS_S = 20.0
 """How long the newest records are judged after an end of a rank: the launcher reports how it died seconds later."""
 
@@ -166,4 +168,4 @@ class StandstillLoop:
 def _grace_s(manifest: Mapping[str, Any]) -> float:
     """Time that ranks have for their end after SIGTERM, as configured."""
     given = number(manifest, "recovery.grace_s")
-    return 20.0 if given is None or not 0 <= given < 86400 else given
+    return GRACE_S if given is None or not 0 <= given < 86400 else given

@@ -108,7 +108,7 @@ def _why_ended(ended: Event, log: EventLog) -> str:
 
 
 def _lost(view: AttemptView, log: EventLog) -> str:
-    """First rank of the newest attempt that did not end cleanly."""
+    """The first rank of the newest attempt that did not end cleanly, which need not be the one to blame."""
     exits = [
         e for e in log.of(event_kinds.RANK_EXIT, attempt=view.attempt) if e.text("signal") or e.integer("exit_code", 0)
     ]
@@ -116,7 +116,9 @@ def _lost(view: AttemptView, log: EventLog) -> str:
         return ""
     first = exits[0]
     how = first.text("signal") or f"exit code {first.integer('exit_code', 0)}"
-    return f"rank {first.integer('exit_rank')} ended: {how}"
+    rank = first.integer("exit_rank")
+    others = len({event.integer("exit_rank") for event in exits} - {rank})
+    return f"rank {rank} ended first of {others + 1} ranks: {how}" if others else f"rank {rank} ended: {how}"
 
 
 def _has_finished_step(view: AttemptView) -> bool:
