@@ -64,7 +64,7 @@ class Counters:
     usual_run_delay_ms: float | None = None
     """The wait of all these ranks for a core in the other steps that were judged."""
     usual_core_wait_ratio: float | None = None
-    """That wait / their CPU time."""
+    """That wait / their CPU time. Where nearly all judged steps are slow ones, that of the peers in these."""
     slow_s: float | None = None
     """How long the slow steps lasted."""
     gc_ms: float | None = None
@@ -135,6 +135,7 @@ def attribute(
         return Attribution(cause="sequence_length", confirmed=True)
     if cause != "compute" or not counters.on_cpu or counters.cpu_ms is None:
         return Attribution(cause=cause)
+    is_waiting = is_waiting and (counters.cpu_ratio or 0.0) < policy.more_work_ratio
     if counters.cpu_ms + waits_of_work_ms >= policy.worked_ratio * excess_ms:
         return Attribution(cause=cause, confirmed=True, is_waiting=is_waiting)
     if counters.major_faults is not None and counters.major_faults >= policy.paging_faults:
@@ -217,7 +218,8 @@ def load_counters(
         return counters
     slow_s, usual_ns, wait_ratio, num_usual = _usual_waits(source, attempt, slow, ranks, judged, means)
     if num_usual < (policy or CorroborationPolicy()).min_usual_steps:
-        usual_ns = wait_ratio = None
+        waits, worked = (float(np.nansum(floats(table[name])[~own])) for name in ("run_delay_ns", "cpu_ns"))
+        usual_ns, wait_ratio = None, waits / worked if worked else None
     return replace(counters, usual_run_delay_ms=_ms(usual_ns), usual_core_wait_ratio=wait_ratio, slow_s=slow_s)
 
 

@@ -169,6 +169,9 @@ class CorroborationPolicy:
     worked_ratio: float = 0.5
     """Excess in CPU time from which the rank does more work. Another job on half of the core also takes a part of the
     caches, so CPU time grows as well, by less."""
+    more_work_ratio: float = 1.0
+    """CPU time over the peers', less one, from which a rank does more work whatever it waits for a core besides: what
+    other jobs take of the caches does not double it. Source: convention."""
     same_factor_ratio: float = 0.5
     """Growth of CPU time / growth of wall time, both over the peers, from which the rank computes more."""
     paging_faults: float = 1.0

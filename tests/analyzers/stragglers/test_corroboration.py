@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzers.stragglers.corroboration import Counters, attribute, load_counters
+from analyzers.stragglers.policy import CorroborationPolicy
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import judged, stored
@@ -62,6 +63,19 @@ def test_a_rank_that_computes_more_waits_for_a_core_more(
     assert attribute(counters, cause="compute", excess_ms=91.4, factor=2.69).cause == expected
 
 
+@pytest.mark.parametrize(("cpu_ratio", "is_kept"), [(2.0, True), (0.5, False)])
+def test_twice_the_work_is_no_crowded_machine(cpu_ratio: float, is_kept: bool) -> None:
+    """As recorded of a busy forward pass for 9 s, on two cores that thirty processes wanted."""
+    policy = CorroborationPolicy()
+    counters = Counters(
+        cpu_ms=20.0, cpu_ratio=cpu_ratio, run_delay_ms=24.0, own_run_delay_ms=60.0, usual_core_wait_ratio=3.0,
+        slow_s=9.2, on_cpu=True,
+    )  # fmt: skip
+    found = attribute(counters, cause="compute", excess_ms=40.0, factor=9.0)
+    assert not counters.has_own_core(policy)
+    assert (not found.is_waiting) == is_kept
+
+
 def test_a_loader_that_waits_for_its_disk_is_data_and_one_without_a_core_is_host() -> None:
     assert attributed("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=0.2) == ("data", "")
     assert attributed("data", cpu_ms=0.1, on_cpu=True, run_delay_ms=9.0) == ("host", "core")
@@ -100,7 +114,9 @@ def test_what_all_ranks_wait_for_a_core_in_other_steps_is_known() -> None:
     assert counters.usual_core_wait_ratio == pytest.approx(0.6)
     ((slow_s,),) = store.rows("SELECT sum(duration_ns) / 1e9 FROM steps WHERE rank = 3 AND step BETWEEN 60 AND 119")
     assert counters.slow_s == pytest.approx(slow_s)
-    assert load_counters(store, 0, (3, [(10, 119)]), [0, 1, 2], judged=(6, 119)).usual_run_delay_ms is None
+    mostly_slow = load_counters(store, 0, (3, [(10, 59)]), [0, 1, 2], judged=(6, 59))
+    assert mostly_slow.usual_run_delay_ms is None
+    assert mostly_slow.usual_core_wait_ratio == pytest.approx(0.6)  # of the peers meanwhile
 
 
 def test_steps_between_two_slow_stretches_are_usual_ones() -> None:
