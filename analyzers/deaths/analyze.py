@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,8 @@ from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "deaths_of_attempt", "lost_ranks"]
 
+_SIGNALLED = 128
+"""A shell's exit code of a process that a signal ended, less the signal's number."""
 MAX_MESSAGE = 80
 """Characters of an error's message in a summary; the evidence has all of it."""
 
@@ -129,8 +132,11 @@ def _without_a_root(
     all_ranks = tuple(sorted(view.ranks))
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
+    interrupted = _interruption(view, log)
     within = f"within {_spread_s(view):.1f} s of each other"
-    if terminated:
+    if interrupted:
+        summary = f"The job was ended from outside {_where(step)}: {interrupted}, and all ranks stopped {within}."
+    elif terminated:
         summary = (
             f"All {len(all_ranks)} ranks were terminated from outside {_where(step)}: they stopped {within} without an "
             "error."
@@ -145,8 +151,18 @@ def _without_a_root(
         "open_steps": sum(rank.step_is_open for rank in view.ranks.values()),
         "calls_in_flight": sum(rank.num_in_flight for rank in view.ranks.values()),
     }
-    named = all_ranks if terminated else ()
+    named = all_ranks if terminated or interrupted else ()
     return [rank_lost(view, "killed_all", summary, evidence, step=step, again=again, ranks=named)]
+
+
+def _interruption(view: AttemptView, log: EventLog) -> str:
+    """What ended a launcher that lived to record it, such as Ctrl-C; "" where nothing did."""
+    for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt):
+        number = event.integer("exit_code") - _SIGNALLED
+        if event.text("reason") in ("interrupted", "preempted"):
+            name = signal.Signals(number).name if number in {*signal.Signals} else ""
+            return f"its launcher got {name}" if name else "its launcher was interrupted"
+    return ""
 
 
 def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], again: str) -> Finding:

@@ -107,6 +107,16 @@ def test_the_agents_sigterm_to_all_is_a_termination() -> None:
     assert "terminated from outside" in finding.summary
 
 
+@pytest.mark.parametrize(("exit_code", "how"), [(143, "its launcher got SIGTERM"), (1, "its launcher was interrupted")])
+def test_a_job_whose_launcher_was_interrupted_lacks_no_records(exit_code: int, how: str) -> None:
+    """Ranks of a script that handles no signal leave no record of their end."""
+    world = World()
+    world.store.event("run_ended", wall_ns=world.after(1), reason="interrupted", exit_code=exit_code)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("killed_all", (0, 1, 2, 3))
+    assert f"The job was ended from outside at step 16: {how}" in finding.summary
+
+
 def test_a_past_attempts_death_counts_and_says_how_it_went_on() -> None:
     world = killed(2)
     World(attempt=1, first_step=11, store=world.store, start_ns=world.after(5))
