@@ -53,16 +53,17 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
     silent_s = (reference_ns - view.last_ns) / 1e9
     if not view.ranks or silent_s <= limit_s(view, policy):
         return None
-    starts_s = (reference_ns - _at_work_ns(view)) / 1e9
-    is_starting = starts_s <= policy.startup_s and silent_s <= policy.startup_at_work_s
-    return None if is_starting else silent_s
+    worked_ns = _at_work_ns(view)
+    if worked_ns is None or silent_s > policy.startup_at_work_s:
+        return silent_s
+    return None if (reference_ns - worked_ns) / 1e9 <= policy.startup_s else silent_s
 
 
-def _at_work_ns(view: AttemptView) -> int:
+def _at_work_ns(view: AttemptView) -> int | None:
     """When a rank that has not finished a step was last seen at work, and not in a collective, where waiting may cost
-    processor time as well; 0 if none was."""
+    processor time as well; None if none was."""
     starting = [rank for rank in view.ranks.values() if not (rank.finished_steps or rank.calls or rank.closed)]
-    return max((rank.worked_ns for rank in starting if rank.state == "running"), default=0)
+    return max((rank.worked_ns for rank in starting if rank.worked_ns and rank.state == "running"), default=None)
 
 
 def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None) -> bool:

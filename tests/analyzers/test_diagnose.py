@@ -31,7 +31,7 @@ from analyzers.stragglers import analyze as straggler
 from probes.tape.schema import TABLES
 from store.readers.logs.rules import load_rules
 from tests.analyzers.deaths.test_rank_lost import killed
-from tests.analyzers.hangs.test_hang import hung_killed_and_restarted
+from tests.analyzers.hangs.test_hang_and_end import hung_killed_and_restarted
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.numerics.test_nonfinite import run_with_nan
 from tests.analyzers.rank_timings import Slow, simulate
@@ -102,7 +102,7 @@ def test_the_worst_comes_first_and_is_the_verdict() -> None:
     store.add("ranks", identity)
     diagnosis = diagnose(store, MANIFEST)
     assert [finding.kind for finding in diagnosis.fired] == ["rank_lost", "non_finite"]
-    assert diagnosis.verdict.startswith("All 4 ranks were killed")
+    assert diagnosis.verdict.startswith("Records incomplete: all 4 ranks stopped")
     assert "1 more finding" in diagnosis.verdict
 
 

@@ -70,8 +70,8 @@ def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     (finding,) = [event for event in said(nodes[0], 0, "finding") if event["finding_kind"] == "hang"]
     assert (finding["finding_ranks"], finding["cause"]) == ([CULPRIT], "not_entered")
     assert finding["evidence"]["waiting_ranks"] == [0, 1, 2]
-    (clock,) = wait_for(lambda: said(nodes[0], 0, "clock_offset"), "offset of the clock")
-    assert abs(clock["offset_ns"]) <= clock["error_ns"], "one machine, one clock"
+    clocks = wait_for(lambda: said(nodes[0], 0, "clock_offset"), "offset of the clock")  # more where an answer was slow
+    assert all(abs(clock["offset_ns"]) <= clock["error_ns"] for clock in clocks), "one machine, one clock"
 
     processes[-1].kill()  # node 1's watch
     (silent,) = wait_for(lambda: said(nodes[0], 0, "node_silent"), "word that the node is silent")

@@ -32,7 +32,8 @@ def test_every_record_survives_and_the_death_is_explained(tmp_path: Path) -> Non
 
     (lost,) = run.findings()
     assert lost["kind"] == "rank_lost"
-    assert lost["ranks"] == [0, 1, 2, 3]
+    assert (lost["cause"], lost["ranks"]) == ("killed_all", [])
+    assert "all 4 ranks stopped" in lost["summary"]
     text = rankscope("analyze", str(folder.path)).stdout
     assert "Verdict" in text
     assert "killed" in text

@@ -12,7 +12,7 @@ import pytest
 from analyzers.diagnose import diagnose
 from analyzers.report.json import to_json
 from analyzers.report.json_schema import schema
-from tests.analyzers.hangs.test_hang import hung_killed_and_restarted
+from tests.analyzers.hangs.test_hang_and_end import hung_killed_and_restarted
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import stored
