@@ -158,7 +158,9 @@ def test_four_faults_of_eight_nodes_are_named(tmp_path: Path) -> None:
     report = json.loads(output)
     found = bad(report)
     checks = ("versions", "clocks", "links", "matrix products")
-    nodes = {check: found[check]["nodes"] for check in checks if check in found}
+    # Less than a quarter under the others is a warning, and true of a processor whose clock changes.
+    failed = [line for line in report["lines"] if line["status"] == "fail" and line["check"] in checks]
+    nodes = {check: [node for line in failed if line["check"] == check for node in line["nodes"]] for check in checks}
     assert nodes == {
         "versions": [f"node-{OTHER_TORCH}"],
         "clocks": [f"node-{WRONG_CLOCK}"],

@@ -21,6 +21,7 @@ def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: Prefli
 
     1. With fewer than `least_peers` values the highest is the measure, and the ratio must be below `few_peers_ratio`.
     2. Otherwise a value is too low if it is below `slow_ratio` of the median and at least `least_z` spreads under it.
+    3. However wide the spread: if it is below `gap_ratio` of the lower quartile.
     """
     if len(values) < 2:
         return {}
@@ -29,6 +30,7 @@ def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: Prefli
     else:
         usual = median(list(values.values()))
         limit = min(usual * slow_ratio, usual - policy.least_z * sigma(list(values.values())))
+        limit = max(limit, policy.gap_ratio * sorted(values.values())[len(values) // 4])
     slow = {key: value / usual for key, value in values.items() if value < limit}
     return dict(sorted(slow.items(), key=lambda item: item[1]))
 

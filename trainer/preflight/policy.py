@@ -34,6 +34,9 @@ class PreflightPolicy:
     least_peers: int = 4
     """Readings below which median and spread say nothing, and the fastest is the measure. Source: the median absolute
     deviation of three values is the distance of the middle one to its nearer neighbour."""
+    gap_ratio: float = 0.5
+    """Speed over the lower quartile of all below which a reading is reported however much they vary (ratio). Source:
+    measured, processors of a shared host change their clock by a quarter for seconds, which hid one with a third."""
     few_peers_ratio: float = 0.6
     """Speed over the fastest below which a reading fails where there are few peers (ratio). Source: convention."""
     core_wait_ratio: float = 0.2

@@ -9,6 +9,8 @@ import pytest
 
 from tests.trainer.preflight.simulated import cluster, slower
 from trainer.preflight.judge import judge
+from trainer.preflight.peers import slow_among
+from trainer.preflight.policy import PreflightPolicy
 from trainer.preflight.readings import LinkReading, RankReading, Readings
 from trainer.preflight.report import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_PASSED, Line, PreflightReport
 from trainer.preflight.rounds import pair_rounds, repeat_rounds
@@ -112,6 +114,14 @@ def test_slow_node_among_few(num_nodes: int) -> None:
     assert line.status == "fail"
     assert line.nodes == (("gpu-001", "gpu-000") if num_nodes == 2 else ("gpu-001",))
     assert report.exit_code() == EXIT_FAILED
+
+
+@pytest.mark.parametrize(("speed", "is_named"), [(33.1, True), (60.0, False)])
+def test_a_third_of_the_speed_stands_out_of_any_spread(speed: float, is_named: bool) -> None:
+    """As measured on two cores of a shared host, whose clock went up by a quarter half way."""
+    speeds = [78.0, 80.0, 76.0, 79.0, speed, 101.0, 100.0, 101.0]
+    values = dict(enumerate(speeds))
+    assert (4 in slow_among(values, slow_ratio=0.9, policy=PreflightPolicy())) == is_named
 
 
 def test_late_node_and_late_link() -> None:
