@@ -160,7 +160,7 @@ class Store:
 
     @property
     def damage(self) -> StoreCorruptError | None:
-        """What a query met that could not read a part of the files; None if there was none so far."""
+        """The first damage of a file that a query met; None if there was none so far."""
         found = (store.damage for store in self._sessions)
         return self._damage or next((damage for damage in found if damage), None)
 

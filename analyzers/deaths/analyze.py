@@ -156,7 +156,7 @@ def _without_a_root(
 
 
 def _interruption(view: AttemptView, log: EventLog) -> str:
-    """What ended a launcher that lived to record it, such as Ctrl-C; "" where nothing did."""
+    """Name the signal that interrupted a launcher, as far as it recorded one; "" where none did."""
     for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt):
         number = event.integer("exit_code") - _SIGNALLED
         if event.text("reason") in ("interrupted", "preempted"):

@@ -33,7 +33,7 @@ __all__ = ["Observation", "find_spikes", "loss_spikes"]
 _FIRST_STEPS = 16
 """Rows in which a run's loss is highest."""
 _LATE_STEPS = 8
-"""Newest steps of which a rank's record may still be on its way."""
+"""Number of newest steps whose records may not have arrived from all ranks."""
 
 
 @dataclass(frozen=True, slots=True)

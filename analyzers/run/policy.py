@@ -43,6 +43,12 @@ class StallPolicy:
     startup_at_work_s: float = 1800.0
     """The same while `watch` sees a rank compute or read files outside of any collective (seconds): `startup_s` then
     counts from the last such sign. Source: convention; first builds of large kernels take tens of minutes."""
+    startup_busy_ratio: float = 0.05
+    """Processor time / wall time from which a rank and its children are at work then (ratio). Source: measured, one of
+    ours that waits takes below 0.01, and a compiler on a crowded machine some tenths of a core."""
+    startup_read_bytes_per_s: float = 1 << 20
+    """Bytes read from files from which they are at work too (bytes per second). Source: convention; imports from a slow
+    disk take little processor time."""
     compile_s: float = 600.0
     """In a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
     checkpoint_s: float = 120.0

@@ -1,4 +1,4 @@
-"""Where a run ran: ranks and their places, process groups, communicators of NCCL, and whether its plugin was loaded."""
+"""Queries of the system page: ranks and their hosts, process groups, NCCL's communicators, states of its plugin."""
 
 from __future__ import annotations
 
@@ -65,11 +65,13 @@ def communicators(source: Source) -> Rows:
         "attempt", "communicator", "name", "ranks", "nodes", "ranks that recorded it", "profiler interface",
         "ranks with it open",
     )  # fmt: skip
-    return [dict(zip(names, row, strict=True)) | {"communicator": f"{row[1] or 0:x}"} for row in rows]
+    return [
+        dict(zip(names, row, strict=True)) | {"communicator": "" if row[1] is None else f"{row[1]:x}"} for row in rows
+    ]
 
 
 def plugin_states(source: Source) -> Rows:
-    """Whether NCCL was to load the profiler plugin: ranks by state and reason."""
+    """Count the ranks by the state of the profiler plugin and the reason for it."""
     if not source.has("events"):
         return []
     rows = source.rows(

@@ -82,7 +82,7 @@ def _versions(manifest: Mapping[str, Any]) -> None:
     if rows:
         table(rows, key="system-versions")
     if not versions:
-        st.caption("The versions of Python and torch were not recorded: no rank got as far.")
+        st.caption("The versions of Python and torch were not recorded.")
     missing = "Versions of NCCL, CUDA and the driver are not recorded with a run: `rankscope preflight` shows them."
     st.caption(missing)
 
@@ -109,8 +109,9 @@ def _topology(ranks: list[dict[str, Any]]) -> None:
     if not ranks:
         empty_state("No rank has reported where it runs.")
         return
-    constant = [name for name in MESH if all(not row[name] for row in ranks)]
-    left_out = {*constant, *(name for name in ("device_uuid",) if not any(row[name] for row in ranks))}
+    constant = [name for name in MESH if all(row[name] == 0 for row in ranks)]
+    unknown = [name for name in (*MESH, "device_uuid") if all(row[name] is None for row in ranks)]
+    left_out = {*constant, *unknown}
     table([{name: value for name, value in row.items() if name not in left_out} for row in ranks], key="system-ranks")
     if constant:
         st.caption(f"Dimensions in which all ranks have coordinate 0 are left out: {', '.join(constant)}.")

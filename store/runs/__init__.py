@@ -1,1 +1,1 @@
-"""What is kept with runs besides their records."""
+"""Files that are kept with a run besides its records."""

@@ -31,7 +31,7 @@ class NotesError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNotes:
-    """What a reader keeps with a run."""
+    """Tags and a note of a run."""
 
     tags: tuple[str, ...] = ()
     """In order, each once."""

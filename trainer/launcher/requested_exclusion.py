@@ -1,4 +1,4 @@
-"""Whether a run can do without ranks that `watch` asks to leave out.
+"""Check whether a run can go on without the ranks that `watch` asks to leave out.
 
 refusal(config, request, met=4, leaving=1)      # "" if it can, else the reason why they stay
 """

@@ -3,8 +3,8 @@
     initialise(model, config.model, seed=0)
 
 A parameter is covered by tiles of `TILE_ROWS` x `TILE_COLUMNS` numbers, each from a generator that is seeded by the
-run's seed, the parameter's name and the tile's place. A rank draws the tiles that its part touches: beyond its shards
-that is at most a tile at each edge, and a tile is all the memory it takes.
+run's seed, the parameter's name and the tile's place. A rank draws the tiles that its part touches, at most a tile more
+at each edge. Besides its shards it needs memory for its part of one parameter.
 """
 
 from __future__ import annotations
@@ -71,6 +71,6 @@ def _tiles(part: slice, size: int) -> range:
 
 
 def _shared(part: slice, start: int, size: int) -> tuple[slice, slice]:
-    """What a part and a tile of a dimension share: its place in the part, and in the tile."""
+    """Intersection of a part and a tile of a dimension: its place in the part, and in the tile."""
     first, last = max(part.start, start), min(part.stop, start + size)
     return slice(first - part.start, last - part.start), slice(first - start, last - start)

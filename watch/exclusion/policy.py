@@ -1,7 +1,7 @@
 """When slow ranks or a broken device are to be left out: the run's settings, and which causes may act.
 
 policy = exclusion_policy(run.manifest())
-why_kept(finding, policy)              # "" if the finding asks for an exclusion, else the reason against it
+reason_to_keep(finding, policy)              # "" if the finding asks for an exclusion, else the reason against it
 
 A rank is left out for what its device or host does to it, never for what the run gives it to do: a slow rank of another
 device in its place would be as slow.
@@ -18,7 +18,7 @@ from analyzers.health.xids import xid_table
 from analyzers.run.setting import number, setting
 from analyzers.wording import is_number
 
-__all__ = ["ExclusionPolicy", "Mode", "exclusion_policy", "is_replace_xid", "why_kept"]
+__all__ = ["ExclusionPolicy", "Mode", "exclusion_policy", "is_replace_xid", "reason_to_keep"]
 
 Mode = Literal["report", "exclude", "replace"]
 """`exclude`: also where the run gets smaller. `replace`: only where a spare device or node takes the place."""
@@ -79,7 +79,7 @@ def is_replace_xid(finding: Finding) -> bool:
     return finding.kind == "xid" and known.get("action") == "replace"
 
 
-def why_kept(finding: Finding, policy: ExclusionPolicy, *, has_experts: bool = False) -> str:
+def reason_to_keep(finding: Finding, policy: ExclusionPolicy, *, has_experts: bool = False) -> str:
     """The reason why a straggler stays in the run; empty if it may be left out. Pure.
 
     `has_experts`: ranks hold different experts, so that what they compute depends on the routing of tokens.

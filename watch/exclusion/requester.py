@@ -23,7 +23,7 @@ from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
-from watch.exclusion.policy import ExclusionPolicy, Mode, exclusion_policy, is_replace_xid, why_kept
+from watch.exclusion.policy import ExclusionPolicy, Mode, exclusion_policy, is_replace_xid, reason_to_keep
 from watch.exclusion.request import ExclusionRequest, write_request
 from watch.live import LiveJudge
 
@@ -51,7 +51,7 @@ class ExclusionRequester:
 
     @classmethod
     def of(cls, run: RunDir, judge: LiveJudge, events: EventWriter) -> ExclusionRequester | None:
-        """As the run is configured; None if it acts on nothing."""
+        """Make one with the run's settings; None if they ask for no action."""
         policy = exclusion_policy(run.manifest())
         if policy.on_straggler == "report" and policy.on_xid == "report":
             return None
@@ -89,7 +89,7 @@ class ExclusionRequester:
                 self._decide(source, finding, attempt)
 
     def _decide(self, source: Source, finding: Finding, attempt: int) -> None:
-        reason = why_kept(finding, self._policy, has_experts=self._has_experts)
+        reason = reason_to_keep(finding, self._policy, has_experts=self._has_experts)
         if not reason:
             self._request(source, finding, self._policy.on_straggler, attempt)
             return

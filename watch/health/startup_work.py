@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from analyzers.run.policy import StallPolicy
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 
@@ -23,11 +24,6 @@ __all__ = ["StartupWork", "work_of_tree"]
 QUIET_S = 20.0
 PERIOD_S = 10.0
 EVENT_S = 30.0
-MIN_BUSY_RATIO = 0.05
-"""Processor time / wall time from which a rank works: one of ours that waits takes below 0.01, and a compiler on a
-crowded machine some tenths of a core."""
-MIN_READ_BYTES_PER_S = 1 << 20
-"""Of files: imports from a slow disk take little processor time."""
 MAX_PROCESSES = 256
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -35,8 +31,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class StartupWork:
     """Polled by one thread."""
 
-    def __init__(self, events: EventWriter) -> None:
-        self._events = events
+    def __init__(self, events: EventWriter, policy: StallPolicy | None = None) -> None:
+        self._events, self._policy = events, policy or StallPolicy()
         self._before: tuple[float, dict[int, tuple[int, float, int]]] | None = None
         self._written_s = float("-inf")
 
@@ -60,8 +56,8 @@ class StartupWork:
             pid_before, cpu_before_s, read_before = before[1].get(rank, (0, 0.0, 0))
             if pid_before != pid:
                 continue
-            used = (cpu_s - cpu_before_s) / passed_s
-            if used >= MIN_BUSY_RATIO or read_bytes - read_before >= MIN_READ_BYTES_PER_S * passed_s:
+            used, read_per_s = (cpu_s - cpu_before_s) / passed_s, (read_bytes - read_before) / passed_s
+            if used >= self._policy.startup_busy_ratio or read_per_s >= self._policy.startup_read_bytes_per_s:
                 busy.append(rank)
                 cores += max(0.0, used)
         if busy and now_s - self._written_s >= EVENT_S:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analyzers.finding import Finding
-from watch.exclusion.policy import ExclusionPolicy, exclusion_policy, is_replace_xid, why_kept
+from watch.exclusion.policy import ExclusionPolicy, exclusion_policy, is_replace_xid, reason_to_keep
 
 POLICY = ExclusionPolicy(on_straggler="exclude")
 
@@ -22,7 +22,7 @@ def straggler(cause: str = "compute", **evidence: Any) -> Finding:
 
 @pytest.mark.parametrize("cause", ["compute", "gpu_clock"])
 def test_a_slow_device_may_be_left_out(cause: str) -> None:
-    assert why_kept(straggler(cause), POLICY) == ""
+    assert reason_to_keep(straggler(cause), POLICY) == ""
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_a_slow_device_may_be_left_out(cause: str) -> None:
     ],
 )
 def test_what_another_device_would_not_change_stays(finding: Finding, reason: str) -> None:
-    assert reason in why_kept(finding, POLICY)
+    assert reason in reason_to_keep(finding, POLICY)
 
 
 def test_compute_of_ranks_with_different_experts_follows_the_tokens() -> None:
-    assert "experts" in why_kept(straggler(), POLICY, has_experts=True)
-    assert why_kept(straggler("gpu_clock"), POLICY, has_experts=True) == ""
+    assert "experts" in reason_to_keep(straggler(), POLICY, has_experts=True)
+    assert reason_to_keep(straggler("gpu_clock"), POLICY, has_experts=True) == ""
 
 
 def test_settings_of_a_run_and_of_one_without_any() -> None:
