@@ -96,7 +96,7 @@ def test_a_run_without_logs_settings_or_versions_says_what_is_missing(tmp_path: 
     text = shown(page(run, "configuration"))
     assert "missing or damaged" in text
     assert "No settings are recorded" in text
-    assert "were not recorded: no rank got as far" in shown(page(run, "system"))
+    assert "were not recorded" in shown(page(run, "system"))
     silent = make_run(tmp_path / "silent", ranks=1, steps=3)
     (silent.path / "logs").mkdir()
     (silent.path / "logs" / "launcher.log").touch()
