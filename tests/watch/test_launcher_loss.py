@@ -28,7 +28,8 @@ def _watched(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, launcher_pid: int
 ) -> Watched:
     where = {rank: {"pid": process.pid} for rank, process in enumerate(processes[1:])}
-    run = make_run(tmp_path, ranks=2, steps=3, hang={1: 3}, identities=where)
+    patient = {"recovery": {"hang_floor_s": 3600}}  # the silence of the ranks is no hang here
+    run = make_run(tmp_path, ranks=2, steps=3, hang={1: 3}, identities=where, config=patient)
     return Watched(run, monkeypatch, launcher_pid=launcher_pid)
 
 

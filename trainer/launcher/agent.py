@@ -170,6 +170,8 @@ class Agent(SimpleElasticAgent):
             )
         if not any(codes.values()) and self._follow_request(worker_group):
             return RunResult(state=WorkerState.FAILED)
+        # The rank that a failed one lost may have ended after it was looked at: it has by now.
+        codes = self.ranks.exit_codes()
         # Within one poll, a rank that died of a signal died first: the others' errors come from the broken connection.
         first = sorted(
             (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0

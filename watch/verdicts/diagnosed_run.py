@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.diagnose import Diagnosis, diagnose
+from analyzers.finding import Finding
 from analyzers.wording import ranks_text
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
@@ -58,8 +59,13 @@ def _judge(run: RunDir, store: Store, phase: RunPhase) -> Diagnosis:
     is_live = phase.word in ("running", "ending") or (phase.word == "unknown" and is_watched(run.stores()))
     now_ns = time.time_ns() if is_live else None
     diagnosis = diagnose(store, run.manifest(), now_ns=now_ns, stacks_dir=run.stacks)
-    if phase.word != "ending" or any(found.kind in EXPLAINS_END for found in diagnosis.fired):
+    if phase.word != "ending" or any(_explains_end(found) for found in diagnosis.fired):
         return diagnosis
     have = "has" if len(phase.ended) == 1 else "have"
     text = f"{STILL_READING}: {ranks_text(phase.ended)} {have} ended, and how is not recorded yet. Analyze again soon."
     return replace(diagnosis, verdict=text, run={**diagnosis.run, "still_reading": True})
+
+
+def _explains_end(found: Finding) -> bool:
+    """Return True if it says how a rank ended; that one is gone is no explanation."""
+    return found.kind in EXPLAINS_END and found.cause != "vanished"

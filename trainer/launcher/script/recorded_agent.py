@@ -52,6 +52,22 @@ class _RecordedAgent(LocalElasticAgent):
         self._exits = exits
         self._reported: set[int] = set()
 
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        if self._pcontext is not None:
+            self._report_before_close(self._pcontext, worker_group)
+        return started
+
+    def _report_before_close(self, context: PContext, worker_group: WorkerGroup) -> None:
+        """Report who has ended at the last moment before torch kills the others: a signal is not torch's until then."""
+        close = context.close
+
+        def report_and_close(*arguments: Any, **options: Any) -> None:
+            self._report(worker_group, is_stopped=False)
+            close(*arguments, **options)
+
+        context.close = report_and_close  # type: ignore[method-assign]
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._report(worker_group, is_stopped=False)
         result: RunResult = super()._monitor_workers(worker_group)
