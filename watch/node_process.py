@@ -134,7 +134,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
                 syncing = TapeSync(run, node_rank, every_s=_sync_s(run), is_running=lambda: tapes.is_running)
-                ingest.exclusions = ExclusionRequester.of(run, judge, events)
+                ingest.exclusions = ExclusionRequester.of(run, judge, events, node_rank=node_rank)
                 ingest.retention = Retention.of(run, ingester, syncing, events)
                 with syncing.running():
                     _run_until_needed(loop, ingest, Heartbeat(options.heartbeat_fd))

@@ -13,7 +13,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["xid_findings", "xid_table"]
+__all__ = ["asks_for_another_device", "xid_findings", "xid_table"]
 
 
 @cache
@@ -69,3 +69,9 @@ def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[F
             )
         )
     return findings
+
+
+def asks_for_another_device(finding: Finding) -> bool:
+    """Return True for an XID after which NVIDIA's catalogue asks to replace the device."""
+    known = xid_table()["xid"].get(str(finding.evidence.get("xid")), {})
+    return finding.kind == "xid" and known.get("action") == "replace"

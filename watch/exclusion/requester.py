@@ -1,10 +1,13 @@
 """Ask the launcher to leave slow ranks and broken devices out, as the run's settings say (`recovery.on_straggler`).
 
-    requester = ExclusionRequester.of(run, judge, events)     # None where the run only reports
+    requester = ExclusionRequester.of(run, judge, events, node_rank=0)     # None where the run only reports
     requester.poll(store, attempt, now_ns)                    # once a tick
 
 A straggler acts once it has been reported for long enough and, judged again at that moment, is still slow for a cause
 that lies in its device and costs enough. What is kept in spite of a report is an event with the reason.
+
+The watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records. Two that ask would
+leave out two ranks in one cool-down: each knows its own requests alone.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from analyzers.finding import Finding
+from analyzers.health.xids import asks_for_another_device
 from analyzers.live import LivePolicy, window_start
 from analyzers.run.setting import number
 from analyzers.scope import Scope
@@ -23,7 +27,8 @@ from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
-from watch.exclusion.policy import ExclusionPolicy, Mode, exclusion_policy, is_replace_xid, reason_to_keep
+from watch.digests.link import LEADER
+from watch.exclusion.policy import ExclusionPolicy, Mode, exclusion_policy, reason_to_keep
 from watch.exclusion.request import ExclusionRequest, write_request
 from watch.live import LiveJudge
 
@@ -40,28 +45,31 @@ class ExclusionRequester:
         events: EventWriter,
         policy: ExclusionPolicy,
         *,
+        node_rank: int = LEADER,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._judge, self._events, self._policy = run, judge, events, policy
-        self._clock_s = clock_s
+        self._node_rank, self._clock_s = node_rank, clock_s
         self._has_experts = (number(run.manifest(), "model.num_experts") or 0) > 0
         self._slow_since_s: dict[tuple[int, tuple[int, ...]], float] = {}
         self._answered: set[tuple[int, tuple[int, ...], str]] = set()
         self._acted_s = self._last_request_s()
 
     @classmethod
-    def of(cls, run: RunDir, judge: LiveJudge, events: EventWriter) -> ExclusionRequester | None:
+    def of(cls, run: RunDir, judge: LiveJudge, events: EventWriter, *, node_rank: int) -> ExclusionRequester | None:
         """Make one with the run's settings; None if they ask for no action."""
         policy = exclusion_policy(run.manifest())
         if policy.on_straggler == "report" and policy.on_xid == "report":
             return None
-        return cls(run, judge, events, policy)
+        return cls(run, judge, events, policy, node_rank=node_rank)
 
     def poll(self, source: Source, attempt: int, now_ns: int) -> None:
-        """Request what is due."""
+        """Request what is due, unless it is another watch's to ask."""
+        if self._node_rank != LEADER and self._run.node_dir(LEADER).is_dir():
+            return
         if self._policy.on_xid != "report":
             for finding in self._judge.open_findings("xid", attempt):
-                if is_replace_xid(finding) and finding.ranks:
+                if asks_for_another_device(finding) and finding.ranks:
                     self._request(source, finding, self._policy.on_xid, attempt)
         if self._policy.on_straggler != "report":
             self._poll_stragglers(source, attempt, now_ns)

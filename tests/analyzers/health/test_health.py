@@ -13,7 +13,7 @@ from analyzers.finding import Finding, Severity
 from analyzers.health.analyze import device_health
 from analyzers.health.explain import WHY
 from analyzers.health.figures import FIGURES
-from analyzers.health.xids import xid_table
+from analyzers.health.xids import asks_for_another_device, xid_table
 from analyzers.live import LivePolicy, LiveState, live_findings
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter
@@ -227,3 +227,11 @@ def test_a_disk_that_fills_up_is_told_once_its_rate_is_a_trend(tmp_path: Path, s
         node.read("host", second, **{**HOST, "disk_free_bytes": (100 << 30) - second * (100 << 20)})
     found = [finding for finding in node.findings() if finding.kind == "host_pressure"]
     assert [finding.cause for finding in found] == ["disk"] * fires
+
+
+@pytest.mark.parametrize(("xid", "expected"), [(64, True), (79, False), (13, False), (None, False), (9999, False)])
+def test_xids_after_which_the_device_is_replaced(xid: int | None, expected: bool) -> None:
+    finding = Finding(
+        analyzer="health", kind="xid", severity="critical", status="fired", summary="XID.", evidence={"xid": xid}
+    )
+    assert asks_for_another_device(finding) is expected

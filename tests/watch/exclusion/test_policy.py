@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analyzers.finding import Finding
-from watch.exclusion.policy import ExclusionPolicy, exclusion_policy, is_replace_xid, reason_to_keep
+from watch.exclusion.policy import ExclusionPolicy, exclusion_policy, reason_to_keep
 
 POLICY = ExclusionPolicy(on_straggler="exclude")
 
@@ -59,11 +59,3 @@ def test_settings_of_a_run_and_of_one_without_any() -> None:
         assert exclusion_policy(manifest).on_straggler == "report"
     damaged = {"config": {"recovery": {"enabled": True, "on_straggler": "delete", "straggler_after_s": "no"}}}
     assert exclusion_policy(damaged) == ExclusionPolicy()
-
-
-@pytest.mark.parametrize(("xid", "expected"), [(64, True), (79, False), (13, False), (None, False), (9999, False)])
-def test_xids_after_which_the_device_is_replaced(xid: int | None, expected: bool) -> None:
-    finding = Finding(
-        analyzer="health", kind="xid", severity="critical", status="fired", summary="XID.", evidence={"xid": xid}
-    )
-    assert is_replace_xid(finding) is expected

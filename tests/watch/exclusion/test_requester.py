@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,12 +35,14 @@ def slow_run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 class Asked:
     """A requester over a run, with a judge that has reported what it found, and a clock that a test sets."""
 
-    def __init__(self, run: RunDir, folder: Path, recovery: Mapping[str, Any]) -> None:
+    def __init__(self, run: RunDir, folder: Path, recovery: Mapping[str, Any], *, node_rank: int = 0) -> None:
         self.run, self.now_s = run, 0.0
         self.events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.judge = LiveJudge(run.manifest(), self.events, Exports(None, None, None, None))
         policy = exclusion_policy({"config": {"recovery": recovery}})
-        self.requester = ExclusionRequester(run, self.judge, self.events, policy, clock_s=lambda: self.now_s)
+        self.requester = ExclusionRequester(
+            run, self.judge, self.events, policy, node_rank=node_rank, clock_s=lambda: self.now_s
+        )
         self.store = Store.open(run)
         for _ in range(5):  # stragglers are searched for every fifth time
             self.judge.report(self.judge.record_findings(self.store, time.time_ns()))
@@ -84,6 +87,25 @@ def test_after_a_request_there_is_a_pause_also_for_the_next_watch(slow_run: RunD
     assert asked.at(0) == asked.at(35) == asked.written("exclusion_requested")
     assert len(asked.at(45)) == 2, "100 s after the earlier one"
     asked.store.close()
+
+
+@pytest.mark.parametrize(("is_shared", "expected"), [(True, [1, 0]), (False, [1, 1])])
+def test_the_watches_of_two_nodes_do_not_both_ask(
+    slow_run: RunDir, tmp_path: Path, is_shared: bool, expected: list[int]
+) -> None:
+    """Both judge the ranks of node 1; on a disk of its own that node's watch is the only one that sees them."""
+    if not is_shared:
+        slow_run = RunDir(Path(shutil.copytree(slow_run.path, tmp_path / "node-1" / slow_run.run_id)))
+        shutil.rmtree(slow_run.node_dir(0))
+    folders = [tmp_path / f"watch-{node_rank}" for node_rank in (0, 1)]
+    for folder in folders:
+        folder.mkdir()
+    watches = [Asked(slow_run, folder, RECOVERY, node_rank=rank) for rank, folder in enumerate(folders)]
+    for watch in watches:
+        watch.at(0)
+    assert [len(watch.at(31)) for watch in watches] == expected
+    for watch in watches:
+        watch.store.close()
 
 
 def test_a_cause_that_any_device_would_share_is_kept_with_its_reason(slow_run: RunDir, tmp_path: Path) -> None:
