@@ -184,10 +184,13 @@ def _spread(others: Matrix, effect: float, policy: PersistencePolicy) -> tuple[f
 
 
 def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, level: float) -> tuple[int, int]:
-    """Find begin and end, within a block of the rough ones, that make the sum of (value - level) largest."""
+    """Find begin and end, from a block outside of the rough ones on, that make the sum of (value - level) largest.
+
+    A short disturbance before the onset, with calm observations after it, is no part of it.
+    """
     votes = np.clip(values, 0.0, 2 * level) - level  # one jitter must not outvote the steps around it
-    low, high = max(0, begin - length), min(len(values), begin + length)
-    gains = np.cumsum(votes[low:high][::-1])[::-1]
+    low = max(0, begin - length)
+    gains = np.cumsum(votes[low:end][::-1])[::-1]
     refined_begin = low + int(np.argmax(gains))
     low, high = max(refined_begin + 1, end - length), min(len(values), end + length)
     gains = np.cumsum(votes[low:high])

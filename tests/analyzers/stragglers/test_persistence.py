@@ -1,0 +1,25 @@
+"""Segments in which a rank is slow: their begin and end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analyzers.account.timings import Matrix
+from analyzers.stragglers.persistence import find_segments
+
+FIRST_SLOW = 30
+
+
+@pytest.mark.parametrize("disturbed_first", [None, 15, 18, 20])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_begin_is_that_of_the_slowness_and_not_of_a_disturbance_before(
+    disturbed_first: int | None, seed: int
+) -> None:
+    """Five observations taken by another job of the machine, then calm ones, then a rank that is slow for good."""
+    excess: Matrix = np.random.default_rng(seed).normal(0, 0.02, (4, 110)).astype(np.float32)
+    excess[3, FIRST_SLOW:] += 2.0
+    if disturbed_first is not None:
+        excess[3, disturbed_first : disturbed_first + 5] += 1.5
+    (segment,) = find_segments(excess)
+    assert (segment.row, segment.begin, segment.end) == (3, FIRST_SLOW, 110)
