@@ -233,6 +233,17 @@ class SpikeDetector:
             is_signed=True,
         )
 
+    def clean_range(self) -> tuple[float, float]:
+        """Losses between these two are no spike in the next step, whatever the gradient norm is; others may be one."""
+        if self._num_clean < self.policy.warm_up_steps:
+            return -math.inf, math.inf
+        if self._signed.is_usual:
+            return math.inf, -math.inf
+        if not self._loss.residuals:
+            return 0.0, math.inf
+        # A little less: the detector's own logarithm and exponential round.
+        return 0.0, math.exp(_median(self._loss.levels)) * (1.0 + self._least_rise) * (1.0 - 1e-9)
+
     def state_dict(self) -> dict[str, Any]:
         """The history as plain lists, for a checkpoint."""
         return {

@@ -25,6 +25,7 @@ from trainer.faults.inject import arm
 from trainer.faults.options import parse_fault
 from trainer.guard.recovery import Recovery
 from trainer.layout.plan import resolve
+from trainer.rank.late_verdict import late_verdict
 from trainer.rank.loop import Session, train
 from trainer.training.build import build
 
@@ -80,7 +81,15 @@ class LossRecorder(TapeRecorder):
 
     def log(self, **values: float) -> None:
         super().log(**values)
-        step, result = self.step_number, self.result
+        self._keep(self.step_number, values)
+
+    def log_late(self, step: int, **values: float) -> None:
+        super().log_late(step, **values)
+        if values.get("committed"):
+            self._keep(step, values)
+
+    def _keep(self, step: int, values: dict[str, float]) -> None:
+        result = self.result
         if "batch_index" in values:
             result.batches[step] = int(values["batch_index"])
             result.tried.append((step, int(values["batch_index"])))
@@ -111,10 +120,12 @@ def run_loop(
     if missing:
         training.loader = Without(training.loader, missing)
     arm([parse_fault(text) for text in faults], training, recorder, run, rank=rank, world_size=world_size)
+    recovery = Recovery(training, recorder, run, None)
     session = Session(
         training=training,
         recorder=recorder,
-        recovery=Recovery(training, recorder, run, None),
+        recovery=recovery,
+        late=late_verdict(training, recorder, recovery),
         asked_to_stop=lambda: rank == 0 and recorder.step_number == stop_at_step,
     )
     if change is not None:

@@ -14,6 +14,9 @@ __all__ = ["RecoveryConfig"]
 class RecoveryConfig(Section):
     enabled: bool = True
     """Act on what is found: skip, roll back, restart."""
+    verdict: Literal["auto", "at_once", "late"] = "auto"
+    """`late`: read a step's numbers while the next is computed, the device leaves the update of a bad step out; `auto`:
+    late on GPUs, where the training allows it."""
     max_restarts: int = Field(default=3, ge=0)
     """Restarts of the worker group before the run gives up."""
     max_rollbacks: int = Field(default=8, ge=0)

@@ -141,6 +141,10 @@ class Integrity:
             except Exception as error:
                 record_error("fingerprints", error)
 
+    def left_out(self, step: int) -> None:
+        """The optimizer left out the update of `step` after all: the state is that of the step before."""
+        self._state_step = step - 1
+
     def vote(self) -> IntegrityVote:
         """This rank's vote for the step's reduction."""
         self._checked = None

@@ -5,6 +5,7 @@ position = recovery.start()                             # from the newest checkp
 sums = StepVotes.from_row(...)                          # `recovery.votes(stop=...)`, summed over all ranks
 recovery.apply_votes(sums)                              # once a step: background save, integrity, gradient peaks
 if recovery.recompute(position, batch_index): ...       # drop the gradients and train the same batch again
+recovery.integrity.after_step(position.step + 1)        # the optimizer has written
 position = recovery.taken(position, batch_index)        # after a healthy step: copies, checkpoints, vetting
 position = recovery.refuse(verdict, position, batch, loss)         # instead of a bad one
 recovery.end(position)
@@ -104,10 +105,9 @@ class Recovery:
         return decision.recompute
 
     def taken(self, position: Position, batch_index: int) -> Position:
-        """A healthy step's update was taken: vet what it vouches for, and save what is due."""
+        """A healthy step's update was taken, and `integrity` knows of it: vet what it vouches for, save what is due."""
         step = position.step + 1
         position = Position(step=step, batch_index=batch_index + 1)
-        self.integrity.after_step(step)
         self.guard.taken(position, batch_index)
         self.copies.promote(step, self.integrity.trusted_step(step))
         self._set_rate(position)

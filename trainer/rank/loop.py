@@ -5,12 +5,11 @@
 
 A step from top to bottom: batch, forward and backward, one small reduction (gradient norm, loss and the votes),
 clipping, the guard's verdict, and then either the optimizer's step or a rollback. Every rank comes to the same verdict
-because every number it depends on was reduced.
+because every number it depends on was reduced. On a GPU the verdict comes one step late (`trainer.rank.late_verdict`).
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,8 +22,10 @@ from torch import Tensor
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from trainer.checkpoint.state import Position
+from trainer.data.batches import Batch
 from trainer.guard.recovery import Recovery
-from trainer.guard.votes import StepVotes
+from trainer.rank.late_verdict import LateVerdict
+from trainer.rank.step_numbers import StepResult, reduce_numbers
 from trainer.training.rank_training import Training
 
 __all__ = ["Session", "train"]
@@ -55,24 +56,11 @@ class Session:
     experts: BackwardProbe | None = None
     unreduced: UnreducedGradients | None = None
     """None where local gradients are not whole, or cannot be distinguished from other reductions."""
+    late: LateVerdict | None = None
+    """None where each step is judged before its update."""
     asked_to_stop: Callable[[], bool] = lambda: False
     prints_progress: bool = False
     _printed_at: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """The numbers of one step. `own_loss` and `own_norm` are this rank's (NaN if it has none), the rest is the same on
-    all ranks."""
-
-    loss: float
-    norm: float
-    votes: StepVotes
-    own_loss: float
-    own_norm: float
-    """Of this rank's own gradient, before it was reduced; NaN in most steps."""
-    compression_error: float | None = None
-    """Of the reduced gradient, relative to the one without compression; None if it was not measured."""
 
 
 def train(session: Session) -> str:
@@ -111,27 +99,42 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     for probe in (session.gradients, session.experts):
         if probe is not None:
             probe.after_backward(step)
-    result = _reduce(session, local_loss, own_square)
-    stop = result.votes.stop > 0
+    if session.late is not None and session.late.is_pending:
+        after, stop = _settle(session, session.late)
+        if stop or after != position:
+            training.discard()  # it was computed from what is not the state any more, or is not wanted
+            recorder.log(committed=False)
+            return after, stop
+    votes = recovery.votes(stop=session.asked_to_stop())
+    if session.late is not None and session.late.lags(step):
+        numbers = reduce_numbers(training, votes, local_loss, own_square)
+        return session.late.take(position, batch, numbers), False
+    # The host waits for the device here, and nowhere else in a step that is taken.
+    numbers = reduce_numbers(training, votes, local_loss, own_square, waits=True)
+    return _judge(session, position, batch, numbers.read())
+
+
+def _judge(session: Session, position: Position, batch: Batch, result: StepResult) -> tuple[Position, bool]:
+    """Judge a step before its update, and take or refuse it."""
+    training, recorder, recovery = session.training, session.recorder, session.recovery
+    step, batch_index, stop = position.step + 1, position.batch_index, result.votes.stop > 0
     recovery.apply_votes(result.votes)
     if recovery.recompute(position, batch_index):
         recorder.log(committed=False)  # without its numbers: they are not the step's
         return position, stop
-    own = {"local_loss": result.own_loss} if training.has_loss else {}
-    if math.isfinite(result.own_norm):
-        own["local_grad_norm"] = result.own_norm
-    if result.compression_error is not None:
-        own["compression_error"] = result.compression_error
+    own = result.own_columns(has_loss=training.has_loss)
     recorder.log(loss=result.loss, grad_norm=result.norm, committed=False, **own)
 
     if training.absorb_overflow(result.norm):
         return Position(step=position.step, batch_index=recovery.ledger.next_batch(batch_index + 1)), stop
-    verdict = recovery.guard.judge(step, result.loss, result.norm)
+    judged = result if session.late is None else session.late.judged(result)
+    verdict = recovery.guard.judge(step, judged.loss, judged.norm)
     if not verdict.healthy:
-        own_loss = result.own_loss if training.has_loss else None
+        own_loss = judged.own_loss if training.has_loss else None
         return recovery.refuse(verdict, position, batch, own_loss), stop
 
     rate = training.step(step - 1)
+    recovery.integrity.after_step(step)
     recorder.log(lr=rate, committed=True)
     _print_progress(session, step, result, rate)
     position = recovery.taken(position, batch_index)
@@ -139,38 +142,25 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     return position, stop
 
 
+def _settle(session: Session, late: LateVerdict) -> tuple[Position, bool]:
+    """What follows the step that was not read yet; returns the position after it, and whether it was the last as asked.
+
+    Its verdict is healthy unless its update was left out, or state has changed outside the optimizer.
+    """
+    recovery, settled = session.recovery, late.settle()
+    result, position, stop = settled.result, settled.position, settled.result.votes.stop > 0
+    recovery.apply_votes(result.votes)
+    if settled.is_left_out:
+        return position, False  # not without this step's verdict
+    verdict = recovery.guard.judge(settled.step, result.loss, result.norm)
+    if not verdict.healthy:
+        return recovery.refuse(verdict, position, settled.batch, result.own_loss), stop
+    _print_progress(session, settled.step, result, settled.rate)
+    return recovery.taken(position, position.batch_index), stop
+
+
 def _is_due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
-
-
-def _reduce(session: Session, local_loss: Tensor, own_square: Tensor | None) -> StepResult:
-    """Clip, and get the numbers that the verdict needs by the step's one reduction besides the gradients'.
-
-    The host waits for the device here, and nowhere else in a step that is taken: all numbers come back at once.
-    """
-    training = session.training
-    own = local_loss.double().view(1)
-    # Tensor-parallel ranks each add the same loss; pipeline ranks without one add nothing.
-    share = own / training.plan.loss_copies if training.has_loss else torch.zeros_like(own)
-    row = session.recovery.votes(stop=session.asked_to_stop()).to_row()
-    votes = torch.tensor(row, dtype=torch.float64).to(own.device, non_blocking=True)
-    square = own.new_full((1,), math.nan) if own_square is None else own_square
-    squares, error = training.compression_squares(), None
-    clipped = training.clip(share, votes, own=(own, square) if squares is None else (own, square, squares))
-    loss, *sums = clipped.sums
-    own_loss, own_square_sum, *compression = clipped.own
-    if compression:
-        wrong, whole = compression
-        error = math.sqrt(wrong / whole) if whole > 0 else math.nan
-    scale = training.scaler.scale if training.scaler is not None else 1.0
-    return StepResult(
-        loss=loss,
-        norm=clipped.norm,
-        votes=StepVotes.from_row(sums),
-        own_loss=own_loss if training.has_loss else math.nan,
-        own_norm=math.sqrt(own_square_sum) / scale,
-        compression_error=error,
-    )
 
 
 def _evaluate(session: Session, step: int) -> None:

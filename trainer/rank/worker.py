@@ -53,6 +53,7 @@ from trainer.layout.plan import Plan, resolve
 from trainer.rank.forked import use_device
 from trainer.rank.instrument import instrument, record_compilation, watch_experts
 from trainer.rank.join import connect_store, join_run, make_recorder
+from trainer.rank.late_verdict import late_verdict
 from trainer.rank.loop import Session, train
 from trainer.rank.stop_request import StopRequest
 from trainer.training.build import build, pick_backend, pick_device
@@ -142,13 +143,15 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     gradients = instrument(training, recorder)
     record_compilation(recorder)
     arm(setup.faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
+    recovery = Recovery(training, recorder, run, gradients)
     session = Session(
         training=training,
         recorder=recorder,
-        recovery=Recovery(training, recorder, run, gradients),
+        recovery=recovery,
         gradients=gradients,
         unreduced=unreduced_gradients() if _reduces_whole_gradients(config, plan) else None,
         experts=watch_experts(training, recorder),
+        late=late_verdict(training, recorder, recovery),
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )

@@ -15,6 +15,7 @@ on any rank arrives in it everywhere; nothing is raised here, because what to do
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["ClipResult", "LocalGradients", "clip_factor", "gradient_norm", "scale_gradients", "settle_gradients"]
+from probes.step_scalars import read_back
+
+__all__ = [
+    "ClipNumbers",
+    "ClipResult",
+    "LocalGradients",
+    "clip_factor",
+    "gradient_norm",
+    "scale_gradients",
+    "settle_gradients",
+]
 
 
 class ClipResult(NamedTuple):
@@ -34,6 +45,35 @@ class ClipResult(NamedTuple):
     """Over all ranks, of the rows that were passed to be summed."""
     own: list[float]
     """This rank's, as they were passed."""
+
+
+@dataclass(slots=True)
+class ClipNumbers:
+    """A `ClipResult` on the device: norm, sums, own numbers in one row of float64."""
+
+    row: Tensor
+    num_sums: int
+    _arrived: Any = None  # the CUDA event after the copy
+
+    def add(self, number: Tensor) -> None:
+        """Append one of this rank's own numbers."""
+        self.row = torch.cat((self.row, number.to(self.row.dtype).view(1)))
+
+    def send(self) -> None:
+        """Start the copy to the host, which `read` waits for then, and not for what the device does after it."""
+        if self.row.is_cuda:
+            self.row, self._arrived = read_back(self.row)
+
+    def wait(self) -> None:
+        """Bring the numbers to the host now."""
+        self.row = self.row.cpu()
+
+    def read(self) -> ClipResult:
+        """The numbers; waits for the device."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        norm, *numbers = self.row.tolist()
+        return ClipResult(norm, numbers[: self.num_sums], numbers[self.num_sums :])
 
 
 def settle_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

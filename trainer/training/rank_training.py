@@ -35,6 +35,7 @@ from trainer.parallel.compression import GradientCompression
 from trainer.parallel.parallelize import COMPUTE_DTYPES, ParallelModel
 from trainer.parallel.pipeline import Pipeline
 from trainer.training.clipping import (
+    ClipNumbers,
     ClipResult,
     LocalGradients,
     clip_factor,
@@ -207,19 +208,28 @@ class Training:
         back as they are. All numbers come back at once: the host waits for the device here.
         """
         with self.recorder.span("optimizer"):
-            if self.plan.tp > 1:
-                settle_gradients(parameter for _, parameter in self.named_parameters())
-            gradients = self._shards.by_copies()
-            row = gradient_norm(gradients, self.device, summed)
-            norm, limit = row[0], self.config.optim.clip_norm or math.inf
-            if self.scaler is not None:
-                norm /= self.scaler.scale
-                scale_gradients(gradients, clip_factor(norm, limit) / self.scaler.scale)
-            elif limit < math.inf:
-                scale_gradients(gradients, clip_factor(norm, limit))
-            norm_value, *numbers = (torch.cat((row, *own)) if own else row).tolist()
-            num_sums = row.numel() - 1
-            return ClipResult(norm_value, numbers[:num_sums], numbers[num_sums:])
+            return self._clip(summed, own).read()
+
+    def clip_unread(self, *summed: Tensor, own: Sequence[Tensor] = (), waits: bool = False) -> ClipNumbers:
+        """`clip` that leaves the numbers on the device until they are read; with `waits` they are on the host."""
+        with self.recorder.span("optimizer"):
+            numbers = self._clip(summed, own)
+            if waits:
+                numbers.wait()
+            return numbers
+
+    def _clip(self, summed: Sequence[Tensor], own: Sequence[Tensor]) -> ClipNumbers:
+        if self.plan.tp > 1:
+            settle_gradients(parameter for _, parameter in self.named_parameters())
+        gradients = self._shards.by_copies()
+        row = gradient_norm(gradients, self.device, summed)
+        norm, limit = row[0], self.config.optim.clip_norm or math.inf
+        if self.scaler is not None:
+            norm /= self.scaler.scale
+            scale_gradients(gradients, clip_factor(norm, limit) / self.scaler.scale)
+        elif limit < math.inf:
+            scale_gradients(gradients, clip_factor(norm, limit))
+        return ClipNumbers(torch.cat((row, *own)) if own else row, row.numel() - 1)
 
     @functools.cached_property
     def _shards(self) -> LocalGradients:
@@ -238,11 +248,15 @@ class Training:
             self.recorder.event(event_kinds.LOSS_SCALE, scale=self.scaler.scale)
         return True
 
-    def step(self, step: int) -> float:
-        """Take optimizer step `step` (from 0) and clear the gradients; returns the learning rate used."""
+    def step(self, step: int, *, leave_out: Tensor | None = None) -> float:
+        """Take optimizer step `step` (from 0) and clear the gradients; returns the learning rate used.
+
+        `leave_out`: 1 on the device if the update is not to happen; the fused kernel reads it, the host does not.
+        """
         with self.recorder.span("optimizer"):
             rate = learning_rate(step, self.config)
             set_learning_rate(self.optimizer, rate)
+            self.optimizer.found_inf = leave_out  # type: ignore[attr-defined]  # as torch's GradScaler does
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             if self.scaler is not None:

@@ -12,6 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from trainer.faults.trigger import FaultyLoader, Trigger
 from trainer.training.rank_training import Training
 
@@ -72,8 +74,8 @@ def _arm_slow_logging(trigger: Trigger, training: Training) -> None:
     """After the update and outside of every phase, where a training script logs, evaluates or draws."""
     take = training.step
 
-    def taking(step: int) -> float:
-        rate = take(step)
+    def taking(step: int, *, leave_out: Tensor | None = None) -> float:
+        rate = take(step, leave_out=leave_out)
         if trigger.lasting():
             time.sleep(trigger.fault.seconds or 0.03)
         return rate

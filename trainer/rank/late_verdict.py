@@ -1,0 +1,175 @@
+"""Verdict one step late: the host reads a step's numbers while the device computes the step after it.
+
+    late = late_verdict(training, recovery)                     # None where each step is to be read at once
+    if late.lags(step):
+        late.take(position, batch, numbers)                    # update enqueued, nothing read
+    ...forward and backward of the next step...
+    settled = late.settle()                                     # the numbers of the step before
+
+1. A flag on the device says whether the numbers of a step may be anything but healthy: a loss or norm that is not
+   finite, or a loss that the spike detector might refuse (`SpikeDetector.clean_range`). AdamW's fused kernel reads the
+   flag and leaves the update out, with its count of steps.
+2. The next step's forward and backward pass are enqueued. Then the host reads the numbers.
+3. Without the flag the step was taken, and what follows a step taken at once follows now: votes, copies, checkpoints.
+4. With the flag the state still is, bit for bit, that before the step. The gradients of the next step are dropped and
+   the step is computed again and judged at once, by the same code as in a run that never lags. A NaN that does not come
+   back is judged as it first came. So verdicts, rollbacks and the bits of the weights are those of such a run; a step
+   that was flagged and is healthy costs its time again.
+
+Read at once: the last step, steps after which the model is evaluated, and all of a run that `reason_not_to` names.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from probes.recorder import Recorder
+from trainer.checkpoint.state import Position
+from trainer.config.load import ConfigError
+from trainer.data.batches import Batch
+from trainer.guard.recovery import Recovery
+from trainer.rank.step_numbers import StepNumbers, StepResult
+from trainer.training.rank_training import Training
+
+__all__ = ["LateVerdict", "Settled", "late_verdict", "reason_not_to"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A step whose numbers have been read."""
+
+    position: Position
+    """Before the step."""
+    batch: Batch
+    result: StepResult
+    rate: float
+    is_left_out: bool
+    """The flag was set, so that there was no update."""
+
+    @property
+    def step(self) -> int:
+        return self.position.step + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    """A step whose numbers are on their way."""
+
+    position: Position
+    batch: Batch
+    numbers: StepNumbers
+    rate: float
+
+
+class LateVerdict:
+    """One rank's share; every method is called on all ranks alike."""
+
+    def __init__(self, training: Training, recorder: Recorder, recovery: Recovery) -> None:
+        self.training = training
+        self.recorder = recorder
+        self.recovery = recovery
+        self._pending: _Pending | None = None
+        self._repeated: Settled | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a step has not been read yet."""
+        return self._pending is not None
+
+    def lags(self, step: int) -> bool:
+        """Whether the numbers of `step` are read in the next one."""
+        train = self.training.config.train
+        is_evaluated = bool(train.eval_interval and step % train.eval_interval == 0 and self.training.validation)
+        return step < train.steps and not is_evaluated and self._repeated is None
+
+    def take(self, position: Position, batch: Batch, numbers: StepNumbers) -> Position:
+        """Enqueue the update of the step after `position`, unless its flag is set; returns the position after it."""
+        flag = self._flag(numbers)
+        numbers.clipped.add(flag)
+        numbers.clipped.send()
+        rate = self.training.step(position.step, leave_out=flag.float())
+        self.recovery.integrity.after_step(position.step + 1)
+        self.recorder.defer()
+        self._pending = _Pending(position=position, batch=batch, numbers=numbers, rate=rate)
+        ledger = self.recovery.ledger
+        return Position(step=position.step + 1, batch_index=ledger.next_batch(position.batch_index + 1))
+
+    def settle(self) -> Settled:
+        """Read the pending step, and record it."""
+        pending, self._pending = self._pending, None
+        assert pending is not None, "no step is pending"
+        clipped = pending.numbers.clipped.read()
+        settled = Settled(
+            position=pending.position,
+            batch=pending.batch,
+            result=pending.numbers.of(clipped),
+            rate=pending.rate,
+            is_left_out=clipped.own[-1] > 0,
+        )
+        if settled.is_left_out:
+            self.recovery.integrity.left_out(settled.step)
+            self._repeated = settled  # its record stays open until it is known whose numbers these are
+        else:
+            self.recorder.log_late(settled.step, **self._columns(settled), lr=settled.rate, committed=True)
+        return settled
+
+    def judged(self, result: StepResult) -> StepResult:
+        """The numbers to judge a step by that was read at once: `result`, unless it is a repeated step whose first
+        numbers were not finite and did not come back. Then those, since a fault of a device must count.
+
+        Completes the record of the first computation: only numbers that are judged are the step's.
+        """
+        first, self._repeated = self._repeated, None
+        if first is None:
+            return result
+        if _is_finite(first.result) or not _is_finite(result):
+            self.recorder.log_late(first.step, committed=False)
+            return result
+        self.recorder.log_late(first.step, **self._columns(first), committed=False)
+        return first.result
+
+    def _columns(self, settled: Settled) -> dict[str, float]:
+        result = settled.result
+        return {"loss": result.loss, "grad_norm": result.norm, **result.own_columns(has_loss=self.training.has_loss)}
+
+    def _flag(self, numbers: StepNumbers) -> Tensor:
+        """1 if the step may be anything but healthy, else 0. The same on all ranks."""
+        guard, loss = self.recovery.guard, numbers.loss
+        low, high = guard.detector.clean_range() if guard.enabled else (-math.inf, math.inf)
+        return ~(torch.isfinite(numbers.norm) & (loss > low) & (loss < high))
+
+
+def _is_finite(result: StepResult) -> bool:
+    return math.isfinite(result.loss) and math.isfinite(result.norm)
+
+
+def reason_not_to(training: Training, recovery: Recovery) -> str:
+    """Why each step of this training has to be read at once; empty if it has not."""
+    config = training.config
+    plan = training.plan
+    reasons = {
+        "tried with data parallel ranks alone": plan.data_size < plan.world_size or plan.pp > 1,
+        "the loss scale of fp16 is the host's": training.scaler is not None,
+        "only the fused optimizer can leave an update out": not config.optim.fused or plan.zero1,
+        "with offloaded parameters the host waits anyway": config.parallel.cpu_offload,
+        "compression of gradients keeps what a repeated step would lose": bool(training.compressions),
+        "the load of experts is counted in forward": bool(training.expert_layers),
+        "gradients are compared over ranks before the update": recovery.recompute_check.is_active,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def late_verdict(training: Training, recorder: Recorder, recovery: Recovery) -> LateVerdict | None:
+    """The late verdict of a training whose configuration wants it. Raises ConfigError where it asks for it in vain."""
+    wanted = training.config.recovery.verdict
+    if wanted == "at_once" or (wanted == "auto" and training.device.type != "cuda"):
+        return None
+    if reason := reason_not_to(training, recovery):
+        if wanted == "late":
+            raise ConfigError(f'recovery.verdict = "late": {reason}; must be "auto" or "at_once"')
+        return None
+    return LateVerdict(training, recorder, recovery)
