@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,31 +35,59 @@ def _config(verdict: str, **sections: Any) -> Config:
     return with_steps(small(**sections), STEPS)
 
 
+@dataclass(slots=True)
+class _Updates:
+    """Watches the updates of one training: which the device was asked to leave out, and whether these changed a bit."""
+
+    left_out: list[int] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    num_judged_late: int = 0
+
+    def watch(self, session: Session) -> None:
+        training, take = session.training, session.training.step
+
+        def taking(step: int, *, leave_out: torch.Tensor | None = None) -> float:
+            before = {name: value.clone() for name, value in local_tensors(training_tensors(training)).items()}
+            rate = take(step, leave_out=leave_out)
+            self.num_judged_late += leave_out is not None
+            if leave_out is not None and leave_out.item():
+                after = local_tensors(training_tensors(training))
+                self.left_out.append(step + 1)
+                self.changed += [name for name, value in before.items() if not torch.equal(value, after[name])]
+            return rate
+
+        training.step = taking  # type: ignore[method-assign]
+
+
 def _at_once_and_late(
     rank: int, world_size: int, folder: Path, layouts: dict[str, dict[str, Any]]
-) -> list[tuple[RunResult, RunResult]]:
+) -> list[tuple[RunResult, RunResult, _Updates]]:
     found = []
     for name, parallel in layouts.items():
+        updates = _Updates()
         at_once, late = (
             run_loop(
                 _config(verdict, parallel=parallel), folder / name / verdict, rank=rank, world_size=world_size,
-                faults=FAULTS,
+                faults=FAULTS, change=updates.watch if verdict == "late" else None,
             )
             for verdict in ("at_once", "late")
         )  # fmt: skip
         assert_same_bits(late, at_once)
-        found.append((at_once, late))
+        found.append((at_once, late, updates))
     return found
 
 
 def test_the_weights_are_those_of_verdicts_at_once(tmp_path: Path) -> None:
-    """NaN from a batch, NaN from a device, two spikes."""
+    """NaN from a batch, NaN from a device, two spikes; what the device leaves out changes no bit of any shard."""
     for results in run_ranks(_at_once_and_late, world_size=2, args=(tmp_path, LAYOUTS), deadline_s=100):
-        for at_once, late in results:
+        for at_once, late, updates in results:
             assert late.skipped == at_once.skipped
             assert {9, 24, 25} <= set(late.skipped)
             assert late.batches == at_once.batches
             assert late.tried != at_once.tried, "no step was computed while the one before was not judged"
+            assert len(updates.left_out) >= 4
+            assert not updates.changed
+            assert updates.num_judged_late >= STEPS - 1
 
 
 def test_without_copies_the_step_alone_is_left_out(tmp_path: Path) -> None:
@@ -111,24 +140,10 @@ def test_numbers_are_read_after_the_next_forward_and_backward(tmp_path: Path, mo
 
 def test_a_flagged_update_changes_nothing(tmp_path: Path) -> None:
     """Neither parameters nor moments nor the count of steps, to the last bit."""
-    seen: list[bool] = []
-
-    def change(session: Session) -> None:
-        training, take = session.training, session.training.step
-
-        def taking(step: int, *, leave_out: torch.Tensor | None = None) -> float:
-            before = {name: value.clone() for name, value in local_tensors(training_tensors(training)).items()}
-            rate = take(step, leave_out=leave_out)
-            after = local_tensors(training_tensors(training))
-            if leave_out is not None and leave_out.item():
-                seen.append(all(torch.equal(value, after[name]) for name, value in before.items()))
-            return rate
-
-        training.step = taking  # type: ignore[method-assign]
-
-    run_loop(_config("late"), tmp_path, rank=0, world_size=1, faults=["nan_grad@step=14,rank=0"], change=change)
-    assert seen
-    assert all(seen)
+    updates = _Updates()
+    run_loop(_config("late"), tmp_path, rank=0, world_size=1, faults=["nan_grad@step=14,rank=0"], change=updates.watch)
+    assert 14 in updates.left_out
+    assert not updates.changed
 
 
 @pytest.mark.parametrize(
