@@ -30,11 +30,6 @@ from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 
 __all__ = ["Observation", "find_spikes", "loss_spikes"]
 
-_FIRST_STEPS = 16
-"""Rows in which a run's loss is highest."""
-_LATE_STEPS = 8
-"""Number of newest steps whose records may not have arrived from all ranks."""
-
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -61,13 +56,13 @@ class Spike:
 
 def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpikePolicy()) -> list[Finding]:
     """Findings of kind `loss_spike`."""
-    observations = [] if missing_tables(source, "steps") else _observations(source, scope.since_step)
+    observations = [] if missing_tables(source, "steps") else _observations(source, scope.since_step, policy)
     if not observations:
         return [Finding.insufficient("spike", "loss_spike", "Loss spikes were not checked: no loss is recorded.")]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector differs from the run's own until its memory is full.
     settled = policy.detector.history + policy.detector.level_window if scope.since_step > 0 else 0
-    found = find_spikes(observations, policy, highest_loss=_first_losses(source, scope.since_step))
+    found = find_spikes(observations, policy, highest_loss=_first_losses(source, scope.since_step, policy))
     spikes = [spike for spike in found if spike.indices[0] >= settled]
     return [
         _finding(observations, spike, log)
@@ -114,7 +109,7 @@ def _cause(observations: Sequence[Observation], group: Sequence[int], policy: Lo
     return "divergence" if len(group) >= policy.divergence_steps else "batch"
 
 
-def _observations(source: Source, since_step: int) -> list[Observation]:
+def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> list[Observation]:
     rows = source.rows(
         """
         WITH own AS (
@@ -126,19 +121,19 @@ def _observations(source: Source, since_step: int) -> list[Observation]:
         FROM own JOIN ends USING (attempt) GROUP BY attempt, step, turn, num_ranks, newest
         HAVING count(*) = num_ranks OR step <= newest - ? ORDER BY attempt, arg_min(start_ns, rank)
         """,
-        [since_step, _LATE_STEPS],
+        [since_step, policy.late_steps],
     )
     return list(_with_turns(rows))
 
 
-def _first_losses(source: Source, since_step: int) -> float:
+def _first_losses(source: Source, since_step: int, policy: LossSpikePolicy) -> float:
     """Highest loss of the run's first steps, of those before `since_step`; 0 if none is known."""
     ((highest,),) = source.rows(
         """
         SELECT max(loss) FROM (SELECT loss FROM steps WHERE step < ? AND loss IS NOT NULL AND isfinite(loss)
                                ORDER BY attempt, start_ns LIMIT ?)
         """,
-        [since_step, _FIRST_STEPS],
+        [since_step, policy.first_rows],
     )
     return float(highest or 0.0)
 

@@ -42,6 +42,11 @@ class LossSpikePolicy:
     """Steps of that median. Source: the warm-up of the detector."""
     rate_reach_steps: int = 3
     """Steps after a jump of the rate within which a spike is its effect. Source: convention."""
+    first_rows: int = 16
+    """First rows of a run (count), of all its ranks, in which its loss is highest. Source: convention."""
+    late_steps: int = 8
+    """Newest steps (count) that are not judged before all ranks' records of them are there. Source: convention, beyond
+    these a rank's record is lost rather than late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

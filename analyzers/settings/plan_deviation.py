@@ -21,7 +21,6 @@ from probes.tape import event_kinds
 
 __all__ = ["Against", "against_plan"]
 
-_SMALLEST_CALL_BYTES = 256
 _MAX_STEPS = 200
 
 
@@ -84,6 +83,6 @@ def _bytes_per_step(source: Source, rank: int) -> dict[str, int]:
              sums AS (SELECT op, step, sum(bytes) AS num_bytes FROM own SEMI JOIN steps_seen USING (step) GROUP BY ALL)
         SELECT op, median(num_bytes)::BIGINT FROM sums GROUP BY op
         """,
-        [rank, _SMALLEST_CALL_BYTES, _MAX_STEPS],
+        [rank, PlanPolicy().smallest_call_bytes, _MAX_STEPS],
     )
     return {str(op): int(num_bytes) for op, num_bytes in rows}

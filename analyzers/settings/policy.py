@@ -55,3 +55,5 @@ class PlanPolicy:
 
     tolerance_ratio: float = 0.1
     """Deviation of measured from planned bytes. Source: convention; allocators round up."""
+    smallest_call_bytes: int = 256
+    """Payload of a collective (bytes) that counts as traffic. Source: loss, norm and votes of a step are smaller."""
