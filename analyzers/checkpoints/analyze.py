@@ -5,6 +5,8 @@
 
 * A failed save on disk is reported with its reason, as critical if no later one was good: from then on a failure costs
   everything since the last good one.
+* Copies at an address (`checkpoint.remote`) that failed are reported where no save on disk did, as a warning: the disk
+  has them.
 * The *age* of the last good checkpoint is counted in steps: more than `age_factor` of the usual distance between saves
   means that saving has stopped, whatever the reason.
 * The *cost* is the share of the time for which training stood still for saves, and saves that had to wait because the
@@ -43,7 +45,8 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
         if isinstance(interval, int) and (newest_step or 0) < interval:
             return []  # none was due
         return [_insufficient(not_recorded(absent), missing(absent))]
-    found = [one for one in (_failed(source), _age(source, newest_step or 0, interval, policy)) if one]
+    failed = _failed(source, "disk") or _failed(source, "remote")
+    found = [one for one in (failed, _age(source, newest_step or 0, interval, policy)) if one]
     if lacking(source, checkpoints=("stall_ns",)):
         return [
             *found,
@@ -55,31 +58,35 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
     return [*found, cost] if cost else found
 
 
-def _failed(source: Source) -> Finding | None:
+def _failed(source: Source, tier: str) -> Finding | None:
     rows = source.rows(
-        "SELECT attempt, step, reason FROM checkpoints WHERE tier = 'disk' AND state = 'failed' ORDER BY wall_ns"
+        "SELECT attempt, step, reason FROM checkpoints WHERE tier = ? AND state = 'failed' ORDER BY wall_ns", [tier]
     )
     if not rows:
         return None
     ((later,),) = source.rows(
         f"""
-        SELECT count(*) FROM checkpoints WHERE tier = 'disk' AND state IN {SAVED} AND wall_ns > (
-            SELECT max(wall_ns) FROM checkpoints WHERE tier = 'disk' AND state = 'failed')
-        """
+        SELECT count(*) FROM checkpoints WHERE tier = ? AND state IN {SAVED} AND wall_ns > (
+            SELECT max(wall_ns) FROM checkpoints WHERE tier = ? AND state = 'failed')
+        """,
+        [tier, tier],
     )
     attempt, step, reason = rows[-1]
-    count = f"{len(rows)} checkpoint saves" if len(rows) > 1 else "A checkpoint save"
-    after = "A later save was good." if later else "No save has been good since."
+    is_remote = tier == "remote"
+    of_step = f"at step {step}" if step is not None else "before the first step"
+    one, several = ("copy to the address", "copies to the address") if is_remote else ("save", "saves")
+    count = f"{len(rows)} checkpoint {several}" if len(rows) > 1 else f"A checkpoint {one}"
+    after = f"A later {one} was good." if later else f"No {one} has been good since."
     return Finding(
         analyzer="checkpoints",
         kind="checkpoint_failed",
-        severity="warning" if later else "critical",
+        severity="warning" if later or is_remote else "critical",
         status="fired",
         first_step=rows[0][1],
         last_step=step,
         cause="failed",
-        summary=f"{count} failed{', the last one' * (len(rows) > 1)} at step {step}: {_short(reason)}. {after}",
-        evidence={"num_failed": len(rows), "reason": str(reason or "")[:500], "num_good_since": later},
+        summary=f"{count} failed{', the last one' * (len(rows) > 1)} {of_step}: {_short(reason)}. {after}",
+        evidence={"num_failed": len(rows), "reason": str(reason or "")[:500], "num_good_since": later, "tier": tier},
         advice="checkpoint-failed",
         attempt=attempt,
     )

@@ -10,10 +10,14 @@ from analyzers.wording import counted, number, percent, sentence
 __all__ = ["NEXT", "WHY"]
 
 
+_WHAT = {"saved": "save", "copied": "copy"}
+
+
 def _why_failed(finding: Finding) -> str:
     of = finding.evidence
     good = of.get("num_good_since")
-    since = f"{counted(good, 'later save')} succeeded" if good else "nothing has been saved since"
+    saved = "copied" if of.get("tier") == "remote" else "saved"
+    since = f"{counted(good, 'later ' + _WHAT[saved])} succeeded" if good else f"nothing has been {saved} since"
     lines = str(of.get("reason") or "no reason was recorded").splitlines()
     return sentence(f"{lines[0][:140].replace(';', ',').rstrip('.')}, and {since}")
 
@@ -40,7 +44,11 @@ WHY: Mapping[str, Callable[[Finding], str]] = {
     "checkpoint_cost": _why_cost,
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
-    "checkpoint_failed": lambda finding: "Free space on the disk, or repair the file system that the reason names.",
+    "checkpoint_failed": lambda finding: (
+        "Check the address, its credentials and the service. The checkpoints on the disk are whole."
+        if finding.evidence.get("tier") == "remote"
+        else "Free space on the disk, or repair the file system that the reason names."
+    ),
     "checkpoint_age": lambda finding: "Find out why nothing has been saved since, before the next failure.",
     "checkpoint_cost": lambda finding: "Save in the background, less often, or to a faster disk.",
 }

@@ -169,7 +169,8 @@ FAULT_INJECTED = _kind(
     by="rank", meaning="A drill injected a fault.",
 )
 CHECKPOINT = _kind(
-    "checkpoint", table="checkpoints", by="rank 0", meaning="The state of a checkpoint changed.",
+    "checkpoint", table="checkpoints", by="rank 0; the launcher for remote ones",
+    meaning="The state of a checkpoint changed.",
 )
 PEER_COPY = _kind(
     "peer_copy",

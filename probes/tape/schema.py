@@ -218,13 +218,13 @@ _EVENT_TABLES = (
         "A change of state of a checkpoint.",
         "event",
         (
-            _text("tier", "memory or disk"),
+            _text("tier", "memory, disk or remote"),
             _text(
                 "state",
                 "writing, complete, verified, good, condemned, failed, removed; also loaded, delayed",
             ),
-            _text("path", "folder, relative to the run"),
-            _i64("bytes", "By", "size over all shards"),
+            _text("path", "folder, relative to the run; of remote ones the run's address"),
+            _i64("bytes", "By", "size over all shards; of remote ones the bytes sent"),
             _i64("duration_ns", "ns", "time from begin to this state"),
             _i64("stall_ns", "ns", "time for which training stood still"),
             _text("reason", "why it was condemned, refused or removed"),

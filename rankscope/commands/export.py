@@ -18,6 +18,7 @@ __all__ = ["EPILOG", "export"]
 EPILOG = (
     "\b\nExamples:\nrankscope export runs/latest --out model.safetensors\n"
     "rankscope export runs/latest --to llama --out llama/\n"
+    "rankscope export s3://bucket/runs/gpt-20261122 --out model.safetensors\n"
     "rankscope export runs/latest --to tensorboard\n"
     "rankscope export runs/latest --to wandb --project llm\n"
     "rankscope export runs/latest --to parquet --out s3://lake/rankscope\n"
@@ -37,7 +38,13 @@ class Target(StrEnum):
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="Folder of a run or of a checkpoint.", metavar="RUN|CHECKPOINT")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a run or of a checkpoint; of weights also a run's address, s3://...",
+            metavar="RUN|CHECKPOINT",
+        ),
+    ],
     to: Annotated[
         Target,
         typer.Option("--to", help="Format: weights, a tracker's run, Parquet tables, or a trace for Perfetto."),
@@ -65,7 +72,7 @@ def export(
     from store import StoreError
 
     try:
-        run = RunDir.open(path)
+        run = RunDir.open(Path(path))
         if to is Target.chrome_trace:
             _trace(run, out, steps)
         elif to is Target.parquet:
@@ -80,7 +87,7 @@ def _print(text: str) -> None:
     console().print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
+def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> None:
     """Export the weights; all hashes of the checkpoint are verified first."""
     if not out:
         example = "folder for the model, e.g. --out llama/" if as_llama else "file, e.g. --out model.safetensors"
@@ -89,22 +96,25 @@ def _weights(path: Path, out: str, step: int | None, *, as_llama: bool) -> None:
     from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
     from trainer.checkpoint.export import export as export_weights
     from trainer.checkpoint.export import export_llama, find_checkpoint, proven_step
+    from trainer.checkpoint.remote.fetched_run import fetched_run
     from trainer.config.load import ConfigError, changed_config
 
     try:
-        folder = find_checkpoint(path, step=step)
-        if as_llama:
-            run = RunDir.open(folder.parent.parent)
-            done = export_llama(folder, Path(out), changed_config(run.private_manifest()["config"], []).model)
-        else:
-            done = export_weights(folder, Path(out))
+        with fetched_run(path, step=step) as local:
+            folder = find_checkpoint(local, step=step)
+            proven = proven_step(folder)
+            if as_llama:
+                run = RunDir.open(folder.parent.parent)
+                done = export_llama(folder, Path(out), changed_config(run.private_manifest()["config"], []).model)
+            else:
+                done = export_weights(folder, Path(out))
     except (CheckpointError, StorageError, ConfigError, RunError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{out}: cannot be written: {error.strerror}")
     what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
-    _print(f"{out}: step {done.step} of {done.folder}: {what}")
-    if (proven := proven_step(folder)) is not None:
+    _print(f"{out}: step {done.step} of {path if '://' in path else done.folder}: {what}")
+    if proven is not None:
         _print(f"No later steps confirm this checkpoint. The newest one that healthy steps followed: --step {proven}.")
 
 

@@ -41,8 +41,12 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Resume a run whose processes have ended, from its newest good checkpoint."),
+        str | None,
+        typer.Option(
+            metavar="RUN|ADDRESS",
+            help="Resume a run whose processes have ended, from its newest good checkpoint: its folder, or "
+            "`checkpoint.remote` with the run's name.",
+        ),
     ] = None,
     nnodes: Annotated[
         str, typer.Option(metavar="N|MIN:MAX", help="Nodes of the run; MIN:MAX continues while at least MIN remain.")

@@ -150,9 +150,12 @@ def start(
     return _launch(runs, [*options, *_options(every, faults)], fresh=fresh)
 
 
-def resume(run: LaunchedRun, *options: str, settings: Sequence[str] = (), faults: Sequence[str] = ()) -> LaunchedRun:
-    """Start `rankscope train --resume` on the run of an earlier launch."""
-    return _launch(run.runs_dir, ["--resume", str(run.runs_dir / "latest"), *options, *_options(settings, faults)])
+def resume(
+    run: LaunchedRun, *options: str, settings: Sequence[str] = (), faults: Sequence[str] = (), address: str = ""
+) -> LaunchedRun:
+    """Start `rankscope train --resume` on the run of an earlier launch, or on its address."""
+    path = address or str(run.runs_dir / "latest")
+    return _launch(run.runs_dir, ["--resume", path, *options, *_options(settings, faults)])
 
 
 def _options(settings: Sequence[str], faults: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape.rundir import RunDir
-from tests.e2e.launched import kill, rankscope, resume, start
+from tests.e2e.launched import kill, rankscope, resume, start, train
+from tests.object_store import Fault, s3_server
 from tests.waiting import wait_for
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.config.config import Config
@@ -42,6 +44,21 @@ def test_a_run_that_lost_everything_goes_on_with_another_mesh_and_more_steps(tmp
     assert loaded == [steps - 15]
     assert checkpoint_steps(again.run.checkpoints)[-1] == steps
     assert again.run.manifest()["mesh"]["tp"] == 2
+
+
+def test_a_machine_that_lost_the_run_goes_on_from_its_address(tmp_path: Path) -> None:
+    with s3_server() as store:
+        store.faults.append(Fault(action="500", method="PUT", part="/objects/", times=3))
+        address = f"s3://{store.bucket}/runs"
+        first = train(tmp_path, "two", settings=["train.steps=12", f"checkpoint.remote={address}"])
+        name = first.run.run_id
+        assert f"runs/{name}/checkpoints/step-00000012.json" in store.names(), first.output
+        shutil.rmtree(first.runs_dir / name)
+
+        again = resume(first, settings=["train.steps=15"], address=f"{address}/{name}").finish()
+        assert "checkpoint of step 12 fetched from" in again.output
+        assert checkpoint_steps(first.runs_dir / name / "checkpoints")[-1] == 15
+        assert f"runs/{name}/checkpoints/step-00000015.json" in store.names()
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,9 @@ class CheckpointConfig(Section):
     """With several nodes: keep each copy in the memory of another node too, so that a lost node does not cost them."""
     resume: bool = True
     """Start from the newest good checkpoint of the run."""
+    remote: str = Field(default="", pattern=r"^([A-Za-z0-9+.:_-]+://.+)?$")
+    """fsspec address, such as `s3://bucket/folder`, that gets a copy of each checkpoint in a folder of the run's name,
+    and gives it back to a machine that lost it; empty = none."""
 
 
 class Config(Section):

@@ -22,6 +22,7 @@ from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
+from trainer.launcher.remote_checkpoints import fetch_run
 from trainer.launcher.resume import Resumed, prepare, reset_guard
 from trainer.launcher.supervise import supervise
 from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
@@ -44,7 +45,8 @@ class Options:
     nproc: int = 0
     """Ranks on this node; 0: as many as the mesh needs."""
     faults: list[str] = field(default_factory=list)
-    resume: Path | None = None
+    resume: str | None = None
+    """Folder of a run, or the address of one's checkpoints."""
     force: bool = False
     nnodes: str = "1"
     node_rank: int = 0
@@ -65,7 +67,8 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
     if options.resume is None:
         config = load_config(options.config_path, options.overrides)
     elif node.rank == 0:  # other nodes get it from node 0
-        resumed = prepare(options.resume, options.overrides, force=options.force)
+        folder = fetch_run(options.resume) if "://" in options.resume else Path(options.resume)
+        resumed = prepare(folder, options.overrides, force=options.force)
         config = resumed.config
     if config is not None:
         _check_trackers(config)

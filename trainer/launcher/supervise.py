@@ -19,6 +19,7 @@ from trainer.config.config import Config
 from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.progress import ProgressView
+from trainer.launcher.remote_checkpoints import RemoteCheckpoints
 from trainer.launcher.watch_keeper import WatchKeeper
 from trainer.launcher.zygote import Zygote
 from trainer.layout.plan import Plan
@@ -93,6 +94,7 @@ def supervise(
         launcher_pid=os.getpid(),
     )
     keeper = WatchKeeper(run, node, events)  # first: it begins while torch is imported
+    remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
     zygote = None
 
     def keep_up() -> None:
@@ -102,6 +104,8 @@ def supervise(
     def start() -> Outcome:
         from trainer.launcher.launch import launch  # imports torch: only after the checks
 
+        if (failed := remote.begin(console)) is not None:
+            return failed
         return launch(run, config, node=node, rendezvous=rendezvous, arguments=arguments, events=events, zygote=zygote)
 
     try:
@@ -111,6 +115,7 @@ def supervise(
         with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
             view.every_tick(keep_up)
             outcome = _unless_stopped(signals, start)
+            not_sent = remote.end()
             events.write(
                 event_kinds.RUN_ENDED,
                 node_rank=node.rank,
@@ -125,6 +130,8 @@ def supervise(
         keeper.end()
         events.close()
     _print_outcome(run, outcome, console)
+    if not_sent:
+        console.print(f"[red]{not_sent}[/]", highlight=False, soft_wrap=True)
     if events.saved_to is not None:
         saved = f"Events that the disk did not take are in {events.saved_to}."
         until = "The next launch or `rankscope analyze` on this machine puts them into the run."

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from analyzers.checkpoints.analyze import saved_checkpoints
+from analyzers.checkpoints.explain import NEXT, WHY
 from analyzers.finding import Finding
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -31,6 +32,19 @@ def test_a_save_that_failed_and_one_that_was_good_after_it() -> None:
     save(store, 100, "good")
     (healed,) = analyze(store, MANIFEST)
     assert healed.severity == "warning"
+
+
+def test_a_copy_at_an_address_that_failed_is_a_warning_and_no_lost_save() -> None:
+    store = plain_run(steps=60)
+    save(store, 60, "failed", tier="remote", reason="s3://bucket/run cannot be written now (Timeout)")
+    (failed,) = analyze(store, MANIFEST)
+    assert (failed.kind, failed.severity, failed.evidence["tier"]) == ("checkpoint_failed", "warning", "remote")
+    assert failed.summary == (
+        "A checkpoint copy to the address failed at step 60: s3://bucket/run cannot be written now (Timeout). "
+        "No copy to the address has been good since."
+    )
+    assert "credentials" in NEXT["checkpoint_failed"](failed)
+    assert "nothing has been copied since" in WHY["checkpoint_failed"](failed)
 
 
 def test_the_age_of_the_last_good_one() -> None:

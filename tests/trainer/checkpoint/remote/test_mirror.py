@@ -1,0 +1,236 @@
+"""The launcher's copies at an address: equal to the disk through faults, and what a machine that lost its disk gets."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from probes.guard.ledger import LEDGER_NAME
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import RunDir
+from rankscope.commands.export import export
+from tests.trainer.checkpoint.remote.test_remote_copies import content, make_checkpoint
+from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
+from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
+from trainer.checkpoint.disk_tier.condemned import note_reason
+from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
+from trainer.checkpoint.remote.copies import RemoteCopies
+from trainer.checkpoint.remote.fetched_run import fetched_run
+from trainer.checkpoint.remote.mirror import CheckpointMirror
+from trainer.config.config import CheckpointConfig
+from trainer.launcher.remote_checkpoints import fetch_run
+from trainer.launcher.resume import ResumeError
+
+
+@dataclasses.dataclass
+class Switch:
+    """A folder at an address that can be out of reach."""
+
+    is_down: bool = False
+
+    def open(self, address: str) -> RemoteFolder:
+        if self.is_down:
+            raise RemoteError(f"{address} cannot be read now")
+        return RemoteFolder(address, tries=1)
+
+
+class Machine:
+    """A run's folder on one machine, and its mirror."""
+
+    def __init__(self, folder: Path, remote: Path, *, keep: int = 3, resume: bool = True) -> None:
+        self.run, is_new = RunDir.adopt(folder / "run")
+        if is_new:
+            self.run.begin_manifest({})
+        node = self.run.node_dir(0)
+        node.mkdir(parents=True, exist_ok=True)
+        self.log = node / "events.jsonl"
+        self.switch = Switch()
+        config = CheckpointConfig(remote=f"file://{remote}", keep=keep, resume=resume)
+        events = EventWriter(self.log, attempt=0, rank=-1)
+        self.mirror = CheckpointMirror(self.run, config, events, open_folder=self.switch.open)
+
+    def save(self, step: int, seed: int = 0) -> Path:
+        return make_checkpoint(self.run.checkpoints, step, {"a": content(seed or step, 5000)})
+
+    def events(self) -> list[tuple[str, int | None]]:
+        return [(event["state"], event["step"]) for event in read_events(self.log)[0]]
+
+    def settle(self) -> None:
+        """Until nothing changes any more: one checkpoint a pass."""
+        for _ in range(8):
+            assert self.mirror.sync()
+
+
+def steps_at(remote: Path) -> list[int]:
+    copies = RemoteCopies(RemoteFolder(f"file://{remote}/run"))
+    copies.open()
+    return copies.steps
+
+
+def test_the_newest_goes_first_and_what_was_removed_or_condemned_here_is_removed_there(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    machine = Machine(tmp_path, remote)
+    for step in (10, 20, 30):
+        machine.save(step)
+    assert machine.mirror.sync()
+    assert steps_at(remote) == [30]
+    machine.settle()
+    assert steps_at(remote) == [10, 20, 30]
+    shutil.rmtree(machine.run.checkpoints / "step-00000010")
+    poisoned = machine.run.checkpoints / "step-00000030"
+    poisoned.rename(poisoned.with_name(poisoned.name + ".condemned"))
+    note_reason(poisoned.with_name(poisoned.name + ".condemned"), "it holds a bad update", is_damaged=False)
+    machine.settle()
+    assert steps_at(remote) == [20]
+    assert len(list((remote / "run" / "objects").iterdir())) == 1
+    machine.save(30, seed=99)  # reached again, with other values
+    machine.settle()
+    assert steps_at(remote) == [20, 30]
+    assert machine.events().count(("complete", 30)) == 2
+
+
+def test_an_outage_is_reported_once_and_made_up_for(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    machine = Machine(tmp_path, remote)
+    machine.save(10)
+    machine.switch.is_down = True
+    assert not machine.mirror.sync()
+    assert not machine.mirror.sync()
+    assert machine.events() == [("failed", None)]
+    assert "step 10 is not at file://" in machine.mirror.close(limit_s=0.0)
+    machine.switch.is_down = False
+    assert machine.mirror.sync()
+    assert steps_at(remote) == [10]
+    assert machine.mirror.close() == ""
+
+
+def test_the_last_checkpoint_is_sent_before_the_run_is_over(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    machine.mirror.start()
+    machine.save(150)
+    assert machine.mirror.close() == ""
+    assert steps_at(tmp_path / "remote") == [150]
+
+
+def test_a_launcher_that_was_replaced_sends_and_removes_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    machine.save(10)
+    machine.run.write_manifest(machine.run.manifest() | {"launcher_pid": 1})
+    assert machine.mirror.sync()
+    assert steps_at(tmp_path / "remote") == []
+
+
+def test_a_machine_that_lost_its_disk_gets_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    first = Machine(tmp_path / "first", remote)
+    for step in (10, 20):
+        first.save(step)
+    (first.run.checkpoints / LEDGER_NAME).write_text('{"a": 1}')
+    first.settle()
+    whole = {path.name: path.read_bytes() for path in (first.run.checkpoints / "step-00000010").iterdir()}
+    newest = json.loads((remote / "run" / "checkpoints" / "step-00000020.json").read_text())
+    damaged = remote / "run" / "objects" / newest["files"]["a"]["blake2b"]
+    damaged.write_bytes(content(7, 5000))
+
+    second = Machine(tmp_path / "second", remote)
+    assert second.mirror.restore() == 10
+    assert checkpoint_steps(second.run.checkpoints) == [10]
+    assert {p.name: p.read_bytes() for p in (second.run.checkpoints / "step-00000010").iterdir()} == whole
+    assert (second.run.checkpoints / LEDGER_NAME).read_text() == '{"a": 1}'
+    assert second.events() == [("condemned", 20), ("loaded", 10)]
+    assert second.mirror.restore() is None, "it has it now"
+
+
+def test_where_all_that_is_left_is_damaged_starting_over_must_be_asked_for(tmp_path: Path) -> None:
+    remote = tmp_path / "remote"
+    first = Machine(tmp_path / "first", remote)
+    first.save(10)
+    first.settle()
+    for path in (remote / "run" / "objects").iterdir():
+        path.write_bytes(content(7, 5000))
+    for _ in range(2):  # the second launch finds nothing but what was put aside
+        with pytest.raises(RemoteError, match=r"no checkpoint can be used.+checkpoint\.resume=false"):
+            Machine(tmp_path / "second", remote).mirror.restore()
+    assert Machine(tmp_path / "third", remote, resume=False).mirror.restore() is None
+
+
+def test_without_the_address_a_run_goes_on_only_from_checkpoints_of_its_own(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    machine.switch.is_down = True
+    with pytest.raises(RemoteError, match="cannot be read now"):
+        machine.mirror.restore()
+    machine.save(10)
+    assert machine.mirror.restore() is None
+    assert machine.events() == [("failed", None), ("failed", None)]
+
+
+def test_a_checkpoint_that_is_damaged_only_here_comes_back_from_there(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    for step in (10, 20):
+        machine.save(step)
+    machine.settle()
+    folder = machine.run.checkpoints / "step-00000020"
+    condemned = folder.with_name(folder.name + ".condemned")
+    folder.rename(condemned)
+    note_reason(condemned, "a does not have its hash", is_damaged=True)
+    machine.settle()
+    assert steps_at(tmp_path / "remote") == [10, 20]
+    assert machine.mirror.restore() == 20
+
+
+def test_training_goes_on_from_an_address_to_the_last_bit(tmp_path: Path) -> None:
+    config = with_steps(small(), 24)
+    never_lost = run_loop(config, tmp_path / "whole" / "run", rank=0, world_size=1)
+    run_loop(with_steps(small(), 16), tmp_path / "first" / "run", rank=0, world_size=1)
+    remote = tmp_path / "remote"
+    Machine(tmp_path / "first", remote).settle()
+
+    second = Machine(tmp_path / "second", remote)
+    assert second.mirror.restore() == 16
+    again = run_loop(config, second.run.path, rank=0, world_size=1, attempt=1)
+    assert min(again.losses) == 17
+    assert_same_bits(again, never_lost, range(17, 25))
+
+    export(second.mirror.address, out=str(tmp_path / "weights.safetensors"))
+    assert load_file(tmp_path / "weights.safetensors").keys() == {
+        name.removeprefix("model.") for name in never_lost.tensors if name.startswith("model.")
+    }
+
+
+def test_the_folder_of_a_run_is_made_from_its_address(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    settings = {"run": {"dir": str(tmp_path / "elsewhere")}}
+    machine.run.write_manifest(machine.run.manifest() | {"config": settings, "world_size": 2})
+    machine.mirror.restore()
+    path = fetch_run(machine.mirror.address)
+    assert path == tmp_path / "elsewhere" / "run"
+    run = RunDir.open(path)
+    assert run.problems() == {}
+    assert run.manifest()["world_size"] == 2
+    assert run.manifest()["config"]["checkpoint"]["remote"] == f"file://{tmp_path}/remote"
+    with pytest.raises(ResumeError, match="holds no run"):
+        fetch_run(f"file://{tmp_path}/remote/nothing")
+
+
+def test_a_command_reads_a_checkpoint_at_an_address(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    for step in (10, 20):
+        machine.save(step)
+    machine.mirror.restore()
+    machine.settle()
+    with fetched_run(machine.mirror.address, step=None) as folder:
+        assert checkpoint_steps(folder / "checkpoints") == [20]
+        assert RunDir.open(folder).manifest()["run_id"] == "run"
+    with fetched_run(machine.mirror.address, step=10) as folder:
+        assert checkpoint_steps(folder / "checkpoints") == [10]
+    assert not folder.exists()
+    with (
+        pytest.raises(ValueError, match=r"has no checkpoint of step 15\. There are 10, 20\."),
+        fetched_run(machine.mirror.address, step=15),
+    ):
+        pass

@@ -1,0 +1,145 @@
+"""Files below an fsspec address (`s3://bucket/folder`), with retries and one kind of error.
+
+    folder = RemoteFolder("s3://bucket/runs/gpt")
+    folder.put(Path("a.bin"), "objects/a.bin"); folder.sizes("objects")     # {"objects/a.bin": 123}
+    folder.fetch("objects/a.bin", Path("b.bin")); folder.read("run.json", 1 << 20)
+
+Where the address needs a package (s3fs for `s3://`), it is imported here and nowhere else. Credentials and endpoint are
+those of that package: `AWS_ENDPOINT_URL`, `AWS_PROFILE`, fsspec's own configuration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.utils import get_protocol
+
+from trainer.checkpoint.disk_tier.manifest import StorageError
+
+__all__ = ["RemoteError", "RemoteFolder"]
+
+_T = TypeVar("_T")
+TRIES = 4
+FIRST_WAIT_S = 0.5
+"""Before the second try; twice as long before each further one. s3fs itself tries five times before, within seconds."""
+_S3_OPTIONS = {
+    "use_listings_cache": False,
+    "config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 0}},
+}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": _S3_OPTIONS,
+    "s3a": _S3_OPTIONS,
+    "file": {"auto_mkdir": True},
+    "local": {"auto_mkdir": True},
+}
+"""Defaults by protocol; fsspec's own configuration goes first. An S3 connection that stays silent is cut, and
+botocore does not try again beneath the tries of s3fs."""
+
+
+class RemoteError(StorageError):
+    """An address cannot be read or written now; one line."""
+
+
+class RemoteFolder:
+    """Files by their names below one address. Methods raise RemoteError once all tries have failed."""
+
+    def __init__(self, address: str, *, tries: int = TRIES, wait: Callable[[float], None] = time.sleep) -> None:
+        self.address = address.rstrip("/")
+        self._tries = tries
+        self._wait = wait
+        protocol = get_protocol(address)
+        known = fsspec.config.conf.get(protocol, {})
+        options = {key: value for key, value in _OPTIONS.get(protocol, {}).items() if key not in known}
+        try:
+            self._fs, root = url_to_fs(self.address, **options)
+        except (ImportError, ValueError, OSError) as error:
+            raise RemoteError(f"{self.address}: cannot be opened ({_line(error)})") from None
+        self._root = root.rstrip("/")
+
+    def put(self, local: Path, name: str) -> None:
+        """Copy a file there; it is there with its whole size when this returns."""
+        size = local.stat().st_size
+
+        def copy() -> None:
+            self._fs.put_file(str(local), self._path(name))
+            if (found := int(self._fs.info(self._path(name))["size"])) != size:
+                raise OSError(f"{found} of {size} bytes arrived")
+
+        self._try("written", name, copy)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a small file."""
+        self._try("written", name, lambda: self._fs.pipe_file(self._path(name), content))
+
+    def read(self, name: str, limit_bytes: int) -> bytes | None:
+        """A small file, at most `limit_bytes` of it; None if there is none."""
+
+        def read() -> bytes | None:
+            try:
+                return bytes(self._fs.cat_file(self._path(name), start=0, end=limit_bytes))
+            except FileNotFoundError:
+                return None
+
+        return self._try("read", name, read)
+
+    def fetch(self, name: str, local: Path, size: int) -> None:
+        """Copy a file of this size from there."""
+
+        def copy() -> None:
+            self._fs.get_file(self._path(name), str(local))
+            if (found := local.stat().st_size) != size:
+                raise OSError(f"{found} of {size} bytes arrived")
+
+        self._try("read", name, copy)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Names of all files below `prefix`, with their sizes."""
+
+        def find() -> dict[str, int]:
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.find(self._path(prefix), detail=True)
+            except FileNotFoundError:
+                return {}
+            return {path[len(self._root) + 1 :]: int(about["size"]) for path, about in found.items()}
+
+        return self._try("listed", prefix, find)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files, those that are gone already too."""
+
+        def remove(name: str) -> None:
+            try:
+                self._fs.rm_file(self._path(name))
+            except FileNotFoundError:
+                return
+
+        for name in names:
+            self._try("removed", name, lambda name=name: remove(name))  # type: ignore[misc]
+
+    def move(self, name: str, to: str) -> None:
+        """Give a file another name."""
+        self._try("moved", name, lambda: self._fs.mv(self._path(name), self._path(to)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _try(self, done: str, name: str, action: Callable[[], _T]) -> _T:
+        """The result of `action`, which is tried again for every error: each package has error classes of its own."""
+        for again in range(self._tries - 1, -1, -1):
+            try:
+                return action()
+            except Exception as error:
+                if not again or isinstance(error, (PermissionError, FileNotFoundError)):
+                    raise RemoteError(f"{self.address}/{name} cannot be {done} now ({_line(error)})") from None
+            self._wait(FIRST_WAIT_S * 2 ** (self._tries - 1 - again))
+        raise AssertionError("unreachable")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

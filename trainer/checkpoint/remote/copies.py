@@ -1,0 +1,189 @@
+"""Checkpoints at an address: files by their hashes, and a manifest each, which is written last.
+
+    copies = RemoteCopies(RemoteFolder("s3://bucket/runs/gpt-20261122"))
+    copies.open()
+    sent = copies.publish(run.checkpoints / "step-00000050")     # bytes sent; what is there already is not sent again
+    copies.fetch(50, run.checkpoints)                            # verified, under its name; CheckpointError if damaged
+    copies.remove(40)
+
+| name | content |
+|---|---|
+| `checkpoints/step-00000050.json` | the checkpoint's `manifest.json`; without it there is no checkpoint |
+| `objects/<blake2b>` | a file of one or several checkpoints, named by the hash in their manifests |
+| `condemned/step-00000050.json`, `condemned/<blake2b>` | a checkpoint that was not as its hashes say |
+| `run.json`, `ledger.json` | what a launch on another machine needs besides |
+
+One process writes; any number read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.disk_tier.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    CheckpointError,
+    FileDigest,
+    read_manifest,
+    verify_files,
+)
+from trainer.checkpoint.remote.address import RemoteFolder
+from trainer.fsync import fsync_path
+
+__all__ = ["RemoteCopies"]
+
+_MANIFEST = re.compile(r"checkpoints/step-(\d{8,18})\.json")
+_HASH = re.compile(r"[0-9a-f]{64}")
+TRANSFERS = 4
+"""Files sent or fetched at the same time; s3fs sends the parts of each beside each other, too."""
+
+
+class RemoteCopies:
+    """The checkpoints of one run at an address. Methods raise RemoteError."""
+
+    def __init__(self, folder: RemoteFolder) -> None:
+        self.folder = folder
+        self._manifests: dict[int, bytes] = {}
+        self._objects: dict[str, int] = {}
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, oldest first."""
+        return sorted(self._manifests)
+
+    def open(self) -> None:
+        """Read what is there."""
+        names = self.folder.sizes("checkpoints")
+        self._objects = {name.rpartition("/")[2]: size for name, size in self.folder.sizes("objects").items()}
+        self._manifests = {}
+        for name in names:
+            content = self.folder.read(name, MAX_MANIFEST_BYTES) if (match := _MANIFEST.fullmatch(name)) else None
+            if match and content is not None:
+                self._manifests[int(match[1])] = content
+
+    def holds(self, step: int, manifest: bytes) -> bool:
+        """True if this very checkpoint of the step is there."""
+        return self._manifests.get(step) == manifest
+
+    def publish(self, local: Path) -> int:
+        """Copy a finished checkpoint there; returns the bytes sent. Raises CheckpointError if it is damaged here."""
+        raw = (local / MANIFEST_NAME).read_bytes()
+        manifest = read_manifest(local)
+        files: dict[str, FileDigest] = manifest["files"]
+        due = {name: digest for name, digest in files.items() if self._objects.get(digest.blake2b) != digest.bytes}
+
+        def send(name: str) -> None:
+            verify_files(local, manifest, [name])  # an object must be what its name says
+            self.folder.put(local / name, f"objects/{files[name].blake2b}")
+
+        _all(send, due)
+        self._objects |= {digest.blake2b: digest.bytes for digest in due.values()}
+        step = int(manifest["step"])
+        self.folder.write(_name(step), raw)
+        self._manifests[step] = raw
+        return sum(digest.bytes for digest in due.values()) + len(raw)
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint, and the files that no other one has."""
+        self.folder.remove([_name(step)])
+        self._manifests.pop(step, None)
+        try:
+            used = {digest for raw in self._manifests.values() for digest in _hashes(raw)}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return  # a manifest cannot be read: its files may be any of these
+        unused = sorted(self._objects.keys() - used)
+        self.folder.remove(f"objects/{digest}" for digest in unused)
+        for digest in unused:
+            del self._objects[digest]
+
+    def fetch(self, step: int, into: Path, *, condemn: bool = True) -> Path:
+        """Copy a checkpoint from there into the folder `into`; returns its folder, whose hashes agree.
+
+        Raises CheckpointError if what is there is damaged, found by fetching it twice; it is put aside then, unless a
+        reader asks.
+        """
+        final = into / f"step-{step:08d}"
+        scratch = into / f"{final.name}.remote.tmp"  # which the next attempt removes
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        (scratch / MANIFEST_NAME).write_bytes(self._manifests[step])
+        damaged: list[str] = []
+        try:
+            manifest = read_manifest(scratch)
+            files: dict[str, FileDigest] = manifest["files"]
+
+            def fetch(name: str) -> None:
+                try:
+                    self._fetch_file(scratch, manifest, name, files[name])
+                except CheckpointError:
+                    damaged.append(files[name].blake2b)
+                    raise
+
+            _all(fetch, files)
+            fsync_path(scratch)
+            shutil.rmtree(final, ignore_errors=True)
+            scratch.rename(final)
+            fsync_path(into)
+        except CheckpointError as error:
+            if condemn:
+                self._condemn(step, damaged)
+            text = str(error).replace(scratch.name, final.name)
+            raise CheckpointError(f"{self.folder.address}: {text}") from None
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return final
+
+    def _fetch_file(self, scratch: Path, manifest: dict[str, Any], name: str, digest: FileDigest) -> None:
+        if not _HASH.fullmatch(digest.blake2b):
+            raise CheckpointError(f"{scratch.name}: the manifest gives {name} no hash")
+        object_name = f"objects/{digest.blake2b}"
+        if self._objects.get(digest.blake2b) != digest.bytes:
+            raise CheckpointError(f"{scratch.name}: {name} is not there with its {digest.bytes} bytes")
+        for is_last in (False, True):
+            self.folder.fetch(object_name, scratch / name, digest.bytes)
+            try:
+                verify_files(scratch, manifest, [name])
+            except CheckpointError:
+                if is_last:
+                    raise
+            else:
+                fsync_path(scratch / name)
+                return
+
+    def _condemn(self, step: int, damaged: Iterable[str]) -> None:
+        """Put a damaged checkpoint aside, and the files that are not what their names say: they are sent again."""
+        raw = self._manifests.pop(step)
+        self.folder.write(f"condemned/step-{step:08d}.json", raw)
+        self.folder.remove([_name(step)])
+        for digest in damaged:
+            if digest in self._objects:
+                self.folder.move(f"objects/{digest}", f"condemned/{digest}")
+                del self._objects[digest]
+
+
+def _all(action: Callable[[str], None], names: Iterable[str]) -> None:
+    """Do it for every name, some at the same time. Raises the first error."""
+    with ThreadPoolExecutor(TRANSFERS) as pool:
+        futures = [pool.submit(action, name) for name in sorted(names)]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _name(step: int) -> str:
+    return f"checkpoints/step-{step:08d}.json"
+
+
+def _hashes(raw: bytes) -> set[str]:
+    """Hashes of the files that a manifest names."""
+    return {str(digest["blake2b"]) for digest in json.loads(raw)["files"].values()}

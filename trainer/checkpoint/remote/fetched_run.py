@@ -1,0 +1,49 @@
+"""A run's checkpoint from an address in a temporary folder, for commands that read one.
+
+with fetched_run("s3://bucket/runs/gpt-20261122", step=None) as folder:
+    find_checkpoint(folder, step=None)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from probes.guard.ledger import LEDGER_NAME
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
+from trainer.checkpoint.remote.address import RemoteFolder
+from trainer.checkpoint.remote.copies import RemoteCopies
+
+__all__ = ["fetched_run"]
+
+MAX_FILE_BYTES = 16 << 20
+
+
+@contextlib.contextmanager
+def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
+    """`path` itself, or for an address a folder with its `run.json`, ledger and checkpoint (None: the newest).
+
+    Raises CheckpointError if there is none or it is damaged, RemoteError.
+    """
+    if "://" not in path:
+        yield Path(path)
+        return
+    folder = RemoteFolder(path)
+    copies = RemoteCopies(folder)
+    copies.open()
+    if not copies.steps:
+        raise CheckpointError(f"{folder.address}: holds no finished checkpoint (expected checkpoints/step-*.json)")
+    chosen = copies.steps[-1] if step is None else step
+    if chosen not in copies.steps:
+        there = ", ".join(map(str, copies.steps))
+        raise CheckpointError(f"{folder.address}: has no checkpoint of step {chosen}. There are {there}.")
+    with tempfile.TemporaryDirectory(prefix="rankscope-") as made:
+        checkpoints = Path(made, "checkpoints")
+        for name, local in (("run.json", Path(made)), (LEDGER_NAME, checkpoints)):
+            if (content := folder.read(name, MAX_FILE_BYTES)) is not None:
+                local.mkdir(exist_ok=True)
+                (local / name).write_bytes(content)
+        copies.fetch(chosen, checkpoints, condemn=False)
+        yield Path(made)

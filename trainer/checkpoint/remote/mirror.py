@@ -1,0 +1,266 @@
+"""Keeps the finished checkpoints of a run at an address: a thread of the launcher, so that no rank spends time on it.
+
+    mirror = CheckpointMirror(run, config, events)
+    mirror.restore()        # before the ranks start: fetch what this machine has lost
+    mirror.start()
+    problem = mirror.close()                    # after they ended: the newest is there when it returns, or the reason
+
+The newest checkpoint goes first. One that is condemned here is removed there, and so is one that retention removed.
+What cannot be sent is tried again for as long as the run lives; the training does not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+from probes.fail_open import failing_open
+from probes.guard.ledger import LEDGER_NAME
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
+from trainer.checkpoint.disk_tier.condemned import condemned_as_damaged
+from trainer.checkpoint.disk_tier.manifest import MANIFEST_NAME, CheckpointError
+from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
+from trainer.checkpoint.remote.copies import RemoteCopies
+from trainer.config.config import CheckpointConfig
+
+__all__ = ["CheckpointMirror", "address_of"]
+
+POLL_S = 1.0
+MAX_WAIT_S = 60.0
+"""Between two tries to send what could not be sent."""
+END_S = 900.0
+"""After the run: how long the newest checkpoint may still take."""
+MAX_LEDGER_BYTES = 16 << 20
+
+
+def address_of(config: CheckpointConfig, run: RunDir) -> str:
+    """The address of this run's checkpoints."""
+    return f"{config.remote.rstrip('/')}/{run.run_id}"
+
+
+class CheckpointMirror:
+    """The checkpoints of one run here and there. One launcher at a time sends: the one that `run.json` names."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: CheckpointConfig,
+        events: EventWriter,
+        *,
+        open_folder: Callable[[str], RemoteFolder] = RemoteFolder,
+    ) -> None:
+        self.address = address_of(config, run)
+        self._run = run
+        self._config = config
+        self._events = events
+        self._open_folder = open_folder
+        self._copies: RemoteCopies | None = None
+        self._seen: set[int] = set()
+        """Steps that were finished here while this process ran."""
+        self._refused: set[tuple[int, bytes]] = set()
+        """Checkpoints that are damaged here."""
+        self._ledger = b""
+        self._reported = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="rankscope-remote-checkpoints", daemon=True)
+
+    # Before the ranks start.
+
+    def restore(self) -> int | None:
+        """Fetch the newest checkpoint that is newer than those here; its step, or None. Then describe the run there.
+
+        One whose hashes do not agree is left for the one before. Raises RemoteError where there is no checkpoint here
+        either, or the address cannot be written: a run that cannot save where it was told to ends before it starts.
+        """
+        here = checkpoint_steps(self._run.checkpoints)
+        try:
+            step = self._fetch_newest(max(here, default=-1)) if self._config.resume else None
+            if step is None and not here and self._config.resume and (num := len(self._folder.sizes("condemned"))):
+                over = "To start over, set checkpoint.resume=false"
+                raise RemoteError(f"{self.address}: no checkpoint can be used, {num} files are condemned. {over}")
+            self._folder.write("run.json", (self._run.path / "run.json").read_bytes())
+        except RemoteError as error:
+            self._report("failed", reason=str(error))
+            if not here:
+                raise
+            return None
+        return step
+
+    def _fetch_newest(self, newer_than: int) -> int | None:
+        copies = self._opened
+        damaged = condemned_as_damaged(self._run.checkpoints)
+        for step in reversed([step for step in copies.steps if step > newer_than]):
+            condemned = f"step-{step:08d}.condemned"
+            if (self._run.checkpoints / condemned).exists() and condemned not in damaged:
+                continue  # poisoned, not damaged: the same there
+            start = time.monotonic_ns()
+            try:
+                folder = copies.fetch(step, self._run.checkpoints)
+            except CheckpointError as error:
+                self._report("condemned", step=step, reason=str(error))
+                continue
+            size = sum(path.stat().st_size for path in folder.iterdir())
+            self._fetch_ledger()
+            self._report("loaded", step=step, bytes=size, duration_ns=time.monotonic_ns() - start)
+            return step
+        return None
+
+    def _fetch_ledger(self) -> None:
+        """The ledger, which says what batches were given up, unless there is one here."""
+        path = self._run.checkpoints / LEDGER_NAME
+        content = None if path.exists() else self._folder.read(LEDGER_NAME, MAX_LEDGER_BYTES)
+        if content is not None:
+            path.write_bytes(content)
+
+    # While they train.
+
+    def start(self) -> None:
+        """Start to send."""
+        self._thread.start()
+
+    def _work(self) -> None:
+        wait_s = POLL_S
+        while not self._stop.wait(wait_s):
+            with failing_open("remote checkpoints"):
+                wait_s = POLL_S if self.sync() else min(max(2 * wait_s, 5.0), MAX_WAIT_S)
+
+    def sync(self) -> bool:
+        """Make the address like the folder; False if it could not be reached. Sends at most one checkpoint."""
+        if self._run.manifest().get("launcher_pid", os.getpid()) != os.getpid():
+            return True  # a later launch has taken the run
+        try:
+            copies = self._opened
+            here = self._finished()
+            self._seen |= here.keys()
+            due = self._due(copies, here)
+            if due:
+                self._send(copies, due[-1], here[due[-1]])
+            self._send_ledger()
+            for step in self._retired(copies, here):
+                copies.remove(step)
+                self._report("removed", step=step, reason="it was removed or condemned on the disk")
+        except RemoteError as error:
+            if not self._reported:
+                self._reported = str(error)
+                self._report("failed", step=max(self._seen, default=None), reason=str(error))
+            self._copies = None  # read again what is there
+            return False
+        self._reported = ""
+        return True
+
+    def _due(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
+        """Steps to be sent, oldest first."""
+        return sorted(
+            step for step, raw in here.items() if not copies.holds(step, raw) and (step, raw) not in self._refused
+        )
+
+    def _send(self, copies: RemoteCopies, step: int, raw: bytes) -> None:
+        folder = self._run.checkpoints / f"step-{step:08d}"
+        start = time.monotonic_ns()
+        try:
+            num_bytes = copies.publish(folder)
+        except (OSError, CheckpointError) as error:
+            if folder.is_dir():  # else it was removed meanwhile
+                self._refused.add((step, raw))
+                self._report("failed", step=step, reason=f"it is damaged here: {error}")
+            return
+        self._report("complete", step=step, bytes=num_bytes, duration_ns=time.monotonic_ns() - start)
+
+    def _send_ledger(self) -> None:
+        with suppress(OSError):
+            content = (self._run.checkpoints / LEDGER_NAME).read_bytes()
+            if content != self._ledger:
+                self._folder.write(LEDGER_NAME, content)
+                self._ledger = content
+
+    def _retired(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
+        """Steps there that are to be removed: gone here while this process ran, or older than all that are kept."""
+        every = self._config.keep_every
+        oldest = min(here) if len(here) >= self._config.keep else -1
+        damaged = condemned_as_damaged(self._run.checkpoints)  # only here: the copy there is what is left of it
+        found = []
+        for step in copies.steps:
+            condemned = f"step-{step:08d}.condemned"
+            is_old = step < oldest and not (every and step % every == 0)
+            is_gone = step in self._seen or (self._run.checkpoints / condemned).exists()
+            if step not in here and condemned not in damaged and (is_gone or is_old):
+                found.append(step)
+        return found
+
+    def _finished(self) -> dict[int, bytes]:
+        """Step -> manifest of the finished checkpoints here."""
+        found = {}
+        for step in checkpoint_steps(self._run.checkpoints):
+            with suppress(OSError):
+                found[step] = (self._run.checkpoints / f"step-{step:08d}" / MANIFEST_NAME).read_bytes()
+        return found
+
+    # After they ended.
+
+    def close(self, *, limit_s: float = END_S) -> str:
+        """Send what is left; "" if the newest checkpoint is there, else what is wrong. A signal ends the wait."""
+        self._stop.set()
+        given_up = threading.Event()
+
+        def give_up(number: int, frame: FrameType | None) -> None:
+            given_up.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, give_up)
+        last = threading.Thread(target=self._send_rest, args=(given_up,), daemon=True)
+        last.start()
+        deadline = time.monotonic() + limit_s
+        while last.is_alive() and not given_up.is_set() and time.monotonic() < deadline:
+            last.join(0.1)
+        given_up.set()
+        return self._missing()
+
+    def _send_rest(self, given_up: threading.Event) -> None:
+        if self._thread.is_alive():
+            self._thread.join()
+        wait_s = POLL_S
+        while not given_up.is_set() and not self.sync():
+            given_up.wait(wait_s)
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
+
+    def _missing(self) -> str:
+        """Names the newest checkpoint here that is not there."""
+        here = self._finished()
+        newest = max(here, default=None)
+        copies = self._copies
+        if newest is None or (copies is not None and copies.holds(newest, here[newest])):
+            return ""
+        return f"The checkpoint of step {newest} is not at {self.address}. {self._reported}".rstrip()
+
+    # Pieces of the above.
+
+    @property
+    def _opened(self) -> RemoteCopies:
+        if self._copies is None:
+            copies = RemoteCopies(self._open_folder(self.address))
+            copies.open()
+            self._copies = copies
+        return self._copies
+
+    @property
+    def _folder(self) -> RemoteFolder:
+        return self._opened.folder
+
+    def _report(self, state: str, **detail: object) -> None:
+        step = detail.pop("step", None)
+        self._events.write(
+            event_kinds.CHECKPOINT,
+            step=step if isinstance(step, int) else None,
+            tier="remote",
+            state=state,
+            path=self.address,
+            **detail,
+        )

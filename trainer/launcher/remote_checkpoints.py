@@ -1,0 +1,88 @@
+"""Checkpoints at an address, as the launcher of the first node serves them: fetched before the ranks, sent beside them.
+
+remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
+failed = remote.begin(console)      # an outcome if the ranks must not start
+not_sent = remote.end()             # one line if the newest checkpoint is not there
+
+path = fetch_run("s3://bucket/runs/gpt-20261122")   # a run of which this machine has nothing
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from trainer.config.config import CheckpointConfig
+from trainer.exit_codes import EXIT_STORAGE
+from trainer.launcher.node import Outcome
+from trainer.launcher.resume import ResumeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainer.checkpoint.remote.mirror import CheckpointMirror
+
+__all__ = ["RemoteCheckpoints", "fetch_run"]
+
+MAX_RUN_JSON_BYTES = 16 << 20
+
+
+class RemoteCheckpoints:
+    """Does nothing where the configuration names no address."""
+
+    def __init__(self, run: RunDir, config: CheckpointConfig, events: EventWriter, *, is_used: bool) -> None:
+        self._run = run
+        self._config = config
+        self._events = events
+        self._is_used = is_used and bool(config.remote)
+        self._mirror: CheckpointMirror | None = None
+
+    def begin(self, console: Console) -> Outcome | None:
+        """Fetch what this machine lacks and start to send; the end of the launch where that must not go on."""
+        if not self._is_used:
+            return None
+        from trainer.checkpoint.remote.address import RemoteError  # imports torch: only after the checks
+        from trainer.checkpoint.remote.mirror import CheckpointMirror
+
+        mirror = CheckpointMirror(self._run, self._config, self._events)
+        try:
+            step = mirror.restore()
+        except RemoteError as error:
+            return Outcome(reason="failed", exit_code=EXIT_STORAGE, message=f"{error}.")
+        if step is not None:
+            console.print(f"checkpoint of step {step} fetched from {mirror.address}", highlight=False, soft_wrap=True)
+        mirror.start()
+        self._mirror = mirror
+        return None
+
+    def end(self) -> str:
+        """Wait until the newest checkpoint is there; what is wrong in one line, or nothing."""
+        return self._mirror.close() if self._mirror is not None else ""
+
+
+def fetch_run(address: str) -> Path:
+    """The folder of the run at this address in its `run.dir` here, made from its `run.json` unless it is here already.
+
+    Its checkpoints are fetched by the launch. Raises ResumeError or RunError, one line.
+    """
+    from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
+
+    parent, _, name = address.rstrip("/").rpartition("/")
+    try:
+        raw = RemoteFolder(address).read("run.json", MAX_RUN_JSON_BYTES)
+        manifest = json.loads(raw) if raw is not None else {}
+        config = manifest.get("config", {})
+        path = Path(config["run"]["dir"]) / name
+    except RemoteError as error:
+        raise ResumeError(str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ResumeError(f"{address} holds no run: there is no run.json with a configuration in it.") from None
+    if not RunDir.is_run(path):
+        run, _ = RunDir.adopt(path)
+        config = config | {"checkpoint": {**config.get("checkpoint", {}), "remote": parent}}
+        del manifest["digest"]
+        run.write_manifest(manifest | {"config": config})
+    return path
