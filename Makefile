@@ -43,7 +43,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 # What only the checks need: linters, trackers, and the frameworks whose examples the tests run.
 $(VENV)/.checks: $(VENV)/.installed
 	@echo "Installing what the checks need"
-	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,s3,stacks,mcp,hf,lightning,docs]'
+	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,remote,stacks,mcp,hf,lightning,docs]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong

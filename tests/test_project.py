@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OURS = ("dev", "train", "dashboard", "otel", "stacks", "trackers", "lake", "s3", "mcp", "hf", "lightning", "docs")
+OURS = ("dev", "train", "dashboard", "otel", "stacks", "trackers", "lake", "remote", "mcp", "hf", "lightning", "docs")
 # What `make` installs: the frameworks too, whose examples the tests run.
 INSTALLED = [*PROJECT["dependencies"], *(line for extra in OURS for line in EXTRAS[extra])]
 
