@@ -87,7 +87,7 @@ def hang_of_attempt(
     stacks: StacksAtHang | None = None,
 ) -> Finding | None:
     """The hang of one attempt, if there is one. `again`: sentence on the restart that followed."""
-    if not view.ranks or (is_last and ended_cleanly(view, log, policy)):
+    if not view.ranks or ended_cleanly(view, log, policy, is_last=is_last):
         return None
     deaths = find_deaths(view, log)
     by_watch = killed_by_watch(log, view.attempt)

@@ -34,6 +34,7 @@ SNAPSHOT_EVENTS = (
     event_kinds.FINDING,
     event_kinds.ATTEMPT_STARTED,
     event_kinds.RANK_STOPPED,
+    event_kinds.EXCLUDED,
     event_kinds.LAUNCHER_LOST,
     event_kinds.PREEMPTED,
     event_kinds.WATCH_STARTED,

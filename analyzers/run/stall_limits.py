@@ -66,13 +66,15 @@ def _at_work_ns(view: AttemptView) -> int | None:
     return max((rank.worked_ns for rank in starting if rank.worked_ns and rank.state == "running"), default=None)
 
 
-def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None) -> bool:
-    """Return True if the attempt finished, or was interrupted and closed itself.
+def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None, *, is_last: bool = True) -> bool:
+    """Return True if the attempt finished, or was interrupted and closed itself. `is_last`: no attempt followed.
 
     An attempt that was interrupted while ranks had long been waiting for a closed rank was stuck, so it did not.
     """
     if view.ranks and all(rank.closed for rank in view.ranks.values()):
         return not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
+    if not is_last:
+        return False
     reasons = {event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt)}
     if "finished" in reasons:
         return True
@@ -97,6 +99,9 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     ended_ns = first_end_ns(log, view.attempt)
     if ended_ns is not None:
         return ended_ns
+    excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
+    if excluded_ns is not None:  # the launcher ends the attempt with it; what a node records later says nothing of it
+        return max(excluded_ns, view.last_ns)
     given_up_ns = min(
         (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= view.last_ns), default=None
     )

@@ -49,6 +49,30 @@ def test_a_clean_end_is_silent(reason: str) -> None:
         assert judged_losses(world.store, POLICY, now_ns) == []
 
 
+def test_an_attempt_whose_ranks_all_closed_for_a_restart_is_silent_however_late_the_run_ends() -> None:
+    world = World()
+    for rank in range(4):
+        world.event("rank_closed", 0.1, rank=rank)
+    World(attempt=1, first_step=17, store=world.store, start_ns=world.after(9))
+    world.store.event("run_ended", attempt=1, wall_ns=world.after(600), reason="finished", exit_code=0)
+    assert judged_hangs(world.store, POLICY) == []
+
+
+@pytest.mark.parametrize("excluded", [True, False])
+def test_a_node_that_was_asked_to_leave_does_not_make_the_others_hang(excluded: bool) -> None:
+    """As its watch sees it, whose copy of the other node's records is older than its launcher's end."""
+    world = World()
+    for rank in (0, 1):
+        world.enter(rank)
+    if excluded:
+        world.event("excluded", 0.0, node_rank=1, device="slot 0", excluded_rank=2, failures=0, reason="Slow.")
+    for rank in (2, 3):
+        world.event("rank_closed", 0.1, rank=rank)
+    world.event("run_ended", 12.0, reason="failed", exit_code=5)
+    for now_ns in (None, world.after(13)):
+        assert len(judged_hangs(world.store, POLICY, now_ns)) == (not excluded)
+
+
 @pytest.mark.parametrize("ending", ["", "interrupted"])
 def test_a_rank_that_came_to_its_end_while_others_go_on_is_named(ending: str) -> None:
     world = World()
