@@ -254,11 +254,12 @@ def _not_read(source: Source) -> list[Finding]:
 
 
 def _ranks_of_devices(source: Source) -> dict[str, tuple[int, ...]]:
+    """By UUID, of the newest attempt on a device: once another one is left out, its rank has another number."""
     if lacking(source, ranks=("device_uuid",)):
         return {}
     rows = source.rows(
-        "SELECT device_uuid, list(DISTINCT rank ORDER BY rank) FROM ranks WHERE device_uuid <> '' AND rank >= 0 "
-        "GROUP BY device_uuid"
+        "SELECT device_uuid, list(DISTINCT rank ORDER BY rank) FROM (SELECT * FROM ranks WHERE device_uuid <> '' "
+        "AND rank >= 0 QUALIFY attempt = max(attempt) OVER (PARTITION BY device_uuid)) GROUP BY device_uuid"
     )
     return {str(uuid): tuple(int(rank) for rank in who) for uuid, who in rows}
 

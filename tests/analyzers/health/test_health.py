@@ -177,6 +177,15 @@ def test_an_xid_is_told_with_what_to_do(tmp_path: Path) -> None:
     assert (unknown.cause, unknown.ranks) == ("unknown", ())
 
 
+def test_an_xid_names_the_rank_that_its_device_has_since_another_was_left_out(tmp_path: Path) -> None:
+    node = Node(tmp_path).minute()
+    identity = {"device": "cuda:0", "device_uuid": "GPU-1"}
+    RankWriter(node.run, 0, ranks=1, attempt=1, identity=identity).close()
+    node.xid(64)
+    (found,) = [finding for finding in node.findings() if finding.kind == "xid"]
+    assert found.ranks == (0,)
+
+
 def test_the_table_of_xids_is_whole() -> None:
     table = xid_table()
     assert len(table["xid"]) >= 50
