@@ -50,6 +50,10 @@ def main() -> None:
         st.set_page_config(page_title="Runs · Rankscope")
         page.run()
         return
+    if page.title == "Fleet":  # over all runs
+        st.set_page_config(page_title="Fleet · Rankscope")
+        page.run()
+        return
     if st.session_state.get("run_choice") not in names:
         st.session_state["run_choice"] = _run_of_address(folder) or names[0]
     with st.sidebar:

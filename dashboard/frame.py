@@ -33,7 +33,7 @@ from probes.tape.rundir import RunDir, RunError
 from store import StoreBusyError, StoreError
 from store.runs_folder import RunsFolder
 
-__all__ = ["IDLE_S", "POLL_S", "View", "access_to", "current_run", "framed", "runs_folder"]
+__all__ = ["IDLE_S", "POLL_S", "View", "access_to", "current_run", "framed", "runs_folder", "shared_answers"]
 
 PATIENCE_S = 0.6
 """Seconds that a page waits for first answers before it is drawn without them."""
@@ -54,7 +54,8 @@ _STATE_ICONS = {
 
 
 @st.cache_resource(show_spinner=False)
-def _answers() -> Answers:
+def shared_answers() -> Answers:
+    """The answers of all visitors."""
     return Answers()
 
 
@@ -62,7 +63,7 @@ def _answers() -> Answers:
 def _access(path: str) -> RunAccess:
     from pathlib import Path
 
-    return RunAccess(RunDir(Path(path)), _answers())
+    return RunAccess(RunDir(Path(path)), shared_answers())
 
 
 def access_to(run: RunDir) -> RunAccess:

@@ -17,6 +17,7 @@ from dashboard.views import (
     configuration,
     events,
     findings,
+    fleet,
     goodput,
     health,
     home,
@@ -52,7 +53,7 @@ def pages() -> dict[str, list[Any]]:
     first, *others = [
         [_page(place) for place in places]
         for places in (
-            [(home.home, "Runs", "list")],
+            [(home.home, "Runs", "list"), (fleet.fleet, "Fleet", "device_hub")],
             [(overview.overview, "Overview", "monitor_heart"), (findings.findings, "Findings", "report"),
              (goodput.goodput, "Goodput", "donut_small")],
             [(ranks.ranks, "Ranks", "grid_on"), (timeline.timeline, "Timeline", "view_timeline"),

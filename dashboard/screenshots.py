@@ -30,7 +30,7 @@ PAGES = {
     "timeline": "timeline",
     "collectives": "collectives", "pipeline": "pipeline", "numerics": "numerics", "memory": "memory",
     "health": "health", "recovery": "recovery", "logs": "logs", "events": "events",
-    "configuration": "configuration", "system": "system", "compare": "compare-runs", "sql": "sql",
+    "configuration": "configuration", "system": "system", "compare": "compare-runs", "sql": "sql", "fleet": "fleet",
 }  # fmt: skip
 """{name of the picture: path of the page}."""
 WIDTHS = {"desktop": 1440, "laptop": 1280, "narrow": 420}

@@ -40,11 +40,12 @@ def fleet(
     """
     if output not in ("text", "json", "prometheus"):
         fail(f"--format {output}: choose text, json or prometheus")
-    if exclude not in ("", "slurm", "kubernetes"):
-        fail(f"--exclude {exclude}: choose slurm or kubernetes")
+    from analyzers.fleet.exclude_list import FORMS, exclude_list
     from analyzers.fleet.fleet import fleet as judge
     from store.runs_folder import RunsFolder
 
+    if exclude and exclude not in FORMS:
+        fail(f"--exclude {exclude}: choose {' or '.join(FORMS)}")
     histories: list[RunHistory] = []
     for path in folders:
         if not path.is_dir():
@@ -54,7 +55,8 @@ def fleet(
         fail(f"{folders[0]} holds no run")
     found = judge(histories)
     if exclude:
-        _print_excluded([host.name for host in found.hosts if host.is_suspicious], exclude)
+        excluded = exclude_list(found, exclude)
+        echo(excluded or "rankscope: no host stands out", err=not excluded)
     elif output == "json":
         from dataclasses import asdict
 
@@ -81,54 +83,13 @@ def suspicious_hosts(path: Path) -> dict[str, str]:
 
 
 def _histories(folder: RunsFolder) -> list[RunHistory]:
-    """One a run, from the memory where it has not changed since."""
-    found = []
-    for name in folder.run_ids():
-        try:
-            found.append(_history(folder, name))
-        except (ValueError, OSError) as error:  # a damaged run must not hide the others
-            echo(f"rankscope: {name} is left out: {error}", err=True)
-    return found
+    """One a run; those that cannot be read are named."""
+    from analyzers.fleet.remembered import read_histories
 
-
-def _history(folder: RunsFolder, name: str) -> RunHistory:
-    from analyzers.account.long_run import MEMORY_BYTES
-    from analyzers.diagnose import diagnose
-    from analyzers.fleet.history import RunHistory, history_of
-    from store import Store, is_watched
-
-    run = folder.open(name)
-    memory = folder.path / ".fleet" / f"{name}.json"
-    with Store.open(run, memory_bytes=MEMORY_BYTES, spills=True) as store:
-        version = [[path.name, path.stat().st_size] for path in run.stores()]
-        try:
-            known = json.loads(memory.read_text(encoding="utf-8"))
-            if known["version"] == version:
-                return RunHistory.of_json(known["history"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        manifest = run.manifest() | {"run_id": name}
-        watched = is_watched(run.stores())
-        history = history_of(store, manifest, diagnose(store, manifest, stacks_dir=run.stacks))
-    if not watched:
-        try:
-            memory.parent.mkdir(exist_ok=True)
-            memory.write_text(json.dumps({"version": version, "history": history.to_json()}), encoding="utf-8")
-        except OSError:
-            pass  # a folder that cannot be written is diagnosed again next time
-    return history
-
-
-def _print_excluded(hosts: list[str], form: str) -> None:
-    if not hosts:
-        echo("rankscope: no host stands out", err=True)
-    elif form == "slurm":
-        echo(f"--exclude={','.join(sorted(hosts))}")
-    else:
-        expression = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": sorted(hosts)}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
-        echo(json.dumps({"affinity": {"nodeAffinity": required}}, indent=2))
+    found = read_histories(folder)
+    for name, problem in found.problems.items():
+        echo(f"rankscope: {name} is left out: {problem}", err=True)
+    return found.histories
 
 
 def _print(found: Fleet) -> None:

@@ -34,6 +34,7 @@ EXPECTED = {
     "system": ("Versions", "Topology", "Process groups", "Ranks: 2"),
     "compare": ("There is only one run",),
     "sql": ("Tables", "rows in"),
+    "fleet": ("Runs: ", "Hosts", "No host or device has more trouble than chance explains."),
 }
 
 

@@ -58,7 +58,7 @@ READ_ANYHOW = {
     "timeline": "Above: phases", "collectives": "Bandwidth", "pipeline": "no pipeline", "numerics": "Learning rate",
     "memory": "By rank", "health": "No health", "recovery": "Rollbacks", "compare": "only one run", "sql": "Tables",
     "logs": "holds no logs", "events": "events, the newest first", "configuration": "No settings are recorded",
-    "system": "Topology",
+    "system": "Topology", "fleet": "Runs: 1",
 }  # fmt: skip
 
 

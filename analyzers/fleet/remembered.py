@@ -1,0 +1,60 @@
+"""Histories of all runs in a folder: a finished run is diagnosed once, and remembered in `.fleet` beside the runs.
+
+found = read_histories(RunsFolder(Path("runs")))
+found.histories, found.problems             # one a run; {run: why it could not be read}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from analyzers.account.long_run import MEMORY_BYTES
+from analyzers.diagnose import diagnose
+from analyzers.fleet.history import RunHistory, history_of
+from store import Store, is_watched
+from store.runs_folder import RunsFolder
+
+__all__ = ["Histories", "read_histories"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Histories:
+    """The runs that could be read, the newest first, and what was wrong with the others."""
+
+    histories: list[RunHistory] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+def read_histories(folder: RunsFolder) -> Histories:
+    """Read each run, from the memory where it has not changed since. A damaged run does not hide the others."""
+    found = Histories()
+    for name in folder.run_ids():
+        try:
+            found.histories.append(_history(folder, name))
+        except (ValueError, OSError) as error:
+            found.problems[name] = str(error)
+    return found
+
+
+def _history(folder: RunsFolder, name: str) -> RunHistory:
+    run = folder.open(name)
+    memory = folder.path / ".fleet" / f"{name}.json"
+    with Store.open(run, memory_bytes=MEMORY_BYTES, spills=True) as store:
+        version = [[path.name, path.stat().st_size] for path in run.stores()]
+        try:
+            known = json.loads(memory.read_text(encoding="utf-8"))
+            if known["version"] == version:
+                return RunHistory.of_json(known["history"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        manifest = run.manifest() | {"run_id": name}
+        watched = is_watched(run.stores())
+        history = history_of(store, manifest, diagnose(store, manifest, stacks_dir=run.stacks))
+    if not watched:
+        try:
+            memory.parent.mkdir(exist_ok=True)
+            memory.write_text(json.dumps({"version": version, "history": history.to_json()}), encoding="utf-8")
+        except OSError:
+            pass  # a folder that cannot be written is diagnosed again next time
+    return history

@@ -1,0 +1,129 @@
+"""Page of the fleet: hosts and devices over all runs of the folder, those with the most trouble first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from analyzers.fleet.exclude_list import FORMS, exclude_list
+from analyzers.fleet.fleet import Fleet, Member
+from dashboard.data.fleet_process import FleetAnswer, fleet_in_process, fleet_version
+from dashboard.drawing import units
+from dashboard.drawing.elements import empty_state, markdown_text, table, tiles
+from dashboard.frame import IDLE_S, POLL_S, runs_folder, shared_answers
+
+__all__ = ["fleet"]
+
+PATIENCE_S = 1.0
+RETRY_S = 10.0
+"""Between two tries to read runs that could not be read."""
+MAX_SHOWN = 500
+"""Members a table, those with the highest rates."""
+MAX_PROBLEMS = 5
+ALL_WELL = "No host or device has more trouble than chance explains."
+
+
+def fleet() -> None:
+    """Draw the page, and judge again while it is open."""
+    st.title("Fleet", anchor=False)
+    polls = st.session_state.get("fleet_polls", True)
+
+    def part() -> None:
+        wanted = _page()
+        if wanted != polls:
+            st.session_state["fleet_polls"] = wanted
+            st.rerun()
+
+    st.fragment(part, run_every=POLL_S if polls else IDLE_S, key="fleet")()
+
+
+def _page() -> bool:
+    """Draw what is known; returns whether there is more to come soon."""
+    folder = runs_folder()
+    # A run that another process held is read again, although it has not changed.
+    turn = int(time.time() / RETRY_S) if st.session_state.get("fleet_problems") else 0
+    version = (fleet_version(folder), turn)
+    answer = shared_answers().get(
+        ("fleet", str(folder.path)), version, lambda: fleet_in_process(folder), patience_s=PATIENCE_S
+    )
+    if answer.error is not None:
+        st.warning(f"The runs could not be read: {markdown_text(answer.error, 400)}", icon=":material/error:")
+    found: FleetAnswer | None = answer.value
+    if found is None:
+        if answer.error is None:
+            empty_state(
+                "Diagnosing the runs…", "Each is diagnosed once and remembered: the first time takes minutes for many."
+            )
+        return True
+    st.session_state["fleet_problems"] = bool(found.problems)
+    _draw(found.fleet)
+    for name, problem in list(found.problems.items())[:MAX_PROBLEMS]:
+        st.caption(f"{markdown_text(name, 80)} is left out: {markdown_text(problem, 300)}")
+    if len(found.problems) > MAX_PROBLEMS:
+        st.caption(f"{len(found.problems) - MAX_PROBLEMS} more runs could not be read.")
+    return not answer.is_fresh
+
+
+def _draw(found: Fleet) -> None:
+    tiles(
+        [
+            ("Runs", f"{found.num_runs:,}", None, None),
+            ("Hours", f"{found.hours:,.1f}", None, "From the first record of a run to its last, over all runs."),
+            ("Hosts", f"{len(found.hosts):,}", None, None),
+            ("Devices", f"{len(found.devices):,}", None, "Devices with a UUID, which ranks on GPUs record."),
+            ("Hours between restarts", f"{found.mtbf_h:,.1f}" if found.mtbf_h else "no restart", None, None),
+        ],
+        key="fleet",
+    )  # fmt: skip
+    suspicious = [member.name for member in (*found.hosts, *found.devices) if member.is_suspicious]
+    if suspicious:
+        names = markdown_text(", ".join(suspicious), 400)
+        st.warning(f"More trouble than chance explains: {names}. Test them before the next job.", icon=":material/dns:")
+    else:
+        st.markdown(ALL_WELL)
+    _exclude(found)
+    st.subheader("Hosts", anchor=False)
+    _members(found.hosts, key="fleet-hosts", missing="No run says on which hosts it ran.")
+    st.subheader("Devices", anchor=False)
+    _members(found.devices, key="fleet-devices", missing="No run names a device. Ranks on a CPU have none.")
+    st.caption(
+        "Trouble is a finding that a machine can cause; in how many runs a member had some is what counts. The rate is "
+        "that of its own hours and of the fleet together (empirical Bayes), with its interval of 90 %; `chance` is the "
+        "probability that an ordinary member has as many. The same in a terminal: `rankscope fleet RUNS_DIR`."
+    )
+
+
+def _exclude(found: Fleet) -> None:
+    """The suspicious hosts, to be copied."""
+    texts = {form: exclude_list(found, form) for form in FORMS}
+    if not any(texts.values()):
+        return
+    st.subheader("Keep the next job off them", anchor=False)
+    for place, (form, text) in zip(st.tabs([form.capitalize() for form in texts]), texts.items(), strict=True):
+        place.code(text, language="bash" if form == "slurm" else "json")
+
+
+def _members(members: Sequence[Member], *, key: str, missing: str) -> None:
+    if not members:
+        empty_state(missing)
+        return
+    table([_row(place, member) for place, member in enumerate(members[:MAX_SHOWN], 1)], key=key)
+    if len(members) > MAX_SHOWN:
+        st.caption(f"{len(members) - MAX_SHOWN:,} more with lower rates.")
+
+
+def _row(place: int, member: Member) -> dict[str, Any]:
+    rate = member.rate
+    return {
+        "#": place, "name": member.name, **({"host": member.host} if member.host != member.name else {}),
+        "suspicious": "yes" if member.is_suspicious else "",
+        "runs": member.runs, "hours": round(member.hours, 1), "runs with trouble": member.bad_runs,
+        "per 1,000 h": float(f"{1e3 * rate.mean_per_h:.3g}"),
+        "from": float(f"{1e3 * rate.low_per_h:.3g}"), "to": float(f"{1e3 * rate.high_per_h:.3g}"),
+        "chance": f"{member.chance:.2g}",
+        "incidents": ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in member.kinds.items()),
+        "time lost": units.duration(member.cost_s) if member.cost_s else "",
+    }  # fmt: skip
