@@ -42,6 +42,7 @@ LONGEST_MS = 60_000
 EMPTY = {
     "pipeline": "This run has no pipeline", "health": "No health was recorded in this run",
     "compare": "There is only one run", "logs": "log files are empty", "findings": "No problems were found in this run",
+    "fleet": "Diagnosing the runs",
 }  # fmt: skip
 """Pages on which a run of two ranks on a CPU, without a fault, may have nothing to draw, and what they say then."""
 STEP = "[data-testid=stMetric]:has-text('Step') [data-testid=stMetricValue]"

@@ -48,7 +48,7 @@ def test_a_page_shows_a_real_run(runs: Path, page: str) -> None:
         return [words for words in EXPECTED[page] if words not in text]
 
     # What takes long comes at a later look, as on a page that polls.
-    wait_for(lambda: not missing() or (app.run() and False), f"{missing()} on {page}", deadline_s=60)
+    wait_for(lambda: not missing() or (app.run() and False), f"{missing()} on {page}", deadline_s=100)
 
 
 def test_the_recovery_page_lists_the_rollback_and_its_batch(runs: Path) -> None:
