@@ -15,8 +15,7 @@ version and a note in CHANGELOG.md one version ahead (docs/api.md).
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,11 +35,16 @@ __all__ = ["Evidence", "Run", "open_run"]
 
 
 def open_run(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidence:
-    """Open a run, the newest run of a folder of runs, or the files of any job: logs, dumps, traces, archives.
+    """Open a run, the newest run of a folder of runs, the address of one that is published (s3://bucket/prefix/RUN), or
+    the files of any job: logs, dumps, traces, archives.
 
-    Raises RunError or SourceError (both ValueError), one line: what, where, what to do.
+    Raises RunError, AddressError or SourceError (all ValueError), one line: what, where, what to do.
     """
     _use_own_names()
+    from store.published.address import address_of
+
+    if not more and (address := address_of(Path(path))):
+        return _published(address)
     from probes.tape.rundir import RunDir
     from store.runs_folder import RunsFolder
 
@@ -87,13 +91,20 @@ class _Diagnosed:
 class Run(_Diagnosed):
     """One recorded run. Each call reads what is recorded at that moment."""
 
-    def __init__(self, folder: RunDir) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunDir, refresh: Callable[[], object] | None = None) -> None:
+        self._run_folder, self._refresh = folder, refresh
         self._known: tuple[object, Diagnosis] | None = None
 
     @property
+    def _folder(self) -> RunDir:
+        """The run's folder, brought up to date if it is the copy of a published run."""
+        if self._refresh is not None:
+            self._refresh()
+        return self._run_folder
+
+    @property
     def path(self) -> Path:
-        """Its folder."""
+        """Its folder; of a published run, that of the copy on this machine."""
         return self._folder.path
 
     @property
@@ -112,24 +123,29 @@ class Run(_Diagnosed):
         from analyzers.run.policy import stall_policy
         from analyzers.run.state import run_state
         from store import Store, is_watched
+        from store.published.copy_time import recorded_until_ns
 
-        watched = is_watched(self._folder.stores())
-        with Store.open(self._folder) as store:
-            return run_state(store, stall_policy(self.manifest), now_ns=time.time_ns(), is_watched=watched)
+        folder = self._folder
+        watched = is_watched(folder.stores())
+        with Store.open(folder) as store:
+            now_ns = recorded_until_ns(folder)
+            return run_state(store, stall_policy(folder.manifest()), now_ns=now_ns, is_watched=watched)
 
     def diagnose(self) -> Diagnosis:
         """Judge what is recorded now; the last diagnosis is kept while no record is added."""
         from analyzers.account.long_run import MEMORY_BYTES
         from analyzers.diagnose import diagnose
         from store import Store, is_watched
+        from store.published.copy_time import recorded_until_ns
 
-        with Store.open(self._folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
-            watched = is_watched(self._folder.stores())
+        folder = self._folder
+        with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
+            watched = is_watched(folder.stores())
             version = None if watched else self._version()
             if self._known is not None and version is not None and self._known[0] == version:
                 return self._known[1]
-            now_ns = time.time_ns() if watched else None
-            diagnosis = diagnose(store, self.manifest, now_ns=now_ns, stacks_dir=self._folder.stacks)
+            now_ns = recorded_until_ns(folder) if watched else None
+            diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
         self._known = (self._version(), diagnosis)
         return diagnosis
 
@@ -188,7 +204,7 @@ class Run(_Diagnosed):
 
     def _version(self) -> object:
         """Changes whenever a record is added to the store."""
-        return tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._folder.stores())
+        return tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._run_folder.stores())
 
 
 class Evidence(_Diagnosed):
@@ -208,6 +224,22 @@ class Evidence(_Diagnosed):
 
     def __repr__(self) -> str:
         return f"Evidence({', '.join(map(str, self.paths))}): {self.verdict}"
+
+
+def _published(address: str) -> Run:
+    """A run at an address; its copy is brought up to date when it is read, and removed with the object."""
+    import weakref
+    from tempfile import TemporaryDirectory
+
+    from store.published.mirror import Mirror
+
+    scratch = TemporaryDirectory(prefix="rankscope-")
+    mirror = Mirror(address, Path(scratch.name))
+    mirror.refresh()
+    run = Run(mirror.run, mirror.refresh_if_old)
+    weakref.finalize(run, mirror.close)
+    weakref.finalize(run, scratch.cleanup)
+    return run
 
 
 def _use_own_names() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 __all__ = [
+    "MIRROR",
     "StoreBusyError",
     "StoreCorruptError",
     "StoreError",
@@ -74,6 +75,8 @@ class StoreCorruptError(StoreError):
 POLL_S = 0.005
 READER = "reader"
 """Role of one that brings a store up to date to read it, and is gone in a moment."""
+MIRROR = "mirror"
+"""Role of one that copies a published run, whose records may still arrive."""
 _NO_EXTENSIONS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -138,14 +141,15 @@ def _locked(fd: int) -> bool:
 
 
 def is_watched(stores: Iterable[Path]) -> bool:
-    """Return True if a live `watch` writes one of these stores: records may still arrive after the run's end."""
+    """Return True if a live `watch` writes one of these stores, or a mirror of what one publishes: records may still
+    arrive after the run's end."""
     for store in stores:
         if not store.with_name(store.name + ".lock").exists():
             continue
         try:
             WriterLock(store, role="reader").close()
         except StoreLockedError as error:
-            if error.role == "watch":
+            if error.role in ("watch", MIRROR):
                 return True
         except StoreError:
             continue  # a folder that cannot be written is an archived run

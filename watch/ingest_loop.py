@@ -36,6 +36,7 @@ from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import TickFacts
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.records.publishing import Publishing
 from watch.records.retention import Retention
 from watch.stacks.line_sampling import LineSampler
 
@@ -64,6 +65,8 @@ class IngestLoop:
         self.failed_ticks = 0
         self.retention: Retention | None = None
         """Takes out what is older than the configured window, if anything."""
+        self.publishing: Publishing | None = None
+        """Publishes what is ingested to the configured address, if there is one."""
         self.exclusions: ExclusionRequester | None = None
         """Asks the launcher to leave ranks out, if the run is configured so."""
         self._run, self._ingester, self._tapes, self._judge = run, ingester, tapes, judge
@@ -99,7 +102,9 @@ class IngestLoop:
             if finding.attempt == self._tapes.attempt:
                 self._lines.sample(finding, self._tapes.pids)
         self._exports.poll()
-        if self.retention is not None:
+        if self.publishing is not None:
+            self.publishing.poll()
+        if self.retention is not None and (self.publishing is None or self.publishing.allows_folding()):
             self.retention.poll()
         self._tick_s = time.monotonic() - start
 
@@ -147,6 +152,8 @@ class IngestLoop:
         now_ns = self._tapes.recorded_now_ns()
         result = self._ingester.tick(thorough=thorough)
         self._num_rows += result.num_rows
+        if self.publishing is not None:
+            self.publishing.note(result.rows)
         if not result.lag:
             self._ingested_ns = now_ns
 

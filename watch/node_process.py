@@ -41,6 +41,7 @@ from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.records.publishing import Publishing
 from watch.records.retention import Retention
 from watch.records.tape_sync import TapeSync
 from watch.standstill_loop import StandstillLoop
@@ -136,6 +137,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 syncing = TapeSync(run, node_rank, every_s=_sync_s(run), is_running=lambda: tapes.is_running)
                 ingest.exclusions = ExclusionRequester.of(run, judge, events, node_rank=node_rank)
                 ingest.retention = Retention.of(run, ingester, syncing, events)
+                ingest.publishing = Publishing.of(run, events, node_rank=node_rank)
                 with syncing.running():
                     _run_until_needed(loop, ingest, Heartbeat(options.heartbeat_fd))
                 _close(ingest, run, Heartbeat(options.heartbeat_fd))
@@ -143,6 +145,8 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 if not loop.is_needed():
                     remove_shared(run.path, node_rank)  # of ranks that could not do it themselves
         exporting.finish()  # the store is released: no reader waits for a tracker or for a last scrape
+        if ingest.publishing is not None:
+            ingest.publishing.finish()
 
 
 def _sole_writer(run: RunDir, node_rank: int) -> Ingester:

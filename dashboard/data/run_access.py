@@ -27,6 +27,7 @@ from dashboard.data.diagnosis_process import diagnose_in_process
 from dashboard.data.run_summary import run_summary
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
+from store.published.copy_time import recorded_until_ns
 from store.sql import process as sql_process
 from store.sql.console import ConsoleAnswer
 
@@ -127,7 +128,7 @@ class RunAccess:
 
         def compute() -> RunState:
             with self.open() as store:
-                found = run_state(store, policy, now_ns=time.time_ns(), is_watched=watched)
+                found = run_state(store, policy, now_ns=recorded_until_ns(self.run), is_watched=watched)
             self._last_state = found
             return found
 
@@ -144,7 +145,7 @@ class RunAccess:
 
         def compute() -> dict[str, Any]:
             with self.open() as store:
-                self._last_state = run_state(store, policy, now_ns=time.time_ns(), is_watched=watched)
+                self._last_state = run_state(store, policy, now_ns=recorded_until_ns(self.run), is_watched=watched)
                 return run_summary(store, self._last_state)
 
         return self._answers.get(
@@ -182,7 +183,7 @@ class RunAccess:
         known = self._last_diagnosis
         if known is not None and known[0] == version:
             return known[1]
-        now_ns = time.time_ns() if self.is_watched else None
+        now_ns = recorded_until_ns(self.run) if self.is_watched else None
         if self.size_bytes() >= LARGE_BYTES:
             self.open().close()  # ingests the tapes of a run without a watch
             found = diagnose_in_process(self.run, now_ns=now_ns)

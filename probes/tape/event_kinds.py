@@ -340,18 +340,18 @@ LAUNCHER_LOST = _kind(
     by="watch", meaning="The launcher of a node ended without a record of it; its ranks end too.",
 )
 RECORDS_RETIRED = _kind(
-    "records_retired",
-    _float("window_s", "what is kept", unit="s"), _int("segments", "of tapes, removed so far"),
+    "records_retired", _float("window_s", "what is kept", unit="s"), _int("segments", "of tapes, removed so far"),
     _int("used_bytes", "tapes and store of the node", unit="By"),
     _int("budget_bytes", "by now; null: none is set", unit="By"),
-    by="watch, first and when the window changes",
-    meaning="Ingested tapes and raw calls beyond the window were retired.",
+    by="watch, first and when the window changes", meaning="Ingested tapes and calls beyond the window were retired.",
 )
 BUDGET_EXCEEDED = _kind(
     "budget_exceeded",
     _int("used_bytes", "tapes and store of the node", unit="By"), _int("budget_bytes", "by now", unit="By"),
     by="watch, once", meaning="Records need more than their budget although no window is left to shorten.",
 )
+PUBLISHED = _kind("published", _text("address"), by="watch", meaning="Records are at the configured address (again).")
+PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="They could not be sent there.")
 STALE_KILLED = _kind(
     "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"),
     by="watch", meaning="A rank of an older attempt was killed.",

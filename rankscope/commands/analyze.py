@@ -55,6 +55,8 @@ def analyze(
 
     Flight-recorder dumps, profiler traces, NCCL's RAS and inspector:  rankscope analyze dumps/ traces/ ras.json
 
+    A run that is published to an address (publish.address), live or not:  rankscope analyze s3://lake/rankscope/run-7
+
     A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
 
     Files are recognised by their content, also inside .gz, .zst, .tar and .zip. All of them give one verdict.
@@ -71,11 +73,12 @@ def analyze(
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunError
     from store import StoreError
+    from store.published.address import AddressError
     from store.readers.external_files import SourceError
 
     try:
         diagnosis, spike = _diagnosis(paths, why_spike)
-    except (RunError, StoreError, TapeError, SourceError, SpikeError) as error:
+    except (RunError, StoreError, TapeError, SourceError, SpikeError, AddressError) as error:
         fail(str(error))
     _print(diagnosis, spike, output)
     if damaged := diagnosis.damaged_tapes:  # the verdict covers what could be read
@@ -144,10 +147,17 @@ def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
 def _opened(run: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
     """The store and the diagnosis of a run's folder, or of a file that `rankscope share` wrote."""
     from probes.tape.rundir import RunDir
+    from store.published.address import address_of
+    from watch.sharing.published_run import published_run
     from watch.sharing.shared_run import is_shared, shared_run
     from watch.verdicts.diagnosed_run import diagnosed_run
 
-    if is_shared(run):
+    if address := address_of(run):
+        with published_run(address, **options) as (store, diagnosis, note):
+            if note:
+                echo(f"rankscope: {address}: {note}", err=True)
+            yield store, diagnosis
+    elif is_shared(run):
         with shared_run(run, **options) as (store, diagnosis, note):
             if note:
                 echo(f"rankscope: {run}: {note}", err=True)

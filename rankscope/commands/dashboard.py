@@ -13,12 +13,15 @@ __all__ = ["EPILOG", "dashboard"]
 
 EPILOG = (
     "\b\nExamples:\nrankscope dashboard\nrankscope dashboard runs/\n"
-    "rankscope dashboard runs/latest --port 8600\nrankscope dashboard --port 0"
+    "rankscope dashboard runs/latest --port 8600\nrankscope dashboard --port 0\n"
+    "rankscope dashboard s3://lake/rankscope/run-7"
 )
 
 
 def dashboard(
-    runs: Annotated[Path, typer.Argument(help="Folder of runs, or one run.", metavar="[RUNS_DIR]")] = Path("runs"),
+    runs: Annotated[
+        Path, typer.Argument(help="Folder of runs, one run, or the address of one.", metavar="[RUNS_DIR]")
+    ] = Path("runs"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8501,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="Ask visitors for the token in this file.")
@@ -30,16 +33,29 @@ def dashboard(
     On a machine with other users: --token-file (mode 0600).
     """
     import signal
+    from contextlib import ExitStack
 
     from dashboard.launch import DashboardError, DashboardServer
+    from store import StoreError
+    from store.published.address import AddressError, address_of
 
+    address = address_of(runs)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it as Ctrl-C does
     try:
-        with DashboardServer(runs, port=port, token_file=token_file) as server:
-            echo(f"Dashboard of {runs}: {server.url}   (Ctrl-C ends it)")
+        with ExitStack() as copy:
+            if address is not None:
+                from watch.sharing.published_run import followed
+
+                runs = copy.enter_context(followed(address, report=_report)).path
+            server = copy.enter_context(DashboardServer(runs, port=port, token_file=token_file))
+            echo(f"Dashboard of {address or runs}: {server.url}   (Ctrl-C ends it)")
             code = server.wait()
-    except DashboardError as error:
+    except (DashboardError, AddressError, StoreError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         return
     raise typer.Exit(code)
+
+
+def _report(problem: str) -> None:
+    echo(f"rankscope: {problem}", err=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from store.published.address import check_address
 from trainer.config.export import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
 from trainer.config.model import ModelConfig
 from trainer.config.parallel import ParallelConfig
@@ -196,6 +197,21 @@ class CheckpointConfig(Section):
     and gives it back to a machine that lost it; empty = none."""
 
 
+class PublishConfig(Section):
+    address: str = ""
+    """Folder or bucket to which `watch` publishes the records of its node while the run lives: file://, s3:// or gs://;
+    empty = nothing is published."""
+    every_s: float = Field(default=10.0, ge=1)
+    """Seconds between two publications, which each write a file a table."""
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, value: str) -> str:
+        if value:
+            check_address(value)
+        return value
+
+
 class Config(Section):
     """Everything a run is made from."""
 
@@ -211,6 +227,7 @@ class Config(Section):
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     alerts: AlertsConfig = Field(default_factory=AlertsConfig)
     otel: OtelConfig = Field(default_factory=OtelConfig)
+    publish: PublishConfig = Field(default_factory=PublishConfig)
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)
 
     @model_validator(mode="after")

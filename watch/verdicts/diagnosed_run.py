@@ -12,7 +12,6 @@ damage is set aside and made again from the tapes.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from analyzers.wording import ranks_text
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
 from store.ingest.damage import make_damaged_again
+from store.published.copy_time import recorded_until_ns
 from watch.verdicts.run_phase import RunPhase, run_phase, settled_phase
 
 __all__ = ["STILL_READING", "diagnosed_run"]
@@ -57,7 +57,7 @@ def diagnosed_run(run: RunDir, *, is_over: bool = False, **options: Any) -> Iter
 
 def _judge(run: RunDir, store: Store, phase: RunPhase) -> Diagnosis:
     is_live = phase.word in ("running", "ending") or (phase.word == "unknown" and is_watched(run.stores()))
-    now_ns = time.time_ns() if is_live else None
+    now_ns = recorded_until_ns(run) if is_live else None
     diagnosis = diagnose(store, run.manifest(), now_ns=now_ns, stacks_dir=run.stacks)
     if phase.word != "ending" or any(_explains_end(found) for found in diagnosis.fired):
         return diagnosis

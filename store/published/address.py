@@ -1,0 +1,97 @@
+"""Addresses of published runs: folders and buckets through pyarrow, with limits on time.
+
+    files, root = open_address("s3://lake/rankscope?endpoint_override=http://minio:9000")
+    files.get_file_info(f"{root}/run.json")
+
+`s3://` takes `endpoint_override` and `region`; without them AWS_ENDPOINT_URL and AWS_DEFAULT_REGION count. Keys come
+from where AWS's own tools look for them, never from the address: it stands in run.json.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+__all__ = ["AddressError", "address_of", "check_address", "one_line", "open_address"]
+
+SCHEMES = ("file", "s3")
+CONNECT_S = 5.0
+REQUEST_S = 20.0
+_OPTIONS = {"file": (), "s3": ("endpoint_override", "region")}
+_SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
+_PATH = re.compile(rf"({'|'.join(SCHEMES)}):/+(.*)", re.DOTALL)
+_ENDPOINT = re.compile(r"\b(https?):/(?=[^/])")
+
+
+class AddressError(ValueError):
+    """An address that cannot be opened; one line."""
+
+
+def address_of(path: Path) -> str | None:
+    """The address that a command line gave as a path, in which `//` has become `/`; None for a path."""
+    match = _PATH.fullmatch(str(path))
+    if match is None:
+        return None
+    slash = "/" if match[1] == "file" else ""
+    rest = _ENDPOINT.sub(r"\1://", match[2])
+    return f"{match[1]}://{slash}{rest}"
+
+
+def check_address(text: str) -> None:
+    """Raises AddressError for what cannot be an address, and for keys in it; nothing is opened."""
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname or ""
+        options = parse_qs(parts.query, keep_blank_values=True)
+    except ValueError:
+        raise AddressError("the address cannot be read: choose file:///folder or s3://bucket/prefix") from None
+    shown = f"{parts.scheme}://{host}{parts.path}"
+    if parts.scheme not in SCHEMES:
+        raise AddressError(f"{shown}: choose an address of {' or '.join(f'{scheme}://' for scheme in SCHEMES)}")
+    if "@" in text:
+        raise AddressError(f"{parts.scheme}://...: keys do not belong in an address: set AWS_ACCESS_KEY_ID and its kin")
+    if parts.fragment or not text.isprintable():
+        raise AddressError(f"{parts.scheme}://...: has a # or a control character")
+    if unknown := sorted(options.keys() - set(_OPTIONS[parts.scheme])):
+        takes = " and ".join(_OPTIONS[parts.scheme]) or "none"
+        raise AddressError(f"{shown}: unknown option {unknown[0]}, {parts.scheme}:// takes {takes}")
+    if (parts.scheme == "s3" and not host) or (parts.scheme == "file" and (host or not parts.path.strip("/"))):
+        raise AddressError(f"{shown}: choose file:///folder or s3://bucket/prefix")
+
+
+def open_address(text: str) -> tuple[Any, str]:
+    """(pyarrow file system, path in it). Raises AddressError."""
+    check_address(text)
+    try:
+        from pyarrow import fs
+    except ImportError:
+        raise AddressError(f"{text}: pyarrow is not installed: pip install 'rankscope[lake]'") from None
+    parts = urlsplit(text)
+    try:
+        if parts.scheme == "file":
+            return fs.LocalFileSystem(), unquote(parts.path).rstrip("/")
+        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+            options.setdefault("endpoint_override", endpoint)
+        files = fs.S3FileSystem(
+            connect_timeout=CONNECT_S,
+            request_timeout=REQUEST_S,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
+            allow_delayed_open=True,  # a small object is one request, not three
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise AddressError(one_line(error)) from None
+    return files, f"{parts.netloc}{parts.path}".rstrip("/")
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error, without the keys of this process's environment."""
+    text = str(error).partition("\n")[0][:300]
+    for name in _SECRETS:
+        if value := os.environ.get(name):
+            text = text.replace(value, "(redacted)")
+    return text

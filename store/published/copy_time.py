@@ -1,0 +1,36 @@
+"""The moment as of which a run's folder is judged.
+
+    now_ns = recorded_until_ns(run)      # the present, but of a copy of a published run
+
+A copy lags some seconds behind its run; its newest records must not look like a standstill.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import read_plain
+
+__all__ = ["recorded_until_ns", "write_recorded_until"]
+
+NAME = "published.json"
+MAX_BYTES = 1 << 16
+
+
+def write_recorded_until(run: RunDir, wall_ns: int) -> None:
+    """Write down until when the copy has the records of all nodes."""
+    path = run.path / NAME
+    fresh = path.with_name(f".{NAME}")
+    fresh.write_text(json.dumps({"recorded_until_ns": wall_ns}), encoding="utf-8")
+    fresh.replace(path)
+
+
+def recorded_until_ns(run: RunDir) -> int:
+    """Epoch nanoseconds: until when all records are there. The present where the folder is no copy."""
+    try:
+        found = json.loads(read_plain(run.path / NAME, MAX_BYTES))["recorded_until_ns"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return time.time_ns()
+    return found if isinstance(found, int) else time.time_ns()

@@ -1,0 +1,91 @@
+"""Paths of the objects of a published run.
+
+    <address>/<run id>/run.json
+    <address>/<run id>/node-00000.json                                   what of the node is complete
+    <address>/<run id>/node-00000/<generation>/round-000017.json         rows of each table in this round
+    <address>/<run id>/node-00000/<generation>/<table>/part-000017.parquet
+    <address>/<run id>/node-00000/<generation>/<table>/now-1.parquet     replaced in turn where it changed
+
+Tables that only grow are published in parts. What is replaced in the store is replaced here, too. A `watch` that starts
+again begins a generation, because it cannot know which rows the one before had published.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from probes.tape.schema import TABLES
+from store.ddl import fingerprint, grown_table
+
+__all__ = ["GROWING", "REPLACED", "SEQUENCE", "NodeState", "node_file", "now_path", "part_path", "round_file"]
+
+GROWING = {table.name: grown_table(table) for table in TABLES.values() if table.name != "nccl_groups"}
+"""{table of the schema: table of the store whose rows are published in parts}."""
+REPLACED = (*(f"{table.name}_open" for table in TABLES.values() if table.can_be_open), "ingest_problems", "nccl_groups")
+SEQUENCE = b"rankscope.sequence"
+"""Key of the number of the round in the metadata of a Parquet file."""
+NOW_SLOTS = 4
+"""Objects of a replaced table: a reader that is slower than so many rounds reads the state again."""
+FORMAT = 1
+_GENERATION = re.compile(r"[0-9a-f]{1,32}\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """Content of `node-<n>.json`: rounds up to `sequence` are complete."""
+
+    generation: str
+    sequence: int
+    replaced: Mapping[str, int]
+    """{table that is replaced: round that wrote its newest object}."""
+    published_wall_ns: int
+    is_last: bool
+    fingerprint: str
+    """Of the tables' columns; a reader with others cannot take the rows over."""
+    format: int = FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """The content to write."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any) -> NodeState:
+        """Raises ValueError for anything but what `to_json` gives."""
+        try:
+            if content["format"] != FORMAT or not _GENERATION.match(content["generation"]):
+                raise ValueError("of another format")
+            if content["fingerprint"] != fingerprint():
+                raise ValueError("published by another version of rankscope: read it with that one")
+            return cls(
+                generation=content["generation"],
+                sequence=int(content["sequence"]),
+                replaced={table: int(content["replaced"][table]) for table in REPLACED if table in content["replaced"]},
+                published_wall_ns=int(content["published_wall_ns"]),
+                is_last=bool(content["is_last"]),
+                fingerprint=content["fingerprint"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no state of a published node ({type(error).__name__})") from None
+
+
+def node_file(run: str, node_rank: int) -> str:
+    """The object that says what of a node is complete."""
+    return f"{run}/node-{node_rank:05d}.json"
+
+
+def round_file(run: str, node_rank: int, generation: str, sequence: int) -> str:
+    """The object that lists the rows of a round."""
+    return f"{run}/node-{node_rank:05d}/{generation}/round-{sequence:06d}.json"
+
+
+def part_path(run: str, node_rank: int, generation: str, table: str, sequence: int) -> str:
+    """One part of a table that grows."""
+    return f"{run}/node-{node_rank:05d}/{generation}/{table}/part-{sequence:06d}.parquet"
+
+
+def now_path(run: str, node_rank: int, generation: str, table: str, sequence: int) -> str:
+    """The object of a table that is replaced, as a round wrote it."""
+    return f"{run}/node-{node_rank:05d}/{generation}/{table}/now-{sequence % NOW_SLOTS}.parquet"

@@ -1,0 +1,222 @@
+"""A local copy of a published run, as a folder that every reader opens.
+
+    with Mirror("s3://lake/rankscope/gpt-demo", folder) as mirror:
+        mirror.refresh()                 # at first all, then what is new
+        Store.open(mirror.run)
+
+Parts of a node go into a store of that node. While nodes publish, the copy counts as watched, and readers judge it as
+of `recorded_until_ns`: that records arrive some seconds late is no standstill. Content of the address may come from
+strangers: names are checked, sizes are bounded, values go through Parquet into the columns of our schema.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from probes.tape.rundir import RunDir
+from store.database import MIRROR, WriterLock, connect_writer, translated
+from store.ddl import quoted
+from store.ingest.store_file import create
+from store.published.address import AddressError, one_line, open_address
+from store.published.copy_time import write_recorded_until
+from store.published.layout import GROWING, SEQUENCE, NodeState, node_file, now_path, part_path, round_file
+
+__all__ = ["SILENT_S", "Mirror"]
+
+SILENT_S = 300.0
+"""Time without any publication after which a run is read as one that ended. Source: convention, thirty publications."""
+REFRESH_S = 2.0
+LATE_S = 60.0
+"""A node whose last publication is so much older than another's is named."""
+MAX_JSON_BYTES = 64 << 20
+MAX_PART_BYTES = 1 << 30
+TRIES = 3
+_NODE = re.compile(r"node-(\d{5})\.json\Z")
+_NAME = re.compile(r"[\w.+ -]{1,200}\Z")
+
+
+class Mirror:
+    """The copy lies in a folder of the run's name in `scratch`. Raises AddressError, one line."""
+
+    def __init__(self, address: str, scratch: Path) -> None:
+        self.address = address
+        self._files, self._root = open_address(address)
+        name = posixpath.basename(self._root)
+        if not _NAME.match(name) or name.startswith("."):
+            raise AddressError(f"{address}: name a run, {address.rstrip('/')}/RUN")
+        self.run = RunDir(scratch / name)
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        self.states: dict[int, NodeState] = {}
+        self._locks: dict[int, WriterLock] = {}
+        self._refreshed_s = float("-inf")
+
+    @property
+    def recorded_until_ns(self) -> int:
+        """When the node that published longest ago did: until then the records of all nodes are there."""
+        return min(state.published_wall_ns for state in self.states.values())
+
+    @property
+    def is_live(self) -> bool:
+        """True while a node publishes: some have not ended, and one has published lately."""
+        newest_ns = max((state.published_wall_ns for state in self.states.values()), default=0)
+        is_over = all(state.is_last for state in self.states.values())
+        return not is_over and time.time_ns() - newest_ns < SILENT_S * 1e9
+
+    @property
+    def note(self) -> str:
+        """One sentence on how new the records are; empty for a run that has ended and is whole."""
+        if all(state.is_last for state in self.states.values()):
+            return ""
+        newest_ns = max(state.published_wall_ns for state in self.states.values())
+        age_s = max(0.0, (time.time_ns() - self.recorded_until_ns) / 1e9)
+        late = [
+            str(node)
+            for node, state in sorted(self.states.items())
+            if not state.is_last and newest_ns - state.published_wall_ns > LATE_S * 1e9
+        ]
+        missing = f"; not published lately by node {', '.join(late)}" if late else ""
+        return f"records of all {len(self.states)} nodes until {age_s:.0f} s ago{missing}"
+
+    def refresh(self) -> int:
+        """Take over what is new; the number of objects read. Raises AddressError, StoreError."""
+        try:
+            nodes = self._nodes()
+            (self.run.path / "run.json").write_bytes(self._read(f"{self._root}/run.json"))
+            num_read = sum(self._refresh_node(node) for node in nodes)
+        except (OSError, ValueError) as error:  # StoreError is a ValueError
+            if isinstance(error, AddressError):
+                raise
+            raise AddressError(f"{self.address}: {one_line(error)}") from None
+        write_recorded_until(self.run, self.recorded_until_ns)
+        self._mark()
+        self._refreshed_s = time.monotonic()
+        return num_read
+
+    def refresh_if_old(self) -> None:
+        """Refresh if the last time was more than `REFRESH_S` ago. Raises AddressError, StoreError."""
+        if time.monotonic() - self._refreshed_s > REFRESH_S:
+            self.refresh()
+
+    def close(self) -> None:
+        """Give up the locks that mark the copy as live."""
+        for lock in self._locks.values():
+            lock.close()
+        self._locks.clear()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _mark(self) -> None:
+        """Readers take a store whose lock is held by a mirror as one that is watched."""
+        if not self.is_live:
+            self.close()
+            return
+        for node in self.states.keys() - self._locks.keys():
+            self._locks[node] = WriterLock(self.run.store(node), role=MIRROR)
+
+    def _nodes(self) -> list[int]:
+        from pyarrow import fs
+
+        found = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        nodes = sorted(int(match[1]) for info in found if (match := _NODE.match(info.base_name)))
+        if not nodes:
+            runs = sorted(info.base_name for info in found if info.type == fs.FileType.Directory)
+            shown = f"; runs there: {', '.join(runs[:5])}" if runs else ""
+            raise AddressError(f"{self.address}: no run is published there{shown}")
+        return nodes
+
+    def _refresh_node(self, node: int) -> int:
+        for last in (False,) * (TRIES - 1) + (True,):
+            state = NodeState.from_json(json.loads(self._read(node_file(self._root, node))))
+            try:
+                return self._follow(node, state)
+            except (FileNotFoundError, _ReplacedError):  # by the node, while it was read
+                if last:
+                    raise
+        return 0
+
+    def _follow(self, node: int, state: NodeState) -> int:
+        known, path = self.states.get(node), self.run.store(node)
+        if known == state:
+            return 0
+        if known is not None and known.generation == state.generation:
+            num_read = self._take(path, node, state, known)
+        else:  # readers see the former copy until this one is whole
+            fresh = path.with_name(f".fresh-{path.name}")
+            fresh.unlink(missing_ok=True)
+            num_read = self._take(fresh, node, state, None)
+            fresh.replace(path)
+        self.states[node] = state
+        return num_read
+
+    def _take(self, path: Path, node: int, state: NodeState, known: NodeState | None) -> int:
+        import duckdb
+
+        connection = connect_writer(path, wait_s=10.0, threads=2)
+        num_read, place = 0, (self._root, node, state.generation)
+        try:
+            if known is None:
+                create(connection)
+            connection.execute("BEGIN")
+            for sequence in range(known.sequence + 1 if known else 1, state.sequence + 1):
+                listed = json.loads(self._read(round_file(*place, sequence)))["rows"]
+                for table in (name for name in GROWING.values() if name in listed):
+                    rows = self._rows(part_path(*place, table, sequence), sequence)
+                    if rows.num_rows != listed[table]:
+                        raise ValueError(f"part {sequence} of {table} of node {node} does not have all its rows")
+                    num_read += _insert(connection, table, rows)
+            for table, sequence in state.replaced.items():
+                if known is None or known.replaced.get(table) != sequence:
+                    rows = self._rows(now_path(*place, table, sequence), sequence)
+                    connection.execute(f"DELETE FROM {quoted(table)}")
+                    num_read += _insert(connection, table, rows)
+            connection.execute("COMMIT")
+        except duckdb.Error as error:
+            raise translated(error, path) from error
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a list of rows of node {node} cannot be read ({type(error).__name__})") from None
+        finally:
+            connection.close()
+        return num_read
+
+    def _rows(self, path: str, sequence: int) -> Any:
+        """A Parquet object as a table. Raises FileNotFoundError, _ReplacedError where another round wrote it."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        content = self._read(path, MAX_PART_BYTES)
+        parquet = pq.ParquetFile(pa.BufferReader(content))
+        groups = parquet.metadata
+        if sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups)) > MAX_PART_BYTES:
+            raise ValueError(f"{path} is too large")
+        if (groups.metadata or {}).get(SEQUENCE) != str(sequence).encode():
+            raise _ReplacedError(f"{path} is not of round {sequence}")
+        return parquet.read()
+
+    def _read(self, path: str, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
+        with self._files.open_input_file(path) as file:
+            if file.size() > limit_bytes:
+                raise ValueError(f"{path} has {file.size()} bytes")
+            return bytes(file.read())
+
+
+class _ReplacedError(ValueError):
+    """An object is of another round than the state says."""
+
+
+def _insert(connection: Any, table: str, rows: Any) -> int:
+    connection.register("published", rows)
+    connection.execute(f"INSERT INTO {quoted(table)} BY NAME SELECT * FROM published")
+    connection.unregister("published")
+    return 1

@@ -1,0 +1,185 @@
+"""Publish the new rows of one node's store to an address.
+
+    publisher = Publisher("s3://lake/rankscope", run, node_rank=0)
+    publisher.note(ingester.tick().rows)         # after each tick, in the thread that ingests
+    rows = publisher.read()                      # at times, in the same thread: reads the store
+    publisher.write(rows)                        # in another thread: may take as long as the network does
+
+A round that failed is written again, and only then the next one is read: what waits stays in the store, not in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import time
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probes.tape.rundir import RunDir
+from store.database import connect_attached, translated
+from store.ddl import fingerprint, quoted
+from store.published.address import open_address
+from store.published.layout import (
+    GROWING,
+    REPLACED,
+    SEQUENCE,
+    NodeState,
+    node_file,
+    now_path,
+    part_path,
+    round_file,
+)
+
+__all__ = ["Publisher", "Round"]
+
+ROUND_ROWS = 100_000
+"""Of a table in a round: some 15 MB of collectives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Rows to publish, read from the store: pyarrow tables by table of the store."""
+
+    generation: str
+    sequence: int
+    read_wall_ns: int
+    """Until when it has what the node's tapes had."""
+    new: Mapping[str, Any]
+    replaced: Mapping[str, Any]
+    is_last: bool
+    is_partial: bool
+    """Whether the store has more rows that wait."""
+
+
+class Publisher:
+    """Rows of one node. Raises AddressError for an address that cannot be one."""
+
+    def __init__(self, address: str, run: RunDir, *, node_rank: int) -> None:
+        self.address = address
+        self._files, self._root = open_address(address)
+        self._run, self._node_rank, self._store = run, node_rank, run.store(node_rank)
+        self._store_id: object = None
+        self._generation, self._sequence = "", 0
+        self._waiting: Counter[str] = Counter()
+        # Of `write` alone:
+        self._written_generation = ""
+        self._replaced: dict[str, Any] = {}
+        self._replaced_in: dict[str, int] = {}
+
+    @property
+    def is_drained(self) -> bool:
+        """True if all rows that the store had at the last tick have been read: older ones may be folded."""
+        return self._store_id is not None and not any(self._waiting.values())
+
+    def restart(self) -> None:
+        """Publish everything that the store has again, as a new generation, from the next round on."""
+        self._store_id = None
+
+    def note(self, rows: Mapping[str, int]) -> None:
+        """Count rows that a tick has appended to the store."""
+        self._waiting.update({name: count for name, count in rows.items() if name in GROWING})
+
+    def read(self, *, is_last: bool = False) -> Round:
+        """Read what waits, at most `ROUND_ROWS` of a table. Raises StoreError."""
+        import duckdb
+
+        read_wall_ns = time.time_ns()
+        connection = connect_attached({"store": self._store}, wait_s=1.0)
+        new, replaced = {}, {}
+        try:
+            self._begin(connection)
+            for name, count in self._waiting.items():
+                if count:
+                    new[GROWING[name]] = _rows(connection, GROWING[name], count)
+            for stored in REPLACED:
+                replaced[stored] = connection.sql(f"SELECT * FROM store.main.{quoted(stored)}").to_arrow_table()
+        except duckdb.Error as error:
+            raise translated(error, self._store) from error
+        finally:
+            connection.close()
+        for name in GROWING:
+            if GROWING[name] in new:
+                self._waiting[name] -= min(ROUND_ROWS, self._waiting[name])
+        self._sequence += 1
+        is_partial = any(self._waiting.values())
+        return Round(
+            generation=self._generation,
+            sequence=self._sequence,
+            read_wall_ns=read_wall_ns,
+            new=new,
+            replaced=replaced,
+            is_last=is_last and not is_partial,
+            is_partial=is_partial,
+        )
+
+    def _begin(self, connection: Any) -> None:
+        """Begin a generation if the store is another one than in the round before: count all that it has."""
+        ((store_id,),) = connection.execute("SELECT max(store_id) FROM store.main.ingest_meta").fetchall()
+        if store_id == self._store_id:
+            return
+        counts = {
+            name: connection.execute(f"SELECT count(*) FROM store.main.{quoted(stored)}").fetchall()[0][0]
+            for name, stored in GROWING.items()
+        }
+        self._waiting = Counter(counts)
+        self._generation, self._sequence, self._store_id = uuid.uuid4().hex, 0, store_id
+
+    def write(self, rows: Round) -> None:
+        """Write a round; what it needs comes before what names it. Raises OSError."""
+        run, place = posixpath.join(self._root, self._run.run_id), (self._node_rank, rows.generation)
+        if self._written_generation != rows.generation:
+            self._put_bytes(f"{run}/run.json", json.dumps(self._run.manifest(), default=str).encode())
+            self._replaced, self._replaced_in = {}, {}
+            self._written_generation = rows.generation
+        for table, part in rows.new.items():
+            self._put(part_path(run, *place, table, rows.sequence), part, rows.sequence)
+        for table, now in rows.replaced.items():
+            before = self._replaced.get(table)
+            if (before is None and now.num_rows == 0) or (before is not None and now.equals(before)):
+                continue
+            self._put(now_path(run, *place, table, rows.sequence), now, rows.sequence)
+            self._replaced[table], self._replaced_in[table] = now, rows.sequence
+        counts = {table: part.num_rows for table, part in rows.new.items()}
+        self._put_bytes(round_file(run, *place, rows.sequence), json.dumps({"rows": counts}).encode())
+        state = NodeState(
+            generation=rows.generation,
+            sequence=rows.sequence,
+            replaced=dict(self._replaced_in),
+            published_wall_ns=rows.read_wall_ns,
+            is_last=rows.is_last,
+            fingerprint=fingerprint(),
+        )
+        self._put_bytes(node_file(run, self._node_rank), json.dumps(state.to_json()).encode())
+
+    def _put(self, path: str, rows: Any, sequence: int) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows.replace_schema_metadata({SEQUENCE: str(sequence)}), sink, compression="zstd")
+        self._put_bytes(path, sink.getvalue())
+
+    def _put_bytes(self, path: str, content: Any) -> None:
+        """Write an object whole: buckets do so by themselves, a folder by a rename."""
+        is_local = self._files.type_name == "local"
+        fresh = f"{path}.part" if is_local else path
+        if is_local:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with self._files.open_output_stream(fresh) as stream:
+            stream.write(content)
+        if is_local:
+            self._files.move(fresh, path)
+
+
+def _rows(connection: Any, stored: str, count: int) -> Any:
+    """The first rows of the newest `count`, in the order in which they were appended."""
+    table = f"store.main.{quoted(stored)}"
+    ((newest,),) = connection.execute(f"SELECT max(rowid) FROM {table}").fetchall()
+    first = (newest if newest is not None else -1) + 1 - count
+    select = f"SELECT * FROM {table} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
+    return connection.sql(select, params=[first, first + min(count, ROUND_ROWS)]).to_arrow_table()

@@ -1,0 +1,147 @@
+"""Publish the records of a node while the run lives: rows of its store as Parquet at a configured address.
+
+    publishing = Publishing.of(run, events, node_rank=0)     # None where no address is configured
+    publishing.note(result.rows)                             # after each tick, in the thread that ingests
+    publishing.poll()
+    publishing.finish()                                      # the last rows, once the store is closed
+
+A thread of its own writes to the address, at a lower priority (not an idle one: while it holds the GIL, the watch waits
+for it). One round at a time is in memory. While one cannot be written, what is new waits in the store, and that is an
+event (`publish_failed`) with its reason; so is the first round that can be (`published`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from store import StoreError
+from store.published.address import AddressError, one_line
+from store.published.publish import Publisher, Round
+
+__all__ = ["Publishing"]
+
+logger = logging.getLogger("rankscope.watch")
+FINISH_S = 20.0
+RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+HOLDS_S = 600.0
+"""How long rows that wait keep the store from folding old ones. Afterwards all is published again, as it is then."""
+NICENESS = 10
+
+
+class Publishing:
+    """Called by the thread that ingests; only `_write_out` runs in another."""
+
+    def __init__(self, publisher: Publisher, events: EventWriter, *, every_s: float) -> None:
+        self._publisher, self._events, self._every_s = publisher, events, every_s
+        self._thread: threading.Thread | None = None
+        self._round: Round | None = None
+        self._due_s = self._retry_at_s = 0.0
+        self._num_failures = 0
+        self._state = self._reason = ""
+        self._over = threading.Event()
+        self._drained_s = time.monotonic()
+
+    @classmethod
+    def of(cls, run: RunDir, events: EventWriter, *, node_rank: int) -> Publishing | None:
+        """Read the run's configuration; None where nothing is published."""
+        given = run.private_manifest().get("config", {}).get("publish", {})
+        address = given.get("address") if isinstance(given, dict) else None
+        if not isinstance(address, str) or not address:
+            return None
+        every_s = given.get("every_s")
+        try:
+            publisher = Publisher(address, run, node_rank=node_rank)
+        except AddressError as error:
+            events.write(event_kinds.PUBLISH_FAILED, address=address, reason=str(error))
+            return None
+        return cls(publisher, events, every_s=float(every_s) if isinstance(every_s, (int, float)) else 10.0)
+
+    def note(self, rows: Mapping[str, int]) -> None:
+        """Count rows that a tick has appended to the store."""
+        self._publisher.note(rows)
+
+    def poll(self) -> None:
+        """Begin the next round if one is due and none is under way. Raises StoreError."""
+        if self._is_writing or time.monotonic() < max(self._due_s, self._retry_at_s):
+            return
+        self._due_s = time.monotonic() + self._every_s
+        self._next(is_last=False)
+
+    def finish(self, limit_s: float = FINISH_S) -> None:
+        """Publish the last rows, as far as the time allows; an event says so where it does not."""
+        deadline = time.monotonic() + limit_s
+        while not self._over.is_set():
+            if self._thread is not None:
+                self._thread.join(max(0.0, deadline - time.monotonic()))
+            if self._over.is_set():
+                break
+            if time.monotonic() >= deadline:
+                self._state = ""
+                self._report(
+                    event_kinds.PUBLISH_FAILED, reason=f"the last rows are not there: {self._reason or 'slow'}"
+                )
+                break
+            if self._round is not None:  # it failed
+                time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
+            try:
+                self._next(is_last=True)
+            except StoreError as error:
+                self._reason = str(error)
+                time.sleep(min(RETRY_S, max(0.0, deadline - time.monotonic())))
+
+    def allows_folding(self) -> bool:
+        """Return True if old rows of the store may be folded now: all are read, or have waited for too long."""
+        now_s = time.monotonic()
+        if self._publisher.is_drained:
+            self._drained_s = now_s
+        elif now_s - self._drained_s < HOLDS_S:
+            return False
+        else:
+            self._publisher.restart()
+        return True
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _next(self, *, is_last: bool) -> None:
+        """Write the round that failed, or else a new one, in a thread."""
+        if self._round is None:
+            self._round = self._publisher.read(is_last=is_last)
+        self._thread = threading.Thread(target=self._write_out, args=(self._round,), name="publish", daemon=True)
+        self._thread.start()
+
+    def _write_out(self, rows: Round) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            self._publisher.write(rows)
+        except Exception as error:  # any failure of a network or a library: the watch must go on
+            self._reason = reason = one_line(error) or type(error).__name__
+            logger.warning("%s: not published, tried again: %s", self._publisher.address, reason)
+            self._num_failures += 1
+            self._retry_at_s = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self._num_failures)
+            self._report(event_kinds.PUBLISH_FAILED, reason=reason)
+            return
+        self._num_failures, self._reason, self._round = 0, "", None
+        if rows.is_partial:
+            self._due_s = 0.0
+        self._report(event_kinds.PUBLISHED)
+        if rows.is_last:
+            self._over.set()
+
+    def _report(self, kind: str, **detail: Any) -> None:
+        """Write an event where the state changes, not for every round."""
+        if kind != self._state:
+            self._state = kind
+            self._events.write(kind, address=self._publisher.address, **detail)
