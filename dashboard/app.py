@@ -20,11 +20,11 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _H
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
-from analyzers.printable import visible  # noqa: E402
 from dashboard import frame, login, navigation  # noqa: E402
 from dashboard.data import prefetch  # noqa: E402
 from dashboard.drawing import live_chart  # noqa: E402
 from dashboard.drawing.elements import markdown_text, style  # noqa: E402
+from dashboard.run_choice import choose_run  # noqa: E402
 from dashboard.views import findings, overview  # noqa: E402
 from store.runs_folder import RunsFolder  # noqa: E402
 
@@ -42,30 +42,22 @@ def main() -> None:
     if not names:
         _no_runs(folder)
         return
-    page = st.navigation(navigation.pages(), expanded=True)
+    page = st.navigation(navigation.pages(), position="hidden")
     # Started on one run, the first address without anything in it is that run's; later the reader asks for the table.
-    starts_on_run = bool(os.environ.get("RANKSCOPE_DASHBOARD_RUN")) and "run_id" not in st.session_state
+    starts_on_run = bool(os.environ.get("RANKSCOPE_DASHBOARD_RUN")) and frame.RUN_ID not in st.session_state
     is_home = page.url_path == "" and not {"run", "finding"} & set(st.query_params)
     if is_home and ("filter" in st.query_params or not starts_on_run):
         st.set_page_config(page_title="Runs · Rankscope")
+        navigation.links(frame.current_run())
         page.run()
         return
     if page.title == "Fleet":  # over all runs
         st.set_page_config(page_title="Fleet · Rankscope")
+        navigation.links(frame.current_run())
         page.run()
         return
-    if st.session_state.get("run_choice") not in names:
-        st.session_state["run_choice"] = _run_of_address(folder) or names[0]
-    with st.sidebar:
-        chosen = st.selectbox("Run", names, key="run_choice", format_func=visible, help="The newest run is on top.")
-    shown = st.session_state.get("run_id")
-    if chosen != shown:
-        if shown is not None and "finding" in st.query_params:  # of the former run
-            del st.query_params["finding"]
-        st.session_state["run_id"] = chosen
-        st.session_state["polls"] = True
-    if st.query_params.get("run") != chosen:
-        st.query_params["run"] = chosen
+    chosen = choose_run(folder, names)
+    navigation.links(chosen)
     if page.url_path:
         st.set_page_config(page_title=markdown_text(f"{page.title} · {chosen}", 120))
         page.run()
@@ -73,18 +65,6 @@ def main() -> None:
         findings.findings()
     else:
         overview.overview()
-
-
-def _run_of_address(folder: RunsFolder) -> str | None:
-    """The run of the address, else the one shown last or at the start, else the newest."""
-    in_address = st.query_params.get("run")
-    if in_address is not None:
-        found = folder.resolved(in_address)
-        if found is not None:
-            return found
-        st.toast("The address names a run that does not exist. The newest run is shown.", icon=":material/info:")
-    shown = st.session_state.get("run_id") or os.environ.get("RANKSCOPE_DASHBOARD_RUN", "")
-    return folder.resolved(shown) or folder.newest()
 
 
 def _no_runs(folder: RunsFolder) -> None:

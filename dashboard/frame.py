@@ -33,8 +33,12 @@ from probes.tape.rundir import RunDir, RunError
 from store import StoreBusyError, StoreError
 from store.runs_folder import RunsFolder
 
-__all__ = ["IDLE_S", "POLL_S", "View", "access_to", "current_run", "framed", "runs_folder", "shared_answers"]
+__all__ = [
+    "IDLE_S", "POLL_S", "RUN_ID", "View", "access_to", "current_run", "framed", "runs_folder", "shared_answers",
+]  # fmt: skip
 
+RUN_ID = "run_id"
+"""Key of the run that the page shows, in the session."""
 PATIENCE_S = 0.6
 """Seconds that a page waits for first answers before it is drawn without them."""
 POLL_S = 2.0
@@ -79,7 +83,7 @@ def runs_folder() -> RunsFolder:
 
 def current_run() -> str | None:
     """Id of the selected run."""
-    chosen: str | None = st.session_state.get("run_id")
+    chosen: str | None = st.session_state.get(RUN_ID)
     return chosen
 
 

@@ -34,6 +34,8 @@ from dashboard.views import (
 
 __all__ = ["FIRST_QUERIES", "pages"]
 
+_SECTIONS = "page_sections"
+"""Key of the sections, in the session."""
 FIRST_QUERIES: tuple[Query, ...] = (
     (overview.load_lines, ()),
     (ranks.load_matrix, ("own work", True)),
@@ -49,7 +51,10 @@ FIRST_QUERIES: tuple[Query, ...] = (
 
 
 def pages() -> dict[str, list[Any]]:
-    """Sections and their pages for `st.navigation`; made in each run of the script, as Streamlit requires."""
+    """Sections and their pages for `st.navigation`; made in each run of the script, as Streamlit requires.
+
+    Its own menu is hidden: its links would not name the run.
+    """
     first, *others = [
         [_page(place) for place in places]
         for places in (
@@ -70,7 +75,18 @@ def pages() -> dict[str, list[Any]]:
     )
     st.session_state[FINDINGS_PAGE] = sections["Run"][1]
     st.session_state[PAGES_BY_TITLE] = {page.title: page for pages in sections.values() for page in pages}
+    st.session_state[_SECTIONS] = sections
     return sections
+
+
+def links(run_id: str | None) -> None:
+    """Draw the menu in the sidebar: the address behind each link names the run, so that it can be copied."""
+    with st.sidebar, st.container(key="menu", gap=None):
+        for section, pages_of_section in st.session_state[_SECTIONS].items():
+            st.caption(section)
+            for page in pages_of_section:
+                of_run = {"run": run_id} if run_id is not None and page.url_path else None
+                st.page_link(page, query_params=of_run, width="stretch")
 
 
 def _page(place: tuple[Callable[[], None], str, str]) -> Any:

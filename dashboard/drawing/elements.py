@@ -23,6 +23,7 @@ from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.report.markdown import escaped
 from analyzers.wording import ranks_text
+from dashboard.drawing import zoom
 from dashboard.drawing.chart_cache import cached_figure
 from dashboard.drawing.live_chart import show_in_place
 
@@ -43,8 +44,9 @@ _CHART = {
     "showSendToCloud": False,
     "plotlyServerURL": "",
     "scrollZoom": False,
+    "doubleClick": False,  # resets the zoom of the address instead
     "responsive": True,
-    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "resetScale2d"],
     "toImageButtonOptions": {"format": "png", "scale": 2},
 }
 _STYLE = """
@@ -90,12 +92,15 @@ def chart(
     """Draw the figure `draw(*shown, **options)`, built again only if one of `shown` has changed.
 
     With the same `key` and the same `selected` (steps, ranks: what the user chose, not what grows by itself) zoom and
-    hidden lines stay at every refresh; `what` is the text for screen readers. Returns the mark that was clicked just
-    now, if `clickable`.
+    hidden lines stay at every refresh, and the zoom is in the address; `what` is the text for screen readers. Returns
+    the mark that was clicked just now, if `clickable`.
     """
     name = (st.session_state.get("run_id"), key)
     figure = cached_figure(name, draw, shown, options, dark=is_dark_theme(), selected=selected)
-    return show_in_place(figure, key=key, config=_CHART, what=what, clickable=clickable)
+    return show_in_place(
+        figure, key=key, config=_CHART, what=what, clickable=clickable, zoomed=zoom.in_address(key, selected),
+        on_zoom=lambda ranges: zoom.into_address(key, selected, ranges),
+    )  # fmt: skip
 
 
 def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str) -> None:

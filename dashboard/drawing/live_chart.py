@@ -1,22 +1,24 @@
 """A Plotly chart that is updated in place: new data move its lines, while zoom and hidden lines stay.
 
     prepare()                                    # once in each run of the script
-    show_in_place(figure_json, key="loss", config={...}, what="Loss over the steps")
+    show_in_place(figure_json, key="loss", config={...}, what="Loss over the steps", zoomed={}, on_zoom=keep)
 
 Streamlit's own Plotly chart makes a new element when its data are new, so that the zoom is lost at each refresh; with a
 fixed id it keeps its first figure. Here the element is identified by its key, and each new figure goes to
-`Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. plotly.js is served from the Python
-package. If it does not load, the chart shows an error, and loading is tried again.
+`Plotly.react`, which keeps the user's changes as long as `uirevision` is the same. A zoom is reported to the page, and
+that writes it into the address and sends it back with the figure, so that Back and another browser show the same.
+plotly.js is served from the Python package. If it does not load, the chart shows an error, and loading is tried again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import plotly
+import streamlit as st
 from streamlit.components import v1, v2
 
 __all__ = ["prepare", "show_in_place"]
@@ -39,9 +41,31 @@ function library(url) {
   return window.rankscopePlotly;
 }
 
+const AXIS = /^([xy]axis\\d*)(?:\\.(?:range|autorange).*)?$/;
+
+function follow(host) {  // reports what the reader zooms to: all axes whose range is not the figure's own
+  host.on("plotly_relayout", (changed) => {
+    const names = Object.keys(changed).filter((name) => name.includes(".") && AXIS.test(name));
+    if (!names.length) return;
+    for (const name of new Set(names.map((name) => name.match(AXIS)[1]))) {
+      const { autorange, range } = host._fullLayout[name];
+      if (autorange) delete host.zoomed[name];
+      else host.zoomed[name] = range.map(Number);
+    }
+    host.zoom({ ...host.zoomed });
+  });
+  host.on("plotly_doubleclick", () => host.zoom({}));
+}
+
+function zoomTo(layout, zoomed) {
+  for (const [name, range] of Object.entries(zoomed)) layout[name] = { ...layout[name], range, autorange: false };
+  for (const name of new Set(["xaxis", "yaxis", ...Object.keys(layout)]))
+    if (AXIS.test(name)) layout[name] = { ...layout[name], uirevision: layout.uirevision + JSON.stringify(zoomed) };
+}
+
 export default function ({ data, parentElement, setTriggerValue }) {
   const host = parentElement.querySelector(".rankscope-chart");
-  const { figure, config, alt, url, clickable } = JSON.parse(new TextDecoder().decode(data));
+  const { figure, config, alt, url, clickable, zoomed } = JSON.parse(new TextDecoder().decode(data));
   host.setAttribute("aria-label", alt);
   // On a narrow screen the legend takes more rows: the picture grows by them, and its plot stays.
   const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
@@ -50,14 +74,19 @@ export default function ({ data, parentElement, setTriggerValue }) {
   host.style.height = figure.layout.height + "px";
   host.newest = figure;
   host.click = (point) => setTriggerValue("point", point);
+  host.zoom = (ranges) => setTriggerValue("zoom", ranges);
+  host.zoomed = zoomed;
+  zoomTo(figure.layout, zoomed);
   const draw = () => library(url).then(() => {
     if (host.newest !== figure || !host.isConnected) return;
     if (host.failed) host.replaceChildren();
     host.failed = false;
-    window.Plotly.react(host, figure.data, figure.layout, config);
-    if (clickable && !host.clicked) {
-      host.on("plotly_click", ({ points }) => host.click({ x: points[0].x, y: points[0].y }));
-      host.clicked = true;
+    const reset = { name: "Reset zoom", icon: window.Plotly.Icons.home, click: () => host.zoom({}) };
+    window.Plotly.react(host, figure.data, figure.layout, { ...config, modeBarButtonsToAdd: [reset] });
+    if (!host.followed) {
+      follow(host);
+      if (clickable) host.on("plotly_click", ({ points }) => host.click({ x: points[0].x, y: points[0].y }));
+      host.followed = true;
     }
     if (!host.sized) {
       host.sized = new ResizeObserver(() => host.isConnected && window.Plotly.Plots.resize(host));
@@ -93,19 +122,29 @@ def prepare() -> None:
 
 
 def show_in_place(
-    figure_json: str, *, key: str, config: dict[str, Any], what: str, clickable: bool = False
+    figure_json: str,
+    *,
+    key: str,
+    config: dict[str, Any],
+    what: str,
+    zoomed: Mapping[str, tuple[float, float]],
+    on_zoom: Callable[[Mapping[str, Any]], None],
+    clickable: bool = False,
 ) -> dict[str, Any] | None:
     """Draw a figure (Plotly's JSON, with its height); `what` is the text for screen readers.
 
-    Returns {"x", "y"} of the mark that was clicked just now, if `clickable`.
+    `zoomed`: ranges of axes; `on_zoom` is called with all of them before the page is drawn after a zoom. Returns
+    {"x", "y"} of the mark that was clicked just now, if `clickable`.
     """
     url = f"component/{__name__}.plotly/plotly.min.js"
-    rest = json.dumps({"config": config, "alt": what, "url": url, "clickable": clickable})
+    rest = json.dumps({"config": config, "alt": what, "url": url, "clickable": clickable, "zoomed": zoomed})
     data = f'{{"figure": {figure_json}, {rest[1:]}'.encode()
-    if not clickable:
-        _chart(key=key, data=data)
-        return None
-    point = _chart(key=key, data=data, on_point_change=_nothing).point
+
+    def zoom() -> None:
+        ranges = st.session_state[key].get("zoom")
+        on_zoom(ranges if isinstance(ranges, Mapping) else {})
+
+    point = _chart(key=key, data=data, on_point_change=_nothing, on_zoom_change=zoom).point
     return dict(point) if isinstance(point, Mapping) else None
 
 

@@ -175,7 +175,7 @@ def _losses(baseline: str, found: dict[str, dict[str, Any]]) -> None:
     if any(np.asarray(curve["kept"], dtype=bool).any() for _, curve in curves):
         names = tuple(name for name, _ in curves)
         chart(
-            _loss_figure, names, *(curve for _, curve in curves), key=f"compare-loss-{'-'.join(names)}",
+            _loss_figure, names, *(curve for _, curve in curves), key="compare-loss", selected=names,
             what="Loss of the runs over the steps",
         )  # fmt: skip
     else:

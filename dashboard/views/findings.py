@@ -9,6 +9,7 @@ import streamlit as st
 from analyzers.deaths.recovery_response import done_about
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
+from analyzers.kinds import KINDS
 from analyzers.printable import visible
 from analyzers.report.evidence import drawings
 from analyzers.report.runbook_sections import advice_text
@@ -21,7 +22,7 @@ from analyzers.verdict.verdict import LISTED_BELOW
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table
 from dashboard.finding_link import open_finding, open_page
-from dashboard.frame import View, current_run, framed
+from dashboard.frame import View, framed
 
 __all__ = ["card", "findings", "verdict_text"]
 
@@ -99,20 +100,20 @@ def _list(view: View, known: CurrentFindings) -> None:
     found = known.findings
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         there = [severity for severity in SEVERITIES if any(f.severity == severity for f in found)]
-        severities = st.pills(
-            "Severity", there, selection_mode="multi", key="severities",
-            format_func=lambda name: f"{name} ({sum(f.severity == name for f in found)})",
+        severities = st.pills("Severity", there, selection_mode="multi", key="severity", bind="query-params")
+        # The kind of an alert's link (`?kind=hang&rank=3`) stays a choice while no such finding is known yet.
+        linked = {kind for kind in st.query_params.get_all("kind") if kind in KINDS}
+        chosen = st.multiselect(
+            "Kind", sorted({finding.kind for finding in found} | linked), key="kind", placeholder="all kinds",
+            format_func=visible, bind="query-params",
         )  # fmt: skip
-        kinds = sorted({finding.kind for finding in found})
-        _filter_of_link(kinds)
-        chosen = st.multiselect("Kind", kinds, key="kinds", placeholder="all kinds", format_func=visible)
-        rank = st.text_input("Rank", key="rank_filter", placeholder="any", width=120)
+        rank = st.text_input("Rank", key="rank", placeholder="any", width=120, max_chars=9, bind="query-params")
     shown = [
         finding
         for finding in found
         if (not severities or finding.severity in severities)
         and (not chosen or finding.kind in chosen)
-        and (not rank.strip().isdigit() or int(rank) in finding.ranks)
+        and (not (rank or "").strip().isdigit() or int(rank) in finding.ranks)
     ]
     if not shown:
         empty_state("No finding matches the filter.")
@@ -120,19 +121,6 @@ def _list(view: View, known: CurrentFindings) -> None:
         card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
     if len(shown) > MAX_LISTED:
         st.caption(f"{len(shown) - MAX_LISTED} more findings are not shown: filter by kind or rank.")
-
-
-def _filter_of_link(kinds: list[str]) -> None:
-    """Set the filter from an alert's link (`?kind=hang&rank=3`), once: later the user's choice counts."""
-    asked = (*st.query_params.get_all("kind"), *st.query_params.get_all("rank"))
-    known = [kind for kind in st.query_params.get_all("kind") if kind in kinds]
-    if not known or st.session_state.get("filter_of_link") == (current_run(), *asked):
-        return
-    st.session_state["filter_of_link"] = (current_run(), *asked)
-    st.session_state["kinds"] = known
-    rank = st.query_params.get("rank", "")
-    if rank.isdigit():
-        st.session_state["rank_filter"] = rank[:9]
 
 
 def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:

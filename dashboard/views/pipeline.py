@@ -59,19 +59,21 @@ def pipeline(view: View) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         attempt = max(found)
         if len(found) > 1:
-            attempt = st.selectbox("Attempt", sorted(found, reverse=True), key="pipeline-attempt", width=120)
+            attempt = st.selectbox(
+                "Attempt", sorted(found, reverse=True), key="pipeline-attempt", width=120, bind="query-params"
+            )
         last, choices = found[attempt]["last"], found[attempt]["members"]
         members = choices[0]
         if len(choices) > 1:
             members = st.selectbox(
-                "Pipeline of ranks", choices, key=f"pipeline-{attempt}", width=260,
+                "Pipeline of ranks", choices, key=f"pipeline-{attempt}", width=260, bind="query-params",
                 format_func=lambda ranks: ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else ""),
             )  # fmt: skip
         asked = st.number_input(
             "Step", min_value=0, value=None, step=1, key=f"pipeline-step-{attempt}", width=200,
-            placeholder=f"newest ({last})",
+            placeholder=f"newest ({last})", bind="query-params",
         )  # fmt: skip
-        flow = st.toggle("Flow between stages", value=True, key="flow")
+        flow = st.toggle("Flow between stages", value=True, key="flow", bind="query-params")
     step = last if asked is None else int(asked)
     measured = view.ask(load_bubble, attempt, members, _schedule_name(view))
     bubble: Bubble | None = measured["bubble"] if measured else None

@@ -14,9 +14,6 @@ from dashboard.frame import View
 
 __all__ = ["rank_and_step"]
 
-CHOSEN = "rank_and_step"
-"""Key of the choice in the session: (run, rank, step)."""
-
 
 def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
     """Account, calls and events."""
@@ -26,11 +23,6 @@ def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
 def rank_and_step(view: View) -> None:
     """Draw the account of one rank in one step, its calls and its events; without an address, how to choose one."""
     rank, step = _number("rank"), _number("step")
-    if rank is not None and step is not None:
-        st.session_state[CHOSEN] = (view.run_id, rank, step)
-    elif st.session_state.get(CHOSEN, ("",))[0] == view.run_id:  # Back to this page comes without the address
-        _, rank, step = st.session_state[CHOSEN]
-        st.query_params["rank"], st.query_params["step"] = str(rank), str(step)
     if rank is None or step is None:
         st.caption("Click a cell to see that rank in that step: its account, its calls, its events.")
         return
@@ -52,7 +44,6 @@ def _buttons(view: View, rank: int, step: int) -> None:
     if st.button("Events", key="to-events", icon=":material/event_note:", type="tertiary", help="Events around it"):
         open_page("Events", **{"run": view.run_id, "event-step": f"{max(1, step - 1)}-{step + 1}"})
     if st.button("Close", key="close-rank-and-step", icon=":material/close:", type="tertiary"):
-        st.session_state.pop(CHOSEN, None)
         del st.query_params["rank"], st.query_params["step"]
         st.rerun()
 

@@ -71,11 +71,11 @@ def ranks(view: View) -> None:
         return
     if matrix.values.size and np.isfinite(matrix.values).any():
         clicked = chart(
-            heatmap.draw, matrix, key=f"ranks-heatmap-{measure}-{is_excess}", what=f"{measure} by rank and step",
-            is_excess=is_excess, marks=_marks(view), clickable=True,
+            heatmap.draw, matrix, key="ranks-heatmap", what=f"{measure} by rank and step",
+            is_excess=is_excess, marks=_marks(view), clickable=True, selected=(measure, is_excess),
         )  # fmt: skip
         if clicked is not None:
-            st.query_params["rank"], st.query_params["step"] = str(int(clicked["y"])), str(int(clicked["x"]))
+            st.query_params.update({"rank": str(int(clicked["y"])), "step": str(int(clicked["x"]))})
         if matrix.is_reduced:
             every = matrix.every_steps
             of_some = f" So far 1 step in {every} has been read." if every > 1 else ""
@@ -167,10 +167,14 @@ def _mesh(data: dict[str, Any]) -> None:
     parts = ("local_rank", "node_rank")  # the host of a rank matters less than its work
     found.sort(key=lambda name: (name in parts, -sizes[name]))
     shown = st.columns(2)
-    columns = shown[0].selectbox("Across", found, key="mesh-across", format_func=lambda name: mesh.DIMENSIONS[name])
+    columns = shown[0].selectbox(
+        "Across", found, key="mesh-across", bind="query-params", format_func=lambda name: mesh.DIMENSIONS[name]
+    )
     others = [name for name in mesh.DIMENSIONS if name != columns]
     others.sort(key=lambda name: (name == "local_rank", name != "node_rank" or len(found) > 2, -sizes.get(name, 0)))
-    rows = shown[1].selectbox("Down", others, key="mesh-down", format_func=lambda name: mesh.DIMENSIONS[name])
+    rows = shown[1].selectbox(
+        "Down", others, key="mesh-down", bind="query-params", format_func=lambda name: mesh.DIMENSIONS[name]
+    )
     chart(
         _placed, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
         what="Own work of the ranks by mesh coordinates",
@@ -184,13 +188,15 @@ def _pair(view: View, known: list[int], measure: str) -> None:
     st.subheader("Two ranks", anchor=False)
     with st.container(horizontal=True, gap="small"):
         ordered = sorted(known)
-        a = st.selectbox("Rank", ordered, index=ordered.index(known[0]), key="pair-a", width=140)
-        b = st.selectbox("Other rank", ordered, index=ordered.index(known[-1]), key="pair-b", width=140)
+        a, b = (
+            st.selectbox(name, ordered, index=ordered.index(rank), key=key, width=140, bind="query-params")
+            for name, rank, key in (("Rank", known[0], "pair-a"), ("Other rank", known[-1], "pair-b"))
+        )
     pair = view.ask(load_pair, a, b, measure)
     if pair is None:
         return
     chart(
-        numbers.two_ranks, pair, a, b, measure, rank_step.MEASURES[measure][1], key=f"pair-{a}-{b}-{measure}",
+        numbers.two_ranks, pair, a, b, measure, rank_step.MEASURES[measure][1], key="pair", selected=(a, b, measure),
         what=f"{measure} of rank {a} and rank {b} over the steps",
     )  # fmt: skip
 

@@ -54,16 +54,21 @@ def sql(view: View) -> None:
     sql_process.warm_up()
     left, right = st.columns([3, 2], gap="large")
     with left:
-        st.session_state.setdefault("sql-text", next(iter(EXAMPLES.values())))
         st.selectbox(
             "Example", list(EXAMPLES), index=None, key="sql-example", placeholder="Start from an example",
             on_change=_use_example,
         )  # fmt: skip
-        text = st.text_area("Query", key="sql-text", height=170, label_visibility="collapsed")
+        first = next(iter(EXAMPLES.values()))
+        text = st.text_area(
+            "Query", first, key="sql-text", height=170, label_visibility="collapsed", bind="query-params"
+        )
         asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="sql-ask")
-        if asked or st.session_state.get("sql-run") != view.run_id:
+        if asked or (st.session_state.get("sql-run") != view.run_id and text == first):
             st.session_state["sql-answer"], st.session_state["sql-run"] = _answer(view, text), view.run_id
-        _show(st.session_state.get("sql-answer"))
+        if st.session_state.get("sql-run") == view.run_id:
+            _show(st.session_state.get("sql-answer"))
+        else:  # a link must not make the visitor's machine compute what somebody else wrote
+            st.caption("The query of this address was not run yet: press Run.")
     with right:
         _schema()
 
@@ -105,7 +110,7 @@ def _show(answer: dict[str, Any] | None) -> None:
 def _schema() -> None:
     st.subheader("Tables", anchor=False)
     st.caption("Times are nanoseconds since 1970. NULL means not recorded. The console is read-only.")
-    name = st.selectbox("Table", list(TABLES), key="sql-schema", label_visibility="collapsed")
+    name = st.selectbox("Table", list(TABLES), key="sql-schema", label_visibility="collapsed", bind="query-params")
     described = TABLES[name]
     st.text(described.help)
     common = [("attempt", "", "number of the worker group's launch, from 0"), ("rank", "", "-1: a node process")]

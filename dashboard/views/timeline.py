@@ -86,7 +86,7 @@ def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int], bool]:
         attempts = sorted(extent["last"], reverse=True)
         attempt = attempts[0]
         if len(attempts) > 1:
-            attempt = st.selectbox("Attempt", attempts, key="timeline-attempt", width=110)
+            attempt = st.selectbox("Attempt", attempts, key="timeline-attempt", width=110, bind="query-params")
         newest = extent["last"][attempt]
         asked = st.number_input(
             "Last step", min_value=0, value=None, step=1, key="timeline-last", width=190, bind="query-params",
@@ -96,8 +96,9 @@ def _chosen(extent: dict[str, Any]) -> tuple[int, int, int, list[int], bool]:
             "Steps", min_value=1, max_value=50, value=3, step=1, key="timeline-num", width=120, bind="query-params"
         )
         ranks = st.multiselect(
-            "Ranks", extent["ranks"], default=extent["ranks"][:8], key="timeline-ranks", max_selections=MAX_RANKS
-        )
+            "Ranks", extent["ranks"], default=extent["ranks"][:8], key="timeline-ranks", max_selections=MAX_RANKS,
+            bind="query-params",
+        )  # fmt: skip
     last = newest if asked is None else min(int(asked), newest)
     return attempt, max(0, last - int(num) + 1), last, list(ranks) or extent["ranks"][:1], asked is not None
 

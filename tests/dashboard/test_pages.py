@@ -124,9 +124,9 @@ def test_the_address_names_a_rank_and_a_step(runs: Path) -> None:
 def test_findings_are_filtered_by_kind_and_rank(runs: Path) -> None:
     app = open_page(runs, "findings")
     assert "Non-finite" in shown(app)
-    app.text_input(key="rank_filter").set_value("7").run()
+    app.text_input(key="rank").set_value("7").run()
     assert "No finding matches the filter." in shown(app)
-    app.text_input(key="rank_filter").set_value("1").run()
+    app.text_input(key="rank").set_value("1").run()
     assert "Non-finite" in shown(app)
 
 
@@ -140,14 +140,14 @@ def test_the_link_of_an_alert_shows_the_findings_of_its_kind(runs: Path, finishe
         return app
 
     app = filtered(kind="non_finite", rank="1")
-    assert (app.multiselect(key="kinds").value, app.text_input(key="rank_filter").value) == (["non_finite"], "1")
+    assert (app.multiselect(key="kind").value, app.text_input(key="rank").value) == (["non_finite"], "1")
     assert "Non-finite" in shown(app)
-    app.multiselect(key="kinds").set_value([]).run()
-    assert app.multiselect(key="kinds").value == [], "the reader's own filter stays"
+    app.multiselect(key="kind").set_value([]).run()
+    assert app.multiselect(key="kind").value == [], "the reader's own filter stays"
     app = filtered(kind="non_finite", rank="7")
     assert "No finding matches the filter." in shown(app)
     for kind in ("no_such_kind", "<script>", "x" * 3000):
-        assert filtered(kind=kind).multiselect(key="kinds").value == []
+        assert filtered(kind=kind).multiselect(key="kind").value == []
 
 
 def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:

@@ -1,0 +1,58 @@
+"""The run that is shown: always the one that the address names; the list in the sidebar writes into the address.
+
+    run_id = choose_run(folder, folder.run_ids())      # draws the list; the address names the run from then on
+
+The session keeps no choice of its own that could win: after Back, or behind a link, the address is newer than it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import streamlit as st
+
+from analyzers.printable import visible
+from dashboard.frame import RUN_ID, current_run
+from store.runs_folder import RunsFolder
+
+__all__ = ["choose_run"]
+
+PICKED = "run_choice"
+"""Key of the list in the sidebar."""
+
+
+def choose_run(folder: RunsFolder, names: list[str]) -> str:
+    """Draw the list of `names`, and return the run of the address; without one the run shown last, or the newest."""
+    asked, before = st.query_params.get("run"), current_run()
+    chosen = _resolved(folder, names, asked)
+    if chosen is None:
+        if asked is not None:
+            st.toast("The address names a run that does not exist. Another run is shown.", icon=":material/info:")
+        started_on = os.environ.get("RANKSCOPE_DASHBOARD_RUN")
+        chosen = _resolved(folder, names, before) or _resolved(folder, names, started_on) or names[0]
+    st.session_state[PICKED] = chosen
+    with st.sidebar:
+        st.selectbox(
+            "Run", names, key=PICKED, format_func=visible, help="The newest run is on top.", on_change=_into_address
+        )  # fmt: skip
+    if chosen != before:
+        st.session_state[RUN_ID] = chosen
+        st.session_state["polls"] = True
+    if asked != chosen:
+        st.query_params["run"] = chosen
+    return chosen
+
+
+def _into_address() -> None:
+    """Put the choice into the address, without the finding of the former run."""
+    if "finding" in st.query_params:
+        del st.query_params["finding"]
+    st.query_params["run"] = st.session_state[PICKED]
+
+
+def _resolved(folder: RunsFolder, names: list[str], run_id: str | None) -> str | None:
+    """The id if it is in the list, which is read once for a page; for `latest` the run that it links to."""
+    if not run_id or run_id in names:
+        return run_id or None
+    found = folder.resolved(run_id)
+    return found if found in names else None
