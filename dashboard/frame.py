@@ -163,8 +163,9 @@ def _page(title: str, body: Callable[[View], None]) -> None:
     try:
         access = access_to(runs_folder().open(run_id))
     except RunError as error:
-        st.title(title)
+        st.title(title, anchor=False)
         _cannot_read(error)
+        _retry(run_id)
         return
     polls = st.session_state.get("polls", True)
 
@@ -190,6 +191,16 @@ def _page(title: str, body: Callable[[View], None]) -> None:
 
     # The run's id in the key: another run is another fragment, which keeps nothing of the former one.
     st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
+
+
+@st.fragment(run_every=POLL_S)
+def _retry(run_id: str) -> None:
+    """Draw the page again as soon as the run can be opened."""
+    try:
+        runs_folder().open(run_id)
+    except RunError:
+        return
+    st.rerun()
 
 
 def _has_arrived(awaited: list[Future[None]]) -> bool:

@@ -65,6 +65,8 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [class*="st-key-tiles-"] > div { flex: 1 1 7.6rem !important; width: auto !important; min-width: 0; max-width: 13rem; }
 .st-key-rank-columns [data-testid="stColumn"] { min-width: min(100%, 24rem); }
 [data-testid="stSidebarHeader"] { padding-bottom: 0; }
+[data-testid="stSidebar"] [data-testid="stSelectbox"] [data-baseweb="select"] { font-size: 0.82rem; }
+.st-key-menu [data-testid="stCaptionContainer"] { margin-top: 0.5rem; }
 [data-testid="stStatusWidget"] { visibility: hidden; }
 </style>
 """

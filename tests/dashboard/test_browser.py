@@ -113,6 +113,16 @@ def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
     wait_for(lambda: visit.step() > second, "a step later still")
     wait_for(lambda: visit.page.evaluate(LAST_DRAWN) > drawn, "a longer line in the chart", deadline_s=30)
     assert visit.page.evaluate(RANGE) == pytest.approx(zoomed)
+    visit.page.wait_for_url("**zoom-overview-loss=**", timeout=LONGEST_MS)
+    context = visit.page.context.browser.new_context()  # type: ignore[union-attr]
+    page = context.new_page()
+    page.goto(visit.page.url)
+    page.wait_for_selector(".st-key-overview-lines .nsewdrag", timeout=LONGEST_MS)
+    wait_for(lambda: page.evaluate(RANGE) == pytest.approx(zoomed), "the same zoom in another browser")
+    context.close()
+    visit.page.go_back()
+    wait_for(lambda: visit.page.evaluate(RANGE)[0] <= 1, "the whole line after Back")
+    assert "zoom" not in visit.page.url
     assert not visit.complaints
 
 
