@@ -1,23 +1,24 @@
-"""Open the page of a finding from any other page."""
+"""Links from one page to another: real ones, with an address that can be copied and one step of Back.
+
+`st.switch_page` writes the new page's address below the old page's path first: Back would lead there.
+"""
 
 from __future__ import annotations
 
 import streamlit as st
 
-__all__ = ["FINDINGS_PAGE", "PAGES_BY_TITLE", "open_finding", "open_page"]
-
-FINDINGS_PAGE = "findings_page"
-"""Key of the page in the session state; set by `dashboard.navigation`."""
+__all__ = ["PAGES_BY_TITLE", "page_link"]
 
 PAGES_BY_TITLE = "pages_by_title"
-"""All pages, there too."""
+"""Key of all pages in the session state; set by `dashboard.navigation`."""
 
 
-def open_page(title: str, **address: str | list[str]) -> None:
-    """Go to a page, with parts of its address."""
-    st.switch_page(st.session_state[PAGES_BY_TITLE][title], query_params=address)
-
-
-def open_finding(run_id: str, finding_id: str) -> None:
-    """Go to the page that shows a finding."""
-    st.switch_page(st.session_state[FINDINGS_PAGE], query_params={"run": run_id, "finding": finding_id})
+def page_link(
+    title: str, label: str, icon: str, *, key: str, is_disabled: bool = False, **address: str | list[str]
+) -> None:
+    """Draw a link to another page, with parts of its address."""
+    with st.container(key=key, width="content"):
+        st.page_link(
+            st.session_state[PAGES_BY_TITLE][title], label=label, icon=f":material/{icon}:", disabled=is_disabled,
+            query_params=address,
+        )  # fmt: skip

@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard.data import queries
 from dashboard.data.prefetch import Query
-from dashboard.finding_link import FINDINGS_PAGE, PAGES_BY_TITLE
+from dashboard.finding_link import PAGES_BY_TITLE
 from dashboard.views import (
     checkpoints,
     collectives,
@@ -73,7 +73,6 @@ def pages() -> dict[str, list[Any]]:
     sections = dict(
         zip(("All runs", "Run", "Ranks and time", "State", "Records", "Query"), (first, *others), strict=True)
     )
-    st.session_state[FINDINGS_PAGE] = sections["Run"][1]
     st.session_state[PAGES_BY_TITLE] = {page.title: page for pages in sections.values() for page in pages}
     st.session_state[_SECTIONS] = sections
     return sections

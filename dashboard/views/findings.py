@@ -21,7 +21,7 @@ from analyzers.source import Source
 from analyzers.verdict.verdict import LISTED_BELOW
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
 from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table
-from dashboard.finding_link import open_finding, open_page
+from dashboard.finding_link import page_link
 from dashboard.frame import View, framed
 
 __all__ = ["card", "findings", "verdict_text"]
@@ -30,9 +30,9 @@ MAX_LISTED = 60
 
 
 def card(
-    run_id: str, finding: Finding, number: int, *, closed: str = "", has_button: bool = True, is_numbered: bool = False
+    run_id: str, finding: Finding, number: int, *, closed: str = "", has_link: bool = False, is_numbered: bool = False
 ) -> None:
-    """Draw one finding in three lines, with a button to its evidence; `closed` is why it is not open.
+    """Draw one finding in three lines, `has_link`: with a link to its evidence; `closed` is why it is not open.
 
     `is_numbered`: with the number that its steps have in the chart of the loss.
     """
@@ -46,10 +46,15 @@ def card(
             st.markdown(f"**{markdown_text(heading, 80)}**", width="content")
             passed = f" · {closed}" if closed else ""
             st.markdown(f":gray[{markdown_text(location(finding) + passed, 200)}]", width="stretch")
-            if has_button and st.button(
+            if has_link:
+                page_link(
+                    "Findings", "Evidence", "arrow_forward", key=f"evidence-{number}", run=run_id, finding=finding.id
+                )
+            elif st.query_params.get("finding") is None and st.button(
                 "Evidence", key=f"evidence-{number}", icon=":material/arrow_forward:", type="tertiary"
             ):
-                open_finding(run_id, finding.id)
+                st.query_params["finding"] = finding.id
+                st.rerun()
         st.markdown(markdown_text(finding.summary))
 
 
@@ -125,7 +130,8 @@ def _list(view: View, known: CurrentFindings) -> None:
 
 def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str, diagnosis: Diagnosis | None) -> None:
     if st.button("All findings", icon=":material/arrow_back:", type="tertiary", key="all-findings"):
-        open_page("Findings", run=view.run_id)
+        del st.query_params["finding"]
+        st.rerun()
     finding = pick(known.findings + advised, asked)
     if finding is None:
         if diagnosis is not None:  # of a live run it is never the newest: an answer must not wait for that
@@ -133,7 +139,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         if diagnosis is None or view.is_pending:
             st.caption("The analyzers are reading the run…")
         return
-    card(view.run_id, finding, 0, closed=known.closed.get(finding.id, ""), has_button=False)
+    card(view.run_id, finding, 0, closed=known.closed.get(finding.id, ""))
     reason = _why(finding)
     if reason != finding.summary:
         st.markdown(f"**Why** &nbsp; {markdown_text(reason)}")

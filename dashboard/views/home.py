@@ -12,7 +12,7 @@ import streamlit as st
 from analyzers.printable import visible
 from dashboard.drawing import units
 from dashboard.drawing.elements import empty_state, markdown_text
-from dashboard.finding_link import open_page
+from dashboard.finding_link import page_link
 from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
 from dashboard.views.compare import MAX_RUNS
 from probes.tape.rundir import RunDir, RunError
@@ -95,12 +95,12 @@ def _matches(row: dict[str, Any], words: list[str]) -> bool:
 def _actions(place: Any, selected: list[str]) -> None:
     with place:
         one, some = len(selected) == 1, 2 <= len(selected) <= MAX_RUNS
-        if st.button("Open", key="open-run", icon=":material/open_in_new:", disabled=not one, type="primary"):
-            open_page("Overview", run=selected[0])
-        if st.button("Compare", key="compare-runs", icon=":material/compare_arrows:", disabled=not some):
-            newest, *others = sorted(selected, key=runs_folder().run_ids().index)
-            address: dict[str, str | list[str]] = {"run": newest, "with": others}
-            open_page("Compare runs", **address)
+        page_link(
+            "Overview", "Open", "open_in_new", key="open-run", is_disabled=not one, run=selected[0] if one else ""
+        )
+        newest, *others = sorted(selected, key=runs_folder().run_ids().index) if some else ("",)
+        address: dict[str, str | list[str]] = {"run": newest, "with": others}
+        page_link("Compare runs", "Compare", "compare_arrows", key="compare-runs", is_disabled=not some, **address)
 
 
 def _row(name: str, *, is_read: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import streamlit as st
 from analyzers.source import Source
 from dashboard.data.rank_at_step import rank_at_step
 from dashboard.drawing.elements import empty_state, table
-from dashboard.finding_link import open_page
+from dashboard.finding_link import page_link
 from dashboard.frame import View
 
 __all__ = ["rank_and_step"]
@@ -37,12 +37,12 @@ def rank_and_step(view: View) -> None:
 
 
 def _buttons(view: View, rank: int, step: int) -> None:
-    if st.button("Timeline", key="to-timeline", icon=":material/view_timeline:", type="tertiary"):
-        open_page("Timeline", **{"run": view.run_id, "timeline-last": str(step), "timeline-num": "1"})
-    if st.button("Log", key="to-log", icon=":material/article:", type="tertiary", help="Its log lines in this step"):
-        open_page("Logs", **{"run": view.run_id, "log-rank": str(rank), "log-step": str(step)})
-    if st.button("Events", key="to-events", icon=":material/event_note:", type="tertiary", help="Events around it"):
-        open_page("Events", **{"run": view.run_id, "event-step": f"{max(1, step - 1)}-{step + 1}"})
+    run = view.run_id
+    steps = {"timeline-last": str(step), "timeline-num": "1"}
+    page_link("Timeline", "Timeline", "view_timeline", key="to-timeline", run=run, **steps)
+    page_link("Logs", "Log", "article", key="to-log", run=run, **{"log-rank": str(rank), "log-step": str(step)})
+    around = f"{max(1, step - 1)}-{step + 1}"
+    page_link("Events", "Events", "event_note", key="to-events", run=run, **{"event-step": around})
     if st.button("Close", key="close-rank-and-step", icon=":material/close:", type="tertiary"):
         del st.query_params["rank"], st.query_params["step"]
         st.rerun()

@@ -101,7 +101,9 @@ def test_the_table_of_runs_has_state_finding_and_loss_of_each(runs: Path, finish
     assert "No run matches the filter." in shown(app)
     app.text_input(key="filter").set_value("non-finite FINISHED").run()
     assert len(app.dataframe) == 1
-    assert app.button(key="open-run").disabled
+    links = {link.proto.label: link.proto.disabled for link in app.get("page_link")}
+    assert links["Open"], "no run is selected"
+    assert not links["Overview"]
 
 
 def test_the_address_names_a_rank_and_a_step(runs: Path) -> None:
