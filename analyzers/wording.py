@@ -124,3 +124,17 @@ def size_text(num_bytes: Any) -> str:
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def rate_text(gb_per_s: Any) -> str:
+    """A bandwidth in the largest decimal unit that fits; "?" for anything but a number."""
+    if not is_number(gb_per_s):
+        return "?"
+    unit, scale = rate_unit(gb_per_s)
+    return f"{number(gb_per_s * scale)} {unit}"
+
+
+def rate_unit(gb_per_s: float) -> tuple[str, float]:
+    """(unit, factor from GB/s) in which a bandwidth is at least one; for a column: of its largest value."""
+    size = abs(gb_per_s)
+    return ("GB/s", 1.0) if size >= 1 else ("MB/s", 1e3) if size >= 1e-3 else ("kB/s", 1e6)

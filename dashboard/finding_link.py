@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import streamlit as st
 
 __all__ = ["PAGES_BY_TITLE", "page_link"]
@@ -14,11 +17,11 @@ PAGES_BY_TITLE = "pages_by_title"
 
 
 def page_link(
-    title: str, label: str, icon: str, *, key: str, is_disabled: bool = False, **address: str | list[str]
+    title: str, label: str, icon: str, address: Mapping[str, Any], *, key: str, is_disabled: bool = False
 ) -> None:
     """Draw a link to another page, with parts of its address."""
     with st.container(key=key, width="content"):
         st.page_link(
             st.session_state[PAGES_BY_TITLE][title], label=label, icon=f":material/{icon}:", disabled=is_disabled,
-            query_params=address,
+            query_params=dict(address),
         )  # fmt: skip

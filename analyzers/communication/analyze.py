@@ -29,7 +29,7 @@ from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
-from analyzers.wording import group_text, number
+from analyzers.wording import group_text, number, rate_text
 
 __all__ = ["ANALYSES", "communication"]
 
@@ -123,7 +123,7 @@ def _described(one: CallClass) -> dict[str, object]:
         "bytes": one.num_bytes,
         "num_members": one.num_members,
         "transfer_ms": round(one.transfer_ms, 4),
-        "bus_gb_per_s": round(one.bus_gb_per_s, 4),
+        "bus_gb_per_s": float(f"{one.bus_gb_per_s:.4g}"),
         "of_best_ratio": round(one.of_best_ratio, 4),
     }
 
@@ -146,14 +146,14 @@ def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: Communic
     return Finding.advise(
         "communication",
         "low_bandwidth",
-        f"Link bandwidth of {slow.text} is {slow.bus_gb_per_s:.3g} GB/s, {factor:.1f}x less than that of "
-        f"{best.text} ({best.bus_gb_per_s:.3g} GB/s).",
+        f"Link bandwidth of {slow.text} is {rate_text(slow.bus_gb_per_s)}, {factor:.1f}x less than that of "
+        f"{best.text} ({rate_text(best.bus_gb_per_s)}).",
         attempt=attempt,
         cause=slow.dimension,
         evidence={
             "factor_ratio": round(factor, 3),
-            "bus_gb_per_s": round(slow.bus_gb_per_s, 4),
-            "best_gb_per_s": round(best.bus_gb_per_s, 4),
+            "bus_gb_per_s": float(f"{slow.bus_gb_per_s:.4g}"),
+            "best_gb_per_s": float(f"{best.bus_gb_per_s:.4g}"),
             "transfer_ms": round(slow.transfer_ms, 4),
             "at_best_ms": round(slow.transfer_ms / factor, 4),
             "process_group": slow.process_group,
@@ -202,7 +202,7 @@ def _small_buckets(
                     "latency_ms": round(lost_ms / calls, 4),
                     "gain_ms": round(gain_ms, 3),
                     "gain_ratio": round(gain_ms / step_ms, 4),
-                    "best_gb_per_s": round(best, 4),
+                    "best_gb_per_s": float(f"{best:.4g}"),
                 },
             )
         )

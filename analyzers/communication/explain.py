@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
-from analyzers.wording import number, percent
+from analyzers.wording import number, percent, rate_text
 
 __all__ = ["NEXT", "WHY"]
 
@@ -30,7 +30,7 @@ def _buckets(finding: Finding) -> str:
     of = finding.evidence
     return (
         f"Each of {number(of.get('calls_a_step'))} calls per step costs {number(of.get('latency_ms'))} ms on top of "
-        f"moving its bytes at {number(of.get('best_gb_per_s'))} GB/s."
+        f"moving its bytes at {rate_text(of.get('best_gb_per_s'))}."
     )
 
 

@@ -22,6 +22,7 @@ from analyzers.source import Source, ints
 from probes.tape.safe_open import folder_problem, read_plain
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.prefix import clean, read_prefix
+from store.readers.logs.step_lines import step_of
 from store.readers.logs.timestamps import Clock
 
 __all__ = ["LogLine", "RunLogs", "run_logs"]
@@ -36,7 +37,6 @@ SLACK_NS = 60 * 10**9
 """A file that was written longer than this after the run's last event is a copy: its time says nothing."""
 TRACEBACK = "Traceback (most recent call last)"
 _ATTEMPT = re.compile(r"attempt[-_](\d{1,6})")
-_STEP = re.compile(r"(?<![\w/])(?:global[_ ]?)?(?:step|iteration|iter)['\"]?[ :=\[#]{1,3}(\d{1,12})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +120,12 @@ def _lines_of(name: str, content: bytes, *, is_cut: bool) -> Iterator[LogLine]:
         if not text.strip():
             continue
         prefix = read_prefix(text, clock)
-        step = _STEP.search(text)
+        step = step_of(text)
         yield LogLine(
             source=name, line=number, attempt=int(attempt[1]) if attempt else None,
             rank=prefix.rank if rank is None else rank, text=text[:MAX_LINE_CHARS].rstrip(),
             wall_ns=prefix.wall_ns if prefix.wall_ns and prefix.wall_ns > 10**18 else None,
-            step=int(step[1]) if step else None, step_from="line" if step else "",
+            step=step, step_from="line" if step is not None else "",
         )  # fmt: skip
 
 

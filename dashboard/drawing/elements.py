@@ -11,6 +11,7 @@ No page allows HTML with text of a run in it.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -49,6 +50,9 @@ _CHART = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "resetScale2d"],
     "toImageButtonOptions": {"format": "png", "scale": 2},
 }
+_ESCAPE = "\\"
+_CODE = re.compile(r"\\`((?:\\_|[\w.= -])+)\\`")
+"""A setting or a command that one of our sentences names, as it is when escaped."""
 _STYLE = """
 <style>
 [data-stale="true"], .stale-element { opacity: 1 !important; transition: none !important; }
@@ -63,7 +67,9 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 @media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }
 [class*="st-key-tiles-"] { flex-wrap: wrap; gap: 0.6rem; }
 [class*="st-key-tiles-"] > div { flex: 1 1 7.6rem !important; width: auto !important; min-width: 0; max-width: 13rem; }
+[data-testid="stColumn"] { min-width: min(100%, 16rem); }
 .st-key-rank-columns [data-testid="stColumn"] { min-width: min(100%, 24rem); }
+[data-testid="stButtonGroup"] div:has(> button) { flex-wrap: wrap; overflow: visible; max-width: 100%; }
 [data-testid="stSidebarHeader"] { padding-bottom: 0; }
 [data-testid="stSidebar"] [data-testid="stSelectbox"] [data-baseweb="select"] { font-size: 0.82rem; }
 .st-key-menu [data-testid="stCaptionContainer"] { margin-top: 0.5rem; }
@@ -115,10 +121,11 @@ def tiles(shown: Sequence[tuple[str, str, str | None, str | None]], *, key: str)
 
 
 def markdown_text(text: object, limit: int = MAX_TEXT) -> str:
-    """Escape text of a run for `st.markdown` and labels, and limit its length."""
+    """Escape text of a run for `st.markdown` and labels, and limit its length; names in backticks are code."""
     shown = " ".join(visible(str(text)[: 4 * limit]).split())
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
-    return escaped(shown).replace(":", "\\:")
+    shown = escaped(shown).replace(":", "\\:")
+    return _CODE.sub(lambda found: f"`{found[1].replace(_ESCAPE, '')}`", shown)
 
 
 def empty_state(sentence: str, hint: str = "") -> None:

@@ -12,7 +12,7 @@ from analyzers.communication import bandwidth
 from analyzers.figures import collectives as figures
 from analyzers.figures import exposed
 from analyzers.source import Source, floats, lacking
-from analyzers.wording import group_text
+from analyzers.wording import group_text, rate_unit
 from dashboard.data import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, table, tiles
@@ -78,13 +78,15 @@ def collectives(view: View) -> None:
         "Finished calls only. Transfer time is that of the last member to arrive, which does not wait. "
         "A larger dot is more waiting."
     )
+    bandwidth = floats(calls["bus_gb_per_s"])
+    unit, scale = rate_unit(float(np.max(bandwidth, initial=0.0, where=np.isfinite(bandwidth))))
     with st.expander("All calls as a table", expanded=True):
         table(
             {
                 "operation": calls["op"], "group": _groups(calls), "bytes": calls["bytes"],
                 "members": calls["n"], "calls": calls["num_calls"],
                 "transfer (ms)": np.round(floats(calls["transfer_ms"]), 4),
-                "bus GB/s": np.round(floats(calls["bus_gb_per_s"]), 4),
+                f"bus {unit}": np.round(scale * bandwidth, 3),
                 "waited (s)": np.round(floats(calls["wait_s"]), 3),
             }, key="collectives-table",
         )  # fmt: skip

@@ -120,8 +120,7 @@ def _summary(baseline: str, found: dict[str, dict[str, Any]]) -> None:
     first = next(iter(comparisons.values()))
     rows: list[dict[str, Any]] = [
         {
-            "run": f"{baseline} (baseline)",
-            "step (ms)": round(first.speed.ms_before, 2) if first.speed else None, "delta": None,
+            "run": baseline, "step (ms)": round(first.speed.ms_before, 2) if first.speed else None, "delta": "baseline",
             "speed": "", "goodput": _percent(first.goodput["training"][0]), "loss": "", "findings": "", "settings": "",
         }
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -12,16 +11,13 @@ import streamlit as st
 from analyzers.printable import visible
 from analyzers.run.event_log import parsed_detail
 from analyzers.source import Source
+from dashboard.data.flat_settings import flat
 from dashboard.drawing.elements import empty_state, table
 from dashboard.frame import View, framed
 from probes.tape import event_kinds
 from probes.tape.event_kinds import COMMON_FIELDS
 
-__all__ = ["configuration", "flat"]
-
-MAX_SETTINGS = 2_000
-MAX_DEPTH = 8
-MAX_VALUE_CHARS = 500
+__all__ = ["configuration"]
 
 
 def load_framework_settings(source: Source) -> dict[str, Any]:
@@ -81,21 +77,3 @@ def _started(manifest: Mapping[str, Any]) -> None:
     if isinstance(faults, list) and faults:
         st.caption("Faults that this run was asked to inject")
         st.code("\n".join(visible(str(fault)[:500]) for fault in faults[:100]), language=None, wrap_lines=True)
-
-
-def flat(config: Any) -> list[tuple[str, str, str]]:
-    """(section, name, value) of nested settings, in their order."""
-    rows: list[tuple[str, str, str]] = []
-
-    def walk(path: tuple[str, ...], item: Any) -> None:
-        if len(rows) >= MAX_SETTINGS:
-            return
-        if isinstance(item, Mapping) and item and len(path) < MAX_DEPTH:
-            for key, inner in item.items():
-                walk((*path, str(key)[:200]), inner)
-        elif path:
-            text = item if isinstance(item, str) else json.dumps(item, default=str)
-            rows.append((path[0] if len(path) > 1 else "", ".".join(path[1:]) or path[0], text[:MAX_VALUE_CHARS]))
-
-    walk((), config if isinstance(config, Mapping) else {})
-    return rows

@@ -47,9 +47,8 @@ def card(
             passed = f" · {closed}" if closed else ""
             st.markdown(f":gray[{markdown_text(location(finding) + passed, 200)}]", width="stretch")
             if has_link:
-                page_link(
-                    "Findings", "Evidence", "arrow_forward", key=f"evidence-{number}", run=run_id, finding=finding.id
-                )
+                address = {"run": run_id, "finding": finding.id}
+                page_link("Findings", "Evidence", "arrow_forward", address, key=f"evidence-{number}")
             elif st.query_params.get("finding") is None and st.button(
                 "Evidence", key=f"evidence-{number}", icon=":material/arrow_forward:", type="tertiary"
             ):

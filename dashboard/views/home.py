@@ -64,8 +64,10 @@ def _table() -> bool:
         return is_pending
     frame = pd.DataFrame(rows).drop(columns=["name", "problem", "pending", "is_live"])
     frame = frame.drop(columns=[name for name in ("tags", "note") if not any(row[name] for row in rows)])
+    # Selected are places in the table: with other rows they would be other runs.
+    place = hash(tuple(row["name"] for row in rows))
     chosen = st.dataframe(
-        frame, hide_index=True, key="runs-table", height=min(800, 38 + 35 * len(rows)), on_select="rerun",
+        frame, hide_index=True, key=f"runs-table-{place}", height=min(800, 38 + 35 * len(rows)), on_select="rerun",
         selection_mode="multi-row",
         column_config={
             "losses": st.column_config.LineChartColumn("loss over the steps", width="small"),
@@ -95,12 +97,11 @@ def _matches(row: dict[str, Any], words: list[str]) -> bool:
 def _actions(place: Any, selected: list[str]) -> None:
     with place:
         one, some = len(selected) == 1, 2 <= len(selected) <= MAX_RUNS
-        page_link(
-            "Overview", "Open", "open_in_new", key="open-run", is_disabled=not one, run=selected[0] if one else ""
-        )
+        of_one = {"run": selected[0] if one else ""}
+        page_link("Overview", "Open", "open_in_new", of_one, key="open-run", is_disabled=not one)
         newest, *others = sorted(selected, key=runs_folder().run_ids().index) if some else ("",)
-        address: dict[str, str | list[str]] = {"run": newest, "with": others}
-        page_link("Compare runs", "Compare", "compare_arrows", key="compare-runs", is_disabled=not some, **address)
+        of_some: dict[str, str | list[str]] = {"run": newest, "with": others}
+        page_link("Compare runs", "Compare", "compare_arrows", of_some, key="compare-runs", is_disabled=not some)
 
 
 def _row(name: str, *, is_read: bool) -> dict[str, Any]:

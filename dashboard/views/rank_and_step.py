@@ -37,12 +37,14 @@ def rank_and_step(view: View) -> None:
 
 
 def _buttons(view: View, rank: int, step: int) -> None:
-    run = view.run_id
-    steps = {"timeline-last": str(step), "timeline-num": "1"}
-    page_link("Timeline", "Timeline", "view_timeline", key="to-timeline", run=run, **steps)
-    page_link("Logs", "Log", "article", key="to-log", run=run, **{"log-rank": str(rank), "log-step": str(step)})
-    around = f"{max(1, step - 1)}-{step + 1}"
-    page_link("Events", "Events", "event_note", key="to-events", run=run, **{"event-step": around})
+    of_step: dict[str, dict[str, str | list[str]]] = {
+        "Timeline": {"timeline-last": str(step), "timeline-num": "1"},
+        "Logs": {"log-rank": str(rank), "log-step": str(step)},
+        "Events": {"event-step": f"{max(1, step - 1)}-{step + 1}"},
+    }
+    icons = {"Timeline": "view_timeline", "Logs": "article", "Events": "event_note"}
+    for title, address in of_step.items():
+        page_link(title, title, icons[title], {"run": view.run_id} | address, key=f"to-{title.lower()}")
     if st.button("Close", key="close-rank-and-step", icon=":material/close:", type="tertiary"):
         del st.query_params["rank"], st.query_params["step"]
         st.rerun()

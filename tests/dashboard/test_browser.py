@@ -69,6 +69,10 @@ class Visit:
         self.page.wait_for_selector("h1", timeout=LONGEST_MS)
         self.page.wait_for_selector(SETTLED, timeout=LONGEST_MS)
 
+    def box(self, selector: str) -> Any:
+        """Place and size of an element that is drawn anew with each poll, and is not there between."""
+        return wait_for(self.page.locator(selector).first.bounding_box, f"the place of {selector}")
+
     def step(self) -> int:
         """The number on the tile."""
         text = self.page.locator(STEP).first.inner_text()
@@ -99,9 +103,9 @@ def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
 def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
     visit.open("overview")
     first: int = wait_for(lambda: visit.step() if visit.step() > 0 else 0, "a step on the tile")
-    visit.page.get_by_text(re.compile(r"\btraining$")).first.wait_for(timeout=10_000)  # behind its icon
+    visit.page.get_by_text(re.compile(r"\btraining$")).first.wait_for(timeout=LONGEST_MS)  # behind its icon
     visit.page.wait_for_selector(".st-key-overview-lines .nsewdrag", timeout=LONGEST_MS)
-    box: Any = visit.page.locator(".st-key-overview-lines .nsewdrag").first.bounding_box()
+    box = visit.box(".st-key-overview-lines .nsewdrag")
     visit.page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.5 * box["height"])
     visit.page.mouse.down()
     visit.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.5 * box["height"], steps=8)
@@ -141,7 +145,7 @@ def test_a_click_on_a_cell_is_an_address_that_shows_the_same_elsewhere_and_back_
     visit.open("overview")
     visit.open("ranks")
     visit.page.wait_for_selector(".js-plotly-plot .nsewdrag", timeout=LONGEST_MS)
-    box: Any = visit.page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
+    box = visit.box(".js-plotly-plot .nsewdrag")
     visit.page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.25 * box["height"])
     visit.page.wait_for_selector("text=/Rank 0 in step/", timeout=LONGEST_MS)
     assert re.search(r"rank=0&step=\d+", visit.page.url), visit.page.url

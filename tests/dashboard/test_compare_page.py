@@ -105,7 +105,7 @@ def test_three_runs_against_the_oldest_with_significance_in_words(tmp_path: Path
     wait_for(lambda: len(rows()) == 3 or app.run() is None, "the comparisons", deadline_s=280)
     assert app.selectbox(key="baseline").value == "before", "the oldest"
     found = rows()
-    assert set(found) == {"before (baseline)", "slower", "half"}
+    assert set(found) == {"before", "slower", "half"}
     assert found["slower"]["speed"].startswith("slower: a token takes +")
     assert found["half"]["speed"].startswith("faster: a token takes -")
     assert "beyond its noise" in found["slower"]["loss"]

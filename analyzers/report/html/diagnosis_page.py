@@ -28,7 +28,7 @@ from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.source import Source, floats
-from analyzers.wording import group_text, listed, number, ranks_text, sentence, size_text
+from analyzers.wording import group_text, listed, number, ranks_text, rate_text, sentence, size_text
 from probes.tape import event_kinds
 
 __all__ = ["render"]
@@ -146,7 +146,7 @@ class _Page:
         size, took, bandwidth, wait = (floats(calls[n]) for n in ("bytes", "transfer_ms", "bus_gb_per_s", "wait_s"))
         rows = [
             (str(calls["op"][i]), group_text(str(calls["process_group"][i])), size_text(float(size[i])),
-             f"{int(calls['num_calls'][i]):,}", _known(took[i], "ms"), _known(bandwidth[i], "GB/s"),
+             f"{int(calls['num_calls'][i]):,}", _known(took[i], "ms"), _rate(bandwidth[i]),
              f"{number(float(wait[i]))} s")
             for i in range(min(12, len(calls["op"])))
         ]  # fmt: skip
@@ -180,6 +180,10 @@ class _Page:
 
 def _known(value: float, unit: str) -> str:
     return f"{number(float(value))} {unit}" if value == value else "not measured"
+
+
+def _rate(gb_per_s: float) -> str:
+    return rate_text(float(gb_per_s)) if gb_per_s == gb_per_s else "not measured"
 
 
 def _where(finding: Finding) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analyzers.wording import group_text, is_number, listed, number, percent, ranks_text, size_text
+from analyzers.wording import group_text, is_number, listed, number, percent, ranks_text, rate_text, size_text
 
 __all__ = ["label_of", "shown"]
 
@@ -158,7 +158,7 @@ _VALUES = {
     },
 }
 _UNITS = {
-    "_gb_per_s": " GB/s",
+    "_gb_per_s": "",  # with its unit: see `shown`
     "_ms": " ms",
     "_s": " s",
     "_z": " sigma",
@@ -201,6 +201,8 @@ def shown(name: str, value: Any) -> str:
         return f"{value:.2f}x" if _is_factor(name) else percent(value)
     if name.endswith("bytes"):
         return size_text(value)
+    if name.endswith("_gb_per_s"):
+        return rate_text(value)
     if name.endswith("_hertz"):
         return f"{value / 1e6:,.0f} MHz"
     unit = next((unit for suffix, unit in _UNITS.items() if name.endswith(suffix)), "")

@@ -11,7 +11,7 @@ import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["LITERALS", "StepLine", "read_step"]
+__all__ = ["LITERALS", "StepLine", "read_step", "step_of"]
 
 LITERALS = (b"loss", b"Loss", b"grad norm", b"grad_norm")
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity|-inf))"
@@ -46,16 +46,22 @@ class StepLine:
     duration_ns: int | None
 
 
+def step_of(text: str) -> int | None:
+    """The number of the step that a line names, whatever else it says."""
+    found = _STEP.search(text)
+    return int(found[1]) if found else None
+
+
 def read_step(text: str) -> StepLine | None:
     """The step of a line; None if it has neither loss nor gradient norm of a step."""
     loss, grad_norm = _LOSS.search(text), _GRAD_NORM.search(text)
     if loss is None and grad_norm is None:
         return None
-    step = _STEP.search(text)
+    step = step_of(text)
     if step is None and (loss is None or not ("{" in text and "epoch" in text)):
         return None
     return StepLine(
-        step=int(step[1]) if step else None,
+        step=step,
         loss=_optional(loss),
         grad_norm=_optional(grad_norm),
         lr=_optional(_RATE.search(text)),
