@@ -84,7 +84,7 @@ def links(run_id: str | None) -> None:
         for section, pages_of_section in st.session_state[_SECTIONS].items():
             st.caption(section)
             for page in pages_of_section:
-                of_run = {"run": run_id} if run_id is not None and page.url_path else None
+                of_run = {"run": run_id} if run_id is not None and section != "All runs" else None
                 st.page_link(page, query_params=of_run, width="stretch")
 
 
