@@ -19,7 +19,7 @@ __all__ = ["AddressError", "address_of", "check_address", "one_line", "open_addr
 
 SCHEMES = ("file", "s3")
 CONNECT_S = 5.0
-REQUEST_S = 20.0
+REQUEST_S = 10.0
 _OPTIONS = {"file": (), "s3": ("endpoint_override", "region")}
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _PATH = re.compile(rf"({'|'.join(SCHEMES)}):/+(.*)", re.DOTALL)
