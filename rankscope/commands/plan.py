@@ -13,7 +13,7 @@ __all__ = ["EPILOG", "plan"]
 EPILOG = (
     "\b\nExamples:\nrankscope plan llama-8b --gpus 64\n"
     "rankscope plan my.toml --gpus 16 --gpu a100 --gpu-memory 40GB --interconnect nvlink3,ib200\n"
-    "rankscope plan llama-8b --gpus 64 --tokens 300B --price-per-gpu-hour 2.5\n"
+    "rankscope plan llama-8b --gpus 64 --tokens 300B --price-per-gpu-hour 2.5 --failures 0.5\n"
     "rankscope plan my.toml --gpus 8 --set parallel.tp=2 --no-ladder --format json"
 )
 
@@ -44,6 +44,12 @@ def plan(
         float | None,
         typer.Option("--price-per-gpu-hour", min=0, help="With --tokens: price, in the same currency."),
     ] = None,
+    failures: Annotated[
+        float | None,
+        typer.Option(
+            "--failures", min=0, metavar="RATE", help="With --tokens: failures per 1,000 GPU-days, and their cost."
+        ),
+    ] = None,
     ladder: Annotated[bool, typer.Option(help="Also try every other layout, the simplest first.")] = True,
     output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
 ) -> None:
@@ -52,10 +58,12 @@ def plan(
         fail(f"--format {output}: choose text or json")
     if price_per_gpu_hour is not None and not tokens:
         fail("--price-per-gpu-hour: needs --tokens, for example --tokens 300B")
+    if failures is not None and not tokens:
+        fail("--failures: needs --tokens, for example --tokens 300B")
     from trainer.config.load import ConfigError, load_config
     from trainer.layout.plan import resolve
     from trainer.plan.anti_patterns import anti_patterns
-    from trainer.plan.budget import parse_tokens, training_cost
+    from trainer.plan.budget import failure_cost, parse_tokens, training_cost
     from trainer.plan.expected import expect
     from trainer.plan.hardware import parse_hardware
     from trainer.plan.strategies import strategies
@@ -68,11 +76,12 @@ def plan(
         settings = load_config(config_path(config), overrides or [])
         expected = expect(settings, resolve(settings, gpus), hardware)
         found = strategies(settings, hardware, gpus) if ladder else None
-        cost = None
+        cost = lost = None
         if tokens:
             cost = training_cost(
                 expected, hardware, num_tokens=parse_tokens(tokens), price_per_gpu_hour=price_per_gpu_hour
             )
+            lost = None if failures is None else failure_cost(cost, expected, per_1000_gpu_days=failures)
     except ConfigError as error:
         fail(str(error))
     warnings = anti_patterns(expected, hardware)
@@ -85,10 +94,14 @@ def plan(
         content = as_json(expected, hardware, warnings, found)
         if cost is not None:
             content["cost"] = asdict(cost)
+        if lost is not None:
+            content["failures"] = asdict(lost)
         echo(json.dumps(content, indent=2, allow_nan=False))
         return
-    from trainer.plan.text import render, render_cost
+    from trainer.plan.text import render, render_cost, render_failures
 
     render(expected, hardware, warnings, found, console())
     if cost is not None:
         render_cost(cost, console())
+    if lost is not None:
+        render_failures(lost, console())

@@ -2,9 +2,14 @@
 
     cost = training_cost(expected, hardware, num_tokens=2e12, price_per_gpu_hour=2.5)
     cost.gpu_hours, cost.price, cost.energy_kwh
+    failures = failure_cost(cost, expected, per_1000_gpu_days=0.5)
+    failures.num_failures, failures.lost_hours
 
 Everything follows from the estimated time of a step: no restarts, evaluations or checkpoints are in it. The energy is
 that of the devices at their power limit, an upper bound, without hosts, network and cooling.
+
+A failure costs half of the time between two checkpoints on disk, on average, and a restart. Failures while lost steps
+are taken again are left out; what goes on from a copy in memory loses less.
 """
 
 from __future__ import annotations
@@ -16,8 +21,10 @@ from trainer.config.load import ConfigError
 from trainer.plan.expected import Expected
 from trainer.plan.hardware import Hardware
 
-__all__ = ["TrainingCost", "parse_tokens", "training_cost"]
+__all__ = ["FailureCost", "TrainingCost", "failure_cost", "parse_tokens", "training_cost"]
 
+RESTART_S = 300.0
+"""Assumed time from a failure to the next step: detection, rendezvous, imports, loading."""
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
@@ -31,6 +38,19 @@ class TrainingCost:
     """In the currency of the price that was given; None without one."""
     energy_kwh: float
     tokens_per_parameter: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCost:
+    """Expected losses by failures, on top of a `TrainingCost`."""
+
+    per_1000_gpu_days: float
+    num_failures: float
+    interval_steps: int
+    lost_hours: float
+    lost_ratio: float
+    """Of the hours without failures."""
+    lost_price: float | None
 
 
 def training_cost(
@@ -49,6 +69,22 @@ def training_cost(
         price=None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour,
         energy_kwh=gpu_hours * hardware.watts / 1000,
         tokens_per_parameter=num_tokens / expected.num_parameters,
+    )
+
+
+def failure_cost(cost: TrainingCost, expected: Expected, *, per_1000_gpu_days: float) -> FailureCost:
+    """What failures at this rate cost a run; without checkpoints on the way each costs half of the run."""
+    interval = expected.config.checkpoint.interval or cost.steps
+    num_failures = per_1000_gpu_days * cost.gpu_hours / 24 / 1000
+    lost_hours = num_failures * (interval * expected.step_s / 2 + RESTART_S) / 3600
+    ratio = lost_hours / cost.hours
+    return FailureCost(
+        per_1000_gpu_days=per_1000_gpu_days,
+        num_failures=num_failures,
+        interval_steps=interval,
+        lost_hours=lost_hours,
+        lost_ratio=ratio,
+        lost_price=None if cost.price is None else cost.price * ratio,
     )
 
 

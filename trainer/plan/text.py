@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from trainer.plan.budget import TrainingCost
+from trainer.plan.budget import RESTART_S, FailureCost, TrainingCost
 from trainer.plan.expected import EFFICIENCY, LINK_EFFICIENCY, Expected
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory
 from trainer.plan.strategies import Strategies, Strategy
 
-__all__ = ["render", "render_cost"]
+__all__ = ["render", "render_cost", "render_failures"]
 
 _BAR = 60
 _PARTS = (("parameters", "P"), ("gradients", "G"), ("optimizer", "O"), ("gathered", "g"), ("activations", "A"),
@@ -62,6 +62,18 @@ def render_cost(cost: TrainingCost, console: Console) -> None:
         soft_wrap=True,
     )
     console.print("  an estimate, without restarts, evaluations, checkpoints, hosts and cooling\n", highlight=False)
+
+
+def render_failures(failures: FailureCost, console: Console) -> None:
+    """Print what failures cost besides."""
+    price = "" if failures.lost_price is None else f", price {failures.lost_price:,.0f}"
+    console.print(
+        f"[bold]Failures[/] at {failures.per_1000_gpu_days:g} per 1,000 GPU-days: "
+        f"{failures.num_failures:,.3g} expected, {_duration(failures.lost_hours)} lost ({failures.lost_ratio:.1%})"
+        f"{price}, with a checkpoint every {failures.interval_steps:,} steps and {RESTART_S:.0f} s for a restart",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _duration(hours: float) -> str:

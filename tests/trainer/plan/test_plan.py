@@ -26,7 +26,7 @@ from trainer.model.size import num_parameters
 from trainer.model.transformer import Transformer
 from trainer.parallel.compression import GradientCompression
 from trainer.plan.anti_patterns import anti_patterns
-from trainer.plan.budget import parse_tokens, training_cost
+from trainer.plan.budget import RESTART_S, failure_cost, parse_tokens, training_cost
 from trainer.plan.expected import expect
 from trainer.plan.hardware import Hardware, parse_bytes, parse_hardware
 from trainer.plan.memory import in_flight, rank_memory, worst_rank_memory
@@ -300,6 +300,19 @@ def test_cost_of_a_number_of_tokens() -> None:
     assert cost.gpu_hours == pytest.approx(64 * cost.hours)
     assert cost.price == pytest.approx(2.5 * cost.gpu_hours)
     assert cost.energy_kwh == pytest.approx(0.7 * cost.gpu_hours)
+
+
+def test_failures_cost_half_an_interval_and_a_restart() -> None:
+    config = load_config(config_path("llama-8b"), [])
+    hardware = parse_hardware(gpu="h100", gpu_memory="", gpus_per_node=8, interconnect="nvlink,ib400")
+    expected = expect(config, resolve(config, 64), hardware)
+    cost = training_cost(expected, hardware, num_tokens=parse_tokens("300B"), price_per_gpu_hour=2.5)
+    lost = failure_cost(cost, expected, per_1000_gpu_days=0.5)
+    assert lost.num_failures == pytest.approx(0.5 * cost.gpu_hours / 24_000)
+    interval = expected.config.checkpoint.interval
+    assert lost.lost_hours * 3600 == pytest.approx(lost.num_failures * (interval / 2 * expected.step_s + RESTART_S))
+    assert lost.lost_price == pytest.approx(2.5 * lost.lost_hours * expected.plan.world_size)
+    assert failure_cost(cost, expected, per_1000_gpu_days=0).lost_hours == 0
 
 
 @pytest.mark.parametrize(
