@@ -20,6 +20,7 @@ between own work, over all ranks and runs. Runs that are in the file of `--keep`
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import shutil
@@ -72,16 +73,16 @@ class Outcome:
         return not self.wrong and not self.error and (self.fault == CLEAN or self.cause)
 
 
-def judge(case: tuple[str, str, int]) -> Outcome:
-    """Play, ingest, diagnose and compare."""
+def judge(case: tuple[str, str, int], built: Path | None = None) -> Outcome:
+    """Play, ingest, diagnose and compare. `built`: the folder of a plugin that is compiled already."""
     name, layout, seed = case
     outcome = Outcome(fault=name, layout=layout, seed=seed)
     start = time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="played-"))
     try:
-        library = build(folder)
+        library = build(built or folder)
         fault = None if name == CLEAN else draw(name, LAYOUTS[layout], seed)
-        clock = PlayedClock(folder)
+        clock = PlayedClock(built or folder)
         played = play(
             layout, steps=STEPS, seed=seed, fault=fault, folder=folder, library=library, clock=clock, job=JOB
         )  # fmt: skip
@@ -142,9 +143,14 @@ def cases_of(options: argparse.Namespace) -> list[tuple[str, str, int]]:
 
 
 def judged(cases: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[Outcome]:
-    """The outcomes, as they come. Each in a process of its own: a plugin stays loaded for the life of one."""
-    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
-        yield from pool.imap_unordered(judge, cases)
+    """The outcomes, as they come. Each in a process of its own: a plugin stays loaded for the life of one.
+
+    Compiled once, and not loaded here.
+    """
+    with tempfile.TemporaryDirectory(prefix="played-plugin-") as name:
+        build(Path(name))
+        with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+            yield from pool.imap_unordered(functools.partial(judge, built=Path(name)), cases)
 
 
 def table_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -113,7 +113,8 @@ def _alternating(place: Place) -> Result:
     ]
     words = [sys.executable, "-m", "benchmarks.throughput", "--quick", "--kind", "ddp", "--json", str(file)]
     words += ["--precision", "bf16", *sizes] if place.has_gpu else ["--ranks", "2", "--blocks", "4"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    limit_s = 300 if place.has_gpu else 900
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False)
     if done.returncode:
         return failed(done.stderr.strip()[-160:] or "no message")
     row = json.loads(file.read_text())["loops"][0]

@@ -172,8 +172,10 @@ static void *prepare_segments(void *unused) {
     while (sem_wait(&wake)) {
     }
     for (int i = 0; i < num_prepared_tapes; i++) {
-      int64_t wanted = atomic_exchange(&prepared_tapes[i]->wanted, 0);
-      if (wanted > 0) map_segment(prepared_tapes[i], wanted << prepared_tapes[i]->shift);
+      struct tape *tape = prepared_tapes[i];
+      int64_t wanted = atomic_exchange(&tape->wanted, 0);
+      for (int64_t index = wanted ? atomic_load(&tape->current) + 1 : 1; index <= wanted; index++)
+        map_segment(tape, index << tape->shift);
     }
   }
   return unused;
@@ -194,14 +196,15 @@ void tape_start(struct tape *const *tapes, int num_tapes) {
   pthread_attr_destroy(&attributes);
 }
 
-/* The first record of a segment makes it the current one, the middle one asks for the next. */
+/* The first record of a segment makes it the current one. In its first half the first segment asks for the next, and
+ * from then on each half for one more: a burst of calls finds its segments mapped, and a short run keeps one. */
 static void mark_progress(struct tape *tape, int64_t number) {
   int64_t index = number >> tape->shift, known = atomic_load(&tape->current);
-  int64_t half = (int64_t)1 << (tape->shift - 1);
+  int64_t half = number >> (tape->shift - 1);
   while (known < index && !atomic_compare_exchange_weak(&tape->current, &known, index)) {
   }
-  if ((number & (half * 2 - 1)) != half || !num_prepared_tapes) return;
-  atomic_store(&tape->wanted, index + 1);
+  if (!half || !num_prepared_tapes) return;
+  atomic_store(&tape->wanted, half == 1 ? 1 : (half + 3) / 2);
   sem_post(&wake);
 }
 
