@@ -174,7 +174,7 @@ static void *prepare_segments(void *unused) {
     for (int i = 0; i < num_prepared_tapes; i++) {
       struct tape *tape = prepared_tapes[i];
       int64_t wanted = atomic_exchange(&tape->wanted, 0);
-      for (int64_t index = wanted ? atomic_load(&tape->current) + 1 : 1; index <= wanted; index++)
+      for (int64_t index = wanted > 2 ? wanted - 1 : wanted; index && index <= wanted; index++)
         map_segment(tape, index << tape->shift);
     }
   }
@@ -196,15 +196,15 @@ void tape_start(struct tape *const *tapes, int num_tapes) {
   pthread_attr_destroy(&attributes);
 }
 
-/* The first record of a segment makes it the current one. In its first half the first segment asks for the next, and
- * from then on each half for one more: a burst of calls finds its segments mapped, and a short run keeps one. */
+/* The first record of a segment makes it the current one, the middle one asks for the next two, so that a burst of calls
+ * finds its segments mapped; the first segment asks for one, so that a short run has no more on its disk. */
 static void mark_progress(struct tape *tape, int64_t number) {
   int64_t index = number >> tape->shift, known = atomic_load(&tape->current);
-  int64_t half = number >> (tape->shift - 1);
+  int64_t half = (int64_t)1 << (tape->shift - 1);
   while (known < index && !atomic_compare_exchange_weak(&tape->current, &known, index)) {
   }
-  if (!half || !num_prepared_tapes) return;
-  atomic_store(&tape->wanted, half == 1 ? 1 : (half + 3) / 2);
+  if ((number & (half * 2 - 1)) != half || !num_prepared_tapes) return;
+  atomic_store(&tape->wanted, index + (index ? 2 : 1));
   sem_post(&wake);
 }
 

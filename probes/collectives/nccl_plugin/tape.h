@@ -1,8 +1,8 @@
 /* Tapes: append-only files of fixed-size records, written through shared mappings; format of probes/tape/writer.py.
  *
  * A record's number is its place over all segments of a tape. Appending and updating take no lock. A thread of ours
- * maps the next segment when half of one is used; only a caller that is faster than that takes the lock and maps it
- * itself. At most TAPE_SLOTS segments of a tape are mapped, so memory is bounded; a record can be updated as long as it
+ * maps the next two segments when half of one is used; only a caller that is faster than that takes the lock and maps
+ * one itself. At most TAPE_SLOTS segments of a tape are mapped, so memory is bounded; a record can be updated as long as it
  * lies in the segment that is being appended to or in the one before, as the reader expects.
  */
 #ifndef RANKSCOPE_TAPE_H
@@ -36,7 +36,7 @@ struct tape {
   struct tape_shard shards[TAPE_SHARDS];
   _Alignas(64) _Atomic int64_t next;
   _Alignas(64) _Atomic int64_t current; /* index of the segment that is being appended to; -1: none */
-  _Atomic int64_t wanted;               /* index of the segment to be mapped in advance; 0: none */
+  _Atomic int64_t wanted;               /* index of the last segment to be mapped in advance; 0: none */
   _Atomic int64_t dropped;
 };
 

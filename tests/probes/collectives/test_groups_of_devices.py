@@ -24,6 +24,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from probes.collectives import wrapped
 from probes.collectives.call_records import Calls
 from probes.collectives.existing_groups import record_existing
+from probes.collectives.work_handle import RecordedWork
 from probes.collectives.wrapped import RecordedGroup, install, uninstall
 from probes.tape.events import read_events
 from probes.tape.writer import COMPLETE
@@ -164,6 +165,34 @@ def test_a_dropped_handle_completes_its_record_without_another_call(recorder: Ta
     install(recorder)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    wait_for(lambda: [row["state"] for row in rows(recorder.directory, "collectives")] == [COMPLETE], "complete record")
+
+
+class _OrdersStreams:
+    """A handle of gloo whose calls that order streams do so on a played device; without one gloo refuses the second."""
+
+    def __init__(self, real: dist.Work) -> None:
+        self.real = real
+        self.asked: list[str] = []
+        self.synchronize = lambda: self.asked.append("synchronize")
+        self.block_current_stream = lambda: self.asked.append("block_current_stream")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+@pytest.mark.parametrize("order", ["synchronize", "block_current_stream"])
+def test_a_handle_that_only_orders_streams_completes_its_record(recorder: TapeRecorder, order: str) -> None:
+    """Neither makes the host wait: no `wait` and no later call of the loop may be needed to see the end."""
+    install(recorder)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    work = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+    assert type(work) is RecordedWork
+    on_device = _OrdersStreams(work._real)
+    work._real = on_device  # type: ignore[assignment]
+    getattr(work, order)()
+    assert on_device.asked == [order]
+    del work
     wait_for(lambda: [row["state"] for row in rows(recorder.directory, "collectives")] == [COMPLETE], "complete record")
 
 

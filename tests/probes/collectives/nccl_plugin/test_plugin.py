@@ -18,6 +18,7 @@ from probes.tape.nccl_tables import NAMES_FILE
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.schema import TABLES, UNSET
 from probes.tape.writer import COMPLETE, OPEN
+from tests.waiting import wait_for
 
 Play = Callable[..., PlayedNccl]
 NONE = UNSET["i64"]
@@ -240,13 +241,15 @@ def test_wrap_around_keeps_every_finished_call(play: Play, tmp_path: Path) -> No
     for _ in range(number):
         comm.collective("AllReduce", count=1, channels=1).run(1)
     stuck.run(1)  # its record has left the window: its end stays unknown, and nothing else is touched
+    ahead = tmp_path / "tape" / "nccl_calls.00006.tape"  # made in advance, by a thread; its magic comes last
+    wait_for(lambda: ahead.exists() and ahead.read_bytes()[:6] == b"RSTAPE", "segment mapped in advance")
+    paths = segment_paths(tmp_path / "tape", "nccl_calls")
     rows = records(tmp_path, "nccl_calls")
     assert len(rows) == number + 1
     assert rows["state"][0] == OPEN
     assert (rows["state"][1:] == COMPLETE).all()
     assert rows["seq"].tolist() == list(range(number + 1))
-    paths = segment_paths(tmp_path / "tape", "nccl_calls")
-    assert [read_segment(path).header.sealed for path in paths] == [True, True, False, False, False, False]
+    assert [read_segment(path).header.sealed for path in paths] == [True, True, True, False, False, False, False]
     assert max(read_segment(path).header.dropped for path in paths) == 0
 
 
