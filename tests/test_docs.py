@@ -93,3 +93,12 @@ def test_the_table_of_places_names_files_that_exist() -> None:
     places = re.findall(r"`([a-z_]+/[a-z_/.]*)`", table)
     assert len(places) >= 12
     assert [place for place in places if not (ROOT / place).exists()] == []
+
+
+def test_the_tests_that_the_page_on_gpus_names_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "gpu.md").read_text()))
+    defined = {
+        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 30
+    assert named <= defined
