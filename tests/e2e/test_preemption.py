@@ -35,6 +35,7 @@ def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: P
     wait_for(lambda: cut.pids().keys() >= {0, 1} and _is_at(cut, 10), "step 10", cut)
     kill(cut.pids()[1], signal.SIGTERM)
     cut.finish(exit_code=143)
+    assert "The ranks finished their step and saved a checkpoint." in cut.output
     assert "rankscope train --resume" in cut.output
     assert [event["reason"] for event in cut.events("run_ended")] == ["preempted"]
     (stopped,) = cut.events("preempted", rank=0)
@@ -64,6 +65,7 @@ def test_a_rank_that_cannot_finish_its_step_leaves_without_a_checkpoint(tmp_path
     assert time.monotonic() - told_at < 20
     for rank in (0, 1):
         assert [event["checkpoint_step"] for event in run.events("preempted", rank)] == [None]
+    assert "Nothing was saved at this stop" in run.output
     assert checkpoint_steps(run.run.checkpoints) == []
 
 

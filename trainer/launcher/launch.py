@@ -18,7 +18,8 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
-from probes.tape.events import EventWriter
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.config.config import Config
@@ -41,6 +42,7 @@ _ENDS = {
     EXIT_STORAGE: "The disk is full or does not answer; no checkpoint was changed. Repair it, then resume.",
     EXIT_GIVEN_UP: "To try again with a fresh budget: --resume RUN --force.",
 }
+_STOPS = (event_kinds.PREEMPTED, event_kinds.INTERRUPTED)
 _FAILED = "A rank failed"
 
 
@@ -92,7 +94,7 @@ def _outcome(agent: Agent) -> Outcome:
             reason="preempted" if preempted else "interrupted",
             exit_code=128 + interruption.sigval,
             restarts=_restarts(agent),
-            message=f"Received {name}. The ranks finished their step and saved a checkpoint.",
+            message=f"Received {name}. {_what_was_saved(agent)}",
         )
     except StorageError as error:
         before = f"{agent.failure}. " if agent.failure else ""
@@ -107,14 +109,30 @@ def _outcome(agent: Agent) -> Outcome:
     if result is not None and not result.is_failed():
         return Outcome(reason="finished", exit_code=0, restarts=_restarts(agent))
     if agent.exit_code == EXIT_PREEMPTED:
-        message = (
-            f"{agent.failure or 'A rank was asked to stop'}. All ranks finished their step and saved a checkpoint."
-        )
+        message = f"{agent.failure or 'A rank was asked to stop'}. {_what_was_saved(agent)}"
         return Outcome(reason="preempted", exit_code=EXIT_PREEMPTED, restarts=_restarts(agent), message=message)
     end = _ENDS.get(agent.exit_code, "No restart is left.")
     message = f"{agent.failure or _FAILED}. {end}"
     reason = _REASONS.get(agent.exit_code, "failed")
     return Outcome(reason=reason, exit_code=agent.exit_code, restarts=_restarts(agent), message=message)
+
+
+def _what_was_saved(agent: Agent) -> str:
+    """What came of the request to stop, from the exit codes of this node's ranks and what they and rank 0 recorded."""
+    codes = agent.ranks.exit_codes().values()
+    try:
+        if codes and all(code in (0, EXIT_PREEMPTED) for code in codes) and not _left_without_checkpoint(agent):
+            return "The ranks finished their step and saved a checkpoint."
+    except OSError as error:
+        return f"What was saved is unknown: {error.strerror}."
+    return "Nothing was saved at this stop: a resume continues from the newest checkpoint."
+
+
+def _left_without_checkpoint(agent: Agent) -> bool:
+    """True if one of the ranks recorded a stop without a checkpoint."""
+    folders = [agent.run_dir.rank_dir(agent.attempts[-1], rank) for rank in {0, *agent.ranks.ranks}]
+    events = (event for folder in folders for event in read_events(folder / "events.jsonl")[0])
+    return any(event["kind"] in _STOPS and event.get("checkpoint_step") is None for event in events)
 
 
 def _restarts(agent: Agent) -> int:

@@ -37,6 +37,8 @@ class RankProcesses:
     def __init__(self, logs: Path, *, arguments: Sequence[str], zygote: Zygote | None) -> None:
         self.logs = logs
         self.arguments = [*arguments]
+        self.ranks: tuple[int, ...] = ()
+        """Global ranks of the processes of the newest attempt."""
         self._zygote = zygote
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int | None] = {}
@@ -45,6 +47,7 @@ class RankProcesses:
     def start(self, *, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
         """Start the ranks of an attempt; {local rank: pid}."""
         self._pids, self._codes, self._interpreters = {}, {}, {}
+        self.ranks = tuple(int(own["RANK"]) for own in environments.values())
         folder = self.logs / f"attempt-{attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         for local_rank, own in environments.items():
