@@ -83,7 +83,7 @@ def test_commands_options_and_settings_exist(name: str) -> None:
     helped = "".join(
         runner.invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output for command in commands
     )
-    of_srun = {"--nodes", "--ntasks", "--kill-on-bad-exit"}
+    of_srun = {"--nodes", "--ntasks", "--overlap", "--kill-on-bad-exit"}
     asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - of_srun
     assert {option for option in asked if option not in helped} == set()
     for setting in re.findall(r"--set \"?([a-z_.]+)=", text):
@@ -128,10 +128,11 @@ def test_the_podmonitor_finds_the_pods_and_their_secret() -> None:
 def test_slurm_tells_each_node_its_number(tmp_path: Path) -> None:
     """The recipe run for real with an `srun` that starts two tasks here, and a `rankscope` that writes what it got."""
     programs = {
-        "scontrol": "echo node-a; echo node-b",
+        "scontrol": f'echo node-a; echo node-b; echo "$*" >>{shlex.quote(str(tmp_path / "asked"))}',
         "srun": 'while [ "${1#--}" != "$1" ]; do case $1 in --nodes|--ntasks) one=1; shift 2;; *) shift;; esac; done\n'
         'SLURM_NODEID=0 "$@"; [ -n "${one:-}" ] || SLURM_NODEID=1 "$@"',
-        "rankscope": f'printf "%s\\n" "$*" >>{shlex.quote(str(tmp_path / "calls"))}',
+        "rankscope": f'printf "%s\\n" "$*" >>{shlex.quote(str(tmp_path / "calls"))}\n'
+        '[ "$1" = doctor ] || exit "${CODE:-0}"',
     }
     for name, text in programs.items():
         path = tmp_path / "bin" / name
@@ -145,14 +146,17 @@ def test_slurm_tells_each_node_its_number(tmp_path: Path) -> None:
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_GPUS_ON_NODE": "4",
     }
-    command = ["bash", str(LAUNCH / "slurm.sbatch"), "my.toml"]
+    command = ["bash", str(LAUNCH / "slurm.sbatch"), "my.toml", "--set", "run.name=a b"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
-    same = "--nnodes 2 --nproc-per-node 4 --rdzv-endpoint node-a:29623 --node-rank"
+    same = "--nnodes 2 --nproc-per-node 4 --rdzv-endpoint node-a:29623 --set run.name=a b --node-rank"
     assert (tmp_path / "calls").read_text().splitlines() == [
         "doctor --runs runs/70123",
         f"train my.toml --set run.dir=runs/70123 {same} 0",
         f"train my.toml --set run.dir=runs/70123 {same} 1",
     ]
+    assert "requeue" not in (tmp_path / "asked").read_text()
     (tmp_path / "runs" / "70123" / "latest").mkdir(parents=True)
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
+    stopped = subprocess.run(command, cwd=tmp_path, env=environment | {"CODE": "143"}, check=False, timeout=60)
     assert f"train --resume runs/70123/latest {same} 1" in (tmp_path / "calls").read_text()
+    assert stopped.returncode == 143
+    assert "requeue 70123" in (tmp_path / "asked").read_text().splitlines()

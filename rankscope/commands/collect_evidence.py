@@ -14,7 +14,7 @@ __all__ = ["EPILOG", "collect_evidence"]
 
 EPILOG = (
     "\b\nExamples:\nrankscope collect-evidence --log job.log\n"
-    "srun --overlap --ntasks-per-node 1 rankscope collect-evidence --into /shared/evidence\n"
+    "srun --overlap --jobid JOB --nodes N --ntasks-per-node 1 rankscope collect-evidence --into /shared/evidence\n"
     "rankscope analyze /shared/evidence"
 )
 

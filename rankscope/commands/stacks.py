@@ -12,7 +12,7 @@ __all__ = ["EPILOG", "stacks"]
 
 EPILOG = (
     "\b\nExamples:\nrankscope stacks\nrankscope stacks 4711 4712 4713 4714\n"
-    "srun --overlap --ntasks-per-node 1 rankscope stacks"
+    "srun --overlap --jobid JOB --nodes N --ntasks-per-node 1 rankscope stacks"
 )
 SHOWN_FRAMES = 12
 
