@@ -49,7 +49,7 @@ $(VENV)/.checks: $(VENV)/.installed
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong
 	$(BIN)/rankscope demo --no-dashboard
 
-# What tests start but pip does not install: Prometheus and Alertmanager, unpacked and not installed.
+# What tests start but pip does not install: Prometheus, Alertmanager and Slurm, unpacked and not installed.
 .programs/.fetched: tests/fetch_programs.sh
 	@mkdir -p .programs
 	@sh tests/fetch_programs.sh .programs

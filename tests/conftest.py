@@ -23,8 +23,8 @@ _LEAKING_NAMES = frozenset(
 )
 _E2E_TIMEOUT_S = 300
 _LONG_FIRST = (
-    "e2e/test_nodes.py", "e2e/test_faults.py", "e2e/test_script_drill.py", "e2e/test_soak.py", "e2e/test_alerting.py",
-    "e2e", "trainer", "dashboard", "hostile",
+    "e2e/test_slurm.py", "e2e/test_nodes.py", "e2e/test_faults.py", "e2e/test_script_drill.py", "e2e/test_soak.py",
+    "e2e/test_alerting.py", "e2e", "trainer", "dashboard", "hostile",
 )  # fmt: skip
 _MAX_WORKERS = 8
 

@@ -1,4 +1,4 @@
-"""Programs that tests start but Python does not install: Debian's Prometheus and Alertmanager.
+"""Programs that tests start but Python does not install: Debian's Prometheus, Alertmanager and Slurm.
 
     @needs("promtool")
     def test_rules() -> None:
@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["needs", "program"]
+__all__ = ["FETCHED", "needs", "program"]
 
 _TEMPLATES = Path("/usr/share/prometheus/alertmanager")
-_FETCHED = Path(__file__).parent.parent / ".programs" / "usr" / "bin"
+FETCHED = Path(__file__).parent.parent / ".programs" / "usr"
+"""Where `tests/fetch_programs.sh` unpacks packages."""
 
 
 def program(name: str) -> str:
     """Path of the program; empty if it is missing or cannot run."""
     if name == "prometheus-alertmanager" and not _TEMPLATES.is_dir():
         return ""
-    return shutil.which(name) or shutil.which(name, path=str(_FETCHED)) or ""
+    return shutil.which(name) or shutil.which(name, path=f"{FETCHED / 'bin'}:{FETCHED / 'sbin'}") or ""
 
 
 def needs(*names: str) -> pytest.MarkDecorator:
