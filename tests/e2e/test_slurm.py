@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,19 @@ from tests.waiting import wait_for
 RECIPE = str(Path(__file__).parents[2] / "examples" / "launch" / "slurm.sbatch")
 NODES = ("n1", "n2", "n3", "n4")
 STEPS = 120
-SETTINGS = (f"train.steps={STEPS}",)
-PACE = "slow_data@step=1,rank=0,seconds=0.2"
-"""The job is preempted and loses a node while it trains: it must not end before."""
+SETTINGS = (f"train.steps={STEPS}", "recovery.hang_floor_s=1000", "recovery.grace_s=10")
+PACE = "slow_data@step=1,rank=0,seconds=1"
+"""In the first attempt, which is preempted long before `GATE`; a fault fires once in a run."""
+GATE = "hang@step=100,rank=0"
+"""Where the second attempt stands still until it loses a node."""
 
-pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.timeout(900)]
+
+WANTED = "RANKSCOPE_TEST_SLURM" in os.environ
+pytestmark = [
+    pytest.mark.skipif(not WANTED, reason="takes minutes beside other tests: RANKSCOPE_TEST_SLURM=1 runs it"),
+    pytest.mark.skipif(WANTED and bool(why_not()), reason=why_not() if WANTED else ""),
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.fixture
@@ -47,12 +56,11 @@ def test_preempted_requeued_elsewhere_and_a_node_lost_is_bit_for_bit_the_undistu
     assert first_end["reason"] == "preempted"
     assert "The ranks finished their step and saved a checkpoint." in first_end["message"]
 
-    stopped_at = job.last_step()
     option, _, hosts = exclusion(["n1"], "slurm").partition("=")
     assert option == "--exclude"
     job.start_now(f"ExcNodeList={hosts}")
     assert job.nodes() == "n[2-3]"
-    job.wait_for_step(stopped_at + 2)
+    wait_for(job.stands_still, "the gate", cluster, DEADLINE_S)
     cluster.kill("n3")
     cluster.wait_for_state(job.number, "PENDING")
     assert "saved a checkpoint" not in job.ends()[-1]["message"]
@@ -83,7 +91,7 @@ class _Job:
         changed = [part for setting in settings for part in ("--set", setting)]
         cluster.environment |= {"NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1", "RANKSCOPE_FAIL_LOUD": "1"}
         self.cluster = cluster
-        self.number = cluster.submit("--gpus-per-node=0", RECIPE, "my.toml", *changed, "--fault", PACE)
+        self.number = cluster.submit("--gpus-per-node=0", RECIPE, "my.toml", *changed, "--fault", PACE, "--fault", GATE)
         self.log = folder / f"slurm-{self.number}.log"
         self._latest = folder / "runs" / self.number / "latest"
 
@@ -108,6 +116,11 @@ class _Job:
 
     def wait_for_step(self, step: int) -> None:
         wait_for(lambda: self.last_step() >= step, f"step {step}", self.cluster, DEADLINE_S)
+
+    def stands_still(self) -> bool:
+        """True once rank 0 hangs at the gate."""
+        events = (e for _, _, folder in self.run.rank_dirs() for e in read_events(folder / "events.jsonl")[0])
+        return any(e["kind"] == "fault_injected" and e["fault"] == "hang" for e in events)
 
     def ends(self) -> list[dict[str, str]]:
         """How the launches of node 0 ended."""
