@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.fleet.exclude_list import exclude_list
+from analyzers.fleet.fleet import fleet
+from analyzers.fleet.history import Incident, RunHistory
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
-from rankscope.commands.fleet import exclusion
 from store import Store
 from tests.e2e.launched import LAYOUTS, SOURCE, TINY, analysis_of, train
 from tests.e2e.slurm_cluster import DEADLINE_S, SlurmCluster, why_not
@@ -56,7 +58,7 @@ def test_preempted_requeued_elsewhere_and_a_node_lost_is_bit_for_bit_the_undistu
     assert first_end["reason"] == "preempted"
     assert "The ranks finished their step and saved a checkpoint." in first_end["message"]
 
-    option, _, hosts = exclusion(["n1"], "slurm").partition("=")
+    option, _, hosts = exclude_list(fleet(_past()), "slurm").partition("=")
     assert option == "--exclude"
     job.start_now(f"ExcNodeList={hosts}")
     assert job.nodes() == "n[2-3]"
@@ -126,6 +128,16 @@ class _Job:
         """How the launches of node 0 ended."""
         events = read_events(self.run.node_dir(0) / "events.jsonl")[0]
         return [event for event in events if event["kind"] == "run_ended"]
+
+
+def _past() -> list[RunHistory]:
+    """Runs of ten hours, each on one of thirty nodes: n1 hung in each of its own."""
+    hung = (Incident(kind="hang", cause="", host="n1"),)
+    return [
+        RunHistory(run_id=f"n{node}-{number}", hours=10.0, hosts=(f"n{node}",), incidents=hung if node == 1 else ())
+        for node in range(1, 31)
+        for number in range(10)
+    ]
 
 
 def _trained(run: RunDir) -> list[tuple[int, list[int], list[float]]]:
