@@ -62,7 +62,7 @@ _WATCH = """() => { window.drawnAgain = new Promise(done => {
 def click(page: Page, name: str) -> tuple[float, float]:
     """Seconds from the click on a page's link to the page drawn, and to the last of what it asked for."""
     begun = time.perf_counter()
-    page.click(f"[data-testid=stSidebarNavLink][href$='/{PAGES[name]}']")
+    page.click(f".st-key-menu a[href^='{PAGES[name]}?']")
     page.wait_for_selector(f"h1:has-text('{TITLES.get(name, name.capitalize())}')", timeout=120_000)
     page.wait_for_selector(f"{SETTLED}, {PENDING}", timeout=300_000, state="attached")
     drawn_s = time.perf_counter() - begun
