@@ -63,9 +63,19 @@ function zoomTo(layout, zoomed) {
     if (AXIS.test(name)) layout[name] = { ...layout[name], uirevision: layout.uirevision + JSON.stringify(zoomed) };
 }
 
+const HELD_MS = 10_000;
+
+function held() {  // newest zooms by chart: a page that is drawn once more from the address before must not undo them
+  if (!window.rankscopeZooms) {
+    window.rankscopeZooms = new Map();
+    window.addEventListener("popstate", () => window.rankscopeZooms.clear());  // Back leads to another zoom
+  }
+  return window.rankscopeZooms;
+}
+
 export default function ({ data, parentElement, setTriggerValue }) {
   const host = parentElement.querySelector(".rankscope-chart");
-  const { figure, config, alt, url, clickable, zoomed } = JSON.parse(new TextDecoder().decode(data));
+  const { key, figure, config, alt, url, clickable, zoomed } = JSON.parse(new TextDecoder().decode(data));
   host.setAttribute("aria-label", alt);
   // On a narrow screen the legend takes more rows: the picture grows by them, and its plot stays.
   const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false).length;
@@ -74,11 +84,21 @@ export default function ({ data, parentElement, setTriggerValue }) {
   host.style.height = figure.layout.height + "px";
   host.newest = figure;
   host.click = (point) => setTriggerValue("point", point);
-  host.zoom = (ranges) => setTriggerValue("zoom", ranges);
-  host.zoomed = zoomed;
-  zoomTo(figure.layout, zoomed);
+  const revision = figure.layout.uirevision, page = location.pathname;
+  host.zoom = (ranges) => {
+    held().set(key, { ranges, revision, until: performance.now() + HELD_MS });
+    setTriggerValue("zoom", ranges);
+  };
+  const newest = held().get(key);
+  const isHeld = newest?.revision === revision && performance.now() < newest.until;
+  host.zoomed = { ...(isHeld ? newest.ranges : zoomed) };
+  zoomTo(figure.layout, host.zoomed);
   const draw = () => library(url).then(() => {
     if (host.newest !== figure || !host.isConnected) return;
+    if (host._dragging) {  // Plotly's: a drawing now would end the reader's zoom half way
+      setTimeout(draw, 100);
+      return;
+    }
     if (host.failed) host.replaceChildren();
     host.failed = false;
     const reset = { name: "Reset zoom", icon: window.Plotly.Icons.home, click: () => host.zoom({}) };
@@ -107,6 +127,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
   return () => setTimeout(() => {
     if (host.isConnected) return;
     host.sized?.disconnect();
+    if (location.pathname !== page) held().delete(key);
     window.Plotly?.purge(host);
   });
 }
@@ -137,7 +158,7 @@ def show_in_place(
     {"x", "y"} of the mark that was clicked just now, if `clickable`.
     """
     url = f"component/{__name__}.plotly/plotly.min.js"
-    rest = json.dumps({"config": config, "alt": what, "url": url, "clickable": clickable, "zoomed": zoomed})
+    rest = json.dumps({"key": key, "config": config, "alt": what, "url": url, "clickable": clickable, "zoomed": zoomed})
     data = f'{{"figure": {figure_json}, {rest[1:]}'.encode()
 
     def zoom() -> None:

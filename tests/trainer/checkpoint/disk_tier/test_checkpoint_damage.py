@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -23,7 +24,7 @@ from trainer.checkpoint.disk_tier import checkpoints, loading, manifest
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints, checkpoint_steps
 from trainer.checkpoint.disk_tier.condemned import note_reason
 from trainer.checkpoint.disk_tier.loading import LoadError
-from trainer.checkpoint.disk_tier.manifest import CheckpointError, FileDigest, StorageError
+from trainer.checkpoint.disk_tier.manifest import MANIFEST_NAME, CheckpointError, FileDigest, StorageError
 from trainer.checkpoint.state import training_tensors
 from trainer.config.config import Config
 from trainer.layout.plan import resolve
@@ -65,9 +66,21 @@ def _truncate(path: Path, other: Path, moments: random.Random) -> None:
 
 
 def _flip(path: Path, other: Path, moments: random.Random) -> None:
-    blob = bytearray(path.read_bytes())
-    blob[moments.randrange(len(blob))] ^= 1 << moments.randrange(8)
+    good = path.read_bytes()
+    while True:
+        blob = bytearray(good)
+        blob[moments.randrange(len(blob))] ^= 1 << moments.randrange(8)
+        if path.name != MANIFEST_NAME or not _mean_the_same(good, blob):
+            break
     path.write_bytes(blob)
+
+
+def _mean_the_same(good: bytes, blob: bytes | bytearray) -> bool:
+    """Return True if two manifests have equal values: 1.7169346211776848 and ...849 are one float, and no damage."""
+    try:
+        return bool(json.loads(good) == json.loads(blob))
+    except ValueError:
+        return False
 
 
 def _blank(path: Path, other: Path, moments: random.Random) -> None:
