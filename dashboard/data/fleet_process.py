@@ -25,7 +25,7 @@ __all__ = ["FleetAnswer", "fleet_in_process", "fleet_version"]
 
 NICENESS = 5
 LIMIT_S = 3 * 3_600.0
-"""A folder of two thousand runs that nobody has diagnosed before."""
+"""A folder of two thousand runs not diagnosed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ class RecomputeCheck:
 
     @property
     def is_active(self) -> bool:
-        """Whether gradients are checked before the update."""
+        """Return True if gradients are checked before the update."""
         return self._num_peaks > 0
 
     def vote(self) -> tuple[float, ...]:

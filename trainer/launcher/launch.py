@@ -118,7 +118,7 @@ def _outcome(agent: Agent) -> Outcome:
 
 
 def _what_was_saved(agent: Agent) -> str:
-    """What came of the request to stop, from the exit codes of this node's ranks and what they and rank 0 recorded."""
+    """Result of a request to stop, from the exit codes of this node's ranks and what they and rank 0 recorded."""
     codes = agent.ranks.exit_codes().values()
     try:
         if codes and all(code in (0, EXIT_PREEMPTED) for code in codes) and not _left_without_checkpoint(agent):

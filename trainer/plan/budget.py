@@ -73,7 +73,7 @@ def training_cost(
 
 
 def failure_cost(cost: TrainingCost, expected: Expected, *, per_1000_gpu_days: float) -> FailureCost:
-    """What failures at this rate cost a run; without checkpoints on the way each costs half of the run."""
+    """Cost of failures at this rate to a run; without checkpoints on the way each costs half of the run."""
     interval = expected.config.checkpoint.interval or cost.steps
     num_failures = per_1000_gpu_days * cost.gpu_hours / 24 / 1000
     lost_hours = num_failures * (interval * expected.step_s / 2 + RESTART_S) / 3600

@@ -77,11 +77,11 @@ class LateVerdict:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a step has not been read yet."""
+        """Return True if a step has not been read yet."""
         return self._pending is not None
 
     def lags(self, step: int) -> bool:
-        """Whether the numbers of `step` are read in the next one."""
+        """Return True if the numbers of `step` are read in the next one."""
         train = self.training.config.train
         is_evaluated = bool(train.eval_interval and step % train.eval_interval == 0 and self.training.validation)
         return step < train.steps and not is_evaluated and self._repeated is None

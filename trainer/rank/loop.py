@@ -143,7 +143,7 @@ def _judge(session: Session, position: Position, batch: Batch, result: StepResul
 
 
 def _settle(session: Session, late: LateVerdict) -> tuple[Position, bool]:
-    """What follows the step that was not read yet; returns the position after it, and whether it was the last as asked.
+    """Finish the step that was not read yet; return the position after it, and whether it was the last as asked.
 
     Its verdict is healthy unless its update was left out, or state has changed outside the optimizer.
     """
