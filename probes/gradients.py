@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +59,7 @@ class GradientProbe:
         self._recorder = recorder
         self._interval = interval
         self._parameters = [(clean_name(name), parameter) for name, parameter in named_parameters]
+        self._is_sharded = any(hasattr(parameter, "_local_tensor") for _, parameter in self._parameters)
         self._in_flight: deque[_Reading] = deque()
         if isinstance(recorder, TapeRecorder):
             self._numbers = [recorder.name(name) for name, _ in self._parameters]
@@ -90,19 +91,24 @@ class GradientProbe:
     def norm(self) -> tuple[Tensor | None, bool]:
         """L2 norm of what this rank holds, and whether that is all of it: not where a parameter is sharded.
 
+        There, on a CPU, it is a sum in its place if that is finite: nobody asks for more of a part.
+
         None without gradients, or with some on several devices. On a GPU only at the interval: it is a pass over all
         gradients, which no loop has asked for.
         """
         if is_capturing():
             return None, False
-        gradients = [gradient for group in self._groups().values() for _, gradient in group]
+        gradients = [gradient for _, gradient in self._local_gradients()]
         is_due = self._interval > 0 and self._recorder.step_number % self._interval == 0
         if gradients and not gradients[0].is_cpu and not is_due:
             return None, False
         if not gradients or len({gradient.device for gradient in gradients}) > 1:
             return None, False
-        is_whole = not any(hasattr(parameter, "_local_tensor") for _, parameter in self._parameters)
-        return torch.nn.utils.get_total_norm(gradients), is_whole
+        if self._is_sharded and gradients[0].is_cpu:
+            total = torch.stack([whole.sum() for whole in _wholes(gradients)]).sum()
+            if math.isfinite(total):
+                return total, False
+        return torch.nn.utils.get_total_norm(gradients), not self._is_sharded
 
     @torch.no_grad()
     def examine(self, step: int) -> list[tuple[str, int]]:
@@ -141,16 +147,36 @@ class GradientProbe:
             self._append(COMPLETE, step, self._numbers[index], norm, max_abs, count)
         return nonfinite
 
-    def _groups(self) -> dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]]:
-        found: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
+    def _local_gradients(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield (index of the parameter, local gradient) of those that can be measured."""
         for index, (_, parameter) in enumerate(self._parameters):
             gradient: Any = parameter.grad
             if gradient is None:
                 continue
             gradient = getattr(gradient, "_local_tensor", gradient)  # of a DTensor, without a node for autograd
             if gradient.numel() and gradient.is_floating_point() and gradient.layout is torch.strided:
-                found[gradient.device, gradient.dtype].append((index, gradient))
+                yield index, gradient
+
+    def _groups(self) -> dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]]:
+        found: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = defaultdict(list)
+        for index, gradient in self._local_gradients():
+            found[gradient.device, gradient.dtype].append((index, gradient))
         return found
+
+
+def _wholes(gradients: list[Tensor]) -> list[Tensor]:
+    """The tensors that `gradients` are parts of: FSDP2 reduces the gradients of a group as one and cuts its shards out.
+
+    `gradients` themselves where those are much larger.
+    """
+    wholes: dict[int, Tensor] = {}
+    for gradient in gradients:
+        base = gradient._base
+        whole = gradient if base is None or base.dtype is not gradient.dtype else base
+        wholes[id(whole)] = whole
+    if sum(whole.numel() for whole in wholes.values()) > 2 * sum(gradient.numel() for gradient in gradients):
+        return gradients
+    return list(wholes.values())
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:

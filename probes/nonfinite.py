@@ -50,7 +50,8 @@ def nonfinite_and_peak(tensors: Sequence[torch.Tensor]) -> tuple[int, float]:
         if not tensor.is_floating_point() or not tensor.is_cpu or tensor.layout is not _strided:
             return holds_nonfinite(tensors), 0.0
         if tensor.numel():
-            low, high = (extreme.item() for extreme in torch.aminmax(tensor.detach()))
+            extremes = torch.aminmax(tensor.detach() if tensor.requires_grad else tensor)
+            low, high = extremes.min.item(), extremes.max.item()
             if not (_isfinite(low) and _isfinite(high)):
                 return 1, math.nan
             highest = max(highest, -low, high)

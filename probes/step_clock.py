@@ -186,18 +186,19 @@ class StepClock:
             row[_MEMORY] = self._memory_bytes
         self._tape.rewrite(self._slot, OPEN if self._number in self._deferred else COMPLETE, *row)
 
-    def add_phase(self, columns: PhaseColumns, times: tuple[int, int], waits: tuple[int, int]) -> None:
-        """Add a phase and the gap before it; `times` and `waits`: clock and waiting of the rank at begin and end."""
+    def add_phase(self, columns: PhaseColumns, start_ns: int, end_ns: int, start_wait_ns: int, wait_ns: int) -> None:
+        """Add a phase and the gap before it: its begin and end, and the rank's waiting before it and in it."""
         self.in_phase = False
         row, not_counted = self.row, self._not_counted
-        if columns.time >= 0 and columns.time not in not_counted:
-            row[columns.time] += times[1] - times[0]
-        if columns.wait >= 0 and columns.wait not in not_counted:
-            row[columns.wait] += waits[1] - waits[0]
+        own, wait, gap, gap_wait = columns
+        if own >= 0 and own not in not_counted:
+            row[own] += end_ns - start_ns
+        if wait >= 0 and wait not in not_counted:
+            row[wait] += wait_ns
         if self._events is not None:
-            self._events.leave(columns.time)
-        self._add_gap(columns.gap, columns.gap_wait, times[0] - self._gap_start_ns, waits[0] - self._gap_start_wait_ns)
-        self._gap_start_ns, self._gap_start_wait_ns = times[1], waits[1]
+            self._events.leave(own)
+        self._add_gap(gap, gap_wait, start_ns - self._gap_start_ns, start_wait_ns - self._gap_start_wait_ns)
+        self._gap_start_ns, self._gap_start_wait_ns = end_ns, start_wait_ns + wait_ns
 
     def _add_gap(self, column: int, wait_column: int, gap_ns: int, wait_ns: int) -> None:
         if gap_ns > 0:

@@ -56,26 +56,32 @@ class StepScalars:
     def put(self, /, **values: float | Tensor) -> None:
         """Set columns of the current step; any other name is a scalar of the user's own."""
         on_device: dict[int, tuple[Tensor, list[str]]] = {}
-        captures = is_capturing()
-        for name, value in values.items():
-            if isinstance(value, Tensor) and not value.is_cpu:
-                if captures:
-                    continue  # what we did to it would become a part of the graph
-                on_device.setdefault(id(value), (value, []))[1].append(name)
-            else:
-                self._write(name, value.item() if isinstance(value, Tensor) else value)
-        if not on_device:
-            return
+        columns: dict[str, float] = {}
+        last: Tensor | None = None
+        number = 0.0
+        try:
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    if not value.is_cpu:
+                        on_device.setdefault(id(value), (value, []))[1].append(name)
+                        continue
+                    if value is not last:  # a loss is written to two columns
+                        last, number = value, value.item()
+                else:
+                    number, last = value, None
+                if name in _COLUMNS:
+                    columns[name] = int(number) if name in _COUNTS else float(number)
+                else:
+                    self._own.write(self._recorder.step_number, **{name: number})
+        finally:  # also what came before a value that is no number
+            if columns:
+                self._recorder.log(**columns)
+        if not on_device or is_capturing():
+            return  # what we did to them would become a part of the graph
         reading = self._reading()
         if reading is not None:
             for value, names in on_device.values():
                 reading.values.append((tuple(names), self._copied(value)))
-
-    def _write(self, name: str, value: float) -> None:
-        if name in _COLUMNS:
-            self._recorder.log(**{name: typed(name, value)})
-        else:
-            self._own.write(self._recorder.step_number, **{name: value})
 
     def _reading(self) -> _Reading | None:
         """The current step's reading; None if too many are on their way."""

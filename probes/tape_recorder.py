@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .device.gpu_uuid import device_uuid
 from .fail_open import error_counts, failing_open, record_error
@@ -27,6 +27,11 @@ from .tape.events import EventWriter
 from .tape.names import NameWriter
 from .tape.schema import TABLES, UNSET
 from .tape.writer import TapeWriter
+
+if TYPE_CHECKING:
+    from .profiling.memory_snapshots import MemorySnapshots
+    from .profiling.ranges import Ranges
+    from .profiling.step_profiler import StepProfiler
 
 __all__ = ["TapeRecorder"]
 
@@ -62,9 +67,17 @@ class TapeRecorder:
         """Nanoseconds blocked in collectives so far; the collectives' probe adds to it."""
         self.at_close: list[Callable[[], None]] = []
         """Called before the tapes are closed: for values that are still on their way from a device."""
+        self.profiling: StepProfiler | None = None
+        """Captures steps with torch's profiler, if the run is configured so."""
+        self.ranges: Ranges | None = None
+        """Opens a range around each span, for profilers."""
+        self.memory: MemorySnapshots | None = None
+        """Writes what CUDA memory held when the rank dies for want of it."""
         self.name = NameWriter(directory / "names.jsonl")
         self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
         self._tapes: dict[str, TapeWriter] = {}
+        # With the first tape, by whose clock the store dates all of them: the wall clock may be set in between.
+        clock_offset_ns = time.time_ns() - time.monotonic_ns()
         self._clock = StepClock(self.tape("steps"), device=device, world_size=world_size)
         spans = self.tape("spans")
         self._pack_span, self._open_span = spans.opener("step", "start_ns")
@@ -78,7 +91,7 @@ class TapeRecorder:
             "pid": os.getpid(),
             "start_ticks": start_ticks(),
             "device": device,
-            "clock_offset_ns": time.time_ns() - time.monotonic_ns(),
+            "clock_offset_ns": clock_offset_ns,
         }
         with failing_open("recorder.device_uuid"):
             if uuid := device_uuid(device):
@@ -134,6 +147,9 @@ class TapeRecorder:
         for callback in self.at_close:
             with failing_open("recorder.close"):
                 callback()
+        if self.profiling is not None:
+            with failing_open("profiler"):
+                self.profiling.close()
         self._clock.close()
         dropped = {name: tape.dropped for name, tape in self._tapes.items() if tape.dropped}
         self._events.write(event_kinds.RANK_CLOSED, probe_errors=dict(error_counts), dropped_records=dropped)
@@ -148,21 +164,25 @@ class TapeRecorder:
         try:
             name = self.name(kind)
             rest = self._pack_span(microbatch, stage, name, _UNSET_I64, _UNSET_I64)
-            found = _SpanKind(name, rest, PHASE_COLUMNS.get(kind, NO_PHASE))
+            found = _SpanKind(name, rest, PHASE_COLUMNS.get(kind, NO_PHASE), kind)
         except Exception as error:
             record_error("recorder.span", error)
-            return _SpanKind(0, b"", NO_PHASE)
+            return _SpanKind(0, b"", NO_PHASE, kind)
         self._span_kinds[kind, microbatch, stage] = found
         return found
 
     def begin_step(self, number: int, start_ns: int = 0) -> None:
         """Begin step `number`, now or at `start_ns`."""
+        if self.profiling is not None:
+            self.profiling.before_step(number)
         self.step_number = number
         self._clock.begin(number, wait_ns=self.wait_ns, start_ns=start_ns)
 
     def end_step(self, end_ns: int = 0) -> None:
         """Complete the current step, now or at `end_ns`."""
         self._clock.end(wait_ns=self.wait_ns, on_retries=self.event, end_ns=end_ns)
+        if self.profiling is not None:
+            self.profiling.after_step(self.step_number)
 
 
 class _Step:
@@ -196,30 +216,43 @@ class _SpanKind(NamedTuple):
     name: int
     rest: bytes  # of the record
     columns: PhaseColumns  # of the step's row
+    kind: str
 
 
 class _Span:
     """One span of a recorder; entering stores it open, leaving completes it."""
 
-    __slots__ = ("_counts", "_known", "_outer_phase", "_recorder", "_slot", "_start_ns", "_wait_start_ns")
+    __slots__ = (
+        "_counts",
+        "_known",
+        "_leave_range",
+        "_outer_phase",
+        "_recorder",
+        "_slot",
+        "_start_ns",
+        "_wait_start_ns",
+    )
 
     def __init__(self, recorder: TapeRecorder, known: _SpanKind) -> None:
         self._recorder = recorder
         self._known = known
         self._slot = -1
         self._counts = False
+        self._leave_range: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
         recorder = self._recorder
         self._outer_phase = recorder.phase
         self._wait_start_ns = recorder.wait_ns
         try:
-            recorder.phase, rest, columns = self._known
+            recorder.phase, rest, columns, kind = self._known
             if columns is not NO_PHASE and not recorder._clock.in_phase:
                 self._counts = True
                 recorder._clock.enter_phase(columns)
             self._start_ns = start = _monotonic_ns()
             self._slot = recorder._open_span(rest, recorder.step_number, start)
+            if recorder.ranges is not None:
+                self._leave_range = recorder.ranges.enter(kind)
         except Exception as error:
             record_error("recorder.span", error)
 
@@ -228,12 +261,14 @@ class _Span:
     ) -> None:
         recorder = self._recorder
         try:
+            if self._leave_range is not None:
+                self._leave_range()
             end = _monotonic_ns()
             waited = recorder.wait_ns - self._wait_start_ns
             recorder.phase = self._outer_phase
-            recorder._finish_span(self._slot, end, waited if recorder._clock.measures_waits else _UNSET_I64)
+            clock = recorder._clock
+            recorder._finish_span(self._slot, end, waited if clock.measures_waits else _UNSET_I64)
             if self._counts:
-                waits = (self._wait_start_ns, self._wait_start_ns + waited)
-                recorder._clock.add_phase(self._known.columns, (self._start_ns, end), waits)
+                clock.add_phase(self._known[2], self._start_ns, end, self._wait_start_ns, waited)
         except Exception as failure:
             record_error("recorder.span", failure)

@@ -34,21 +34,23 @@ from torch import Tensor, nn
 
 from ..collectives.existing_groups import record_existing
 from ..collectives.nccl_plugin.loading import gpu_is_present, record_nccl
+from ..collectives.torchft_groups import TorchftGroups
 from ..collectives.wrapped import install, uninstall
 from ..device.graph_replays import record_replays
-from ..fail_open import failing_open, probes_disabled
+from ..fail_open import failing_open, probes_disabled, record_error
 from ..gradients import GradientProbe
+from ..profiling.memory_snapshots import record_exception
 from ..recorder import NullRecorder, Recorder
 from ..step_scalars import StepScalars
 from ..tape import event_kinds
 from ..tape.dump_pipe import offer_dump_pipe
-from ..tape.run_facts import described
 from ..tape.rundir import RunDir
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
 from . import mesh as mesh_of_loop
 from .announcement import VARIABLE as ANNOUNCED_IN
 from .announcement import Watch, announce
+from .attached_config import SECTIONS
 from .identity import Identity
 from .last_line import last_line
 from .loop_hooks import LoopPhases
@@ -56,7 +58,7 @@ from .open_recorder import open_recorder
 from .tokens import flops_per_token
 from .watch_process import digest_address, leave_watch
 
-__all__ = ["Attached", "attach", "current", "describe", "detach", "log"]
+__all__ = ["Attached", "attach", "current", "describe", "detach", "log", "phase"]
 
 logger = logging.getLogger("rankscope.probes")
 _current: Attached | None = None
@@ -113,8 +115,10 @@ class Attached:
         """
         if self._phases is None:
             return
-        with failing_open("attach.log"):
+        try:
             self._phases.log(**values)
+        except Exception as error:
+            record_error("attach.log", error)
 
     def event(self, kind: str, /, **detail: Any) -> None:
         """Write a rare fact, such as a change of the data, to the run's events. `kind` and fields are free.
@@ -147,7 +151,12 @@ class Attached:
         if identity.local_rank == 0:
             self._speaks_for = identity.node_rank
             launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
-            self.recorder.event(event_kinds.RUN_STARTED, node_rank=identity.node_rank, launcher_pid=launcher)
+            self.recorder.event(
+                event_kinds.RUN_STARTED,
+                node_rank=identity.node_rank,
+                nproc_per_node=identity.node_size(),
+                launcher_pid=launcher,
+            )
         self._undo.append(self._close)
         self._undo.append(register(run, self.recorder.attempt, identity.rank))
         assert isinstance(self.recorder, TapeRecorder)
@@ -164,26 +173,28 @@ class Attached:
         if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
             self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
         self._phases.patch()
-        self._phases.at_first_update += [self.derive_mesh, self._count_operations]
+        of_torchft = TorchftGroups(rank=identity.rank, world_size=identity.world_size)
+        self._undo.append(of_torchft.release)
+        self._phases.at_first_update += [self.derive_mesh, self._count_operations, of_torchft.record]
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
     def _at_exceptions(self) -> Callable[[], None]:
         """Record the exception that ends the process; returns what undoes it."""
         before = sys.excepthook
 
-        def record_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def at_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             with failing_open("attach.exception"):
                 if _current is self and issubclass(kind, KeyboardInterrupt):
                     self._end = ("interrupted", 128 + signal.SIGINT)
                 elif _current is self:
                     self._died = True
-                    self.recorder.event(event_kinds.EXCEPTION, **described(error))
+                    record_exception(self.recorder, error)
             before(kind, error, trace)
 
-        sys.excepthook = record_exception
+        sys.excepthook = at_exception
 
         def restore() -> None:
-            if sys.excepthook is record_exception:
+            if sys.excepthook is at_exception:
                 sys.excepthook = before
 
         return restore
@@ -219,7 +230,7 @@ class Attached:
         if self._phases is None:
             return
         with failing_open("attach.watch"):
-            models = list(models)
+            models = [model for model in models if not self.watches(model)]
             self._models += models
             for model in models:
                 self._phases.watch_model(model)
@@ -227,9 +238,13 @@ class Attached:
                 self._phases.watch_optimizer(optimizer, leads=leads)
             self._gradient_interval = self._gradient_interval if gradient_interval is None else gradient_interval
             self._parameters += [pair for model in models for pair in model.named_parameters()]
-            if models and self._parameters:
+            if self._parameters and (models or gradient_interval is not None):
                 probe = GradientProbe(self.recorder, self._parameters, interval=self._gradient_interval)
                 self._phases.gradients = probe
+
+    def watches(self, model: nn.Module) -> bool:
+        """Return True for a model that is watched: by the script's own `attach`, by a callback, or found before."""
+        return self._phases is not None and self._phases.watches(model)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -288,11 +303,18 @@ def attach(
     `model` and `optimizer` are those of the loop, as the loop calls them (lists of them where there are several; the
     last optimizer's step ends the loop's). Call it on every rank, best right after the two are made.
     `run_dir` (or RANKSCOPE_RUN_DIR) is the run's folder; else it is `runs/<name>-<date>`, the same on all ranks, with
-    the script's name for `name`. `config` is kept in run.json. `gradient_interval` is the number of steps between
-    looks at each gradient by itself. `watch=False` starts no node process: the tapes are read afterwards.
+    the script's name for `name`. `config` is kept in run.json, and its sections of the records and `watch` count as in
+    a configuration (docs/configuration.md); under `rankscope run` the run has begun: use its `--set` there.
+    `gradient_interval` is the number of steps between looks at each gradient by itself. `watch=False` starts no node
+    process: the tapes are read afterwards.
     """
     global _current
     if _current is not None:
+        if late := sorted(set(config or {}) & set(SECTIONS)):
+            logger.warning(
+                "config of attach() comes too late for %s: the run has begun; rankscope run --set SECTION.KEY=VALUE",
+                ", ".join(late),
+            )
         _current.watch(_several(model), _several(optimizer), gradient_interval=gradient_interval)
         return _current
     attached = None
@@ -326,6 +348,11 @@ def log(**values: float | Tensor) -> None:
     """`Attached.log` of this process; nothing if nobody has attached."""
     if _current is not None:
         _current.log(**values)
+
+
+def phase(kind: str) -> contextlib.AbstractContextManager[object]:
+    """`Attached.phase` of this process; nothing if it is not attached."""
+    return contextlib.nullcontext() if _current is None else _current.phase(kind)
 
 
 def describe(*, mesh: Any) -> None:

@@ -55,6 +55,8 @@ class _Search:
             if any(parameter.requires_grad for parameter in module.parameters()):
                 self._models.append(module)
                 self._inside.update(id(part) for part in module.modules())
+                if self._attached.watches(module):  # by a line or a callback of the script's
+                    return
                 self._attached.watch([module])
                 self._attached.called(module)  # torch has put together this call's hooks already
 

@@ -60,6 +60,13 @@ class Identity:
             return int(environment["LOCAL_WORLD_SIZE"]) == self.world_size
         return int(environment.get("SLURM_NNODES", "1")) == 1
 
+    def node_size(self) -> int | None:
+        """Ranks that the launcher starts on this node; None where it does not tell."""
+        given = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if given.isdecimal():
+            return int(given)
+        return self.world_size if self.is_one_node() else None
+
     def job(self) -> str:
         """A name of the launch that each rank finds by itself, the same over the launcher's restarts.
 

@@ -17,6 +17,7 @@ that is watched ends the step.
     backward    `loss.backward()`; the scalar that it is called on is taken for the loss if nobody logs one
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
+    generation, reward, ...  what TRL's trainers do before they train (`trl_phases`)
 
 Only the thread that attached is looked at.
 """
@@ -42,14 +43,14 @@ from ..recorder import Recorder
 from ..step_scalars import StepScalars
 from .saves import Saves
 from .tokens import looks_up_tokens, num_tokens
+from .trl_phases import TrlPhases
 
 __all__ = ["LoopPhases"]
 
 MAX_EXAMINED = 3
 """Steps in a row whose gradients are looked at one by one because they are not finite: more would say the same."""
 _monotonic_ns = time.monotonic_ns
-_LOGGED = -1
-"""Tokens of a step that the loop has logged itself."""
+_LOGGED = -1  # tokens of a step that the loop has logged itself
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -76,7 +77,7 @@ class LoopPhases:
         self._in_step = False
         self._taken_ns = 0  # when the optimizer's step of the current one was over
         self._microbatch = 0
-        self._losses: list[Tensor] = []
+        self._losses: list[float | Tensor] = []
         self._norm: Tensor | None = None
         self._logged = False
         self._examined = 0
@@ -93,8 +94,7 @@ class LoopPhases:
             return
         if looks_up_tokens(model):
             self._language_models.add(id(model))
-        before = model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
-        self._undo.append(before.remove)
+        self._undo.append(model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True).remove)
         self._undo.append(model.register_forward_hook(self._after_forward, always_call=True).remove)
 
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
@@ -117,8 +117,12 @@ class LoopPhases:
         self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
         self._undo.append(inner.register_step_post_hook(self.after_update).remove)
 
+    def watches(self, watched: object) -> bool:
+        """Return True for a model or optimizer that has its hooks."""
+        return id(watched) in self._watched
+
     def _is_known(self, watched: object) -> bool:
-        if id(watched) in self._watched:
+        if self.watches(watched):
             return True
         self._watched[id(watched)] = watched
         return False
@@ -143,9 +147,9 @@ class LoopPhases:
         self.replace(torch.autograd, "backward", self._backward)
         self.replace(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
         self.replace(clip_grad, "_get_total_norm", self._total_norm)
-        saves = Saves(self)
-        saves.patch()
-        self.at_first_update.append(saves.patch)
+        for late in (Saves(self), TrlPhases(self)):  # of libraries that may be imported after this
+            late.patch()
+            self.at_first_update.append(late.patch)
 
     def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Put `wrapper(real, ...)` in the place of a function, for this thread, until `remove`."""
@@ -211,7 +215,7 @@ class LoopPhases:
         if self._tokens > 0:
             self.values.put(tokens=self._tokens)
         if self._losses and not self._logged:
-            own = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
+            own: float | Tensor = sum(self._losses[1:], self._losses[0])
             self.values.put(loss=own, local_loss=own)
         self._losses.clear()
 
@@ -274,39 +278,48 @@ class LoopPhases:
     def _backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if "backward" in self._open:
             return real(*args, **kwargs)
-        with failing_open("attach.backward"):
+        try:
             self.begin()
             self.enter("backward", self._microbatch)
+        except Exception as error:
+            record_error("attach.backward", error)
         try:
             return real(*args, **kwargs)
         finally:
-            with failing_open("attach.backward"):
+            try:
                 self.leave("backward")
                 self._microbatch += 1
                 root = args[0] if args else kwargs.get("tensors")
                 if isinstance(root, Tensor) and root.numel() == 1 and not self._logged:
-                    self._losses.append(root.detach().reshape(()))
+                    is_plain = type(root) is Tensor and root.is_cpu  # nothing to wait for, and no tensor of ours
+                    self._losses.append(root.item() if is_plain else root.detach().reshape(()))
+            except Exception as error:
+                record_error("attach.backward", error)
 
     def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:
         recorder, begins = self.recorder, self.automatic and (self._taken_ns > 0 or not self._in_step)
         if "data" in self._open:
             return real(iterator)
         before, start_ns = recorder.step_number, _monotonic_ns()
-        with failing_open("attach.data"):
+        try:
             if begins:
                 recorder.step_number = self._number + 1  # a fetch that never ends is on record as the next step's
             self.enter("data")
+        except Exception as error:
+            record_error("attach.data", error)
         fetched = False
         try:
             batch = real(iterator)
             fetched = True
             return batch
         finally:
-            with failing_open("attach.data"):
+            try:
                 recorder.step_number = before
                 if fetched and begins:
                     self.begin(start_ns)
                 self.leave("data")
+            except Exception as error:
+                record_error("attach.data", error)
 
     def _total_norm(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = real(*args, **kwargs)
@@ -372,19 +385,15 @@ class LoopPhases:
         """The norm as it was clipped, or our own of gradients that are whole; each gradient at an interval."""
         if self.gradients is None:
             return
-        step, norm = self.recorder.step_number, self._norm
+        step, norm, is_whole = self.recorder.step_number, self._norm, True
         self.gradients.after_backward(step)
-        local = None
         if norm is None and self._wants_norm:
-            local, is_whole = self.gradients.norm()
-            norm = local if is_whole else None
-        if norm is not None:
-            self.values.put(grad_norm=norm)
-        looked_at = norm if norm is not None else local
-        if looked_at is None or not looked_at.is_cpu:
-            return
-        if math.isfinite(looked_at):
+            norm, is_whole = self.gradients.norm()
+        number = norm.item() if norm is not None and norm.is_cpu else None
+        if norm is not None and is_whole:
+            self.values.put(grad_norm=norm if number is None else number)
+        if number is not None and math.isfinite(number):
             self._examined = 0
-        elif self._examined < MAX_EXAMINED:
+        elif number is not None and self._examined < MAX_EXAMINED:
             self._examined += 1
             self.recorder.log(nonfinite_count=sum(count for _, count in self.gradients.examine(step)))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..tape_recorder import TapeRecorder
 
@@ -32,6 +33,14 @@ _OTHER_NAMES = {
     **dict.fromkeys(("tensor", "model", "mp", "tensor_parallel", "tmp"), "tp"),
     **dict.fromkeys(("expert", "experts", "expert_parallel"), "ep"),
 }
+_MEGATRON = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "DATA_PARALLEL_GROUP": "dp_replicate",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+}
+"""Descriptions of the groups of Megatron-core, which makes no DeviceMesh."""
 _STAGES = "torch.distributed.pipelining.stage"
 
 
@@ -73,21 +82,35 @@ def derive(recorder: TapeRecorder) -> dict[str, int]:
     """Record what process groups and pipeline stages show of this rank's place; returns it, empty if nothing does."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
-    place = _of_groups(recorder.rank) | _of_stages()
+    place = (_of_groups(recorder.rank) or _of_the_world()) | _of_stages()
     if place:
         recorder.describe(**place)
     return place
 
 
 def _of_groups(rank: int) -> dict[str, int]:
-    """Coordinates from groups that a named DeviceMesh made. A dimension that is a product of others has none."""
+    """Coordinates from groups of a named DeviceMesh or of Megatron; none of a dimension that is a product of others.
+
+    A group of one rank says nothing: torchtitan has one for each kind of parallelism that is off.
+    """
     place: dict[str, int] = {}
     for group, members in c10d._world.pg_group_ranks.items():
         description = str(getattr(group, "group_desc", ""))
-        dimension = dimension_of(description) if description.startswith("mesh_") else None
-        if dimension is not None and rank in members:
+        dimension = dimension_of(description) if description.startswith("mesh_") else _MEGATRON.get(description)
+        if dimension is not None and rank in members and len(members) > 1:
             place[dimension] = members[rank]
     return place
+
+
+def _of_the_world() -> dict[str, int]:
+    """The coordinate in the named dimension of a DeviceMesh that holds all ranks: its group is the world's own."""
+    made = (found for found in gc.get_objects() if issubclass(type(found), DeviceMesh))
+    for found in made:
+        for name, size in zip(found.mesh_dim_names or (), found.mesh.shape, strict=False):
+            dimension = dimension_of(name) if size == dist.get_world_size() else None
+            if dimension is not None:
+                return {dimension: int(found.get_local_rank(name))}
+    return {}
 
 
 def _of_stages() -> dict[str, int]:

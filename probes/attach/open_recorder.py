@@ -18,12 +18,14 @@ import torch
 from torch import nn
 
 from ..fail_open import failing_open
+from ..profiling.attach import profile_steps
 from ..tape import event_kinds
 from ..tape.events import read_events
 from ..tape.run_facts import device_name, versions
 from ..tape.rundir import RunDir, RunError
 from ..tape_recorder import TapeRecorder
 from .announcement import announce
+from .attached_config import attached_config
 from .identity import Identity
 from .joining import join_run
 
@@ -41,9 +43,9 @@ def open_recorder(
     config: dict[str, Any],
 ) -> tuple[TapeRecorder, RunDir] | None:
     """Open this rank's recorder in the run; None, with a warning, where the folder is of no use or taken."""
+    config = attached_config(config)
     manifest = {
-        # Attaching is no request to kill ranks.
-        "config": {"recovery": {"enabled": False}} | config,
+        "config": config,
         "attached": True,
         "world_size": identity.world_size,
         "versions": versions(),
@@ -81,6 +83,7 @@ def open_recorder(
         node_rank=identity.node_rank,
         device=_device_of(models),
     )
+    profile_steps(run, recorder, config, node_rank=identity.node_rank)
     if identity.rank == 0:
         recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if not is_first:

@@ -35,7 +35,7 @@ def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
 def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Any]:
     yield kwargs.get("input_ids")
     for value in (*(args if isinstance(args, tuple) else (args,)), *kwargs.values()):
-        if isinstance(value, Mapping):
+        if not isinstance(value, Tensor) and isinstance(value, Mapping):  # the second look is slow
             yield value.get("input_ids")
             yield from value.values()
         else:

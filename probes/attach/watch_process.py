@@ -2,7 +2,7 @@
 
     process = start_watch(run.path, node_rank, launcher_pid)       # a child of the launcher
     process = start_watch(..., heartbeat_fd=write_end)             # writes a byte into this pipe once a second
-    leave_watch(run.path, node_rank)                               # detached, for a rank that may die
+    leave_watch(run.path, node_rank)      # detached, for a rank that may die; `watch_guard` beside it restarts it
 
 A second watch of a node ends by itself with one line (it cannot have the writer's right), so every
 process that may be the first starts one.
@@ -41,14 +41,20 @@ def start_watch(
     """
     beats = ["--heartbeat-fd", str(heartbeat_fd)] if heartbeat_fd >= 0 else []
     fds = (heartbeat_fd,) if beats else ()
-    return _start(run_dir, node_rank, launcher_pid, [], num_nodes, digests, [*options, *beats], fds)
+    arguments = [str(run_dir), "--node-rank", str(node_rank), "--launcher-pid", str(launcher_pid), *options, *beats]
+    if digests and num_nodes > 1:
+        arguments += ["--num-nodes", str(num_nodes), "--digests", digests]
+    command, environment = own_process("watch.node_process", *arguments)
+    return _start(run_dir, node_rank, command, environment, fds)
 
 
 def leave_watch(
     run_dir: Path, node_rank: int = 0, launcher_pid: int = 0, *, num_nodes: int = 1, digests: str = ""
 ) -> None:
-    """The same without a child: the process belongs to the system, whatever becomes of this one."""
-    _start(run_dir, node_rank, launcher_pid, [sys.executable, "-S", "-E", "-c", _LEAVE], num_nodes, digests).wait(60)
+    """The same without a child: the process belongs to the system, whatever becomes of this one, and is restarted."""
+    arguments = (str(run_dir), str(node_rank), str(launcher_pid), str(num_nodes), digests)
+    command, environment = own_process("probes.attach.watch_guard", *arguments)
+    _start(run_dir, node_rank, [sys.executable, "-S", "-E", "-c", _LEAVE, *command], environment).wait(60)
 
 
 def digest_address(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -61,24 +67,13 @@ def digest_address(environment: Mapping[str, str] = os.environ) -> tuple[int, st
 
 
 def _start(
-    run_dir: Path,
-    node_rank: int,
-    launcher_pid: int,
-    through: list[str],
-    num_nodes: int,
-    digests: str,
-    further: Sequence[str] = (),
-    fds: tuple[int, ...] = (),
+    run_dir: Path, node_rank: int, command: list[str], environment: dict[str, str], fds: tuple[int, ...] = ()
 ) -> subprocess.Popen[bytes]:
     logs = run_dir / "logs"
     logs.mkdir(exist_ok=True)
-    arguments = [str(run_dir), "--node-rank", str(node_rank), "--launcher-pid", str(launcher_pid), *further]
-    if digests and num_nodes > 1:
-        arguments += ["--num-nodes", str(num_nodes), "--digests", digests]
-    command, environment = own_process("watch.node_process", *arguments)
     with (logs / f"watch-node{node_rank}.log").open("ab") as log:
         return subprocess.Popen(
-            [*through, *command],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 
-from ..fail_open import failing_open, record_error
+from ..fail_open import record_error
 from .call_records import Call, Calls
 
 __all__ = ["BackwardWait"]
@@ -72,13 +72,15 @@ class BackwardWait:
         return True
 
     def _begin(self) -> None:
-        with failing_open("collectives.backward"):
+        try:
             self._begin_wait_ns = self._calls.recorder.wait_ns
             Variable._execution_engine.queue_callback(self._end)
             self._begin_ns = _monotonic_ns()
+        except Exception as error:
+            record_error("collectives.backward", error)
 
     def _end(self) -> None:
-        with failing_open("collectives.backward"):
+        try:
             now = _monotonic_ns()
             calls, expected = self._calls, self._expected
             self._expected, self._task = [], -1
@@ -96,3 +98,5 @@ class BackwardWait:
             calls.add_wait(exposed)
             for call in complete:
                 calls.finish(call, call.end_ns, exposed if call is last else 0)
+        except Exception as error:
+            record_error("collectives.backward", error)

@@ -130,8 +130,12 @@ class Calls:
             else:
                 nonfinite = holds_nonfinite(tensors)
         phase = recorder.phase if self.is_training() else 0
-        kind = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        key = (op, group.label, phase, peer, is_async, nonfinite, *kind)
+        kind: tuple[Any, ...]
+        if len(tensors) == 1:  # nearly always
+            kind = (tensors[0].dtype, tensors[0].shape)
+        else:
+            kind = tuple((tensor.dtype, tensor.shape) for tensor in tensors)
+        key = (op, group.label, phase, peer, is_async, nonfinite, kind)
         for distance, code, instruction, known in self._sites.get(key, ()):
             try:
                 frame = _getframe(distance)
@@ -194,7 +198,7 @@ class Calls:
 
     def _describe(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> tuple[int, bytes]:
         """Bytes of a call, and what else is the same in all records of its kind from this place; for `open` alone."""
-        op, label, phase, peer, is_async, nonfinite, *_ = key
+        op, label, phase, peer, is_async, nonfinite, _ = key
         name = self.recorder.name
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         dtype = name(str(tensors[0].dtype).removeprefix("torch.")) if tensors else 0

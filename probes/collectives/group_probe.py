@@ -96,5 +96,7 @@ class GroupProbe:
 
 def _members(group: Any) -> list[int] | None:
     """Global ranks of the members in the order of their group ranks; None while torch doesn't know them."""
+    if group.members is not None:
+        return list(group.members)
     ranks = c10d._world.pg_group_ranks.get(group)
     return None if ranks is None else sorted(ranks, key=ranks.__getitem__)

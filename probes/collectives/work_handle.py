@@ -25,6 +25,8 @@ _monotonic_ns = time.monotonic_ns
 class RecordedWork(dist.Work):
     """Wraps `real` and completes `call`."""
 
+    __slots__ = ("_backward", "_call", "_calls", "_followed", "_real")
+
     def __init__(self, real: dist.Work, call: Call, calls: Calls, backward: BackwardWait) -> None:
         super().__init__()
         self._real = real

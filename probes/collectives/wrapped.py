@@ -125,6 +125,8 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, plain: Any) -> None:
         super().__init__(plain.rank(), plain.size())  # a subclass in Python may not hand over a store
         self.plain = plain
+        self.members: list[int] | None = None
+        """Global ranks, where torch's tables do not know them."""
         self.calls = GroupCalls()
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):

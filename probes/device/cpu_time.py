@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from typing import NamedTuple
 
 from ..tape.schema import UNSET
@@ -24,6 +25,9 @@ __all__ = ["CoreTime", "CoreUse"]
 _NONE = int(UNSET["i64"])
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _usage, _SELF = resource.getrusage, resource.RUSAGE_SELF
+_monotonic_ns = time.monotonic_ns
+_SAME_MOMENT_NS = 50_000
+"""A step that begins so soon after the end of another one begins with that one's readings: they are system calls."""
 
 
 class CoreUse(NamedTuple):
@@ -37,7 +41,7 @@ class CoreUse(NamedTuple):
 class CoreTime:
     """Reads the kernel's counters at the begin and the end of a step."""
 
-    __slots__ = ("_begun", "_descriptor", "_faults", "_seconds", "_thread", "_waited_ns")
+    __slots__ = ("_descriptor", "_faults", "_read_ns", "_seconds", "_thread", "_waited_ns")
 
     def __init__(self) -> None:
         self._thread = 0
@@ -45,11 +49,14 @@ class CoreTime:
         self._seconds = 0.0
         self._faults = 0
         self._waited_ns = _NONE
+        self._read_ns = -_SAME_MOMENT_NS
 
     def begin(self) -> None:
         """A step begins, in the thread that calls."""
         if self._thread != threading.get_ident():
             self._open()
+        elif _monotonic_ns() - self._read_ns < _SAME_MOMENT_NS:
+            return
         self._waited_ns = self._read_waited_ns()
         usage = _usage(_SELF)
         self._seconds, self._faults = usage.ru_utime + usage.ru_stime, usage.ru_majflt
@@ -58,11 +65,15 @@ class CoreTime:
         """Return the use since `begin`."""
         usage = _usage(_SELF)
         waited_ns = self._read_waited_ns() if self._waited_ns != _NONE else _NONE
-        return CoreUse(
-            round((usage.ru_utime + usage.ru_stime - self._seconds) * 1e9),
+        seconds, faults = usage.ru_utime + usage.ru_stime, usage.ru_majflt
+        use = CoreUse(
+            round((seconds - self._seconds) * 1e9),
             waited_ns - self._waited_ns if waited_ns != _NONE else _NONE,
-            usage.ru_majflt - self._faults,
+            faults - self._faults,
         )
+        if self._thread == threading.get_ident() and (waited_ns != _NONE or self._descriptor < 0):
+            self._seconds, self._faults, self._waited_ns, self._read_ns = seconds, faults, waited_ns, _monotonic_ns()
+        return use
 
     def close(self) -> None:
         """Close the kernel's file."""

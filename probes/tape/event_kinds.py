@@ -12,25 +12,18 @@ docs/schema.md is generated from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from .event_kind import EventKind
+from .event_kind import bool_field as _bool
+from .event_kind import float_field as _float
+from .event_kind import int_field as _int
+from .event_kind import json_field as _json
+from .event_kind import ranks_field as _ranks
+from .event_kind import text_field as _text
 from .schema import TABLES, Column
 
 __all__ = ["COMMON_FIELDS", "EVENT_KINDS", "EventKind", "unknown_fields"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventKind:
-    """One kind of event. With `table`, its first fields are the columns of that table of the store."""
-
-    name: str
-    written_by: str
-    meaning: str
-    fields: tuple[Column, ...]
-    table: str = ""
-    is_open: bool = False
-    """Whether the writer may add fields of its own."""
 
 
 COMMON_FIELDS = ("wall_ns", "mono_ns", "attempt", "rank", "kind", "step")
@@ -57,30 +50,6 @@ def unknown_fields(kind: str, fields: Mapping[str, object]) -> list[str]:
         return []
     known = {*COMMON_FIELDS, *(column.name for column in described.fields)}
     return [name for name in fields if name not in known]
-
-
-def _text(name: str, help: str = "") -> Column:
-    return Column(name, "text", "", help)
-
-
-def _int(name: str, help: str = "", unit: str = "1") -> Column:
-    return Column(name, "i64", unit, help)
-
-
-def _float(name: str, help: str = "", unit: str = "1") -> Column:
-    return Column(name, "f64", unit, help)
-
-
-def _bool(name: str, help: str = "") -> Column:
-    return Column(name, "bool", "", help)
-
-
-def _ranks(name: str, help: str = "") -> Column:
-    return Column(name, "list_i64", "1", help)
-
-
-def _json(name: str, help: str = "") -> Column:
-    return Column(name, "json", "", help)
 
 
 _PID = _int("pid", "process id", unit="")
@@ -119,6 +88,15 @@ NCCL_PLUGIN = _kind(
 EXCEPTION = _kind(
     "exception", _text("type"), _text("message"), _text("traceback"),
     by="rank, before it dies of it", meaning="A Python exception ended the rank.",
+)
+MEMORY_SNAPSHOT = _kind(
+    "memory_snapshot", _text("path", "in the run's folder"), _int("bytes", unit="By"), _int("device", "index on CUDA"),
+    _int("reserved_bytes", unit="By"), _int("allocated_bytes", "of these, given to tensors", unit="By"),
+    _int("unused_bytes", "of these, not allocated at the failure", unit="By"), _int("requested_bytes", unit="By"),
+    _int("device_free_bytes", unit="By"), _text("asked_at", "line that asked; empty: not known"), _bool("has_stacks"),
+    _json("sites", "in use, by the line that allocated: at, bytes, blocks"),
+    _bool("is_at_failure", "the state when the allocation failed, else when the rank ended"),
+    by="rank, before it dies of it", meaning="CUDA memory ran out, and a snapshot of it was written.",
 )
 FENCED = _kind(
     "fenced", _int("newest_attempt"),
@@ -244,7 +222,7 @@ GRADIENT_OUTLIER = _kind(
 # Launcher.
 
 RUN_STARTED = _kind(
-    "run_started", _NODE_RANK, _int("nproc_per_node"), _int("max_restarts"), _int("launcher_pid", unit=""),
+    "run_started", _NODE_RANK, _int("nproc_per_node", "or null"), _int("max_restarts"), _int("launcher_pid", unit=""),
     by="launcher; attached: local rank 0", meaning="The run was launched or resumed on a node.",
 )
 RUN_ENDED = _kind(
@@ -268,7 +246,7 @@ RANK_EXIT = _kind(
 )
 RANK_STOPPED = _kind(
     "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
-    by="launcher; watch where it was lost", meaning="A rank was ended because another one had died, or its launcher.",
+    by="launcher; watch where it was lost", meaning="A rank was ended: others had died, or they all start anew.",
 )
 EXCLUDED = _kind(
     "excluded", _NODE_RANK, _text("device", "null: the whole node"), _int("excluded_rank"), _int("failures"),
@@ -297,6 +275,27 @@ STACKS = _kind(
     "stacks",
     _text("path"), _ranks("ranks", "that wrote one"), _ranks("gil_ranks", "asleep in C while holding Python's lock"),
     by="watch", meaning="Python stacks of the ranks were taken.",
+)
+PROFILE_REQUESTED = _kind(
+    "profile_requested",
+    _int("request", "number of the request"), _ranks("ranks", "to profile: the suspect, then a peer"),
+    _int("first_step"), _int("num_steps"), _text("finding_kind"), _REASON,
+    by="watch", meaning="Ranks were asked to profile their next steps because of a finding.",
+)
+PROFILE_CAPTURED = _kind(
+    "profile_captured",
+    _text("path", "trace, in the run's folder; null: larger than the budget alone"), _int("bytes", unit="By"),
+    _int("first_step"), _int("last_step"), _int("request", "number of the request; null: of the schedule"), _REASON,
+    _json("removed", "older traces that the budget had no room for"),
+    by="rank", meaning="Steps were recorded with torch's profiler.",
+)
+PROFILE_SUMMARY = _kind(
+    "profile_summary",
+    _int("capture_rank"), _text("path"), _int("first_step"), _int("last_step"), _int("request"), _REASON,
+    _json("parts_ms", "mean of a step: step, compute, communication, exposed, idle, data"),
+    _json("operators", "by time of their own: name, phase, device, self_ms a step, calls a step"),
+    _text("problem", "why the trace was not read, or not wholly"),
+    by="watch, once a trace", meaning="What a trace shows.",
 )
 SLOW_LINE = _kind(
     "slow_line",
@@ -333,7 +332,8 @@ DIGESTS_UNSIGNED = _kind(
 )
 WATCH_REPLACED = _kind(
     "watch_replaced", _PID, _REASON,
-    by="launcher", meaning="`watch` had stopped answering or ended, and was started again.",
+    by="launcher, or the parent of `watch` where none of ours runs",
+    meaning="`watch` had stopped answering or ended, and was started again.",
 )
 LAUNCHER_LOST = _kind(
     "launcher_lost", _NODE_RANK, _PID, _ranks("ranks", "of the attempt on this node"),
@@ -375,9 +375,7 @@ HEALTH_FAILED = _kind(
 )
 METRICS_SERVED = _kind("metrics_served", _text("url"), by="watch", meaning="Prometheus metrics are served.")
 METRICS_REFUSED = _kind("metrics_refused", _REASON, by="watch", meaning="Prometheus metrics could not be served.")
-OTEL_STARTED = _kind(
-    "otel_started", _text("group"), _ranks("ranks"), by="watch", meaning="Export to OpenTelemetry began."
-)
+OTEL_STARTED = _kind("otel_started", _text("group"), _ranks("ranks"), by="watch", meaning="OpenTelemetry export began.")
 OTEL_REFUSED = _kind("otel_refused", _REASON, by="watch", meaning="Export to OpenTelemetry could not begin.")
 OTEL_STOPPED = _kind(
     "otel_stopped", _int("sent", "batches"), _int("dropped", "batches"),
@@ -391,10 +389,12 @@ TRACKER_FAILED = _kind(
     "tracker_failed", _text("tracker"), _REASON,
     by="watch", meaning="A tracker's process died, could not write, or did not end in time.",
 )
-HOOK_FAILED = _kind(
-    "hook_failed", _text("hook"), _REASON, by="watch", meaning="A finding could not be sent to a webhook or command."
-)
+HOOK_FAILED = _kind("hook_failed", _text("hook"), _REASON, by="watch", meaning="A webhook or command missed a finding.")
 FINDING = _kind(
     "finding", _text("id", "the same live and post-mortem"), _float("cost_s", "wall time lost to it", unit="s"),
     table="findings", by="watch", meaning="A live analyzer reported a finding.",
+)
+ADVICE = _kind(
+    "advice", _text("finding_kind"), _text("cause"), _text("summary"), _text("next", "what to do"),
+    by="watch", meaning="The first steps show what could go better; nothing is broken.",
 )

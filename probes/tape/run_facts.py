@@ -9,19 +9,30 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
+import re
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from .source_commit import source_commit
 
 __all__ = ["described", "device_name", "versions"]
 
 
 def versions() -> dict[str, str]:
-    """Python, torch and ourselves, where installed."""
+    """Python, torch, ourselves where installed, NVIDIA's driver, and the commit of the working directory."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["rankscope"] = importlib.metadata.version("rankscope")
+    with contextlib.suppress(OSError, IndexError):
+        line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+        if number := re.search(r"\d+\.\d+(\.\d+)?", line):
+            found["gpu driver"] = number[0]
+    with contextlib.suppress(OSError):  # a working directory that is gone
+        if commit := source_commit(Path.cwd()):
+            found["commit"] = commit
     return found
 
 

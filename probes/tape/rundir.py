@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .no_run import NAME_ONE, what_instead, where_else
 from .safe_open import file_problem, folder_problem, read_plain
 from .schema import SCHEMA_VERSION
 from .secrets import with_secrets, without_secrets
@@ -108,12 +109,12 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """An existing run. Raises RunError with one line if there is none or it is from a newer rankscope."""
         if not path.exists():
-            raise RunError(f"no run at {path}: {_suggestion(path)}")
+            raise RunError(f"no run at {path}: {where_else(path)}")
         if not path.is_dir():
-            raise RunError(f"{path} is not a run's folder (expected run.json and tapes/ in it)")
+            raise RunError(f"{path} is not a run's folder: {NAME_ONE}")
         run = cls(path.resolve())
         if not cls.is_run(path):
-            raise RunError(f"{path} holds no run: neither run.json nor tapes/ nor telemetry.duckdb is in it")
+            raise RunError(f"{path} {what_instead(path, [entry for entry in path.glob('*') if cls.is_run(entry)])}")
         version = run.manifest().get("schema_version", SCHEMA_VERSION)
         if isinstance(version, int) and version > SCHEMA_VERSION:
             known = f"this rankscope reads up to {SCHEMA_VERSION}"
@@ -273,14 +274,6 @@ def _digest(content: Mapping[str, Any]) -> str:
     """Digest of everything but the digest itself."""
     rest = {key: value for key, value in content.items() if key != _DIGEST}
     return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _suggestion(missing: Path) -> str:
-    """Suggest where the runs are: beside `path` if its folder exists, else name the missing folder."""
-    if missing.name == "latest":
-        return "it is made by the first `rankscope train`"
-    folder = missing.parent
-    return f"see `ls {folder}`" if folder.is_dir() else f"there is no folder {folder} either"
 
 
 def _point_latest(runs_dir: Path, name: str) -> None:

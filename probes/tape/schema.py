@@ -289,6 +289,10 @@ _HEALTH = Table(
         _f64("cpu_pressure_ratio", "1", "share of 10 s in which some process waited for a core (host only)"),
         _f64("memory_pressure_ratio", "1", "share of 10 s in which some process waited for memory (host only)"),
         _f64("io_pressure_ratio", "1", "share of 10 s in which some process waited for a disk (host only)"),
+        _f64(
+            "disk_read_latency_seconds", "s", "mean time of a read, slowest disk, since the reading before (host only)"
+        ),
+        _f64("disk_write_latency_seconds", "s", "the same of a write, with its wait in the queue (host only)"),
         _f64("cgroup_throttled_seconds_total", "s", "time in which the CPU limit of the cgroup stopped it (host only)"),
         _i64("infiniband_errors_total", "1", "errors of all InfiniBand and RoCE ports since they were up (host only)"),
         _i64("infiniband_downs_total", "1", "times that such a port lost its link or had to recover it (host only)"),

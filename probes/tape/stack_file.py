@@ -2,11 +2,12 @@
 
 release = register(run, attempt, rank)
 ...
-release()                                  # the signal and faulthandler are again what they were
+release()                  # as it was before, but for a late request, which is ignored
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import signal
 from collections.abc import Callable
@@ -14,9 +15,13 @@ from pathlib import Path
 
 from .rundir import RunDir
 
-__all__ = ["STACK_SIGNAL", "register", "stack_path"]
+__all__ = ["ALL_THREADS_SIGNAL", "MAIN_THREAD_SIGNAL", "register", "stack_path"]
 
-STACK_SIGNAL = signal.SIGUSR2
+ALL_THREADS_SIGNAL: int = signal.SIGUSR2
+"""Only for a process that is ended next: `faulthandler` walks the frames of threads that go on running, and a frame
+that is freed meanwhile ends the process with SIGSEGV."""
+MAIN_THREAD_SIGNAL: int = signal.SIGRTMIN + 9
+"""Safe in a healthy process: the thread that is walked is the one that the signal has interrupted."""
 
 
 def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
@@ -27,14 +32,20 @@ def stack_path(run: RunDir, attempt: int, rank: int) -> Path:
 def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
     """Let this process write its stacks when watch asks; returns what undoes it.
 
-    A handler of the user's own for the signal is left alone, and so is a `faulthandler` that he has turned on.
+    A handler of the user's own for one of the signals is left alone, and so is a `faulthandler` that he has turned on.
     """
-    if signal.getsignal(STACK_SIGNAL) is not signal.SIG_DFL:
+    is_free = signal.getsignal(MAIN_THREAD_SIGNAL) in (signal.SIG_DFL, signal.SIG_IGN)
+    if not is_free or signal.getsignal(ALL_THREADS_SIGNAL) is not signal.SIG_DFL:
         return lambda: None
+    with contextlib.suppress(ValueError):  # not the main thread
+        # What faulthandler restores at its release, and at the end of the interpreter: a request of `watch` that was
+        # on its way then would end a healthy rank.
+        signal.signal(MAIN_THREAD_SIGNAL, signal.SIG_IGN)
     run.stacks.mkdir(exist_ok=True)
     path = stack_path(run, attempt, rank)
     file = path.open("a")  # open for the life of the process
-    faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+    faulthandler.register(ALL_THREADS_SIGNAL, file=file, all_threads=True, chain=False)
+    faulthandler.register(MAIN_THREAD_SIGNAL, file=file, all_threads=False, chain=False)
     enabled = not faulthandler.is_enabled()
     if enabled:
         faulthandler.enable(file=file, all_threads=True)
@@ -43,7 +54,8 @@ def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
         path.rename(path.with_suffix(".ended"))  # first: from here on nobody sends the signal
         if enabled:
             faulthandler.disable()
-        faulthandler.unregister(STACK_SIGNAL)
+        faulthandler.unregister(ALL_THREADS_SIGNAL)
+        faulthandler.unregister(MAIN_THREAD_SIGNAL)
         file.close()
 
     return release

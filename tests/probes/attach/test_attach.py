@@ -16,7 +16,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.utils import clip_grad
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
-from probes.attach.attach import attach, current, detach, log
+from probes.attach.attach import attach, current, detach, log, phase
+from probes.attach.auto_attach import attach_to_whatever_trains
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store
@@ -103,6 +104,41 @@ def test_loss_and_norm_come_without_a_word(tmp_path: Path) -> None:
     ((own, seen),) = rows(tmp_path / "run", "SELECT loss, grad_norm FROM steps")
     assert own == loss.item()
     assert seen == pytest.approx(norm.item())  # before it was clipped
+
+
+@pytest.mark.parametrize("by", ["two lines", "a callback"])
+def test_a_script_that_attaches_under_our_launcher_has_every_forward_once(tmp_path: Path, by: str) -> None:
+    loop = Loop()
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    if by == "two lines":
+        attach(loop.model, loop.optimizer, gradient_interval=1)
+    else:
+        attach_to_whatever_trains(gradient_interval=1)
+    loop.epoch()
+    detach()
+    found = rows(
+        tmp_path / "run", "SELECT step, count(*) FROM spans WHERE kind = 'forward' GROUP BY step ORDER BY step"
+    )
+    assert found == [(1, 1), (2, 1), (3, 1)]
+    looked_at = rows(
+        tmp_path / "run", "SELECT parameter, count(*) FROM gradients GROUP BY parameter ORDER BY parameter"
+    )
+    assert looked_at == [("bias", 3), ("weight", 3)]
+
+
+def test_a_phase_of_the_loops_own_name_is_recorded_and_nothing_without_attach(tmp_path: Path) -> None:
+    loop = Loop()
+    with phase("generation"):
+        pass
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    for x, y in loop.loader:
+        with phase("generation"):
+            pass
+        (loop.model(x) - y).square().mean().backward()
+        loop.optimizer.step()
+    detach()
+    found = rows(tmp_path / "run", "SELECT step, count(end_ns) FROM spans WHERE kind = 'generation' GROUP BY step")
+    assert sorted(found) == [(1, 1), (2, 1), (3, 1)]
 
 
 def test_what_is_logged_after_the_update_is_of_its_step(tmp_path: Path) -> None:

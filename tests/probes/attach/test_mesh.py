@@ -61,6 +61,36 @@ def test_a_device_mesh_is_taken_as_it_is_and_its_groups_show_it(recorder: Any) -
 
 
 @pytest.mark.usefixtures("eight_ranks")
+def test_a_mesh_of_one_dimension_has_the_worlds_group(recorder: Any) -> None:
+    unnamed = init_device_mesh("cpu", (8,))
+    assert mesh.derive(recorder) == {}
+    named = init_device_mesh("cpu", (8,), mesh_dim_names=("fsdp",))
+    assert mesh.derive(recorder) == {"dp_shard": RANK}
+    del unnamed, named
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize("unflattens", [False, True], ids=["at once", "as torchtitan"])
+def test_dimensions_of_one_rank_hide_no_dimension_of_all_ranks(recorder: Any, unflattens: bool) -> None:
+    names, sizes = ("pp", "dp_replicate", "fsdp", "tp"), (1, 1, 8, 1)
+    if unflattens:
+        off = {name: "fake" for name, size in zip(names, sizes, strict=True) if size == 1}
+        world: Any = init_device_mesh("cpu", (8,), mesh_dim_names=("world",))
+        made = world._unflatten(0, sizes, names, backend_override=off)
+    else:
+        made = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    assert mesh.derive(recorder) == {"dp_shard": RANK}
+    del made
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_groups_of_megatron_show_a_place(recorder: Any) -> None:
+    for ranks, name in (([4, 5], "TENSOR_MODEL_PARALLEL_GROUP"), ([1, 5], "DATA_PARALLEL_GROUP"), ([4, 5], "OTHER")):
+        dist.new_group(ranks, group_desc=name)
+    assert mesh.derive(recorder) == {"tp": 1, "dp_replicate": 1}
+
+
+@pytest.mark.usefixtures("eight_ranks")
 def test_a_stage_of_torch_pipelining_is_a_place(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stage:
         group_rank, group_size = 3, 4

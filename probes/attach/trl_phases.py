@@ -1,0 +1,85 @@
+"""Pieces of a step that TRL's trainers name themselves, as phases: generation, reward, log_probs, sync_weights.
+
+    pieces = TrlPhases(phases)
+    pieces.patch()               # again after the first step: TRL may be imported late
+
+GRPO and its relatives do most of a step's work before the first forward pass that trains: they sample completions,
+score them, and compute log-probabilities under the old and the reference model. They wrap each piece in TRL's
+`ProfilingContext`, which says its name to trackers; it is said to the tapes here. The phases are of a loop's own name,
+so they lie in a gap of the step.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..fail_open import failing_open
+
+__all__ = ["TrlPhases", "phase_of"]
+
+_MODULE = "trl.extras.profiling"
+_PHASES = {
+    "generate": "generation",
+    "generate_batch": "generation",
+    "_calculate_rewards": "reward",
+    "_get_per_token_logps_and_entropies": "log_probs",
+    "_get_per_token_logps": "log_probs",
+    "sync_weights": "sync_weights",
+}
+"""By the last part of a piece's name: `GRPOTrainer.transformers.generate`, `VLLMGeneration.sync_weights`."""
+
+
+class _Phases(Protocol):
+    """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
+
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None: ...
+
+    def enter(self, kind: str) -> None: ...
+
+    def leave(self, kind: str) -> None: ...
+
+    def is_in(self, kind: str) -> bool: ...
+
+
+def phase_of(name: str) -> str:
+    """Name of the phase that a piece is; empty for those that are parts of forward and backward."""
+    return _PHASES.get(name.rpartition(".")[2], "")
+
+
+class TrlPhases:
+    """Records the pieces of the thread that attached, the outermost of a phase."""
+
+    def __init__(self, phases: _Phases) -> None:
+        self._phases = phases
+        self._is_patched = False
+        self._open: dict[int, str] = {}  # id of TRL's context -> phase
+
+    def patch(self) -> None:
+        """Wrap TRL's context if it has been imported by now."""
+        context = getattr(sys.modules.get(_MODULE), "ProfilingContext", None)
+        if self._is_patched or context is None:
+            return
+        self._is_patched = True
+        self._phases.replace(context, "__enter__", self._enter)
+        self._phases.replace(context, "__exit__", self._exit)
+
+    def _enter(self, real: Callable[..., Any], context: Any) -> Any:
+        with failing_open("attach.trl"):
+            phase = phase_of(str(getattr(context, "name", "")))
+            # With gradients the log-probabilities are the forward pass.
+            trains = phase == "log_probs" and torch.is_grad_enabled()
+            if phase and not trains and not self._phases.is_in(phase):
+                self._phases.enter(phase)
+                self._open[id(context)] = phase
+        return real(context)
+
+    def _exit(self, real: Callable[..., Any], context: Any, *error: Any) -> Any:
+        with failing_open("attach.trl"):
+            phase = self._open.pop(id(context), "")
+            if phase:
+                self._phases.leave(phase)
+        return real(context, *error)

@@ -1,0 +1,1 @@
+"""torch.profiler on a schedule and on request, and ranges around phases."""

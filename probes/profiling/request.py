@@ -1,0 +1,68 @@
+"""A request to profile ranks, to the ranks of a node: a small file in the node's folder.
+
+write_request(run, node_rank=0, request=CaptureRequest(number=1, attempt=0, ranks=(3, 1), ...))
+requests = RequestFile(run, node_rank=0, attempt=0, rank=3)
+requests.poll()                     # the request if it is new and names this rank and attempt, else None
+
+The folder of a run is its owner's alone, and a request can do no more than cost a few slower steps and the traces'
+budget, so it is not signed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..tape.request_file import RequestPoll, write_request_file
+from ..tape.rundir import RunDir
+from .settings import MAX_STEPS
+
+__all__ = ["CaptureRequest", "RequestFile", "write_request"]
+
+NAME = "capture-request.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """Profile `num_steps` steps from `first_step` on, or from the next one where that is over."""
+
+    number: int
+    attempt: int
+    ranks: tuple[int, ...]
+    first_step: int
+    num_steps: int
+    reason: str
+
+
+class RequestFile:
+    """Polled by a rank. What an earlier attempt was asked for is not answered."""
+
+    def __init__(self, run: RunDir, *, node_rank: int, attempt: int, rank: int) -> None:
+        self._poll, self._attempt, self._rank = RequestPoll(run.node_dir(node_rank) / NAME), attempt, rank
+        self._answered = 0
+
+    def poll(self) -> CaptureRequest | None:
+        """The request if it is new and for this rank; None otherwise."""
+        request = self._poll.changed(_parse)
+        if request is None or request.attempt != self._attempt or self._rank not in request.ranks:
+            return None
+        if request.number == self._answered:
+            return None
+        self._answered = request.number
+        return request
+
+
+def write_request(run: RunDir, node_rank: int, request: CaptureRequest) -> bool:
+    """Place a request in the folder of a node, over an earlier one; False where that folder cannot be written."""
+    return write_request_file(run.node_dir(node_rank) / NAME, request)
+
+
+def _parse(fields: Any) -> CaptureRequest:
+    return CaptureRequest(
+        number=int(fields["number"]),
+        attempt=int(fields["attempt"]),
+        ranks=tuple(int(rank) for rank in fields["ranks"]),
+        first_step=int(fields["first_step"]),
+        num_steps=min(MAX_STEPS, max(1, int(fields["num_steps"]))),
+        reason=str(fields["reason"])[:1000],
+    )

@@ -1,0 +1,180 @@
+"""Profile steps of one rank with torch.profiler: every n-th by schedule, the next ones on request.
+
+    recorder.profiling = StepProfiler(run, recorder, settings, node_rank=0)
+    with recorder.step(40): ...          # calls `before_step` and `after_step`
+
+1. Before a step: is one of the schedule due, or has a request arrived (a file, polled once a second)?
+2. The capture runs for some steps, with a range around each phase.
+3. After the last one the trace is written, compressed and entered as an event `profile_captured` by a thread. Traces
+   beyond the budget are removed.
+
+Nothing here raises into the training loop, and the numbers of a step do not depend on it. While no capture runs it
+costs a comparison of clocks a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from ..fail_open import record_error
+from ..tape import event_kinds
+from ..tape.rundir import RunDir
+from .request import CaptureRequest, RequestFile
+from .settings import MAX_STEPS, ProfilerSettings
+from .trace_files import TraceFiles
+
+__all__ = ["StepProfiler"]
+
+POLL_S = 1.0
+SPAN = "profile"
+"""Kind of the span in which a trace is begun and ended: seconds without another record, which are no hang."""
+MAX_S = 30.0
+"""A capture ends with the step in which this much time is over: ending it takes as long as it has events."""
+CLOSE_S = 60.0
+"""How long the end of a rank waits for its last trace to be written."""
+
+
+class _Recorder(Protocol):
+    """The part of `TapeRecorder` that is used here."""
+
+    rank: int
+    attempt: int
+    ranges: Any
+
+    def span(self, kind: str) -> AbstractContextManager[object]: ...
+
+    def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None: ...
+
+
+class StepProfiler:
+    """Called by the recorder around each step, from the thread that trains."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        recorder: _Recorder,
+        settings: ProfilerSettings,
+        *,
+        node_rank: int,
+        on_cuda: bool = False,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recorder, self._settings, self._on_cuda, self._clock_s = recorder, settings, on_cuda, clock_s
+        rank, attempt = recorder.rank, recorder.attempt
+        self._files = TraceFiles(run, attempt=attempt, rank=rank, budget_bytes=int(settings.budget_mb * 1e6))
+        self._requests = RequestFile(run, node_rank=node_rank, attempt=attempt, rank=rank)
+        self._poll_at = 0.0 if settings.on_request else float("inf")
+        self._request: CaptureRequest | None = None
+        self._trace: Any = None
+        self._of: CaptureRequest | None = None  # the capture that runs; None: the schedule
+        self._left = self._first_step = 0
+        self._until_s = 0.0
+        self._writer: threading.Thread | None = None
+
+    def before_step(self, number: int) -> None:
+        """Begin a capture that is due with this step, or mark the step in the one that runs."""
+        try:
+            if self._trace is None and not self._begin(number):
+                return
+            self._trace.begin_step(number)
+        except Exception as error:
+            self._drop(error)
+
+    def after_step(self, number: int) -> None:
+        """Mark the end of a step, and end the capture with its last one."""
+        if self._trace is None:
+            return
+        try:
+            self._trace.end_step()
+            self._left -= 1
+            if self._left <= 0 or self._clock_s() >= self._until_s:
+                self._end(number)
+        except Exception as error:
+            self._drop(error)
+
+    def close(self) -> None:
+        """Drop a capture that is under way, and wait for the last trace to be written."""
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.stop()
+        if self._writer is not None:
+            self._writer.join(CLOSE_S)
+
+    def _begin(self, number: int) -> bool:
+        """Start the capture that is due, if any."""
+        if self._clock_s() >= self._poll_at:
+            self._poll_at = self._clock_s() + POLL_S
+            self._request = self._requests.poll() or self._request
+        request = self._request
+        if request is not None and number < request.first_step:
+            return False  # a capture of the schedule might not be over when its peer begins
+        if request is None and not self._settings.is_scheduled(self._recorder.rank, number):
+            return False
+        if self._writer is not None and self._writer.is_alive():
+            return False  # a request waits for the next step
+        from .ranges import Ranges  # torch's profiler is touched by captures only
+        from .trace import Trace
+
+        settings = self._settings
+        with self._recorder.span(SPAN):  # the first one on a GPU takes seconds
+            self._trace = Trace(
+                on_cuda=self._on_cuda, record_shapes=settings.record_shapes, with_stack=settings.with_stack
+            )
+        self._until_s = self._clock_s() + MAX_S
+        if not settings.ranges:
+            self._recorder.ranges = Ranges(nvtx=False)
+        self._left = min(MAX_STEPS, max(1, request.num_steps if request else settings.active_steps))
+        self._first_step, self._of = number, request
+        self._request = None if request is not None else self._request
+        return True
+
+    def _end(self, last_step: int) -> None:
+        """Stop recording, and leave the writing to a thread."""
+        trace, self._trace = self._trace, None
+        self._leave_ranges()
+        with self._recorder.span(SPAN):
+            trace.stop()
+        of = (self._first_step, last_step, self._of)
+        self._writer = threading.Thread(target=self._write, args=(trace, *of), name="profiler", daemon=True)
+        self._writer.start()
+
+    def _write(self, trace: Any, first_step: int, last_step: int, request: CaptureRequest | None) -> None:
+        try:
+            path = self._files.new_path(first_step, last_step, requested=request is not None)
+            raw = path.with_name(f".{path.stem}.{os.getpid()}")
+            trace.save(raw)
+            num_bytes = self._files.pack(raw, path)
+            removed = self._files.prune()
+            shown = self._files.relative(path)
+            self._recorder.event(
+                event_kinds.PROFILE_CAPTURED,
+                step=last_step,
+                path=None if shown in removed else shown,
+                bytes=num_bytes,
+                first_step=first_step,
+                last_step=last_step,
+                request=None if request is None else request.number,
+                reason="schedule" if request is None else request.reason,
+                removed=removed,
+            )
+        except Exception as error:
+            record_error("profiler.write", error)
+
+    def _drop(self, error: Exception) -> None:
+        """Give a capture up that failed, such as beside another profiler."""
+        trace, self._trace, self._request = self._trace, None, None
+        if trace is not None:
+            with contextlib.suppress(Exception):
+                trace.stop()
+        self._leave_ranges()
+        record_error("profiler", error)
+
+    def _leave_ranges(self) -> None:
+        if not self._settings.ranges:
+            self._recorder.ranges = None

@@ -1,0 +1,86 @@
+"""One capture of torch's profiler: some steps of one rank, as a Chrome trace.
+
+    trace = Trace(on_cuda=False, record_shapes=False, with_stack=False)
+    trace.begin_step(40); ...; trace.end_step()
+    trace.stop()
+    trace.save(Path("rank-3.json"))
+
+Steps are marked `ProfilerStep#<step of the training>`, and the trace has the process groups (`distributedInfo`) as
+torch.profiler.profile writes them. That class itself is not used: it imports the compiler, seconds in the middle of a
+run, and numbers steps from 0.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._autograd import _add_metadata_json, _profiler_enabled
+from torch._C._profiler import _ExperimentalConfig
+from torch.autograd.profiler import profile, record_function
+
+__all__ = ["Trace"]
+
+
+class Trace:
+    """Records from its making on. Raises RuntimeError where another profiler runs in this process."""
+
+    def __init__(self, *, on_cuda: bool, record_shapes: bool = False, with_stack: bool = False) -> None:
+        if _profiler_enabled():
+            raise RuntimeError("another profiler runs in this process, which a second one would end")
+        self._profile = profile(
+            use_cpu=True,
+            use_device="cuda" if on_cuda else None,
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            use_kineto=True,
+            **({} if with_stack else _trace_only()),
+        )
+        self._mark: record_function | None = None
+        self._profile.__enter__()  # type: ignore[no-untyped-call]  # torch: no types
+        if about := _distributed_info():
+            _add_metadata_json("distributedInfo", json.dumps(about))
+
+    def begin_step(self, number: int) -> None:
+        """Mark the begin of a step."""
+        self._mark = record_function(f"ProfilerStep#{number}")
+        self._mark.__enter__()  # type: ignore[no-untyped-call]  # torch: no types
+
+    def end_step(self) -> None:
+        """Mark the end of the step."""
+        if self._mark is not None:
+            self._mark.__exit__(None, None, None)
+            self._mark = None
+
+    def stop(self) -> None:
+        """End the recording; on a GPU this waits for the device."""
+        self.end_step()
+        self._profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch: no types
+
+    def save(self, path: Path) -> None:
+        """Write the trace as JSON."""
+        self._profile.export_chrome_trace(str(path))  # type: ignore[no-untyped-call]  # torch: no types
+
+
+def _trace_only() -> dict[str, Any]:
+    """The option that halves the time of stopping: no events for Python are made. torch before 2.13 lacks it,
+    and stacks need those events."""
+    try:
+        return {"experimental_config": _ExperimentalConfig(trace_only=True)}
+    except TypeError:
+        return {}
+
+
+def _distributed_info() -> dict[str, Any]:
+    """Process groups as torch.profiler.profile writes them; empty without any."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    return {
+        "backend": dist.get_backend(),
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+        "pg_count": dist.get_pg_count(),
+        "pg_config": dist.distributed_c10d._get_all_pg_configs(),
+    }

@@ -1,0 +1,39 @@
+"""Texts of errors for a path that is no run: what it is, and what to do instead.
+
+f"no run at {path}: {where_else(path)}"
+f"{path} {what_instead(path, runs_in_it)}"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["NAME_ONE", "no_folder", "what_instead", "where_else"]
+
+NAME_ONE = "name a run's folder, for example runs/latest"
+_MADE = "it is made by the first `rankscope train` or `rankscope run`"
+
+
+def no_folder(runs: Path) -> str:
+    """Say that there is no folder of runs, whole: as long as nothing was trained that is no mistake."""
+    return f"no folder {runs}: {_MADE}; elsewhere name the folder that holds the runs"
+
+
+def where_else(missing: Path) -> str:
+    """Suggest where the runs are: beside `missing` if its folder exists, else name the missing folder."""
+    if re.match(r"(s3|file):/", str(missing)):
+        return "an address is read by `rankscope analyze` and `rankscope dashboard`"
+    if missing.name == "latest":
+        return _MADE
+    folder = missing.parent
+    return f"see `ls {folder}`" if folder.is_dir() else f"there is no folder {folder} either"
+
+
+def what_instead(folder: Path, runs: Sequence[Path]) -> str:
+    """Say what a folder holds that is no run: `runs`, of which one is to be named, or none."""
+    if not runs:
+        return f"holds no run (no run.json, no tapes/, no telemetry.duckdb): {NAME_ONE}"
+    one = folder / "latest" if folder / "latest" in runs else max(runs)
+    return f"is a folder of runs: name one of them, for example {one}"

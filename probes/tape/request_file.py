@@ -1,0 +1,62 @@
+"""A request to processes of the run: a small JSON file that takes the place of an earlier one, and is polled.
+
+write_request_file(path, request)          # a frozen dataclass; False where the folder cannot be written
+poll = RequestPoll(path)
+poll.changed(parse)                        # parse(fields) where the file has changed since the last call, else None
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .safe_open import read_plain
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["RequestPoll", "write_request_file"]
+
+MAX_BYTES = 1 << 16
+T = TypeVar("T")
+
+
+def write_request_file(path: Path, request: DataclassInstance) -> bool:
+    """Write the request over an earlier one, whole or not at all; False where the folder cannot be written."""
+    new = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        new.write_text(json.dumps(asdict(request)))
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        return False
+    return True
+
+
+class RequestPoll:
+    """Cheap enough for each step: one `stat` while nothing is new. What is there at the start counts as answered."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mtime_ns = self._modified_ns()
+
+    def changed(self, parse: Callable[[Any], T]) -> T | None:
+        """The parsed request if the file has changed since the last call; None otherwise, and if it is malformed."""
+        modified_ns = self._modified_ns()
+        if modified_ns == self._mtime_ns:
+            return None
+        self._mtime_ns = modified_ns
+        try:
+            return parse(json.loads(read_plain(self._path, MAX_BYTES)))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def _modified_ns(self) -> int:
+        try:
+            return os.stat(self._path).st_mtime_ns
+        except OSError:
+            return 0
