@@ -13,8 +13,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,7 @@ __all__ = [
     "StoreCorruptError",
     "StoreError",
     "StoreLockedError",
+    "StoreOutdatedError",
     "WriterLock",
     "attach_for_writing",
     "connect_attached",
@@ -38,6 +40,7 @@ __all__ = [
     "connect_foreign",
     "connect_memory",
     "connect_writer",
+    "ingested_until_ns",
     "is_watched",
     "log_of",
     "quarantine",
@@ -72,6 +75,10 @@ class StoreCorruptError(StoreError):
     """The file is not a readable DuckDB database."""
 
 
+class StoreOutdatedError(StoreCorruptError):
+    """The file is whole, with the tables of another version of rankscope."""
+
+
 POLL_S = 0.005
 READER = "reader"
 """Role of one that brings a store up to date to read it, and is gone in a moment."""
@@ -89,6 +96,7 @@ _DAMAGED = (
     "Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata",
     "This WAL ", "WAL does not match",  # killed between a checkpoint and the removal of the log that it made useless
 )  # fmt: skip
+_USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
 _STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
 
@@ -99,7 +107,7 @@ class WriterLock:
     """
 
     def __init__(self, store: Path, *, role: str, wait_s: float = 30.0) -> None:
-        path = store.with_name(store.name + ".lock")
+        path = _lock_of(store)
         if problem := file_problem(path):  # of a link, the file behind it would be written to
             raise StoreError(f"cannot write {path}: it {problem}; remove it")
         try:
@@ -115,6 +123,10 @@ class WriterLock:
             time.sleep(POLL_S)
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "role": role}).encode(), 0)
+
+    def mark_ingested(self, wall_ns: int) -> None:
+        """Note that the store has all that was recorded until then (epoch nanoseconds): the file's time of change."""
+        os.utime(self._fd, ns=(wall_ns, wall_ns))
 
     def close(self) -> None:
         """Give the right back."""
@@ -143,17 +155,35 @@ def _locked(fd: int) -> bool:
 def is_watched(stores: Iterable[Path]) -> bool:
     """Return True if a live `watch` writes one of these stores, or a mirror of what one publishes: records may still
     arrive after the run's end."""
+    return any(True for _ in _watched(stores))
+
+
+def ingested_until_ns(stores: Iterable[Path]) -> int:
+    """Epoch nanoseconds until when all these stores have what was recorded: the present where no `watch` writes.
+
+    A `watch` may ingest once in some seconds only. Ranks are not silent because it has not read on.
+    """
+    marks = [path.stat().st_mtime_ns for path in _watched(stores)]
+    return min([time.time_ns(), *marks])
+
+
+def _watched(stores: Iterable[Path]) -> Iterator[Path]:
+    """The lock files of stores that a live `watch` or mirror writes."""
     for store in stores:
-        if not store.with_name(store.name + ".lock").exists():
+        lock = _lock_of(store)
+        if not lock.exists():
             continue
         try:
             WriterLock(store, role="reader").close()
         except StoreLockedError as error:
             if error.role in ("watch", MIRROR):
-                return True
+                yield lock
         except StoreError:
             continue  # a folder that cannot be written is an archived run
-    return False
+
+
+def _lock_of(store: Path) -> Path:
+    return store.with_name(store.name + ".lock")
 
 
 def _holder(fd: int) -> dict[str, Any]:
@@ -178,11 +208,12 @@ def connect_writer(path: Path, *, wait_s: float, threads: int) -> DuckDBPyConnec
     return _patiently(path, wait_s, lambda: duckdb.connect(str(path), config=config))
 
 
-def connect_attached(paths: Mapping[str, Path], *, wait_s: float) -> DuckDBPyConnection:
+def connect_attached(paths: Mapping[str, Path], *, wait_s: float, threads: int | None = None) -> DuckDBPyConnection:
     """An in-memory connection with the stores attached read-only under their names; `lock_down` it before use."""
     import duckdb
 
-    connection = duckdb.connect(":memory:", config=_NO_EXTENSIONS)
+    limits = {} if threads is None else {"threads": threads}
+    connection = duckdb.connect(":memory:", config=_NO_EXTENSIONS | limits)
     try:
         for name, path in paths.items():
             _refuse_odd(path)
@@ -283,6 +314,19 @@ def translated(error: Exception, path: Path | str) -> StoreError:
     if damaged or any(mark in text for mark in _DAMAGED):
         return StoreCorruptError(f"{path} is damaged: {line}; `rankscope rebuild` makes it again from the tapes")
     return StoreError(f"{path}: {line}")
+
+
+def drop_useless_log(path: Path, error: StoreError) -> bool:
+    """Remove the write-ahead log of a store if `error` says that a checkpoint has taken all of it into the file.
+
+    A writer that is killed between a checkpoint and the removal of its log leaves such a pair, which DuckDB opens no
+    more. For the holder of the writer's lock.
+    """
+    found = _USELESS_LOG.search(str(error.__cause__))
+    if found is None or int(found[1]) != int(found[2]) + 1:
+        return False
+    log_of(path).unlink(missing_ok=True)
+    return True
 
 
 def quarantine(path: Path) -> Path | None:

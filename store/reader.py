@@ -70,6 +70,7 @@ class Store:
         wait_s: float = WAIT_S,
         memory_bytes: int | None = None,
         spills: bool = False,
+        threads: int | None = None,
     ) -> Store:
         """The store of a run, live or dead.
 
@@ -78,14 +79,22 @@ class Store:
         within `catch_up.LAST_WORD_S`, the tapes are read without it. Where the run's folder cannot be written, it goes
         into a temporary copy. Without it, `node` reads the store of one node alone, so that no writer of another node
         waits. `memory_bytes` bounds what queries may take; with `spills` they continue in a temporary folder beyond
-        it. Raises StoreError.
+        it. `threads`: of DuckDB, all cores unless given. Raises StoreError.
         """
         with contextlib.ExitStack() as scratch:
             paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on) if catch_up else run.stores()
             paths = paths if node is None or catch_up else [path for path in paths if path == run.store(node)]
             if not paths:
                 raise StoreError(f"{run.path} has no store yet: neither a watch nor a reader made one from its tapes")
-            connection = connect_attached({f"n{i}": path for i, path in enumerate(paths)}, wait_s=wait_s)
+            try:
+                connection = connect_attached(_named(paths), wait_s=wait_s, threads=threads)
+            except StoreCorruptError:
+                # DuckDB leaves a file and a log that do not match where a writer was killed in a checkpoint. To catch
+                # up again removes such a log, or makes the store from the tapes.
+                if not catch_up:
+                    raise
+                paths = stores_up_to_date(run, scratch, wait_s, reads_on=reads_on)
+                connection = connect_attached(_named(paths), wait_s=wait_s, threads=threads)
             try:
                 stand_ins = make_views(connection, paths)
                 spill_to = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-"))) if spills else None
@@ -207,6 +216,10 @@ class Store:
         if isinstance(meant, StoreCorruptError):
             self._damage = self._damage or meant
         return meant
+
+
+def _named(paths: Sequence[Path]) -> dict[str, Path]:
+    return {f"n{i}": path for i, path in enumerate(paths)}
 
 
 def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

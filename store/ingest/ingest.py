@@ -18,6 +18,7 @@ ingester: the next tick makes it again from the tapes.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -31,8 +32,10 @@ from store.database import (
     StoreBusyError,
     StoreCorruptError,
     StoreError,
+    StoreOutdatedError,
     WriterLock,
     connect_writer,
+    drop_useless_log,
     quarantine,
     translated,
 )
@@ -48,6 +51,7 @@ from store.ingest.transaction import Transfer
 __all__ = ["Ingester", "TickResult"]
 
 logger = logging.getLogger("rankscope.store")
+MAX_REASON = 300
 TICK_BYTES = 256 << 20  # of tapes in one transaction: bounds memory, and what a kill makes us do again
 
 
@@ -108,11 +112,17 @@ class Ingester:
         self._ticks = -1
         self._dictionary = Dictionary()
         self._books: dict[str, NameBook] = {}
+        self._set_aside = ""  # what is not yet in the store of how it came to be made again
 
     def close(self) -> None:
         """Give up the right to write."""
         if self._lock:
             self._lock.close()
+
+    def mark_ingested(self, wall_ns: int) -> None:
+        """Note for readers that the store has all that was recorded until then (epoch nanoseconds)."""
+        if self._lock:
+            self._lock.mark_ingested(wall_ns)
 
     def __enter__(self) -> Ingester:
         return self
@@ -136,17 +146,26 @@ class Ingester:
             try:
                 transfer = self._write(thorough)
             except StoreCorruptError as error:
-                quarantined = self.set_aside(error)
+                if not drop_useless_log(self.path, error):
+                    quarantined = self.set_aside(error)
                 transfer = self._write(thorough)
         except StoreBusyError:
             return replace(self._result(start), busy=True, lag=True)
         return replace(self._result(start, transfer), quarantined=quarantined)
 
     def set_aside(self, error: StoreCorruptError) -> Path | None:
-        """Set a damaged store aside; the next tick makes it again from the tapes. Returns where it is now."""
+        """Set a damaged store aside; the next tick makes it again from the tapes. Returns where it is now.
+
+        The new store lists it as a problem: a report that is made later says it too.
+        """
         quarantined = quarantine(self.path)
         logger.warning("%s (set aside: %s)", error, quarantined)
-        self._carry_over(quarantined)
+        lost = self._carry_over(quarantined)
+        if lost or not isinstance(error, StoreOutdatedError):  # one of an older version is made again without loss
+            reason = str(error).removeprefix(f"{self.path} ").partition("; `rankscope")[0]
+            reason = reason.replace(f"{self.path.parent}{os.sep}", "")[:MAX_REASON]
+            where = f"set aside as {quarantined.name}, " if quarantined and self._lock else ""
+            self._set_aside = f"{reason}; {where}made again from the tapes{lost}"
         return quarantined
 
     def catch_up(self) -> dict[str, int]:
@@ -176,14 +195,17 @@ class Ingester:
         self._identity = identity_of(self.path)
         return dict(retirable(self.run, self.folders, self._state, before_ns))
 
-    def _carry_over(self, former: Path | None) -> None:
-        """Keep the rows of retired tapes, which are in the former store alone."""
-        if former is None or not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
-            return
+    def _carry_over(self, former: Path | None) -> str:
+        """Keep the rows of retired tapes, which are in the former store alone; returns what to say of a loss."""
+        if not retired_segments(self.run.node_dir(self.folders.node_rank) / INDEX_NAME):
+            return ""
         try:
-            carry_over(former, self.path)
+            if former is not None:
+                carry_over(former, self.path)
+                return ""
         except StoreError as error:
             logger.warning("Rows of retired tapes are lost: %s", error)
+        return ", without the rows of retired tapes, which cannot be read"
 
     def _is_idle(self, thorough: bool) -> bool:
         """Return True if the store is unchanged and the files hold nothing new."""
@@ -210,6 +232,8 @@ class Ingester:
             if known != (self._state.store_id, self._state.generation):
                 self._state = load(connection)
             transfer = Transfer(connection, self._dictionary, self._state)
+            if self._set_aside:
+                transfer.take_problem(self.path.name, self._set_aside)
             self._take_all(transfer, thorough)
             changes = transfer.finish()
             save(connection, changes)
@@ -218,6 +242,7 @@ class Ingester:
             raise translated(error, self.path) from error
         finally:
             connection.close()
+        self._set_aside = ""
         self._state = self._state.updated(changes)
         self._identity = identity_of(self.path)
         return transfer

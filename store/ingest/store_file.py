@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probes.tape.schema import SCHEMA_VERSION
-from store.database import StoreBusyError, StoreCorruptError, StoreError, connect_attached
+from store.database import StoreBusyError, StoreCorruptError, StoreError, StoreOutdatedError, connect_attached
 from store.ddl import create_statements, fingerprint
 from store.ingest.read_positions import ReadState, load
 
@@ -71,7 +71,7 @@ def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] |
             f"{path} was written with schema {version}, this rankscope reads up to {SCHEMA_VERSION}: update rankscope"
         )
     if mark != fingerprint():
-        raise StoreCorruptError(f"{path} has the tables of another version of rankscope")
+        raise StoreOutdatedError(f"{path} has the tables of another version of rankscope")
     return str(store_id), int(generation)
 
 

@@ -1,8 +1,10 @@
 """The moment as of which a run's folder is judged.
 
     now_ns = recorded_until_ns(run)      # the present, but of a copy of a published run
+    now_ns = stored_until_ns(run)        # and for one who reads the stores alone, not the tapes: until when they go
 
-A copy lags some seconds behind its run; its newest records must not look like a standstill.
+A copy lags some seconds behind its run, and a store behind its tapes; the newest records must not look like a
+standstill.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import time
 
 from probes.tape.rundir import RunDir
 from probes.tape.safe_open import read_plain
+from store.database import ingested_until_ns
 
-__all__ = ["recorded_until_ns", "write_recorded_until"]
+__all__ = ["is_copy", "recorded_until_ns", "stored_until_ns", "write_recorded_until"]
 
 NAME = "published.json"
 MAX_BYTES = 1 << 16
@@ -27,6 +30,11 @@ def write_recorded_until(run: RunDir, wall_ns: int) -> None:
     fresh.replace(path)
 
 
+def is_copy(run: RunDir) -> bool:
+    """Return True if the folder is a copy of a published run: it never had a `watch` or tapes of its own."""
+    return (run.path / NAME).exists()
+
+
 def recorded_until_ns(run: RunDir) -> int:
     """Epoch nanoseconds: until when all records are there. The present where the folder is no copy."""
     try:
@@ -34,3 +42,8 @@ def recorded_until_ns(run: RunDir) -> int:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return time.time_ns()
     return found if isinstance(found, int) else time.time_ns()
+
+
+def stored_until_ns(run: RunDir) -> int:
+    """Epoch nanoseconds: until when the run's stores hold all records. The present where nobody is to add any."""
+    return recorded_until_ns(run) if is_copy(run) else ingested_until_ns(run.stores())

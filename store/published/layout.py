@@ -42,6 +42,7 @@ class NodeState:
     replaced: Mapping[str, int]
     """{table that is replaced: round that wrote its newest object}."""
     published_wall_ns: int
+    """Until when the published rows are all that was recorded (epoch nanoseconds)."""
     is_last: bool
     fingerprint: str
     """Of the tables' columns; a reader with others cannot take the rows over."""

@@ -12,6 +12,7 @@ strangers: names are checked, sizes are bounded, values go through Parquet into 
 from __future__ import annotations
 
 import json
+import os
 import posixpath
 import re
 import time
@@ -26,6 +27,7 @@ from store.ingest.store_file import create
 from store.published.address import AddressError, one_line, open_address
 from store.published.copy_time import write_recorded_until
 from store.published.layout import GROWING, SEQUENCE, NodeState, node_file, now_path, part_path, round_file
+from store.published.listing import RUN_NAME
 
 __all__ = ["SILENT_S", "Mirror"]
 
@@ -34,11 +36,11 @@ SILENT_S = 300.0
 REFRESH_S = 2.0
 LATE_S = 60.0
 """A node whose last publication is so much older than another's is named."""
+MAX_NAMED = 8
 MAX_JSON_BYTES = 64 << 20
 MAX_PART_BYTES = 1 << 30
 TRIES = 3
 _NODE = re.compile(r"node-(\d{5})\.json\Z")
-_NAME = re.compile(r"[\w.+ -]{1,200}\Z")
 
 
 class Mirror:
@@ -48,7 +50,7 @@ class Mirror:
         self.address = address
         self._files, self._root = open_address(address)
         name = posixpath.basename(self._root)
-        if not _NAME.match(name) or name.startswith("."):
+        if not RUN_NAME.match(name):
             raise AddressError(f"{address}: name a run, {address.rstrip('/')}/RUN")
         self.run = RunDir(scratch / name)
         self.run.path.mkdir(parents=True, exist_ok=True)
@@ -58,8 +60,14 @@ class Mirror:
 
     @property
     def recorded_until_ns(self) -> int:
-        """When the node that published longest ago did: until then the records of all nodes are there."""
-        return min(state.published_wall_ns for state in self.states.values())
+        """Until when the records of all nodes are there: of the node that is behind the most.
+
+        One that has left, with all its records there, holds nothing up; nor does one that has not published for
+        `SILENT_S` while others did.
+        """
+        newest_ns = max(state.published_wall_ns for state in self.states.values())
+        times = [state.published_wall_ns for state in self.states.values() if not state.is_last]
+        return min((when_ns for when_ns in times if newest_ns - when_ns < SILENT_S * 1e9), default=newest_ns)
 
     @property
     def is_live(self) -> bool:
@@ -73,21 +81,26 @@ class Mirror:
         """One sentence on how new the records are; empty for a run that has ended and is whole."""
         if all(state.is_last for state in self.states.values()):
             return ""
-        newest_ns = max(state.published_wall_ns for state in self.states.values())
-        age_s = max(0.0, (time.time_ns() - self.recorded_until_ns) / 1e9)
-        late = [
-            str(node)
-            for node, state in sorted(self.states.items())
-            if not state.is_last and newest_ns - state.published_wall_ns > LATE_S * 1e9
-        ]
-        missing = f"; not published lately by node {', '.join(late)}" if late else ""
-        return f"records of all {len(self.states)} nodes until {age_s:.0f} s ago{missing}"
+        now_ns = time.time_ns()
+        ages_s = {
+            node: max(0.0, (now_ns - state.published_wall_ns) / 1e9)
+            for node, state in self.states.items()
+            if not state.is_last
+        }
+        late = sorted(node for node, age_s in ages_s.items() if age_s - min(ages_s.values()) > LATE_S)
+        note = f"records of all {len(self.states)} nodes until {max(ages_s.values()):.0f} s ago"
+        if not late:
+            return note
+        named = ", ".join(f"node {node} ({ages_s[node]:.0f} s ago)" for node in late[:MAX_NAMED])
+        more = f" and {len(late) - MAX_NAMED} more" if len(late) > MAX_NAMED else ""
+        others = max(age_s for node, age_s in ages_s.items() if node not in late)
+        return f"{note}; not published lately by {named}{more}, by the others {others:.0f} s ago"
 
     def refresh(self) -> int:
         """Take over what is new; the number of objects read. Raises AddressError, StoreError."""
         try:
             nodes = self._nodes()
-            (self.run.path / "run.json").write_bytes(self._read(f"{self._root}/run.json"))
+            self._refresh_manifest()
             num_read = sum(self._refresh_node(node) for node in nodes)
         except (OSError, ValueError) as error:  # StoreError is a ValueError
             if isinstance(error, AddressError):
@@ -135,6 +148,15 @@ class Mirror:
             shown = f"; runs there: {', '.join(runs[:5])}" if runs else ""
             raise AddressError(f"{self.address}: no run is published there{shown}")
         return nodes
+
+    def _refresh_manifest(self) -> None:
+        """Copy run.json where it changed, with its time: the newest of several runs is the one that began last."""
+        path, there = self.run.path / "run.json", f"{self._root}/run.json"
+        content = self._read(there)
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
+            wall_ns = self._files.get_file_info(there).mtime_ns or time.time_ns()
+            os.utime(path, ns=(wall_ns, wall_ns))
 
     def _refresh_node(self, node: int) -> int:
         for last in (False,) * (TRIES - 1) + (True,):

@@ -1,7 +1,7 @@
 """Publish the new rows of one node's store to an address.
 
     publisher = Publisher("s3://lake/rankscope", run, node_rank=0)
-    publisher.note(ingester.tick().rows)         # after each tick, in the thread that ingests
+    publisher.note(result.rows, until_ns=began)  # after each tick, in the thread that ingests
     rows = publisher.read()                      # at times, in the same thread: reads the store
     publisher.write(rows)                        # in another thread: may take as long as the network does
 
@@ -66,6 +66,7 @@ class Publisher:
         self._store_id: object = None
         self._generation, self._sequence = "", 0
         self._waiting: Counter[str] = Counter()
+        self._noted_until_ns = self._read_until_ns = 0
         # Of `write` alone:
         self._written_generation = ""
         self._replaced: dict[str, Any] = {}
@@ -80,15 +81,17 @@ class Publisher:
         """Publish everything that the store has again, as a new generation, from the next round on."""
         self._store_id = None
 
-    def note(self, rows: Mapping[str, int]) -> None:
-        """Count rows that a tick has appended to the store."""
+    def note(self, rows: Mapping[str, int], *, until_ns: int | None = None) -> None:
+        """Count rows that a tick has appended to the store, which has all that was recorded until `until_ns` (epoch
+        nanoseconds; None: not all of it)."""
+        self._noted_until_ns = until_ns or self._noted_until_ns
         self._waiting.update({name: count for name, count in rows.items() if name in GROWING})
 
     def read(self, *, is_last: bool = False) -> Round:
         """Read what waits, at most `ROUND_ROWS` of a table. Raises StoreError."""
         import duckdb
 
-        read_wall_ns = time.time_ns()
+        began_ns = time.time_ns()
         connection = connect_attached({"store": self._store}, wait_s=1.0)
         new, replaced = {}, {}
         try:
@@ -107,10 +110,12 @@ class Publisher:
                 self._waiting[name] -= min(ROUND_ROWS, self._waiting[name])
         self._sequence += 1
         is_partial = any(self._waiting.values())
+        if not is_partial:
+            self._read_until_ns = self._noted_until_ns or began_ns
         return Round(
             generation=self._generation,
             sequence=self._sequence,
-            read_wall_ns=read_wall_ns,
+            read_wall_ns=self._read_until_ns or began_ns,
             new=new,
             replaced=replaced,
             is_last=is_last and not is_partial,

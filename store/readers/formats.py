@@ -16,6 +16,7 @@ from store.readers.debug_server import is_page
 from store.readers.execution_trace import is_execution_trace
 from store.readers.external_files import head
 from store.readers.inspector import is_inspector
+from store.readers.memory_snapshot import is_memory_snapshot
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
 from store.readers.plugin_formats import HEAD_BYTES, reader_of
@@ -31,6 +32,7 @@ Format = Literal[
     "operations",
     "inspector",
     "execution_trace",
+    "memory_snapshot",
     "archive",
     "page",
     "plugin",
@@ -39,6 +41,7 @@ FORMATS: dict[Format, str] = {
     "log": "text log", "ras": "answer of NCCL's RAS", "flight_recorder": "flight-recorder dump",
     "kineto": "profiler trace", "operations": "per-operation table", "archive": "archive",
     "inspector": "log of NCCL's inspector", "execution_trace": "execution trace",
+    "memory_snapshot": "snapshot of CUDA memory",
     "page": "page of torch's debug server", "plugin": "file of a plug-in's format",
 }  # fmt: skip
 METADATA_BYTES = 24 << 20
@@ -62,6 +65,8 @@ def _own_format(path: Path, first: bytes) -> Format | None:
         return "archive"
     if first.startswith(PARQUET):
         return "operations"
+    if is_memory_snapshot(first):
+        return "memory_snapshot"
     if first[:1] == b"\x80":
         return "flight_recorder" if any(key in first for key in _DUMP_KEYS) else None
     if first.startswith(SQLITE):

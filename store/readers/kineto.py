@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,8 @@ class RankTrace:
     """Why the trace was not read to its end; what came before is here."""
 
 
-def read_trace(path: Path, *, is_only: bool = False) -> RankTrace:
-    """Read one trace. Raises SourceError where nothing of it can be used.
+def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None] | None = None) -> RankTrace:
+    """Read one trace; `each` gets every event of it, too. Raises SourceError where nothing of it can be used.
 
     A trace that `is_only` one needs no rank: it is rank 0 unless it or its name says otherwise.
     """
@@ -93,6 +93,8 @@ def read_trace(path: Path, *, is_only: bool = False) -> RankTrace:
     try:
         for key, value, is_item in members(unpacked(path), {"traceEvents"}):
             if is_item:
+                if each is not None:
+                    each(value)
                 _event(value, collected)
             elif key == "distributedInfo":
                 about = value

@@ -33,6 +33,9 @@ MAX_LINES = 600
 MAX_FRAMES_TEXT = 16_000
 MAX_MESSAGE = 2_000
 MESSAGE_LINES = 12
+TERMINAL_COLUMNS = 80
+"""Width at which rich breaks lines where the output is no terminal. Source: its Console."""
+MAX_JSON_LINES = 200
 _RAISED = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
     r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s?(?P<message>.*))?$"
@@ -41,6 +44,8 @@ _UNCAUGHT = re.compile(r"^(?:Uncaught|Unhandled)(?: exception)?:? ")
 _NEW = re.compile(
     r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Exception raised from)"
 )
+_ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
+"""Begins of lines that no terminal broke off the line before: of a logger, of another exception."""
 _LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
 _RAS_RANK = re.compile(r"^\s*Rank (\d{1,6}) -- ")
 _RAS_PROCESS = re.compile(r"^\s*Process (\d{1,10}) on node \S+ managing GPU")
@@ -84,12 +89,26 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
     return found
 
 
-def read_last_line(text: str) -> dict[str, Any] | None:
-    """Read the exception from the last line of a traceback; None if the line is not one."""
+def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """Read the exception from the last line of a traceback; None if the line is not one.
+
+    `lines` follow it: the line that a colon announces, and lines that a terminal's width broke off, belong to it.
+    """
     raised = _RAISED.match(_UNCAUGHT.sub("", text.strip()))
     if raised is None or not raised["message"]:
         return None
-    return {"type": raised["type"], "message": raised["message"][:MAX_MESSAGE], "traceback": ""}
+    message, before = raised["message"].strip(), text.rstrip()
+    for place, (prefix, line) in enumerate(lines):
+        word = line.split(" ", 1)[0]
+        if place == 0 and before.endswith(":") and not word and line.strip() and prefix.stream == own.stream:
+            message += f"\n{line.strip()}"
+            break
+        is_broken = len(before) <= TERMINAL_COLUMNS < len(before) + 1 + len(word)
+        if not word or not is_broken or prefix.length or _ANOTHER.match(line) or place >= MESSAGE_LINES:
+            break
+        message += f" {line.strip()}"
+        before = line.rstrip()
+    return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": ""}
 
 
 def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
@@ -222,16 +241,35 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     return None
 
 
-def read_error_file(text: str) -> dict[str, Any] | None:
-    """torchelastic's `error.json`: what the worker's exception was; None if the line is no such JSON."""
-    try:
-        about = json.loads(text)["message"]
-        said, info = str(about["message"]), about.get("extraInfo") or {}
-    except (ValueError, KeyError, TypeError, RecursionError):
+def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
+    """torchelastic's `error.json`, in one line or as its launcher prints it; None if it is no such JSON."""
+    text = text[text.find("{") :] if "{" in text[: text.find('"')] else "{" + text
+    about = _object(text)
+    if about is None and text.rstrip().endswith("{"):
+        parts = [text]
+        for place, (prefix, line) in enumerate(lines):
+            if place >= MAX_JSON_LINES:
+                break
+            if prefix.stream == own.stream:
+                parts.append(line)
+                if line.startswith("}") and (about := _object("\n".join(parts))) is not None:
+                    break
+    message = about.get("message") if about is not None else None
+    if not isinstance(message, dict) or "message" not in message:
         return None
-    kind, _, message = said.partition(":")
+    info = message.get("extraInfo")
+    stack = info.get("py_callstack", "") if isinstance(info, dict) else ""
+    kind, _, said = str(message["message"]).partition(":")
     return {
         "type": kind.strip()[:200],
-        "message": message.strip()[:MAX_MESSAGE],
-        "traceback": str(info.get("py_callstack", ""))[-MAX_FRAMES_TEXT:],
+        "message": said.strip()[:MAX_MESSAGE],
+        "traceback": ("".join(map(str, stack)) if isinstance(stack, list) else str(stack))[-MAX_FRAMES_TEXT:],
     }
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

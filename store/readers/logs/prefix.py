@@ -3,9 +3,9 @@
     prefix = read_prefix("[rank3]:[E501 08:30:00.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught", clock)
     prefix.rank, prefix.wall_ns, prefix.stream       # 3, ..., what distinguishes the writer from its neighbours
 
-Known are torchrun (`[rank3]:`, `[default3]:`), srun (`3: `), mpirun (`[1,3]<stderr>:`), pdsh (`worker-1: `), Ray
-(`(WorkerDict pid=71, ip=10.0.0.1)`), Kubernetes (`[pod/job-worker-0/pytorch]`), NCCL (`host:pid:tid [gpu]`), syslog
-(`Mar  1 08:30:00 host kernel:`), glog and Python's logging.
+Known are torchrun (`[rank3]:`, `[default3]:`), srun (`3: `), mpirun (`[1,3]<stderr>:`), horovodrun (`[3]<stderr>:`),
+pdsh (`worker-1: `), Ray (`(WorkerDict pid=71, ip=10.0.0.1)`), Kubernetes (`[pod/job-worker-0/pytorch]`), NCCL
+(`host:pid:tid [gpu]`), syslog (`Mar  1 08:30:00 host kernel:`), glog and Python's logging.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARTS = (
     r"\[[A-Za-z_]\w{0,31}?(?P<local>\d{1,4})\]:(?=\S|\s)",
     r"\[[EWIF] \S+:\d+\]",
     r"\[[\w./-]{1,80}:\d{1,6}(?:, rank[ :=](?P<rank>\d{1,6}))?\]",
-    r"\[\d+,(?P<rank>\d{1,6})\]<std\w{3}>:?",
+    r"\[(?:\d+,)?(?P<rank>\d{1,6})\]<std\w{3}>:?",
     r"\[pod/(?P<host>[\w.-]{1,128})/[\w.-]{1,64}\]",
     r"\[ *\d{1,9}\.\d{6}\]",
     r"\((?:(?P<actor>[\w.]{1,64}) )?(?:rank=(?P<rank>\d{1,6}) )?pid=(?P<pid>\d{1,10})"
@@ -43,6 +43,7 @@ _PARTS = (
     r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
     r"(?P<task>\d{1,6}): (?=\S)",
     r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?=\S)",
+    r"(?P<host>[A-Za-z][\w.-]{0,62}[-_]\d{1,4}) +\|",  # docker compose
     r"(?P<host>[A-Za-z][\w.-]{1,62}) (?=kernel:|systemd|slurm|kubelet)",
     r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",
     r"kernel: ?",
@@ -55,6 +56,8 @@ _WRITTEN_OVER = re.compile(
 )
 """The begin of a line of torch that followed a progress bar, which leaves the cursor where it is."""
 _INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)")
+_BAR = re.compile(r"[ \t]+\|(?= |$)")
+"""What CloudWatch and loguru write between a time and the line."""
 _GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")
 
 
@@ -114,6 +117,8 @@ def read_prefix(text: str, clock: Clock) -> Prefix:
         was_torch |= is_torch
         found = said | found
         at = match.end()
+    if at and (bar := _BAR.match(text, at)):
+        at = bar.end()
     return Prefix(
         rank=_number(found, "rank"),
         local_rank=_number(found, "local"),

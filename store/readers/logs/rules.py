@@ -98,7 +98,7 @@ _TRACEBACK = Rule(
 _ERROR_FILE = Rule(
     kind="exception",
     role="exception",
-    literals=(b'"py_callstack"',),
+    literals=(b'"py_callstack"', b'"message": {'),
     source="torch/distributed/elastic/multiprocessing/errors/error_handler.py",
     block="error_file",
 )
@@ -113,6 +113,7 @@ _RAISED = Rule(
 
 def cause_of(text: str) -> Rule | None:
     """The rule with a cause of its own that a text (the message of an exception) falls under, the most specific one."""
+    text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have broken the lines
     blob = text.encode()
     rules = (rule for rule in _with_causes() if rule.requires in text)
     found = [(weight, rule) for rule in rules if (weight := specificity(rule, blob)) != (False, 0)]

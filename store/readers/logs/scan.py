@@ -255,12 +255,12 @@ class _Scan:
         if rule.block == "culprits":
             return read_culprits(text)
         if rule.block == "raised":
-            return read_last_line(text[prefix.length :])
+            return read_last_line(text[prefix.length :], self._following(window, line_end), prefix)
         if rule.block == "error_file":
-            return read_error_file(text)
+            return read_error_file(text[prefix.length :], self._following(window, line_end), prefix)
         if rule.pattern is None:
             return {}
-        match = rule.pattern.search(text)
+        match = rule.pattern.search(text) or rule.pattern.search(text[prefix.length :].lstrip())
         if match is None:  # a terminal may have broken the line
             following = next(self._following(window, line_end), None)
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None

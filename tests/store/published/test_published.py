@@ -153,6 +153,29 @@ def test_a_copy_is_live_until_the_last_round(tmp_path: Path, lake: str, mirror_f
     assert recorded_until_ns(run) > first.read_wall_ns  # no copy: the present
 
 
+def test_records_are_there_until_they_were_ingested_not_published(
+    tmp_path: Path, lake: str, mirror_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a crowded machine a round of `watch` publishes what was on the tapes half a minute ago."""
+    run = make_run(tmp_path, ranks=2, steps=20)
+    publisher = Publisher(lake, run, node_rank=0)
+    with Ingester(run) as ingester:
+        publisher.note(ingester.tick(thorough=True).rows, until_ns=1_000)
+    publisher.write(publisher.read())
+    with Mirror(f"{lake}/{run.run_id}", mirror_folder) as mirror:
+        mirror.refresh()
+        assert recorded_until_ns(mirror.run) == 1_000
+        monkeypatch.setattr(publish, "ROUND_ROWS", 7)
+        make_run(tmp_path, run=run, attempt=1, ranks=2, steps=20)
+        with Ingester(run) as ingester:
+            publisher.note(ingester.tick(thorough=True).rows, until_ns=2_000)
+        rounds = [publisher.read()]
+        while rounds[-1].is_partial:
+            rounds.append(publisher.read())
+    assert {found.read_wall_ns for found in rounds[:-1]} == {1_000}, "some of what was ingested is not there yet"
+    assert rounds[-1].read_wall_ns == 2_000
+
+
 def test_analyze_and_open_read_an_address(tmp_path: Path, lake: str) -> None:
     run = make_run(tmp_path, ranks=4, steps=60, slow={2: 2.0})
     with Store.open(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from store.published.address import AddressError
 from store.published.mirror import Mirror
 from store.published.publish import Publisher
 from tests.factories import make_run
-from tests.store.published.s3_server import KEYS, S3Server, s3_server
+from tests.object_store import KEYS, Fault, ObjectStore, s3_server
 from tests.waiting import wait_for
 from watch.records.publishing import Publishing
 
@@ -25,11 +26,13 @@ SLOW = 4
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
+def server() -> Iterator[ObjectStore]:
     with s3_server() as server:
         yield server
+
+
+def address(server: ObjectStore, path: str, *, bucket: str = "") -> str:
+    return f"s3://{bucket or server.bucket}/{path}?endpoint_override={server.url}&region=us-east-1"
 
 
 def disks(tmp_path: Path, whole: RunDir) -> list[RunDir]:
@@ -46,7 +49,7 @@ def disks(tmp_path: Path, whole: RunDir) -> list[RunDir]:
     return folders
 
 
-def test_three_nodes_are_read_from_a_fourth_place_while_they_live(tmp_path: Path, server: S3Server) -> None:
+def test_three_nodes_are_read_from_a_fourth_place_while_they_live(tmp_path: Path, server: ObjectStore) -> None:
     slow = make_run(
         tmp_path, ranks=2 * NODES, steps=60, slow={SLOW: 2.0}, end="",
         identities={rank: {"node_rank": rank // 2, "host": f"gpu-{rank // 2}"} for rank in range(2 * NODES)},
@@ -55,10 +58,10 @@ def test_three_nodes_are_read_from_a_fourth_place_while_they_live(tmp_path: Path
     for node, run in enumerate(disks(tmp_path, slow)):
         with Ingester(run, node) as ingester:
             ingester.tick(thorough=True)
-        publisher = Publisher(server.address("runs"), run, node_rank=node)
+        publisher = Publisher(address(server, "runs"), run, node_rank=node)
         publisher.write(publisher.read())
         publishers.append(publisher)
-    found = rankscope.open(server.address(f"runs/{slow.run_id}"))
+    found = rankscope.open(address(server, f"runs/{slow.run_id}"))
     assert is_watched(RunDir(found.path).stores()), "it is live"
     (straggler,) = [finding for finding in found.findings if finding.kind == "straggler"]
     assert straggler.ranks == (SLOW,)
@@ -67,28 +70,28 @@ def test_three_nodes_are_read_from_a_fourth_place_while_they_live(tmp_path: Path
     assert found.report()["goodput"] is not None
     for publisher in publishers:
         publisher.write(publisher.read(is_last=True))
-    with Mirror(server.address(f"runs/{slow.run_id}"), tmp_path / "mirror") as mirror:
+    with Mirror(address(server, f"runs/{slow.run_id}"), tmp_path / "mirror") as mirror:
         mirror.refresh()
         assert not mirror.is_live
 
 
-def test_what_a_bucket_refuses_waits_and_is_named(tmp_path: Path, server: S3Server) -> None:
+def test_what_a_bucket_refuses_waits_and_is_named(tmp_path: Path, server: ObjectStore) -> None:
     run = make_run(tmp_path, ranks=2, steps=5)
     events = EventWriter(run.node_dir(0) / "publishing.jsonl", attempt=0, rank=NODE_RANK)
     with Ingester(run) as ingester:
         ingester.tick(thorough=True)
-        publishing = Publishing(Publisher(server.address("runs"), run, node_rank=0), events, every_s=10.0)
-        server.fails = 500
+        publishing = Publishing(Publisher(address(server, "runs"), run, node_rank=0), events, every_s=10.0)
+        server.faults += [Fault(action="500", method=method, times=1_000_000) for method in ("PUT", "POST")]
         publishing.poll()
         written = run.node_dir(0) / "publishing.jsonl"
         wait_for(lambda: '"publish_failed"' in written.read_text(), "event of the refusal")
         make_run(tmp_path, run=run, attempt=1, ranks=2, steps=7)
-        publishing.note(ingester.tick(thorough=True).rows)
+        publishing.note(ingester.tick(thorough=True).rows, until_ns=time.time_ns())
         assert not publishing.allows_folding(), "what waits stays in the store"
-        server.fails = 0
+        server.faults.clear()
         publishing.finish(limit_s=60.0)
     events.close()
-    with Mirror(server.address(f"runs/{run.run_id}"), tmp_path / "mirror") as mirror:
+    with Mirror(address(server, f"runs/{run.run_id}"), tmp_path / "mirror") as mirror:
         mirror.refresh()
         copied = rankscope.api.Run(mirror.run).sql("SELECT attempt, count(*) AS rows FROM steps GROUP BY 1 ORDER BY 1")
         kept = rankscope.api.Run(run).sql("SELECT attempt, count(*) AS rows FROM steps GROUP BY 1 ORDER BY 1")
@@ -97,8 +100,8 @@ def test_what_a_bucket_refuses_waits_and_is_named(tmp_path: Path, server: S3Serv
     assert not [key for key in KEYS.values() if key in written.read_text()]
 
 
-def test_a_bucket_that_is_not_there_is_named_without_keys(tmp_path: Path, server: S3Server) -> None:
+def test_a_bucket_that_is_not_there_is_named_without_keys(tmp_path: Path, server: ObjectStore) -> None:
     with pytest.raises(AddressError) as raised:
-        Mirror(server.address("runs/demo").replace("lake", "sea"), tmp_path).refresh()
+        Mirror(address(server, "runs/demo", bucket="sea"), tmp_path).refresh()
     assert not [key for key in KEYS.values() if key in str(raised.value)]
     assert "\n" not in str(raised.value)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.store.readers.dump_files import Job
+from benchmarks.simulator.recorder_dumps import Job
 from tests.store.readers.trace_files import trace
 
 Writer = Callable[[Path], None]

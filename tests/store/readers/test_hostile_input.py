@@ -24,11 +24,11 @@ from analyzers.external.evidence import diagnose_files
 from analyzers.external.trace_diagnosis import diagnose_traces
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
+from benchmarks.simulator.recorder_dumps import Job
 from store.readers.external_files import SourceError, survey
 from store.readers.flight_recorder import read_dump
 from store.readers.json_stream import members
 from store.readers.safe_pickle import loads
-from tests.store.readers.dump_files import Job
 from tests.store.readers.hostile_files import DUMPS, PROOF, TRACES, Writer
 
 CASES = [*DUMPS.items(), *TRACES.items()]

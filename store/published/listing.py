@@ -1,0 +1,57 @@
+"""Runs that are published under one address.
+
+runs_at("s3://lake/rankscope")             # ["demo-20261122-101500", ...], the newest first; empty for a run itself
+run_address("s3://lake/rankscope?region=eu-west-1", "demo-20261122-101500")
+"""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from store.published.address import AddressError, one_line, open_address
+
+__all__ = ["RUN_NAME", "newest_run", "run_address", "runs_at"]
+
+MAX_RUNS = 2_000
+"""Runs that are listed; of more, those whose names come last."""
+REQUESTS = 16
+RUN_NAME = re.compile(r"(?!\.)[\w.+ -]{1,200}\Z")
+"""What a run's folder may be called; the content of an address may come from strangers."""
+
+
+def runs_at(address: str) -> list[str]:
+    """Names of the runs directly at an address, the newest first. Raises AddressError."""
+    files, root = open_address(address)
+    from pyarrow import fs
+
+    try:
+        found = files.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        names = sorted(
+            info.base_name for info in found if info.type == fs.FileType.Directory and RUN_NAME.match(info.base_name)
+        )[-MAX_RUNS:]
+        if any(info.base_name == "run.json" for info in found):
+            return []
+
+        def began(name: str) -> Any:
+            return files.get_file_info(f"{root}/{name}/run.json")
+
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            manifests = list(zip(names, pool.map(began, names), strict=True))
+    except OSError as error:
+        raise AddressError(f"{address}: {one_line(error)}") from None
+    runs = [(info.mtime_ns or 0, name) for name, info in manifests if info.type == fs.FileType.File]
+    return [name for _, name in sorted(runs, reverse=True)]
+
+
+def run_address(address: str, name: str) -> str:
+    """The address of a run of `runs_at`."""
+    place, mark, options = address.partition("?")
+    return f"{place.rstrip('/')}/{name}{mark}{options}"
+
+
+def newest_run(address: str) -> tuple[str, list[str]]:
+    """The address of the newest run, with the names of all; that of a run as it is, with none. Raises AddressError."""
+    names = runs_at(address)
+    return (run_address(address, names[0]) if names else address), names

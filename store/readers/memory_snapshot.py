@@ -1,0 +1,76 @@
+"""Snapshots of torch's CUDA memory: our own files, and those of `torch.cuda.memory._dump_snapshot`.
+
+    is_memory_snapshot(head(path))
+    found = read_memory_snapshot(Path("memory/attempt-0/rank-00003-memory.json.gz"))
+    found.state.sites[0], found.problem
+
+A pickle is read by `safe_pickle`, which runs nothing. What a file says is judged by `probes.profiling.memory_state`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probes.profiling.memory_state import FORMAT, MemoryState, summarise
+from store.readers.external_files import SourceError, unpacked
+from store.readers.safe_pickle import loads
+
+__all__ = ["ReadSnapshot", "is_memory_snapshot", "read_memory_snapshot"]
+
+MAX_PICKLE_BYTES = 96 << 20
+MAX_JSON_BYTES = 64 << 20
+"""Ours have at most 32 MiB; Python's objects take several times as much."""
+_START = 64
+"""Bytes in which a pickle's first key stands."""
+_KEYS = (b"\x08segments", b"\x08\x00\x00\x00segments")
+_OURS = f'{{"format": "{FORMAT}"'.encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSnapshot:
+    """State in a snapshot, and what it lacks ("" for nothing)."""
+
+    state: MemoryState
+    problem: str = ""
+
+
+def is_memory_snapshot(first: bytes) -> bool:
+    """Return True if a file that begins so is a snapshot of either kind."""
+    return first.startswith(_OURS) or (first[:1] == b"\x80" and any(key in first[:_START] for key in _KEYS))
+
+
+def read_memory_snapshot(path: Path) -> ReadSnapshot:
+    """Read and check one snapshot. Raises SourceError with one line."""
+    blob = b"".join(unpacked(path, MAX_PICKLE_BYTES))
+    try:
+        content = _json(blob) if blob[:1] == b"{" else loads(blob)
+        if not isinstance(content, Mapping):
+            raise SourceError("is no memory snapshot")
+        state = summarise(content)
+    except SourceError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise SourceError(str(error) if isinstance(error, ValueError) else "is nested too deeply") from None
+    return ReadSnapshot(state=state, problem=_lacking(content.get("left_out")))
+
+
+def _json(blob: bytes) -> Any:
+    if len(blob) > MAX_JSON_BYTES:
+        raise SourceError(f"holds more than {MAX_JSON_BYTES:,} bytes: no snapshot of ours has so many")
+    try:
+        return json.loads(blob)
+    except ValueError:
+        raise SourceError("is damaged: no JSON") from None
+
+
+def _lacking(left_out: Any) -> str:
+    """Blocks that the writer had no room for."""
+    counts = left_out if isinstance(left_out, Mapping) else {}
+    texts = {"blocks": "small blocks", "stacks": "stacks of small blocks"}
+    cut = {text: counts.get(key) for key, text in texts.items()}
+    parts = [f"{count:,} {text}" for text, count in cut.items() if isinstance(count, int) and count > 0]
+    return f"was cut when it was written: without {' and '.join(parts)}" if parts else ""
