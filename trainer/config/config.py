@@ -6,6 +6,7 @@ What depends on the number of ranks is checked by `trainer.layout.plan.resolve`.
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -14,6 +15,7 @@ from store.published.address import check_address
 from trainer.config.export import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
 from trainer.config.model import ModelConfig
 from trainer.config.parallel import ParallelConfig
+from trainer.config.profiler import ProfilerConfig
 from trainer.config.recovery import RecoveryConfig
 from trainer.config.section import Section
 
@@ -84,6 +86,11 @@ class TrainConfig(Section):
     """Global batches of one evaluation."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     """Computation; parameters, gradients' reduction and optimizer stay float32."""
+    float8: Literal["none", "tensorwise", "rowwise"] = "none"
+    """Matrix products of the blocks in fp8, by torchao (`rankscope[fp8]`): one scale a tensor, or one a row, which is
+    more exact and slower."""
+    float8_emulated: bool = False
+    """With `float8`: round to fp8 and multiply in float32, on any device: slow, to try what it does to the loss."""
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
     """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
     compile: bool = False
@@ -101,6 +108,9 @@ class TrainConfig(Section):
 
 
 class OptimConfig(Section):
+    name: Literal["adamw", "muon", "adamw8bit"] = "adamw"
+    """muon = Muon for the matrices of the blocks, AdamW for embedding, head and norms; adamw8bit = AdamW with moments
+    of 8 bits for all matrices but the embedding."""
     lr: float = Field(default=3e-4, gt=0)
     """Highest learning rate."""
     betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.95)
@@ -108,7 +118,9 @@ class OptimConfig(Section):
     eps: float = Field(default=1e-8, gt=0)
     """AdamW's epsilon."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """AdamW's decay, for matrices other than the embedding."""
+    """Decoupled weight decay, for matrices other than the embedding."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    """With `muon`: decay of the momentum of its matrices."""
     clip_norm: float = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 = measure without clipping."""
     warmup_steps: int = Field(default=20, ge=0)
@@ -195,11 +207,22 @@ class CheckpointConfig(Section):
     remote: str = Field(default="", pattern=r"^([A-Za-z0-9+.:_-]+://.+)?$")
     """fsspec address, such as `s3://bucket/folder`, that gets a copy of each checkpoint in a folder of the run's name,
     and gives it back to a machine that lost it; empty = none."""
+    remote_limit_s: float = Field(default=3600.0, gt=0)
+    """Seconds that fetching from the address at a start, or sending one checkpoint there, may take in all. Then a start
+    goes on with what is on the disk, or ends; what could not be sent is sent again. The training never waits for it."""
+
+    @field_validator("remote")
+    @classmethod
+    def _check_remote(cls, value: str) -> str:
+        # Addresses of Azure name a container before the @, so only one with a password is refused.
+        if re.match(r"[^/]*//[^/@]*:[^/@]*@", value):
+            raise ValueError("keys do not belong in an address: set AWS_ACCESS_KEY_ID and its kin")
+        return value
 
 
 class PublishConfig(Section):
     address: str = ""
-    """Folder or bucket to which `watch` publishes the records of its node while the run lives: file://, s3:// or gs://;
+    """Folder or bucket to which `watch` publishes the records of its node while the run lives: file:// or s3://;
     empty = nothing is published."""
     every_s: float = Field(default=10.0, ge=1)
     """Seconds between two publications, which each write a file a table."""
@@ -222,6 +245,7 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     probes: ProbesConfig = Field(default_factory=ProbesConfig)
+    profiler: ProfilerConfig = Field(default_factory=ProfilerConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
@@ -239,6 +263,8 @@ class Config(Section):
             )
         if model.num_heads % model.kv_heads:
             raise ValueError(f"model.num_kv_heads = {model.kv_heads}: must divide model.num_heads = {model.num_heads}")
+        if not self.probes.enabled and (self.profiler.interval or self.profiler.ranges):
+            raise ValueError("profiler.interval and profiler.ranges need probes.enabled = true")
         every, interval = self.checkpoint.keep_every, self.checkpoint.interval
         if every and (not interval or every % interval):
             raise ValueError(

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from probes.tape.secrets import REDACTED, SECRET_SETTINGS, redacted_command
 from trainer.config.config import Config
 
-__all__ = ["ConfigError", "changed_config", "load_config"]
+__all__ = ["ConfigError", "changed_config", "given_settings", "load_config"]
 
 
 class ConfigError(ValueError):
@@ -42,6 +42,18 @@ def load_config(path: Path | None, overrides: list[str] | None = None) -> Config
     for override in overrides or []:
         _apply_override(values, override)
     return _checked(values)
+
+
+def given_settings(overrides: list[str]) -> dict[str, dict[str, Any]]:
+    """{section: {key: value}} of `section.key=value` overrides alone, checked as a configuration with them is.
+
+    Raises ConfigError, one line.
+    """
+    values: dict[str, Any] = {}
+    for override in overrides:
+        _apply_override(values, override)
+    checked = _checked(values).model_dump(mode="json")
+    return {section: {name: checked[section][name] for name in settings} for section, settings in values.items()}
 
 
 def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:

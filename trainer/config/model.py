@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from trainer.config.section import Section
@@ -36,6 +38,8 @@ class ModelConfig(Section):
     """Experts that the router chooses for a token."""
     expert_dim: int = Field(default=0, ge=0)
     """Width of an expert; 0 = that of the feed-forward layer."""
+    expert_products: Literal["loop", "grouped"] = "loop"
+    """A rank's experts one after the other, or all in torch's grouped matrix products."""
     capacity_factor: float = Field(default=0.0, ge=0)
     """An expert takes so many times its even share of a sequence's choices, and drops the rest; 0 = all of them."""
     balance_loss: float = Field(default=0.01, ge=0)

@@ -21,7 +21,7 @@ class ParallelConfig(Section):
     cp: int = Field(default=1, ge=1)
     """Ranks that share every sequence: each has a piece of it (context parallel)."""
     ep: int = Field(default=1, ge=1)
-    """Ranks that share the experts of each layer (expert parallel); each reads sequences of its own."""
+    """Ranks that share each layer's experts, with those of `tp` (expert parallel); each reads sequences of its own."""
     pp: int = Field(default=1, ge=1)
     """Pipeline ranks; each holds some of the layers."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"
@@ -37,6 +37,8 @@ class ParallelConfig(Section):
     are reduced with the last)."""
     reduce_dtype: Literal["float32", "bf16"] = "float32"
     """Type in which FSDP sends and adds gradients."""
+    float8_all_gather: bool = False
+    """With `train.float8 = "tensorwise"`: FSDP gathers these matrices in fp8, a byte a number."""
     cpu_offload: bool = False
     """FSDP keeps parameters, gradients and optimizer state in host memory, where the optimizer works (CUDA only)."""
     sequence_parallel: bool = True

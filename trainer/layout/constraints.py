@@ -8,6 +8,7 @@ Here is what depends on the whole layout; the limits of one value are in its sec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKS"]
 
+CODES_BLOCK = 128
+"""Numbers of a row that share a scale, as in `trainer.training.adamw8bit`."""
+FLOAT8_MULTIPLE = 16
+"""Rows and columns of a product in fp8 are multiples of it, as in `trainer.model.float8`."""
 TENSORS_PER_BLOCK = 9
 """Two norms, four matrices of attention, three of the feed-forward layer."""
 
@@ -44,16 +49,6 @@ def _compression(config: Config, plan: Plan) -> None:
 def _compile(config: Config, plan: Plan) -> None:
     if not config.train.compile:
         return
-    if config.train.activation_checkpointing == "selective":
-        raise ConfigError(
-            "train.compile = true: hides the operations that activation_checkpointing = 'selective' chooses from; "
-            "allowed: none, full, every_n"
-        )
-    if plan.tp > 1:
-        raise ConfigError(
-            f"train.compile = true: needs parallel.tp = 1, not {plan.tp} (torch 2.13 loses DTensor's gradients at the "
-            "border of what is compiled)"
-        )
     if plan.pp > 1 and plan.schedule.endswith("zero_bubble"):
         raise ConfigError(
             f"train.compile = true: compiled backward passes cannot be taken in two parts, as {plan.schedule} does; "
@@ -65,17 +60,12 @@ def _context(config: Config, plan: Plan) -> None:
     cp = plan.cp
     if cp == 1:
         return
-    pieces = cp * (plan.tp if config.parallel.sequence_parallel else 1)
+    pieces = cp * (plan.tp if config.parallel.sequence_parallel or config.model.num_experts else 1)
     if config.data.seq_len % pieces:
         of = f"parallel.cp = {cp}" if pieces == cp else f"parallel.cp x tp = {pieces}"
         raise ConfigError(f"data.seq_len = {config.data.seq_len}: must be divisible by {of}")
     if config.data.document_mask:
         raise ConfigError(f"data.document_mask = true: needs parallel.cp = 1, not {cp} (a piece does not see all ends)")
-    if config.model.num_experts:
-        raise ConfigError(
-            f"model.num_experts = {config.model.num_experts}: needs parallel.cp = 1, not {cp} "
-            "(balance and capacity count within a whole sequence)"
-        )
 
 
 def _experts(config: Config, plan: Plan) -> None:
@@ -84,20 +74,33 @@ def _experts(config: Config, plan: Plan) -> None:
         raise ConfigError(f"parallel.ep = {ep}: needs experts to share; set model.num_experts")
     if not model.num_experts:
         return
-    if model.num_experts % ep:
-        raise ConfigError(f"model.num_experts = {model.num_experts}: must be divisible by parallel.ep = {ep}")
+    if model.num_experts % (ep * plan.tp):
+        holders = _product(plan, "ep", "tp")
+        raise ConfigError(f"model.num_experts = {model.num_experts}: must be divisible by {holders}")
     setting = f"model.num_experts = {model.num_experts}"
-    if plan.tp > 1:
-        raise ConfigError(f"{setting}: experts are not split by parallel.tp = {plan.tp}; use ep and dp_shard")
+    if model.expert_products == "grouped":
+        step = 4 if config.train.precision == "float32" else 8
+        for key, width in (("model.dim", model.dim), ("the experts' width", model.expert_ffn_dim)):
+            if width % step:
+                raise ConfigError(
+                    f"{key} = {width}: model.expert_products = 'grouped' needs rows of a multiple of 16 bytes, "
+                    f"so a multiple of {step}"
+                )
     if plan.pp > 1 and plan.schedule.endswith("zero_bubble"):
         raise ConfigError(
             f"{setting}: the way to experts and back cannot be taken in two parts, as {plan.schedule} does; "
             "allowed: gpipe, 1f1b, interleaved_1f1b"
         )
-    if ep > 1:
+    if ep * plan.tp > 1:
         for key, width in (("model.dim", model.dim), ("the experts' width", model.expert_ffn_dim)):
-            if width % plan.dp_shard:
-                raise ConfigError(f"{key} = {width}: must be divisible by parallel.dp_shard = {plan.dp_shard}")
+            if width % (plan.dp_shard * plan.cp):
+                raise ConfigError(f"{key} = {width}: must be divisible by {_product(plan, 'dp_shard', 'cp')}")
+
+
+def _product(plan: Plan, *dims: str) -> str:
+    """Sizes of the mesh, like `parallel.ep = 2` or `parallel.ep x tp = 4`: those above 1."""
+    used = [dim for dim in dims if plan.sizes[dim] > 1]
+    return f"parallel.{' x '.join(used)} = {math.prod(plan.sizes[dim] for dim in used)}"
 
 
 def _cpu_offload(config: Config, plan: Plan) -> None:
@@ -112,6 +115,7 @@ def _reduction(config: Config, plan: Plan) -> None:
     chosen = {
         "reduce_every_microbatch = true": parallel.reduce_every_microbatch,
         "reduce_dtype = 'bf16'": parallel.reduce_dtype != "float32",
+        "float8_all_gather = true": parallel.float8_all_gather,
     }
     for setting in (name for name, is_chosen in chosen.items() if is_chosen):
         if plan.data_parallel_kind not in ("fsdp", "hsdp"):
@@ -140,7 +144,72 @@ def _zero1(config: Config, plan: Plan) -> None:
         )
 
 
+def _own_optimizer(config: Config, plan: Plan) -> None:
+    if config.optim.name == "adamw":
+        return
+    setting = f"optim.name = {config.optim.name!r}"
+    if plan.zero1:
+        raise ConfigError(
+            f"{setting}: not with parallel.zero1 = true, which deals parameters out to one AdamW; use dp_shard"
+        )
+    if config.parallel.cpu_offload:
+        raise ConfigError(f"{setting}: not with parallel.cpu_offload = true (its update would be the host's work)")
+    if config.model.num_experts:
+        raise ConfigError(
+            f"{setting}: not with model.num_experts = {config.model.num_experts}, whose matrices are stacked in one "
+            "tensor; use adamw"
+        )
+
+
+def _float8(config: Config, plan: Plan) -> None:
+    kind = config.train.float8
+    if kind == "none":
+        if config.train.float8_emulated:
+            raise ConfigError("train.float8_emulated = true: needs train.float8 = 'tensorwise' or 'rowwise'")
+        return
+    setting = f"train.float8 = {kind!r}"
+    if config.train.precision == "fp16":
+        raise ConfigError(
+            f"{setting}: not with train.precision = 'fp16', whose loss scale it does not need; allowed: bf16, float32"
+        )
+    if plan.pp > 1 and plan.schedule.endswith("zero_bubble"):
+        raise ConfigError(
+            f"{setting}: its backward cannot be taken in two parts, as {plan.schedule} does; "
+            "allowed: gpipe, 1f1b, interleaved_1f1b"
+        )
+    tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
+    if tokens % FLOAT8_MULTIPLE:
+        raise ConfigError(
+            f"{setting}: a pass has {tokens} tokens on a rank (train.micro_batch_size x data.seq_len / parallel.cp); "
+            f"must be a multiple of {FLOAT8_MULTIPLE}"
+        )
+
+
+def _float8_gather(config: Config, plan: Plan) -> None:
+    if not config.parallel.float8_all_gather:
+        return
+    setting = "parallel.float8_all_gather = true"
+    if config.train.float8 != "tensorwise":
+        why = "" if config.train.float8 == "none" else ", which rounds a matrix by rows and again by columns"
+        raise ConfigError(f"{setting}: needs train.float8 = 'tensorwise', not {config.train.float8!r}{why}")
+    if config.parallel.cpu_offload:
+        raise ConfigError(f"{setting}: not with parallel.cpu_offload = true (shards would be rounded on the host)")
+
+
+def _whole_blocks(config: Config, plan: Plan) -> None:
+    """8-bit moments have a scale for each piece of a row, which tensor parallelism must not split."""
+    if config.optim.name != "adamw8bit":
+        return
+    for key, width in (("model.dim", config.model.dim), ("the feed-forward's width", config.model.ffn_dim)):
+        if width % CODES_BLOCK == 0 and width // plan.tp % CODES_BLOCK:
+            raise ConfigError(
+                f"optim.name = 'adamw8bit': parallel.tp = {plan.tp} splits {key} = {width} into pieces of "
+                f"{width // plan.tp}; must be multiples of {CODES_BLOCK}"
+            )
+
+
 CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
-    _zero1, _compression, _compile, _context, _experts, _cpu_offload, _reduction,
+    _zero1, _compression, _compile, _context, _experts, _cpu_offload, _reduction, _own_optimizer,
+    _float8, _float8_gather, _whole_blocks,
 )  # fmt: skip
 """In the order in which they are checked."""

@@ -65,7 +65,7 @@ class Plan:
 
         DDP's C++ reducer takes no DTensors, and never hears of gradients that the zero-bubble schedules compute apart
         from backward. Replicas then go through FSDP2 with a shard dimension of one, whose gather and scatter are
-        no-ops: `hsdp`. What is no expert is sharded over `dp_shard`, `ep` and `cp` together.
+        no-ops: `hsdp`. What is no expert is sharded over `dp_shard`, `ep` and `cp` together, experts without `ep`.
         """
         if self.dp_shard * self.ep * self.cp > 1:
             return "hsdp" if self.dp_replicate > 1 else "fsdp"
@@ -156,10 +156,11 @@ def _check_tensor_parallel(config: Config, tp: int) -> None:
     divided = {
         "model.num_heads": model.num_heads,
         "model.num_kv_heads": model.kv_heads,
-        "model.hidden_dim": model.ffn_dim,
         "model.vocab_size": model.vocab_size,
     }
-    if config.parallel.sequence_parallel:
+    if not model.num_experts:
+        divided["model.hidden_dim"] = model.ffn_dim
+    if config.parallel.sequence_parallel or model.num_experts:
         divided["data.seq_len"] = config.data.seq_len
     for key, value in divided.items():
         if value % tp:

@@ -15,13 +15,14 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from trainer.config.config import TrainConfig
 from trainer.model.transformer import Block, Transformer
 
-__all__ = ["apply_activation_checkpointing"]
+__all__ = ["apply_activation_checkpointing", "selective_contexts"]
 
 _aten = torch.ops.aten
 _KEPT = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
+    _aten._grouped_mm.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
@@ -41,10 +42,11 @@ def apply_activation_checkpointing(model: Transformer, config: TrainConfig) -> N
         assert isinstance(block, Block)
         if kind == "every_n" and int(name) % config.checkpoint_every_n:
             continue
-        block.recompute = _selective_contexts if kind == "selective" else noop_context_fn
+        block.recompute = selective_contexts if kind == "selective" else noop_context_fn
 
 
-def _selective_contexts() -> Any:
+def selective_contexts() -> Any:
+    """The contexts of a selective forward and of its recomputation, for torch's `checkpoint`."""
     return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]  # torch: no types
 
 

@@ -3,20 +3,26 @@
     compile_blocks(model, "inductor")
     with uncompiled(): model(tokens)        # every operation on its own, to watch each
 
-Inside the compiled part are a block's layers only. FSDP's gathers, activation checkpointing, DDP's reducer and the
-probes are around it, in Python, as they are without it; so names and checkpoints do not change either.
+Inside the compiled part are a block's layers, under tensor parallel with their collectives. FSDP's gathers, activation
+checkpointing, DDP's reducer and the probes are around it, in Python, as they are without it; so names and checkpoints
+do not change either. Only selective checkpointing is compiled with the layers: it chooses from their operations, which
+could not be seen from outside, and the compiler keeps those that it names.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from trainer.config.load import ConfigError
+from trainer.model.checkpointing import selective_contexts
 from trainer.model.transformer import Block, Transformer
 
 __all__ = ["check_compiler", "compile_blocks", "uncompiled"]
@@ -35,10 +41,22 @@ def check_compiler(backend: str, device: torch.device) -> None:
 
 
 def compile_blocks(model: Transformer, backend: str) -> None:
-    """Have each block of `model` compiled when it first runs."""
+    """Have each block of `model` compiled when it first runs; after `apply_activation_checkpointing`."""
+    model.compiled = True
     for block in model.blocks.values():
         assert isinstance(block, Block)
-        block.compiled = torch.compile(block.layer, backend=backend, dynamic=False)
+        layer = block.layer
+        if block.recompute is selective_contexts:
+            block.recompute, layer = None, _selectively_checkpointed(layer)
+        block.compiled = torch.compile(layer, backend=backend, dynamic=False)
+
+
+def _selectively_checkpointed(layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def checkpointed(x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        out: Tensor = checkpoint(layer, x, cos, sin, mask, use_reentrant=False, context_fn=selective_contexts)
+        return out
+
+    return checkpointed
 
 
 def uncompiled() -> AbstractContextManager[Any]:

@@ -1,8 +1,9 @@
 """A feed-forward layer of experts: a router sends each token to the few that suit it best.
 
     layer = MixtureOfExperts(config.model)          # in place of FeedForward
-    layer.group = ep_group                          # each of its ranks has some of the experts; None: all are here
-    out = layer(x)                                  # (batch, seq, dim), as FeedForward
+    layer.group = group                             # each of its ranks has some of the experts; None: all are here
+    layer.pieces = group                            # each of its ranks has a piece of every sequence; None: the whole
+    out = layer(x)                                  # (batch, seq or piece, dim), as FeedForward
     layer.take_load()                               # tokens and dropped tokens of each expert since the last time
 
 The router's probabilities are those of Shazeer et al. 2017 in float32; of more than one chosen expert they are scaled
@@ -12,11 +13,14 @@ They are not added to the reported loss but enter at the layer's output in backw
 
 Balance and capacity count within a sequence (as DeepSeek-V3's sequence-wise loss): what is lost, and which tokens are
 dropped, then does not depend on how ranks and microbatches share the batch, and every layout trains alike. A token
-over an expert's capacity goes without it; those before it in the sequence come first, so nothing looks ahead.
+over an expert's capacity goes without it; those before it in the sequence come first, so nothing looks ahead. Where
+ranks have pieces of a sequence they tell each other how often each expert was chosen: that is all that either needs,
+because the balance loss is linear in the probabilities, and each rank adds the part of its own tokens.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -24,10 +28,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from trainer.config.model import ModelConfig
 from trainer.model.exchange import Route, exchange, scaled_gradient
+from trainer.model.sequence_counts import sequence_counts
 
 __all__ = ["Experts", "MixtureOfExperts"]
 
@@ -38,6 +43,7 @@ class Experts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         count, dim, hidden = config.num_experts, config.dim, config.expert_ffn_dim
+        self.grouped = config.expert_products == "grouped"
         self.gate = nn.Parameter(torch.empty(count, hidden, dim))
         self.up = nn.Parameter(torch.empty(count, hidden, dim))
         self.down = nn.Parameter(torch.empty(count, dim, hidden))
@@ -48,8 +54,22 @@ class Experts(nn.Module):
             scaled_gradient(weight.to_local() if isinstance(weight, DTensor) else weight, gradient_scale)
             for weight in (self.gate, self.up, self.down)
         )
+        if self.grouped:
+            return _grouped_feed_forward(tokens, counts, gate, up, down)
         parts = zip(torch.split(tokens, counts), gate.unbind(), up.unbind(), down.unbind(), strict=True)
         return torch.cat([F.linear(F.silu(F.linear(x, g)) * F.linear(x, u), d) for x, g, u, d in parts])
+
+
+def _grouped_feed_forward(tokens: Tensor, counts: list[int], gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """All experts in three products, each with as many matrices as there are experts."""
+    kind = tokens.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tokens.dtype  # not autocast by torch
+    ends = torch.tensor(list(itertools.accumulate(counts)), dtype=torch.int32, device=tokens.device)
+
+    def product(rows: Tensor, weights: Tensor) -> Tensor:
+        return F.grouped_mm(rows.to(dtype), weights.to(dtype).transpose(1, 2), offs=ends)
+
+    return product(F.silu(product(tokens, gate)) * product(tokens, up), down)
 
 
 class MixtureOfExperts(nn.Module):
@@ -63,7 +83,13 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(config.dim, config.num_experts, bias=False)
         self.experts = Experts(config)
         self.group: dist.ProcessGroup | None = None
-        """Ranks that share the experts; each reads sequences of its own."""
+        """Ranks that share the experts; each sends tokens of its own."""
+        self.gradient_scale = 1.0
+        """Of an expert's gradient, which is a sum over the group: one over the losses there, each of them a mean."""
+        self.pieces: dist.ProcessGroup | None = None
+        """Ranks that have a piece of every sequence each, in their order."""
+        self.loss_share = 1.0
+        """Share of this rank's tokens in those of its loss: less than all where ranks have one loss together."""
         self.loss_scale = 1.0
         """What the mean loss of a microbatch is multiplied with before backward."""
         self.counts_load = True
@@ -71,28 +97,32 @@ class MixtureOfExperts(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
     def forward(self, x: Tensor) -> Tensor:
-        batch, seq, dim = x.shape
+        batch, length, dim = x.shape
         logits = self._logits(x)
         probabilities = logits.softmax(-1)
         weights, chosen = probabilities.topk(self.chosen, dim=-1)
         if self.chosen > 1:
             weights = weights / weights.sum(-1, keepdim=True)
-        sent = F.one_hot(chosen.flatten(1), self.num_experts)  # (batch, seq x chosen, experts)
-        kept = self._within_capacity(sent, seq)
+        choices = chosen.flatten(1)  # (batch, length x chosen)
+        sent = F.one_hot(choices, self.num_experts)
+        earlier, whole = sequence_counts(sent.sum(1), self.pieces)
+        seq = length * (self.pieces.size() if self.pieces is not None else 1)
+        kept = self._within_capacity(sent, earlier.gather(1, choices), seq)
         self._count(sent, kept)
-        expert = chosen.flatten() if kept is None else chosen.flatten().masked_fill(~kept.flatten(), self.num_experts)
+        expert = choices.flatten() if kept is None else choices.masked_fill(~kept, self.num_experts).flatten()
         order = expert.argsort(stable=True)
         route = Route.make(expert, self.num_experts, self.group)
         order = order[: route.num_sent]
         tokens = x.reshape(-1, 1, dim).expand(-1, self.chosen, -1).flatten(0, 1)[order]
         tokens = exchange(tokens, route, self.group)
-        tokens = self.experts(tokens, route.counts, 1.0 / (self.group.size() if self.group is not None else 1))
+        tokens = self.experts(tokens, route.counts, self.gradient_scale)
         tokens = exchange(tokens, route.back, self.group)
         # Each row goes to a place of its own: the sum over a token's experts has one order in every layout.
-        places = tokens.new_zeros(batch * seq * self.chosen, dim).index_copy(0, order, tokens)
-        out = (places.view(batch, seq, self.chosen, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
+        places = tokens.new_zeros(batch * length * self.chosen, dim).index_copy(0, order, tokens)
+        out = (places.view(batch, length, self.chosen, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
         if torch.is_grad_enabled() and (self.balance_loss or self.z_loss):
-            scaled = self.loss_scale * self._auxiliary(logits, probabilities, sent)
+            auxiliary = self._auxiliary(logits, probabilities, whole / (seq * self.chosen))
+            scaled = self.loss_scale * self.loss_share * auxiliary
             out = _WithLoss.apply(out, scaled)  # type: ignore[no-untyped-call]  # torch: no types
         return out
 
@@ -104,19 +134,23 @@ class MixtureOfExperts(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         """In float32 whatever the rest is computed in: a small error here sends a token elsewhere."""
+        weight: Tensor = self.router.weight
+        if isinstance(weight, DTensor):  # tensor-parallel ranks have it whole, and pieces of the tokens
+            weight = weight.to_local(grad_placements=(Partial(),))
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x.float(), self.router.weight.float())
+            return F.linear(x.float(), weight.float())
 
-    def _within_capacity(self, sent: Tensor, seq: int) -> Tensor | None:
-        """Mask of the choices that experts take, (batch, seq x chosen); None for all."""
+    def _within_capacity(self, sent: Tensor, earlier: Tensor, seq: int) -> Tensor | None:
+        """Mask of the choices that experts take, (batch, length x chosen); None for all. `earlier`: how often a choice
+        was made in the pieces before."""
         if not self.capacity_factor:
             return None
         capacity = math.ceil(self.capacity_factor * seq * self.chosen / self.num_experts)
-        place = (sent.cumsum(1) * sent).sum(-1)  # from 1, within the sequence
+        place = earlier + (sent.cumsum(1) * sent).sum(-1)  # from 1, within the sequence
         return place <= capacity
 
-    def _auxiliary(self, logits: Tensor, probabilities: Tensor, sent: Tensor) -> Tensor:
-        share = sent.float().mean(1)  # (batch, experts)
+    def _auxiliary(self, logits: Tensor, probabilities: Tensor, share: Tensor) -> Tensor:
+        """Return the losses of this rank's tokens; `share`, (batch, experts), of the choices of the whole sequence."""
         balance = self.num_experts * (share * probabilities.mean(1)).sum(-1).mean()
         return self.balance_loss * balance + self.z_loss * logits.logsumexp(-1).square().mean()
 

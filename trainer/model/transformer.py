@@ -139,6 +139,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.separator = separator
+        self.compiled = False
+        """Whether the blocks go through torch.compile."""
         self.piece, self.num_pieces = 0, 1
         """Context parallel: which piece of each sequence comes in, of how many."""
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
@@ -173,6 +175,10 @@ class Transformer(nn.Module):
             cos, sin, mask = self._of_piece(x.shape[1])
         if self.embed is not None:
             x = self.embed(x)
+            if self.compiled:
+                # Under tensor parallel it may still be on its way (AsyncCollectiveTensor), a class whose gradient
+                # torch 2.13's compiled blocks return without DTensor's placements.
+                x = x.clone()
         for block in self.blocks.values():
             x = block(x, cos, sin, mask)
         if self.norm is not None and self.head is not None:

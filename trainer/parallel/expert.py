@@ -1,28 +1,47 @@
-"""Expert parallelism: each rank of an `ep` group has some of the experts of every layer, and all of them the rest.
+"""Expert parallelism: each rank of a group has some of the experts of every layer, and all of them the rest.
+
+The group is that of `ep` and `tp` together: tensor-parallel ranks have pieces of the same sequences, or get them here,
+and send their tokens to experts as ranks with other sequences do. So no expert's matrices are split, and no token goes
+to an expert twice. With context parallel a rank's tokens are those of its pieces, and the other pieces' experts are
+copies, whose gradients FSDP reduces.
 
 The experts' stacked weights are split by expert, as DTensors, so that initial values, norms, checkpoints and
 fingerprints know which part a rank holds. Tokens go to their experts and back by all-to-all
-(`trainer.model.exchange`); each rank reads sequences of its own.
+(`trainer.model.exchange`).
 """
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from trainer.layout.plan import Plan
 from trainer.model.experts import MixtureOfExperts
 from trainer.model.transformer import Transformer
+from trainer.parallel.mesh import joined_mesh, submesh
 
 __all__ = ["apply_expert_parallel"]
 
 
-def apply_expert_parallel(model: Transformer, mesh: DeviceMesh) -> None:
-    """Split the experts of `model` over the one-dimensional `mesh`, in place and without communication."""
-    for layer in model.modules():
-        if not isinstance(layer, MixtureOfExperts):
-            continue
-        layer.group = mesh.get_group()
-        for name, weight in list(layer.experts.named_parameters()):
-            split = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-            setattr(layer.experts, name, nn.Parameter(split))
+def apply_expert_parallel(model: Transformer, mesh: DeviceMesh, plan: Plan) -> None:
+    """Divide experts and tokens of `model` as `plan` says, in place and without communication; nothing is done to a
+    model without experts."""
+    layers = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    if not layers:
+        return
+    holders, pieces, tp_mesh = joined_mesh(mesh, "ep", "tp"), joined_mesh(mesh, "cp", "tp"), submesh(mesh, "tp")
+    for layer in layers:
+        if pieces is not None:
+            layer.pieces, layer.loss_share = pieces.get_group(), 1.0 / plan.tp
+        if holders is not None:
+            layer.group, layer.gradient_scale = holders.get_group(), 1.0 / plan.ep
+            for name, weight in list(layer.experts.named_parameters()):
+                _distribute(layer.experts, name, weight, holders, Shard(0))
+        if tp_mesh is not None:
+            _distribute(layer.router, "weight", layer.router.weight, tp_mesh, Replicate())
+
+
+def _distribute(module: nn.Module, name: str, weight: Tensor, mesh: DeviceMesh, place: Shard | Replicate) -> None:
+    split = distribute_tensor(weight.detach(), mesh, [place], src_data_rank=None)
+    setattr(module, name, nn.Parameter(split))

@@ -1,7 +1,7 @@
 """Sharded parameters, gradients and optimizer state with torch's FSDP2 (`fully_shard`), HSDP on a 2-D mesh.
 
-Each block is one communication unit, under expert parallel its experts another; what is left (embedding, last norm,
-head) belongs to the root.
+Each block is one communication unit, experts of which a rank has only some another; what is left (embedding, last
+norm, head) belongs to the root.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
     mesh = build_mesh(plan, "cpu")        # None for a single rank
     tp_mesh = submesh(mesh, "tp")         # None where tp is 1
+    joined_mesh(mesh, "ep", "tp")         # both as one dimension, called ep+tp
     dense_mesh(mesh, plan)                # what FSDP shards all but the experts over
+    expert_mesh(mesh, plan)               # what it shards them over, where ranks have some of them each
 
 The mesh has only the dimensions in use: a process group costs memory and a start-up exchange on every rank.
 """
@@ -15,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.layout.plan import Plan
 
-__all__ = ["build_mesh", "dense_mesh", "submesh"]
+__all__ = ["build_mesh", "dense_mesh", "expert_mesh", "joined_mesh", "submesh"]
 
 
 def build_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
@@ -36,17 +38,33 @@ def submesh(mesh: DeviceMesh | None, *dims: str) -> DeviceMesh | None:
     return mesh[present if len(present) > 1 else present[0]]
 
 
-def dense_mesh(mesh: DeviceMesh | None, plan: Plan) -> DeviceMesh:
-    """FSDP's mesh of all parameters but experts: (shards), or (dp_replicate, shards) for HSDP.
+def joined_mesh(mesh: DeviceMesh, *dims: str) -> DeviceMesh | None:
+    """Those of `dims` that are in use as one, called for instance `dp_shard+ep`, or None if none is."""
+    parts = tuple(dim for dim in dims if dim in (mesh.mesh_dim_names or ()))
+    if not parts:
+        return None
+    return mesh[parts]._flatten("+".join(parts)) if len(parts) > 1 else mesh[parts[0]]
 
-    Shards are the dimensions of `dp_shard`, `ep` and `cp` that are in use, as one, called for instance `dp_shard+ep`.
-    """
+
+def dense_mesh(mesh: DeviceMesh | None, plan: Plan) -> DeviceMesh:
+    """FSDP's mesh of all parameters but experts: (shards), or (dp_replicate, shards) for HSDP; the shards over
+    `dp_shard`, `ep` and `cp` as one."""
+    return _fsdp_mesh(mesh, plan, "dp_shard", "ep", "cp")
+
+
+def expert_mesh(mesh: DeviceMesh | None, plan: Plan) -> DeviceMesh | None:
+    """FSDP's mesh of experts of which each rank has some: as `dense_mesh`, without `ep`. None where all ranks have all
+    of them, so that nothing sets them apart."""
+    return _fsdp_mesh(mesh, plan, "dp_shard", "cp") if plan.ep * plan.tp > 1 else None
+
+
+def _fsdp_mesh(mesh: DeviceMesh | None, plan: Plan, *dims: str) -> DeviceMesh:
     assert mesh is not None
-    parts = tuple(dim for dim in ("dp_shard", "ep", "cp") if dim in (mesh.mesh_dim_names or ()))
-    shards = "+".join(parts)
-    flat: DeviceMesh = mesh[parts]._flatten(shards) if len(parts) > 1 else mesh[shards]
+    shards = joined_mesh(mesh, *dims)
+    assert shards is not None
     if plan.data_parallel_kind != "hsdp":
-        return flat
+        return shards
+    (name,) = shards.mesh_dim_names or ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch means to make another way of taking a flattened dimension along
-        return mesh["dp_replicate", shards]
+        return mesh["dp_replicate", name]

@@ -1,4 +1,5 @@
-"""Apply a plan to a model, in the order in which the pieces compose: tensor or expert parallel, FSDP or DDP around it.
+"""Apply a plan to a model, in the order in which the pieces compose: tensor, context and expert parallel, then FSDP or
+DDP around them.
 
 with torch.device("meta"):
     module = Transformer(config.model)           # shapes without memory
@@ -25,8 +26,9 @@ from trainer.parallel.compression import GradientCompression
 from trainer.parallel.context import apply_context_parallel
 from trainer.parallel.ddp import apply_ddp
 from trainer.parallel.expert import apply_expert_parallel
+from trainer.parallel.float8_gather import Float8Gathers
 from trainer.parallel.fsdp import apply_fsdp
-from trainer.parallel.mesh import dense_mesh, submesh
+from trainer.parallel.mesh import dense_mesh, expert_mesh, submesh
 from trainer.parallel.tensor import apply_tensor_parallel
 
 __all__ = ["COMPUTE_DTYPES", "ParallelModel", "activation_dtype", "parallelize"]
@@ -47,6 +49,7 @@ class ParallelModel:
     forward_module: nn.Module
     compression: GradientCompression | None = None
     """Of DDP's gradients."""
+    float8_gathers: Float8Gathers | None = None
     reduces_every_microbatch: bool = False
     _synchronises: bool = True
 
@@ -66,6 +69,11 @@ class ParallelModel:
             self.module.set_requires_gradient_sync(wanted or self.reduces_every_microbatch)
             self.module.set_requires_all_reduce(wanted)
             self.module.set_is_last_backward(wanted)
+
+    def rescale(self) -> None:
+        """Find the scales of what FSDP gathers in fp8; before the first forward after parameters have changed."""
+        if self.float8_gathers is not None:
+            self.float8_gathers.rescale()
 
     def reshard(self) -> None:
         """Free what FSDP has gathered. After a forward without a backward it would keep, and use again, old values."""
@@ -88,9 +96,8 @@ def parallelize(
     cp_mesh = submesh(mesh, "cp")
     if cp_mesh is not None:
         apply_context_parallel(model, cp_mesh)
-    ep_mesh = submesh(mesh, "ep")
-    if ep_mesh is not None:
-        apply_expert_parallel(model, ep_mesh)
+    if mesh is not None:
+        apply_expert_parallel(model, mesh, plan)
     kind = plan.data_parallel_kind
     if kind in ("fsdp", "hsdp"):
         apply_fsdp(
@@ -99,7 +106,7 @@ def parallelize(
             config.parallel,
             compute_dtype=COMPUTE_DTYPES[config.train.precision],
             pipelined=plan.pp > 1,
-            expert_mesh=submesh(mesh, "dp_replicate", "dp_shard") if ep_mesh is not None else None,
+            expert_mesh=expert_mesh(mesh, plan) if config.model.num_experts else None,
         )
     model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
     if config.parallel.cpu_offload:  # the parameters only
@@ -120,5 +127,6 @@ def parallelize(
         module=model,
         forward_module=forward_module,
         compression=compression,
+        float8_gathers=Float8Gathers(model) if config.parallel.float8_all_gather and len(model.blocks) else None,
         reduces_every_microbatch=config.parallel.reduce_every_microbatch,
     )

@@ -2,11 +2,12 @@
 
     query, key, value, gate, up    split by output (columns): no communication
     out, down                      split by input (rows): partial sums, one reduction
+    experts                        whole, some on each rank; the router on all (`trainer.parallel.expert`)
     embed, head                    split by vocabulary
     norms and residuals            split along the sequence if `sequence_parallel`, else the same on every rank
 
-With `loss_parallel` the logits stay split by vocabulary, and cross-entropy exchanges one maximum and one sum a token
-instead of gathering them.
+Experts get the rank's own part of the sequence, also where `sequence_parallel` is off. With `loss_parallel` the logits
+stay split by vocabulary, and cross-entropy exchanges one maximum and one sum a token instead of gathering them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
 )
 
 from trainer.config.config import ParallelConfig
-from trainer.model.transformer import Transformer
+from trainer.model.experts import MixtureOfExperts
+from trainer.model.transformer import Block, Transformer
 
 __all__ = ["apply_tensor_parallel"]
 
@@ -49,20 +52,19 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, config: Parallel
         )
     _parallelize(model, mesh, plan)
     for block in model.blocks.values():
-        _parallelize(block, mesh, _block_plan(sequence))
+        assert isinstance(block, Block)
+        mlp = _experts_plan(sequence) if isinstance(block.mlp, MixtureOfExperts) else _feed_forward_plan(sequence)
+        _parallelize(block, mesh, _attention_plan(sequence) | mlp)
     model.tie()
 
 
-def _block_plan(sequence: bool) -> dict[str, ParallelStyle]:
+def _attention_plan(sequence: bool) -> dict[str, ParallelStyle]:
     residual = Shard(1) if sequence else Replicate()
     plan: dict[str, ParallelStyle] = {
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
         "attention.out": RowwiseParallel(output_layouts=residual),
-        "mlp.gate": ColwiseParallel(),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=residual),
     }
     if sequence:
         plan |= {
@@ -72,9 +74,32 @@ def _block_plan(sequence: bool) -> dict[str, ParallelStyle]:
             "attention": PrepareModuleInput(
                 input_layouts=(Shard(1), None, None, None), desired_input_layouts=(Replicate(), None, None, None)
             ),
-            "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
         }
     return plan
+
+
+def _feed_forward_plan(sequence: bool) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate()),
+    }
+    if sequence:
+        plan["mlp"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    return plan
+
+
+def _experts_plan(sequence: bool) -> dict[str, ParallelStyle]:
+    """The layer works on plain tensors: the rank's part of the sequence."""
+    own = (Shard(1),)
+    if sequence:
+        return {"mlp": PrepareModuleInput(input_layouts=own, desired_input_layouts=own, use_local_output=True)}
+    whole = (Replicate(),)
+    style = PrepareModuleInputOutput(
+        input_layouts=whole, desired_input_layouts=own, use_local_input=True,
+        output_layouts=own, desired_output_layouts=whole,
+    )  # fmt: skip
+    return {"mlp": style}
 
 
 def _parallelize(module: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle]) -> None:

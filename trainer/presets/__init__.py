@@ -33,8 +33,8 @@ def config_path(name: str | Path) -> Path:
     path = Path(name)
     if str(name) in _presets() and not path.exists():
         return _presets()[str(name)]
-    if not path.exists() and not path.suffix:
-        near = difflib.get_close_matches(str(name), preset_names(), n=1, cutoff=0.5)
+    if not path.exists():
+        near = difflib.get_close_matches(path.stem, preset_names(), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"{name}: no such file or preset; {hint}Presets: {', '.join(preset_names())}.")
     return path

@@ -32,6 +32,7 @@ from trainer.data.prefetch import Prefetcher
 from trainer.layout.plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.compiling import check_compiler, compile_blocks
+from trainer.model.float8 import check_float8, convert_to_float8
 from trainer.parallel.mesh import build_mesh, submesh
 from trainer.parallel.parallelize import parallelize
 from trainer.parallel.pipeline import Pipeline, stage_modules
@@ -44,7 +45,13 @@ __all__ = ["Training", "build", "pick_backend", "pick_device"]
 
 
 def pick_device(config: Config, local_rank: int) -> torch.device:
-    """The device of this rank. Raises ConfigError where what is configured is not there."""
+    """The device of this rank. Raises ConfigError where what is configured is not there, or cannot be done there."""
+    device = _device(config, local_rank)
+    check_float8(config.train, device)
+    return device
+
+
+def _device(config: Config, local_rank: int) -> torch.device:
     wanted = config.train.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device = 'cuda': no CUDA device is available; allowed here: cpu, auto")
@@ -98,6 +105,7 @@ def build(
     with torch.device("meta"):
         made = stage_modules(config, plan, pp_rank)
     for module in made:
+        convert_to_float8(module, config.train, tp=plan.tp)
         apply_activation_checkpointing(module, config.train)
         if config.train.compile:
             check_compiler(config.train.compile_backend, device)

@@ -1,4 +1,4 @@
-"""AdamW and the learning rate.
+"""The optimizer and the learning rate.
 
     optimizer = build_optimizer(modules, config.optim)
     optimizer = build_optimizer(modules, config.optim, shared_by=replicas)     # ZeRO-1: a part of the state on each
@@ -20,13 +20,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.config import Config, OptimConfig
+from trainer.training import adamw8bit
+from trainer.training.adamw8bit import AdamW8bit, takes_codes
+from trainer.training.muon import MuonAdamW
 
 __all__ = [
     "build_optimizer",
+    "empty_state",
     "learning_rate",
     "named_parameters",
     "optimizer_state",
     "set_learning_rate",
+    "state_keys",
     "updated_here",
 ]
 
@@ -69,7 +74,7 @@ def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Par
 def build_optimizer(
     modules: list[nn.Module], config: OptimConfig, *, shared_by: dist.ProcessGroup | None = None
 ) -> torch.optim.Optimizer:
-    """AdamW over `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay.
+    """The optimizer of `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay.
 
     `shared_by`: replicas that each update some of the parameters and send them to the others (ZeRO-1). Whole
     parameters are dealt out, the largest first, so that the shares are about equal.
@@ -77,10 +82,14 @@ def build_optimizer(
     groups: dict[object, dict[str, Any]] = {}
     for name, parameter in named_parameters(modules):
         decays = parameter.dim() >= 2 and not name.startswith("embed.")
+        muon = config.name == "muon" and parameter.dim() == 2 and name.startswith("blocks.")
+        eight_bit = config.name == "adamw8bit" and takes_codes(name, parameter)
         # torch's multi-tensor kernels take DTensors of one mesh, or plain tensors, but no mixture.
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        marks = {"muon": muon, "eight_bit": eight_bit}
         group = groups.setdefault(
-            (decays, mesh), {"params": [], "names": [], "weight_decay": config.weight_decay if decays else 0.0}
+            (decays, mesh, muon, eight_bit),
+            {"params": [], "names": [], **marks, "weight_decay": config.weight_decay if decays else 0.0},
         )
         group["params"].append(parameter)
         group["names"].append(name)
@@ -101,12 +110,34 @@ def build_optimizer(
             parameters_as_bucket_view=True,  # one broadcast a rank instead of one a parameter
             **settings,
         )
+    if config.name == "muon":
+        return MuonAdamW(list(groups.values()), momentum=config.momentum, **settings)
+    if config.name == "adamw8bit":
+        return AdamW8bit(list(groups.values()), **settings)
     return torch.optim.AdamW(list(groups.values()), **settings)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> MutableMapping[Tensor, dict[str, Any]]:
     """The state that this rank holds, by parameter; live."""
     return _own_optimizer(optimizer).state
+
+
+def state_keys(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str, ...]:
+    """Names of the state that the optimizer keeps of a parameter, its mean gradient first."""
+    for group in optimizer.param_groups:
+        if (group.get("muon") or group.get("eight_bit")) and any(parameter is other for other in group["params"]):
+            return ("momentum_buffer",) if group["muon"] else adamw8bit.STATE_KEYS
+    return ("exp_avg", "exp_avg_sq", "step")
+
+
+def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tensor:
+    """A part of a parameter's state before its first update: shaped, placed and sharded as the optimizer makes it."""
+    if key == "step":  # AdamW's fused kernel counts steps on the device
+        fused = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+        return torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
+    if key in adamw8bit.STATE_KEYS:
+        return adamw8bit.empty_state(parameter.detach(), key)
+    return torch.zeros_like(parameter.detach())
 
 
 def updated_here(optimizer: torch.optim.Optimizer) -> set[Tensor]:

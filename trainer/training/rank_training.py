@@ -111,6 +111,7 @@ class Training:
         In a pipeline the spans are those that probes take from its stages.
         """
         self._seed_dropout(batch.index)
+        self._rescale()
         for module in self.modules:
             if not module.training:  # after an evaluation; setting it walks through every module
                 module.train()
@@ -132,6 +133,11 @@ class Training:
                     (loss if self.scaler is None else loss * self.scaler.scale).backward()  # type: ignore[no-untyped-call]  # torch: no types
             losses.append(loss.detach())
         return losses[0] if count == 1 else torch.stack(losses).sum()
+
+    def _rescale(self) -> None:
+        """Here and not after an update: parameters also change by checkpoints, copies and faults."""
+        for part in self.parts:
+            part.rescale()
 
     def _scale_router_losses(self) -> None:
         """Routers' losses enter in backward, beside a loss that is divided by microbatches and scaled in fp16."""
@@ -162,6 +168,7 @@ class Training:
         num_batches = num_batches or self.config.train.eval_batches
         for module in self.modules:
             module.eval()
+        self._rescale()
         losses = {name: self._mean_loss(stream, num_batches) for name, stream in self.validation.items()}
         for part in self.parts:
             part.reshard()

@@ -52,6 +52,7 @@ def test_quotes_inside_a_command_are_kept(text: str, command: str) -> None:
         ("train.steps=0", ["train.steps = 0", "greater than or equal to 1"]),
         ("optim.lr=-1", ["optim.lr = -1", "greater than 0"]),
         ("optim.betas=[0.9, 1.5]", ["optim.betas = [0.9, 1.5]", "below 1"]),
+        ("optim.name=sgd", ["optim.name = 'sgd'", "'adamw', 'muon' or 'adamw8bit'"]),
         ("parallel.schedule=2f2b", ["parallel.schedule = '2f2b'", "'gpipe', '1f1b'"]),
         ("train.precision=fp8", ["train.precision = 'fp8'", "'float32', 'bf16' or 'fp16'"]),
         ("model.num_heads=3", ["model.num_heads = 3", "model.dim = 128"]),
@@ -130,24 +131,66 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
             4,
             ["parallel.gradient_compression = 'powersgd'", "needs parallel.pp = 1"],
         ),
-        (["train.compile=true", "train.activation_checkpointing=selective"], 2, ["train.compile = true", "full"]),
         (
             ["train.compile=true", "parallel.pp=2", "parallel.schedule=zbv_zero_bubble"],
             2,
             ["train.compile = true", "in two parts", "interleaved_1f1b"],
         ),
-        (["train.compile=true", "parallel.tp=2"], 2, ["train.compile = true", "parallel.tp = 1"]),
         (["parallel.ep=2"], 4, ["parallel.ep = 2", "model.num_experts"]),
+        (
+            ["model.expert_products=grouped", "model.num_experts=4", "model.expert_dim=90"],
+            1,
+            ["the experts' width = 90", "multiple of 4"],
+        ),
         (["parallel.ep=4", "model.num_experts=6"], 4, ["model.num_experts = 6", "parallel.ep = 4"]),
-        (["parallel.tp=2", "model.num_experts=4"], 2, ["model.num_experts = 4", "parallel.tp = 2", "ep"]),
+        (["parallel.tp=4", "model.num_experts=6"], 4, ["model.num_experts = 6", "parallel.tp = 4"]),
+        (
+            ["parallel.ep=2", "parallel.tp=4", "model.num_experts=4"],
+            8,
+            ["model.num_experts = 4", "parallel.ep x tp = 8"],
+        ),
+        (
+            ["parallel.tp=4", "parallel.sequence_parallel=false", "model.num_experts=4", "data.seq_len=18"],
+            4,
+            ["data.seq_len = 18", "parallel.tp = 4"],
+        ),
         (
             ["parallel.ep=2", "parallel.dp_shard=3", "model.num_experts=4", "train.global_batch_size=12"],
             6,
             ["model.dim = 128", "parallel.dp_shard = 3"],
         ),
+        (
+            ["parallel.ep=2", "parallel.cp=3", "model.num_experts=4", "data.seq_len=96"],
+            6,
+            ["model.dim = 128", "parallel.cp = 3"],
+        ),
+        (
+            ["optim.name=muon", "parallel.dp_replicate=4", "parallel.dp_shard=1", "parallel.zero1=true"],
+            4,
+            ["optim.name = 'muon'", "parallel.zero1 = true", "use dp_shard"],
+        ),
+        (
+            ["optim.name=muon", "parallel.cpu_offload=true"],
+            4,
+            ["optim.name = 'muon'", "parallel.cpu_offload = true"],
+        ),
+        (
+            ["optim.name=muon", "model.num_experts=4"],
+            4,
+            ["optim.name = 'muon'", "model.num_experts = 4", "use adamw"],
+        ),
+        (
+            ["optim.name=adamw8bit", "parallel.dp_replicate=4", "parallel.dp_shard=1", "parallel.zero1=true"],
+            4,
+            ["optim.name = 'adamw8bit'", "parallel.zero1 = true", "use dp_shard"],
+        ),
+        (
+            ["optim.name=adamw8bit", "model.dim=384", "model.num_heads=6", "parallel.tp=2"],
+            2,
+            ["optim.name = 'adamw8bit'", "parallel.tp = 2", "model.dim = 384", "multiples of 128"],
+        ),
         (["parallel.cp=4", "data.seq_len=18"], 4, ["data.seq_len = 18", "parallel.cp = 4"]),
         (["parallel.cp=2", "data.document_mask=true"], 2, ["data.document_mask = true", "parallel.cp = 1"]),
-        (["parallel.cp=2", "model.num_experts=4"], 2, ["model.num_experts = 4", "parallel.cp = 1"]),
         ([], 0, ["world size = 0"]),
     ],
 )
@@ -233,3 +276,15 @@ def test_a_command_line_is_recorded_without_its_secrets() -> None:
         "--set",
         "optim.lr=1",
     ]
+
+
+@pytest.mark.parametrize("key", ["checkpoint.remote", "publish.address"])
+def test_an_address_with_keys_is_refused_without_repeating_them(key: str) -> None:
+    with pytest.raises(ConfigError, match="keys do not belong in an address") as raised:
+        load_config(None, [f"{key}=s3://AKIANAME:very-secret@bucket/runs"])
+    assert "very-secret" not in str(raised.value)
+
+
+def test_an_address_of_azure_names_its_container_before_the_account() -> None:
+    address = "abfs://checkpoints@account.dfs.core.windows.net/runs"
+    assert load_config(None, [f"checkpoint.remote={address}"]).checkpoint.remote == address

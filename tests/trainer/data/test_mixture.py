@@ -21,6 +21,7 @@ from trainer.config.config import Config
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.corpus import Corpus
 from trainer.data.mixture import Mixture, MixtureOrder
+from trainer.data.prepared import PreparedCorpus
 from trainer.rank.loop import Session
 
 Read = dict[int, tuple[tuple[int, ...], torch.Tensor]]
@@ -160,3 +161,40 @@ def test_a_mixture_goes_on_over_another_number_of_ranks(tmp_path: Path) -> None:
     (evaluation,) = [event for event in events if event["kind"] == "evaluation"]
     assert evaluation["sets"].keys() == {"late", "later"}
     assert evaluation["sets"]["late"] == evaluation["sets"]["later"] == pytest.approx(evaluation["loss"])
+
+
+@pytest.mark.timeout(300)
+def test_a_pass_over_three_folders_is_bitwise_the_same_when_the_number_of_ranks_changes_twice(tmp_path: Path) -> None:
+    """Also the weights: a step has the same two passes on one rank as on two, and the sum of two gradients does not
+    depend on who adds them. The loss that is reported does: two ranks add theirs in float32."""
+    folders = [prepare_lines(tmp_path / name, documents(4, seed=seed)) for seed, name in enumerate("abc")]
+    config = small(
+        data={"path": [str(folder) for folder in folders], "validation_ratio": 0.0},
+        train={"global_batch_size": 4, "micro_batch_size": 2},
+        parallel={"dp_replicate": -1, "dp_shard": 1},
+        checkpoint={"interval": 0, "memory_interval": 0},
+    )
+    num_sequences = sum((PreparedCorpus(folder).num_tokens - 1) // config.data.seq_len for folder in folders)
+    steps = -(-num_sequences // 4)
+    config = with_steps(config, steps)
+    whole, expected = recorded(0, 1, config, tmp_path / "whole", 0)
+    changed = tmp_path / "changed"
+    first, reads = recorded(0, 1, with_steps(config, steps // 3), changed, 0)
+    second = run_ranks(recorded, world_size=2, args=(with_steps(config, 2 * steps // 3), changed, 1))
+    last, reads_last = recorded(0, 1, config, changed, 2)
+
+    read = [[reads[index]] for index in sorted(reads)]
+    read += [[read[index] for _, read in second] for index in sorted(second[0][1])]
+    read += [[reads_last[index]] for index in sorted(reads_last)]
+    assert len(read) == len(expected) == steps
+    for parts, (ids, inputs) in zip(read, expected.values(), strict=True):
+        assert sum((part[0] for part in parts), ()) == ids
+        assert torch.equal(torch.cat([part[1] for part in parts]), inputs)
+    ids = [number for parts in read for part in parts for number in part[0]]
+    assert sorted(ids[:num_sequences]) == list(range(num_sequences))
+    for part in (first, last):
+        assert part.losses == {step: whole.losses[step] for step in part.losses}
+    for step, loss in second[0][0].losses.items():
+        assert loss == pytest.approx(whole.losses[step], rel=1e-6)
+    for name, value in whole.tensors.items():
+        assert torch.equal(value, last.tensors[name]), name

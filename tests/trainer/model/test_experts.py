@@ -1,12 +1,16 @@
-"""A mixture of experts in one process: what a token gets, what is dropped, which losses act, what is counted."""
+"""A mixture of experts: what a token gets, what is dropped, which losses act, what is counted, also of a piece."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.processes import run_ranks
 from tests.trainer.layouts import tiny
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.experts import MixtureOfExperts
@@ -53,7 +57,16 @@ def by_hand(layer: MixtureOfExperts, x: Tensor) -> tuple[Tensor, list[list[int]]
     return out, chosen_by, dropped_by
 
 
-@pytest.mark.parametrize("model", [{}, {"experts_per_token": 1}, {"capacity_factor": 0.5}, {"experts_per_token": 4}])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"experts_per_token": 1},
+        {"capacity_factor": 0.5},
+        {"experts_per_token": 4},
+        {"expert_products": "grouped", "experts_per_token": 1, "capacity_factor": 0.5},
+    ],
+)
 def test_each_token_goes_to_its_experts(model: dict[str, object]) -> None:
     layer, x = mixture(**model), torch.randn(3, 8, 16)
     expected, chosen, dropped = by_hand(layer, x)
@@ -64,6 +77,24 @@ def test_each_token_goes_to_its_experts(model: dict[str, object]) -> None:
         assert row == [sum(one.count(expert) for one in lists) for expert in range(4)]
     assert bool(load[1].sum()) == ("capacity_factor" in model)
     assert layer.take_load() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_have_the_gradients_of_the_loop(dtype: torch.dtype) -> None:
+    """Also of an expert that gets no token, and under autocast, which does not know the grouped product."""
+    x = torch.randn(2, 4, 16)
+    out: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for products in ("loop", "grouped"):
+        layer = mixture(expert_products=products, num_experts=32)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out.append(layer(x))
+        out[-1].square().sum().backward()
+        assert layer.experts.gate.grad is not None
+        gradients.append(layer.experts.gate.grad)
+    torch.testing.assert_close(out[1], out[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert not gradients[0].any(dim=2).any(dim=1).all(), "each expert got a token"
 
 
 def test_what_comes_later_drops_nobody() -> None:
@@ -90,6 +121,37 @@ def test_losses_of_the_router_enter_in_backward() -> None:
     layer.balance_loss = layer.z_loss = 0.0
     (8.0 * (layer(x).square().mean() + 0.5 * balance + 0.25 * z)).backward()
     torch.testing.assert_close(got, layer.router.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+PIECES: dict[str, object] = {"capacity_factor": 0.5, "balance_loss": 0.5, "router_z_loss": 0.25}
+
+
+def _piece(rank: int, world_size: int) -> dict[str, Any]:
+    """Of a layer whose ranks have a piece of each sequence, and together one loss."""
+    layer = mixture(**PIECES)
+    x = torch.randn(2, 12, 16, generator=torch.Generator().manual_seed(1))
+    layer.pieces, layer.loss_share = dist.group.WORLD, 1 / world_size
+    out = layer(x.chunk(world_size, dim=1)[rank])
+    out.square().sum().backward()
+    return {"out": out.detach(), "load": layer.take_load(),
+            "gradients": [parameter.grad for parameter in layer.parameters()]}  # fmt: skip
+
+
+def test_pieces_of_a_sequence_are_treated_as_the_whole() -> None:
+    layer, x = mixture(**PIECES), torch.randn(2, 12, 16, generator=torch.Generator().manual_seed(1))
+    out = layer(x)
+    out.square().sum().backward()
+    pieces = run_ranks(_piece, world_size=3)
+    torch.testing.assert_close(torch.cat([piece["out"] for piece in pieces], dim=1), out)
+    load = layer.take_load()
+    assert load is not None
+    assert load[1].all(), "each expert drops some"
+    assert torch.equal(sum(piece["load"] for piece in pieces), load)
+    for number, parameter in enumerate(layer.parameters()):
+        assert parameter.grad is not None
+        # Sums of terms of some thousands in another order: the rounding is one of the whole, not of a small element.
+        difference = sum(piece["gradients"][number] for piece in pieces) - parameter.grad
+        assert difference.norm() <= 1e-6 * parameter.grad.norm()
 
 
 def test_recomputation_and_evaluation_are_not_counted() -> None:

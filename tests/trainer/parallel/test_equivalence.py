@@ -10,7 +10,7 @@ from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 
 # All layouts of a world size train in one set of processes, which counts for the first test that asks for it.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 STEPS = 10
 STEPS_TO_LEARN = 20
@@ -49,14 +49,29 @@ FOUR_RANKS: dict[str, Sections] = {
     "cp x tp": layout(cp=2, tp=2),
     "ddp x cp": layout(dp_replicate=2, cp=2),
     "fsdp x ep": experts(dp_shard=2, ep=2),
+    "fsdp x ep, grouped": {**layout(dp_shard=2, ep=2), "model": {**EXPERTS, "expert_products": "grouped"}},
     "ddp x ep, two microbatches": experts(dp_replicate=2, ep=2, train={"micro_batch_size": 1}),
     "pp x ep": experts(pp=2, ep=2, train={"micro_batch_size": 2}),
+    "ep x tp": experts(ep=2, tp=2),
+    "ep x tp, grouped": {**layout(ep=2, tp=2), "model": {**EXPERTS, "expert_products": "grouped"}},
+    "ep x cp": experts(ep=2, cp=2),
+    "ep x cp, grouped": {**layout(ep=2, cp=2), "model": {**EXPERTS, "expert_products": "grouped"}},
+    "cp x tp, experts, two microbatches": experts(cp=2, tp=2, train={"micro_batch_size": 4}),
+    "ddp x tp, experts": experts(dp_replicate=2, tp=2),
+    "fsdp x tp, experts, without sequence parallel": experts(dp_shard=2, tp=2, sequence_parallel=False),
+    "pp x tp, experts": experts(pp=2, tp=2, train={"micro_batch_size": 2}),
+    "pp x cp, experts": experts(pp=2, cp=2, train={"micro_batch_size": 2}),
     "hsdp, each microbatch reduced": layout(
         dp_replicate=2, dp_shard=2, reduce_every_microbatch=True, train={"micro_batch_size": 1}
     ),
     "hsdp, zero-2, two microbatches": layout(
         dp_replicate=2, dp_shard=2, reshard_after_forward=False, train={"micro_batch_size": 1}
     ),
+}
+EIGHT_RANKS: dict[str, Sections] = {
+    "ep x cp x tp": experts(ep=2, cp=2, tp=2),
+    "hsdp x ep x cp": experts(dp_replicate=2, ep=2, cp=2),
+    "fsdp x ep x tp": {**layout(dp_shard=2, ep=2, tp=2), "model": {**EXPERTS, "expert_products": "grouped"}},
 }
 
 
@@ -72,7 +87,7 @@ def mixture() -> Outcome:
 
 
 def outcomes_of(layouts: dict[str, Sections], world_size: int) -> list[dict[str, Outcome]]:
-    return run_ranks(train_layouts, world_size=world_size, args=(layouts, STEPS), deadline_s=240)
+    return run_ranks(train_layouts, world_size=world_size, args=(layouts, STEPS), deadline_s=480)
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +115,10 @@ def test_two_ranks(name: str, single: Outcome, two_ranks: list[dict[str, Outcome
 def test_four_ranks(name: str, single: Outcome, mixture: Outcome, four_ranks: list[dict[str, Outcome]]) -> None:
     expected = mixture if "model" in FOUR_RANKS[name] else single
     compare(expected, [rank[name] for rank in four_ranks], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)
+
+
+def test_experts_on_eight_ranks(mixture: Outcome) -> None:
+    """Where the ranks that hold the experts, or share a sequence, are no neighbours."""
+    by_rank = outcomes_of(EIGHT_RANKS, 8)
+    for name in EIGHT_RANKS:
+        compare(mixture, [rank[name] for rank in by_rank], loss=LOSS_TOLERANCE, parameter=PARAMETER_TOLERANCE)

@@ -10,7 +10,7 @@ import torch
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 STEPS = 8
 
@@ -26,6 +26,9 @@ COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 
 EXPERTS = {"model": {"num_experts": 4, "expert_dim": 64}}
 CAPACITY = {"model": {"num_experts": 4, "expert_dim": 64, "capacity_factor": 1.0}}
+
+COMPUTED = ("model", "data", "optim")
+"""Sections that one process has to have too."""
 
 VARIANTS: dict[str, Sections] = {
     "tp, no sequence or loss parallel": layout(tp=2, sequence_parallel=False, loss_parallel=False),
@@ -47,6 +50,8 @@ VARIANTS: dict[str, Sections] = {
     "fsdp, compiled, full recomputation": layout(
         dp_shard=2, train={**COMPILED, "activation_checkpointing": "full", "micro_batch_size": 2}
     ),
+    "fsdp, compiled, selective": layout(dp_shard=2, train={**COMPILED, "activation_checkpointing": "selective"}),
+    "tp, compiled": layout(tp=2, train=COMPILED),
     "ep": {**layout(ep=2), **EXPERTS},
     "ep, capacity, two microbatches, recomputation": {
         **layout(ep=2, train={"micro_batch_size": 2, "activation_checkpointing": "full"}),
@@ -54,51 +59,75 @@ VARIANTS: dict[str, Sections] = {
     },
     "cp": layout(cp=2),
     "cp, two microbatches, compiled": layout(cp=2, train={**COMPILED, "micro_batch_size": 4}),
+    "tp, experts": {**layout(tp=2), **EXPERTS},
+    "tp, experts, no sequence or loss parallel, recomputation": {
+        **layout(tp=2, sequence_parallel=False, loss_parallel=False, train={"activation_checkpointing": "full"}),
+        **CAPACITY,
+    },
+    "tp, experts, selective, two microbatches": {
+        **layout(tp=2, train={"micro_batch_size": 4, "activation_checkpointing": "selective"}),
+        **CAPACITY,
+    },
+    "tp, experts, compiled": {**layout(tp=2, train=COMPILED), **EXPERTS},
+    "cp, experts, capacity, recomputation": {
+        **layout(cp=2, train={"micro_batch_size": 4, "activation_checkpointing": "full"}),
+        **CAPACITY,
+    },
+    "cp, experts, compiled": {**layout(cp=2, train=COMPILED), **EXPERTS},
     "experts under ddp": {**layout(dp_replicate=2), **EXPERTS},
     "experts under fsdp, compiled": {**layout(dp_shard=2, train=COMPILED), **CAPACITY},
     # On a CPU nothing moves and no launch accepts it, but the policy and all that follows from it are the same.
     "fsdp, cpu offload": layout(dp_shard=2, cpu_offload=True),
     "ddp, zero-1": layout(dp_replicate=2, zero1=True),
     "tp, selective": layout(tp=2, train={"activation_checkpointing": "selective"}),
+    "tp, full recomputation": layout(tp=2, train={"activation_checkpointing": "full"}),
 }
 
 
-# Sums of two numbers of eight bits: what a step's gradient differs by is 1/256 of it.
+EIGHT_BIT: Sections = {"model": {"dim": 256, "hidden_dim": 256}, "optim": {"name": "adamw8bit"}}
+# Sums of two numbers of eight bits: what a step's gradient differs by is 1/256 of it. Muon rounds its updates to as
+# many, and so apart where gradients differ in float32's last bit; AdamW8bit its moments.
 ROUNDED: dict[str, Sections] = {
     "fsdp, reduced in bf16": layout(dp_shard=2, reduce_dtype="bf16"),
     "fsdp, each microbatch reduced in bf16": layout(
         dp_shard=2, reduce_dtype="bf16", reduce_every_microbatch=True, train={"micro_batch_size": 2}
     ),
+    "fsdp, muon": {**layout(dp_shard=2), "optim": {"name": "muon"}},
+    "tp, muon": {**layout(tp=2), "optim": {"name": "muon"}},
+    "fsdp, adamw8bit": {**layout(dp_shard=2), **EIGHT_BIT},
+    "tp, adamw8bit": {**layout(tp=2), **EIGHT_BIT},
 }
+
+
+def _computed(sections: Sections) -> str:
+    return repr({name: sections[name] for name in COMPUTED if name in sections})
 
 
 @pytest.fixture(scope="module")
 def two_ranks() -> list[dict[str, Outcome]]:
-    return run_ranks(train_layouts, world_size=2, args=(VARIANTS | ROUNDED, STEPS), deadline_s=240)
+    return run_ranks(train_layouts, world_size=2, args=(VARIANTS | ROUNDED, STEPS), deadline_s=480)
 
 
 @pytest.fixture(scope="module")
 def single() -> dict[str, Outcome]:
     """What one process does with the same model and data; by the sections that are not the defaults."""
     alone: dict[str, Outcome] = {}
-    for sections in VARIANTS.values():
-        shared = {name: sections[name] for name in ("model", "data") if name in sections}
-        if repr(shared) not in alone:
-            alone[repr(shared)] = train_alone(tiny(train={"steps": STEPS}, **shared), STEPS)
+    for sections in (VARIANTS | ROUNDED).values():
+        shared = {name: sections[name] for name in COMPUTED if name in sections}
+        if _computed(sections) not in alone:
+            alone[_computed(sections)] = train_alone(tiny(train={"steps": STEPS}, **shared), STEPS)
     return alone
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variant(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
-    sections = VARIANTS[name]
-    expected = single[repr({key: sections[key] for key in ("model", "data") if key in sections})]
-    compare(expected, [rank[name] for rank in two_ranks], loss=1e-4, parameter=5e-4)
+    compare(single[_computed(VARIANTS[name])], [rank[name] for rank in two_ranks], loss=1e-4, parameter=5e-4)
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
     """Adam moves a weight whose gradient is nearly zero by a whole step either way: hence the norms."""
-    expected = single[repr({})]
+    expected = single[_computed(ROUNDED[name])]
     parameters: dict[str, torch.Tensor] = {}
     for outcome in (rank[name] for rank in two_ranks):
         assert outcome.losses == pytest.approx(expected.losses, rel=1 / 256)

@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from probes.attach.parent_death import signal_at_parent_death
+from probes.tape.signal_names import signal_name
 from trainer.data.prepare.plan import PlannedShard, PreparePlan
 from trainer.data.prepare.tokenizer import BYTES, load_tokenizer
 from trainer.data.prepare.write_shard import Advance, ShardWriter
@@ -111,7 +112,7 @@ def _receive(worker: _Worker, plan: PreparePlan) -> Advance | Shard | Exception:
     except (EOFError, OSError):
         worker.process.join()
         code = worker.process.exitcode or 0
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        how = f"signal {-code} ({signal_name(code)})" if code < 0 else f"exit code {code}"
         assert worker.shard is not None
         names = [plan.sources[piece.source].name for piece in worker.shard.pieces]
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -20,6 +21,8 @@ from tests.trainer.data.prepare.prepared_folders import (
     small_tokenizer,
     write_jsonl,
 )
+from trainer.data.prepare.prepare import PrepareRequest, Progress, prepare
+from trainer.data.token_folder import DataError
 
 ROOT = Path(__file__).parents[4]
 SHARD_BYTES = 6_000
@@ -101,6 +104,20 @@ def test_killed_preparation_ends_with_the_same_bytes(tmp_path: Path) -> None:
     prepare_sources(tmp_path / "whole", *sources, tokenizer=tokenizer, shard_bytes=SHARD_BYTES)
     assert contents(out) == contents(tmp_path / "whole")
     assert documents_in(out) == [text for seed in range(2) for text in documents(NUM_DOCUMENTS, seed=seed)]
+
+
+def test_a_real_time_signal_that_ended_an_encoder_is_named(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "source.jsonl", documents(NUM_DOCUMENTS))
+
+    def end_encoders(progress: Progress) -> None:
+        for encoder in multiprocessing.active_children():
+            assert encoder.pid is not None
+            os.kill(encoder.pid, signal.SIGRTMIN + 9)
+
+    request = PrepareRequest(sources=[str(source)], tokenizer="bytes", out=tmp_path / "out", shard_bytes=SHARD_BYTES)
+    number = int(signal.SIGRTMIN) + 9
+    with pytest.raises(DataError, match=rf"ended by signal {number} \(SIGRTMIN\+9\); if memory ran out"):
+        prepare(request, num_processes=2, on_progress=end_encoders)
 
 
 def _command_line(pid: int) -> str:

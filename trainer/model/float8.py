@@ -1,0 +1,90 @@
+"""Matrix products of the blocks in fp8, by torchao: weights, activations and gradients are scaled and rounded for them.
+
+    check_float8(config.train, device)               # ConfigError, one line, where it cannot be done
+    num_layers = convert_to_float8(model, config.train, tp=plan.tp)
+
+A layer keeps its name and its parameter, in float32 or what FSDP casts it to; what it multiplies is rounded to fp8 each
+time, by a scale that is found anew (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
+fingerprints and checkpoints are as without it. Embedding, head, norms and a mixture's router and experts stay as they
+are. FSDP gathers what it gathers otherwise, or what is rounded already (`trainer.parallel.float8_gather`).
+
+`train.float8_emulated` rounds likewise and multiplies in float32: slower than without, on any device, to try what fp8
+does to a loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+
+import torch
+from torch import nn
+
+from trainer.config.config import TrainConfig
+from trainer.config.load import ConfigError
+from trainer.model.transformer import Transformer
+
+__all__ = ["check_float8", "convert_to_float8", "is_converted"]
+
+MULTIPLE = 16
+"""Rows and columns of a product in fp8 are multiples of it."""
+_LAYERS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
+_CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
+"""Of the first CUDA devices that have the kernels."""
+
+
+def check_float8(config: TrainConfig, device: torch.device) -> None:
+    """Raises ConfigError where torchao is not installed, or the device multiplies no fp8."""
+    if config.float8 == "none":
+        return
+    setting = f"train.float8 = {config.float8!r}"
+    if importlib.util.find_spec("torchao") is None:
+        raise ConfigError(f"{setting}: needs torchao, which is not installed: pip install 'rankscope[fp8]'")
+    if config.float8_emulated:
+        return
+    instead = "use train.precision = 'bf16', or train.float8_emulated = true to try the numbers"
+    if device.type != "cuda":
+        raise ConfigError(f"{setting}: a {device.type.upper()} has no products in fp8; {instead}")
+    needed, found = _CAPABILITY[config.float8], torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and found < needed:
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(
+            f"{setting}: needs compute capability {needed[0]}.{needed[1]}, {name} has {found[0]}.{found[1]}; {instead}"
+        )
+
+
+def convert_to_float8(model: Transformer, config: TrainConfig, *, tp: int = 1) -> int:
+    """Change the layers of the blocks that fp8 can do, in place; returns how many. Before anything is sharded.
+
+    Raises ConfigError if there is none.
+    """
+    if config.float8 == "none":
+        return 0
+    # It warns of extensions of its own that this torch cannot load; none of them is needed here.
+    logging.getLogger("torchao").setLevel(logging.ERROR)
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8 import convert_to_float8_training as convert
+
+    recipe = Float8LinearConfig.from_recipe_name(config.float8)
+    if config.float8_emulated:
+        recipe = dataclasses.replace(recipe, emulate=True)
+    for block in model.blocks.values():
+        convert(block, config=recipe, module_filter_fn=lambda layer, name: name in _LAYERS and _fits(layer, tp))
+    count = sum(is_converted(layer) for layer in model.modules())
+    if not count and len(model.blocks):
+        raise ConfigError(
+            f"train.float8 = {config.float8!r}: no layer has rows and columns that are multiples of {MULTIPLE} on each "
+            f"of {tp} tensor-parallel ranks; change model.dim and model.hidden_dim"
+        )
+    return count
+
+
+def is_converted(layer: nn.Module) -> bool:
+    """Return True for a layer that multiplies in fp8."""
+    return type(layer).__name__ == "Float8Linear"
+
+
+def _fits(layer: nn.Module, tp: int) -> bool:
+    """Whichever of its dimensions tensor parallelism splits."""
+    return isinstance(layer, nn.Linear) and all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)

@@ -1,0 +1,71 @@
+"""FSDP's gathers in fp8: a rank rounds its shard of a matrix, and the others receive a byte a number.
+
+    gathers = Float8Gathers(model)      # sharded, with memory, before its first forward
+    gathers.rescale()                   # collective: before the first forward after parameters have changed
+
+FSDP asks the local tensor of a sharded parameter whether it has two methods: one says what to gather, one makes the
+whole of what came. torchao has both on a class of parameters, which has no memory that copies and fingerprints could
+read. So parameters stay what they are, and these methods, torchao's own, are set on their local tensors.
+
+A matrix has one scale, from its largest number on any rank: that of the whole matrix, so rounding before the gather
+gives the bits that rounding after it would, where what is gathered otherwise is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from trainer.config.load import ConfigError
+from trainer.model.float8 import is_converted
+
+__all__ = ["Float8Gathers"]
+
+
+class Float8Gathers:
+    """Gathers of a model part's matrices that are multiplied in fp8 and whose rows divide into equal shards."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Raises ConfigError if there is none."""
+        from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
+
+        layers: list[Any] = [layer for layer in model.modules() if is_converted(layer) and _is_even(layer.weight)]
+        if not layers:
+            raise ConfigError(
+                "parallel.float8_all_gather = true: no matrix has rows for equal shards; change parallel.dp_shard"
+            )
+        self._dtype: torch.dtype = layers[0].config.cast_config_weight.target_dtype
+        self._casts: list[Any] = []
+        for layer in layers:
+            local = layer.weight._local_tensor
+            made = WeightWithDynamicFloat8CastTensor(local, layer.linear_mm_config, self._dtype)
+            local.fsdp_pre_all_gather = made.fsdp_pre_all_gather
+            local.fsdp_post_all_gather = made.fsdp_post_all_gather
+            self._casts.append(made)
+        # The same of all of them: what tensor parallelism splits differs, not that it does.
+        weight: DTensor = layers[0].weight
+        mesh = weight.device_mesh
+        self._groups = [mesh.get_group(dim) for dim, place in enumerate(weight.placements) if not place.is_replicate()]
+
+    @torch.no_grad()
+    def rescale(self) -> None:
+        """Find the scale of each matrix as it is now: one reduction of a number for each of them."""
+        from torchao.float8.float8_utils import amax_to_scale
+
+        largest = torch.stack(torch._foreach_norm([made._tensor for made in self._casts], math.inf))
+        for group in self._groups:
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        for made, scale in zip(self._casts, amax_to_scale(largest, self._dtype).unbind(), strict=True):
+            made._precomputed_scale = scale
+
+
+def _is_even(weight: Any) -> bool:
+    """Return True if each rank has as many rows. FSDP pads others, in another tensor than that of now."""
+    sizes = zip(weight.device_mesh.shape, weight.placements, strict=True)
+    ranks = math.prod(size for size, place in sizes if not place.is_replicate() and place.dim == 0)
+    return bool(weight.shape[0] % ranks == 0)

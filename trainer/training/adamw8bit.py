@@ -1,0 +1,131 @@
+"""AdamW whose moments of matrices take a byte a number: codes of 8 bits, with a scale for each block of them.
+
+    optimizer = AdamW8bit(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+Groups with `eight_bit = True` have matrices only. A moment is read as float32, changed as AdamW changes it, and written
+back as the nearest of 256 values of the dynamic quantisation of Dettmers et al. 2022 (arXiv 2110.02861), times the
+largest magnitude of its block. Their advice is kept: the embedding, of which a step touches few rows, has float32
+moments, as have norms.
+
+A block is a piece of a row, never of two. So a shard of rows has the codes and the scales of its rows, and a checkpoint
+goes on in any layout that splits rows between blocks; `trainer.layout.constraints` refuses one that splits a block.
+Codes and scales are plain tensors (of a sharded matrix DTensors), which copies, fingerprints and checkpoints know.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.training.adamw_fallback import AdamWFallback, own_memory
+
+__all__ = ["BLOCK", "STATE_KEYS", "AdamW8bit", "empty_state", "takes_codes"]
+
+BLOCK = 128
+"""Numbers that share a scale; 256 in most libraries, but then tensor parallelism would split blocks of small models."""
+STATE_KEYS = ("exp_avg_codes", "exp_avg_scales", "exp_avg_sq_codes", "exp_avg_sq_scales", "step")
+DECADES = 7
+"""Powers of ten that the codes cover; within each step up there are twice as many values."""
+
+
+def takes_codes(name: str, parameter: Tensor) -> bool:
+    """Return True if the moments of the parameter are kept in 8 bits."""
+    return parameter.dim() == 2 and not name.startswith("embed.") and parameter.shape[1] % BLOCK == 0
+
+
+class AdamW8bit(AdamWFallback):
+    """8-bit moments for the groups that are marked, AdamW for the others."""
+
+    mark = "eight_bit"
+
+    def __init__(self, groups: list[dict[str, Any]], **adamw: Any) -> None:
+        super().__init__(groups, {}, **adamw)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], left_out: Tensor | None) -> None:
+        state = self.state[parameter]
+        if "step" not in state:
+            state |= {key: empty_state(parameter, key) for key in STATE_KEYS[:-1]}
+            on_device = group["fused"] or group["capturable"]
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+        assert parameter.grad is not None
+        own, gradient = own_memory(parameter), own_memory(parameter.grad)
+        kept = [own_memory(state[key]) for key in STATE_KEYS[:-1]]
+        (beta, beta_sq), step = group["betas"], state["step"] + 1
+        mean = _read(kept[0], kept[1], signed=True).lerp_(gradient, 1 - beta)
+        square = _read(kept[2], kept[3], signed=False).mul_(beta_sq).addcmul_(gradient, gradient, value=1 - beta_sq)
+        change = square.sqrt().div_((1 - beta_sq**step).sqrt()).add_(group["eps"])
+        torch.div(mean, change, out=change)
+        change.mul_(-group["lr"] / (1 - beta**step))
+        changed = change.add_(own, alpha=1 - group["lr"] * group["weight_decay"])
+        _write(own, changed, left_out)
+        del change, changed  # their memory is needed again
+        for codes, scales, moment, signed in ((kept[0], kept[1], mean, True), (kept[2], kept[3], square, False)):
+            new_codes, new_scales = _coded(moment, signed=signed)
+            _write(codes, new_codes, left_out)
+            _write(scales, new_scales, left_out)
+        _write(state["step"], step, left_out)
+
+
+def empty_state(parameter: Tensor, key: str) -> Tensor:
+    """A part of the state of a parameter before its first update, placed and sharded as the parameter is."""
+    own = own_memory(parameter)
+    if key.endswith("_codes"):
+        return _placed(torch.zeros_like(own, dtype=torch.uint8), parameter, parameter.shape[1])
+    scales = own.new_zeros(own.shape[0], own.shape[1] // BLOCK, dtype=torch.float32)
+    return _placed(scales, parameter, parameter.shape[1] // BLOCK)
+
+
+def _placed(own: Tensor, parameter: Tensor, columns: int) -> Tensor:
+    """Return the DTensor of a sharded parameter of which this is the rank's part."""
+    if not isinstance(parameter, DTensor):
+        return own
+    return DTensor.from_local(
+        own,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=torch.Size((parameter.shape[0], columns)),
+        stride=(columns, 1),
+    )
+
+
+def _write(target: Tensor, value: Tensor, left_out: Tensor | None) -> None:
+    target.copy_(value if left_out is None else torch.where(left_out.to(target.device), target, value))
+
+
+def _read(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+    """The float32 numbers that codes stand for."""
+    values, _ = _table(signed, codes.device)
+    found = values[codes.int()]
+    found.view(-1, BLOCK).mul_(scales.view(-1, 1))
+    return found
+
+
+def _coded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """Codes and scales of a float32 moment, whose memory is used up."""
+    _, borders = _table(signed, moment.device)
+    blocks = moment.view(-1, BLOCK)
+    scales = blocks.abs().amax(1, keepdim=True) if signed else blocks.amax(1, keepdim=True)
+    blocks.div_(scales.clamp(min=torch.finfo(torch.float32).tiny))
+    codes = torch.bucketize(moment, borders, out_int32=True, right=True).to(torch.uint8)
+    return codes, scales.view(moment.shape[0], -1)
+
+
+@functools.lru_cache(maxsize=8)
+def _table(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The 256 values in ascending order, and the 255 borders at which the nearest one changes.
+
+    Magnitudes lie evenly within each power of ten, twice as many in each as in the one below; beside them 0 and 1.
+    """
+    magnitudes = []
+    for decade in range(DECADES):
+        edges = torch.linspace(0.1, 1, 2**decade * (1 if signed else 2) + 1)
+        magnitudes.append((edges[:-1] + edges[1:]) / 2 * 10.0 ** (decade - DECADES + 1))
+    both = [*magnitudes, *(-each for each in magnitudes)] if signed else magnitudes
+    values = torch.cat([*both, torch.tensor([0.0, 1.0])]).sort().values
+    borders = (values[:-1] + values[1:]) / 2
+    return values.to(device), borders.to(device)
