@@ -8,8 +8,9 @@ The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h byt
 bits, without attention's square) for the layer that we have: RMSNorm, grouped queries, SwiGLU, no bias, attention that
 keeps its output and one logarithm a row instead of the square; under context parallel also the mask, and the keys and
 values of the whole sequence. Experts keep each row that is sent to them on its way in, in their middle, and on its way
-out; that they get equally many is assumed. torch on a CPU composes RMSNorm from parts and copies
-attention's result once more; a GPU does neither. A test holds the CPU's count against torch's own allocator.
+out; that they get equally many is assumed. Tensor-parallel ranks send rows of a part of the tokens each. torch on a CPU
+composes RMSNorm from parts and copies attention's result once more; a GPU does neither. A test holds the CPU's count
+against torch's own allocator.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal
 from trainer.config.config import Config
 from trainer.layout.plan import Plan
 
-__all__ = ["Device", "SavedActivation", "compute_bytes", "saved_per_token"]
+__all__ = ["Device", "SavedActivation", "compute_bytes", "is_recomputed", "reduced_bytes", "saved_per_token"]
 
 Device = Literal["cpu", "cuda"]
 
@@ -46,16 +47,31 @@ class SavedActivation:
     """Lives only while backward goes through the loss: the gradients of the logits."""
     block_backward: float
     """Lives only while backward goes through a block: the gradients of gate, up and product, and of the stream."""
+    after_gather: float
+    """Of a block that is computed again, what is not there yet when its experts are gathered."""
+    experts: float
+    """Of a block, what its experts keep: gone when backward has gone through them."""
+    rows_gradient: float
+    """Lives only while backward is in the experts: the gradients of their rows, and of the stream."""
 
     def of_layer(self, layer: int, config: Config) -> float:
-        kind = config.train.activation_checkpointing
-        keeps_all = kind == "none" or (kind == "every_n" and layer % config.train.checkpoint_every_n)
-        return self.block if keeps_all else self.recomputed
+        return self.recomputed if is_recomputed(layer, config) else self.block
+
+
+def is_recomputed(layer: int, config: Config) -> bool:
+    """Return True for a block of which backward computes something again."""
+    kind = config.train.activation_checkpointing
+    return kind != "none" and not (kind == "every_n" and layer % config.train.checkpoint_every_n)
 
 
 def compute_bytes(config: Config) -> int:
     """Bytes of a number in the matrix products."""
     return FLOAT32_BYTES if config.train.precision == "float32" else 2
+
+
+def reduced_bytes(config: Config) -> int:
+    """Bytes of a gradient's number on its way through FSDP."""
+    return 2 if config.parallel.reduce_dtype == "bf16" else FLOAT32_BYTES
 
 
 def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivation:
@@ -72,28 +88,42 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
     # Autocast keeps a cast of its own for each of the matrices that read the same activation.
     casts = low < stream
     readers_of_attention_norm = 3 if casts else 1
-    norm = own_width * stream + FLOAT32_BYTES  # its input, and the root of the mean square
-    if device == "cpu":
-        norm += own_width * FLOAT32_BYTES  # the input divided by that root
+    # Its input, and the root of the mean square; on a CPU that input in float32, and divided by the root.
+    norm = own_width * (2 * FLOAT32_BYTES if device == "cpu" else stream) + FLOAT32_BYTES
     rows = FLOAT32_BYTES * model.num_heads / tp
     attention = low * (2 * queries + 2 * keys * plan.cp) + rows + (low * queries if device == "cpu" else 0)
+    if low < FLOAT32_BYTES and stream == low:  # FSDP casts the inputs of a block: cosine and sine of all positions
+        positions = config.data.seq_len // plan.cp if plan.cp > 1 else model.max_seq_len
+        angles = low * positions * (width // model.num_heads) / (plan.micro_batch_size * config.data.seq_len // plan.cp)
+    else:
+        angles = 0.0
     if plan.cp > 1:
         attention += low * config.data.seq_len / plan.micro_batch_size  # the mask, one for all sequences of a pass
-    mlp = _experts(config, low, casts=casts) if model.num_experts else _feed_forward(config, tp, low, casts=casts)
+    mlp = (_experts if model.num_experts else _feed_forward)(config, tp, low, casts=casts)
     boundary = own_width * stream
-    recomputed = boundary
+    recomputed, after_gather = boundary + angles, mlp.experts - mlp.read
     if config.train.activation_checkpointing == "selective":
         products = 2 * queries + 2 * keys + width + mlp.products
-        recomputed += low * products + rows + (2 * low * own_width if tp > 1 else 0)
+        reductions = 0 if tp == 1 else 1 if model.num_experts else 2
+        recomputed += low * products + rows + reductions * low * own_width
+        after_gather -= low * mlp.products
     logits = FLOAT32_BYTES * vocabulary  # the logarithms of the softmax
     return SavedActivation(
-        block=2 * norm + readers_of_attention_norm * width * low + attention + mlp.kept + _dropout(config, own_width),
+        block=angles
+        + 2 * norm
+        + readers_of_attention_norm * width * low
+        + attention
+        + mlp.kept
+        + _dropout(config, own_width),
         recomputed=recomputed,
         embedding=_LABEL_BYTES,
         head=norm + width * low + logits + _LABEL_BYTES,
         boundary=boundary,
         loss_backward=2 * FLOAT32_BYTES * vocabulary,
         block_backward=mlp.backward + 2 * boundary,
+        after_gather=after_gather,
+        experts=mlp.experts,
+        rows_gradient=mlp.rows_gradient + boundary,
     )
 
 
@@ -104,6 +134,11 @@ class _Middle:
     kept: float
     products: float
     backward: float
+    experts: float = 0.0
+    """Of `kept`, what comes to experts, is in them, and comes back from them."""
+    read: float = 0.0
+    """Of that, what comes to them."""
+    rows_gradient: float = 0.0
 
 
 def _feed_forward(config: Config, tp: int, low: int, *, casts: bool) -> _Middle:
@@ -111,23 +146,29 @@ def _feed_forward(config: Config, tp: int, low: int, *, casts: bool) -> _Middle:
     return _Middle(
         kept=(2 if casts else 1) * width * low + 4 * low * hidden,  # gate, its silu, up, their product
         products=width + 2 * hidden,
-        backward=3 * low * hidden,
+        # Gradients of three of the four, less the product, which is freed by then.
+        backward=2 * low * hidden,
     )
 
 
-def _experts(config: Config, low: int, *, casts: bool) -> _Middle:
+def _experts(config: Config, tp: int, low: int, *, casts: bool) -> _Middle:
     """A token is sent to some of the experts, one row each; with a capacity below 1 not all of them arrive."""
     model = config.model
-    sent = model.experts_per_token
+    sent = model.experts_per_token / tp
     arriving = sent * min(1.0, model.capacity_factor or 1.0)
     width, hidden = arriving * model.dim, arriving * model.expert_ffn_dim
-    router = FLOAT32_BYTES * (model.dim + 2 * model.num_experts + 3 * sent) + _INDEX_BYTES * 2 * sent
-    places = sent * model.dim
+    router = FLOAT32_BYTES * ((model.dim + 2 * model.num_experts) / tp + 3 * sent) + _INDEX_BYTES * 2 * sent
+    places, read = sent * model.dim, (2 if casts else 1) * low * width
+    # What experts read, four numbers of their middle, what they give, and the same at the token's place.
+    experts = read + 4 * low * hidden + low * width + low * places
     return _Middle(
-        # What experts read, four numbers of their middle, what they give, and the same at the token's place.
-        kept=router + (2 if casts else 1) * low * width + 4 * low * hidden + low * width + low * places,
+        kept=router + experts,
         products=width + 2 * hidden,
-        backward=3 * low * hidden + 2 * low * width,
+        # Gradients of three numbers of the middle, less its product, which is freed by then, and of what comes out.
+        backward=2 * low * hidden + low * width,
+        experts=experts,
+        read=read,
+        rows_gradient=low * width,
     )
 
 

@@ -18,10 +18,12 @@ from trainer.config.config import Config
 from trainer.layout.plan import MESH_DIMS, Plan
 from trainer.model.size import flops_per_token, num_parameters
 from trainer.plan.activations import Device, compute_bytes
+from trainer.plan.float8 import Float8Products, float8_products
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory, worst_rank_memory
 from trainer.plan.records import RecordVolume, expected_records
 from trainer.plan.traffic import CollectiveCall, rank_traffic
+from trainer.plan.weights import rank_units
 
 __all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
 
@@ -29,8 +31,13 @@ EFFICIENCY = 0.5
 """Of the peak, in matrix products of a usual size: well-tuned trainings reach 0.4 to 0.55 MFU."""
 LINK_EFFICIENCY = 0.8
 """Of a link's data sheet, for large messages."""
+MUON_ITERATIONS = 5
+"""Newton-Schulz iterations of an update, as in `trainer.training.muon`."""
 HEADROOM = 0.92
 """Of the device's memory: the rest is the allocator's fragmentation and what others hold."""
+_WAITED_FOR = ("ep", "ep+tp", "cp", "cp+tp", "tp", "pp")
+"""Dimensions of the mesh whose calls are made within each microbatch."""
+_FLOAT8_BYTES = 1
 _FORWARD_SHARE = 1 / 3  # of the operations of forward and backward
 
 
@@ -53,14 +60,17 @@ class Expected:
     fits: bool
     num_parameters: int
     flops_per_token: int
+    float8: Float8Products | None
+    """Products that are taken at the device's rate in fp8; None: all are in the precision of the training."""
     compute_s: float
-    """Of the busiest rank, recomputation included."""
+    """Of the busiest rank, recomputation and the products of Muon's update included."""
     groups: tuple[GroupTime, ...]
     bubble_share: float
     """Idle share of the pipeline's time; of the zero-bubble schedules half of 1f1b's, which is their upper bound."""
     step_s: float
     tokens_per_s: float
     mfu: float
+    """Against the peak of the training's precision, products in fp8 or not, as runs are measured."""
     flops_per_memory_byte: float
     """Arithmetic intensity of the matrix products: operations for each byte that they move."""
     ridge_flops_per_byte: float
@@ -88,14 +98,17 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
     tokens = config.train.global_batch_size * config.data.seq_len
     per_token = flops_per_token(config.model, config.data.seq_len)
     peak = hardware.flops_per_s[config.train.precision]
-    useful_s = tokens * per_token / plan.world_size / (peak * EFFICIENCY)
+    float8 = float8_products(config, plan, hardware)
+    widest = float8.flops_per_s if float8 is not None and float8.has_feed_forward else peak
+    useful_s = tokens / plan.world_size * _token_s(per_token, peak, float8)
     compute_s = useful_s * _imbalance(plan) * (1 + _recomputed_share(config) * _FORWARD_SHARE)
     worst = max((rank_traffic(config, plan, pp_rank=rank) for rank in range(plan.pp)), key=_bus_bytes)
     groups = _group_times(worst, plan, hardware, compute_s)
     bubble = _bubble(plan)
     # What a microbatch waits for is in the pipeline's time; what data ranks send, before and after it.
-    inside = sum(group.exposed_s for group in groups if group.call.dimension in ("ep", "cp", "tp", "pp"))
-    step_s = (compute_s + inside) / (1 - bubble) + sum(group.exposed_s for group in groups) - inside
+    inside = sum(group.exposed_s for group in groups if group.call.dimension in _WAITED_FOR)
+    update_s = _update_flops(config, plan) / (hardware.flops_per_s["bf16"] * EFFICIENCY)
+    step_s = (compute_s + inside) / (1 - bubble) + sum(group.exposed_s for group in groups) - inside + update_s
     return Expected(
         config=config,
         plan=plan,
@@ -103,18 +116,36 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
         fits=memory.peak <= HEADROOM * hardware.memory_bytes,
         num_parameters=num_parameters(config.model),
         flops_per_token=per_token,
-        compute_s=compute_s,
+        float8=float8,
+        compute_s=compute_s + update_s,
         groups=tuple(groups),
         bubble_share=bubble,
         step_s=step_s,
         tokens_per_s=tokens / step_s,
         mfu=tokens * per_token / plan.world_size / step_s / peak,
-        flops_per_memory_byte=_intensity(config, plan),
-        ridge_flops_per_byte=peak / hardware.memory_bytes_per_s,
+        flops_per_memory_byte=_intensity(config, plan, float8),
+        ridge_flops_per_byte=widest / hardware.memory_bytes_per_s,
         records=expected_records(
             config, plan, calls_per_step=sum(group.call.calls for group in groups), on_device=device == "cuda"
         ),
     )
+
+
+def _token_s(flops: int, peak: float, float8: Float8Products | None) -> float:
+    """Seconds of one device for a token's operations; those in fp8 reach the same share of their own peak."""
+    fast = 0.0 if float8 is None else float8.flops_per_token
+    fast_s = 0.0 if float8 is None else fast / float8.flops_per_s
+    return ((flops - fast) / peak + fast_s) / EFFICIENCY
+
+
+def _update_flops(config: Config, plan: Plan) -> int:
+    """Operations of Muon on the busiest rank: two products with the matrix each, and one of the short sides alone.
+    Ranks that share a matrix all do the whole."""
+    if config.optim.name != "muon":
+        return 0
+    units = [rank_units(config, plan, rank) for rank in range(plan.pp)]
+    sizes = [[(min(w.rows, w.row_numel), w.numel()) for u in own for w in u.matrices] for own in units]
+    return MUON_ITERATIONS * max(sum(4 * short * numel + 2 * short**3 for short, numel in own) for own in sizes)
 
 
 def _bus_bytes(calls: list[CollectiveCall]) -> float:
@@ -185,10 +216,12 @@ def _stride(plan: Plan, dimension: str) -> int:
     return stride
 
 
-def _intensity(config: Config, plan: Plan) -> float:
+def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> float:
     """Operations per byte of the feed-forward's product, the largest of a block: 2 m n k operations for
-    (m k + k n + m n) numbers moved."""
+    (m k + k n + m n) numbers moved. In fp8 the two that are multiplied take a byte a number."""
     tokens = plan.micro_batch_size * config.data.seq_len
     width, hidden = config.model.dim, config.model.ffn_dim / plan.tp
-    moved = (tokens * width + width * hidden + tokens * hidden) * compute_bytes(config)
+    low = compute_bytes(config)
+    factor = _FLOAT8_BYTES if float8 is not None and float8.has_feed_forward else low
+    moved = (tokens * width + width * hidden) * factor + tokens * hidden * low
     return 2 * tokens * width * hidden / moved

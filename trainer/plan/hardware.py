@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer.config.load import ConfigError
 
-__all__ = ["Hardware", "parse_bytes", "parse_hardware"]
+__all__ = ["Hardware", "named_hardware", "parse_bytes", "parse_hardware"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _NVLINK_OF = {"b200": "nvlink5", "h200": "nvlink4", "h100": "nvlink4", "a100": "nvlink3"}
@@ -30,7 +30,13 @@ class Hardware:
     gpu: str
     memory_bytes: int
     flops_per_s: Mapping[str, float]
-    """Dense peak by precision of the matrix products: float32, bf16, fp16."""
+    """Dense peak by precision of the matrix products: float32, bf16, fp16; and, where the device has products in
+    fp8, by the values of `train.float8` that it can do.
+
+    Of fp8, with sums in float32: 4500e12 of B200 (half of the 9 PFLOP/s with sparsity of the Blackwell brief, 2024),
+    1979e12 of H100 and H200 SXM (half of the 3,958 TFLOP/s with sparsity of their data sheets), 733e12 of L40S (data
+    sheet), 330.3e12 of RTX 4090 (Ada whitepaper, "FP8 with FP32 accumulate"). A100 has none.
+    """
     memory_bytes_per_s: float
     host_bytes_per_s: float
     """Of the bus between a device and its host, in one direction."""
@@ -71,6 +77,7 @@ def parse_hardware(*, gpu: str, gpu_memory: str, gpus_per_node: int, interconnec
             "float32": facts["float32_tflops"] * 1e12,
             "bf16": facts["bf16_tflops"] * 1e12,
             "fp16": facts["bf16_tflops"] * 1e12,
+            **{recipe: tflops * 1e12 for recipe, tflops in facts.get("fp8_tflops", {}).items()},
         },
         memory_bytes_per_s=facts["memory_tb_per_s"] * 1e12,
         host_bytes_per_s=_entry(known["link"], facts["host_link"], "host_link")["gb_per_s"] * 1e9,
@@ -81,6 +88,13 @@ def parse_hardware(*, gpu: str, gpu_memory: str, gpus_per_node: int, interconnec
         between_bytes_per_s=_entry(known["link"], between, "--interconnect")["gb_per_s"] * 1e9,
         watts=facts["watts"],
     )
+
+
+def named_hardware(device_name: str) -> Hardware | None:
+    """Hardware of a named device, such as `NVIDIA H100 80GB HBM3`, with its usual links; None if unknown."""
+    words = re.split(r"[^a-z0-9]+", device_name.lower())
+    gpu = next((name for name in _known()["gpu"] if name in words or name in "".join(words)), None)
+    return None if gpu is None else parse_hardware(gpu=gpu, gpu_memory="", gpus_per_node=8, interconnect="")
 
 
 def parse_bytes(text: str, option: str) -> int:

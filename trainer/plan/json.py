@@ -52,6 +52,7 @@ def expected_json(expected: Expected) -> dict[str, Any]:
         "fits": expected.fits,
         "memory_bytes": {part: getattr(memory, part) for part in parts},
         "fullest_pp_rank": memory.pp_rank,
+        "float8": _float8(expected),
         "step_s": expected.step_s,
         "compute_s": expected.compute_s,
         "tokens_per_s": expected.tokens_per_s,
@@ -80,3 +81,11 @@ def expected_json(expected: Expected) -> dict[str, Any]:
             for group in expected.groups
         ],
     }
+
+
+def _float8(expected: Expected) -> dict[str, Any] | None:
+    found = expected.float8
+    if found is None:
+        return None
+    ratio = found.flops_per_token / expected.flops_per_token
+    return {"flops_ratio": ratio, "peak_flops_per_s": found.flops_per_s, "others": [*found.others]}

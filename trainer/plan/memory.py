@@ -6,8 +6,9 @@
 
 Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which
 is the same 16 bytes a parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
-where low-precision copies of parameters and gradients lie beside a float32 master. The low-precision copies that we
-make are counted as what they are: gathered, and freed again.
+where low-precision copies of parameters and gradients lie beside a float32 master. Muon keeps one moment of a matrix,
+AdamW8bit two of a byte a number.
+The low-precision copies that we make are counted as what they are: gathered, and freed again.
 
 The parts do not add up to the peak: when all gradients exist, the activations are gone.
 """
@@ -18,14 +19,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.config.config import Config
+from trainer.layout.constraints import CODES_BLOCK
 from trainer.layout.plan import Plan
-from trainer.plan.activations import FLOAT32_BYTES, Device, SavedActivation, compute_bytes, saved_per_token
-from trainer.plan.weights import Unit, largest_share, power_sgd_numel, rank_units
+from trainer.plan.activations import (
+    FLOAT32_BYTES,
+    Device,
+    SavedActivation,
+    compute_bytes,
+    is_recomputed,
+    reduced_bytes,
+    saved_per_token,
+)
+from trainer.plan.backward import Block, UnitBytes, backward_peak
+from trainer.plan.weights import Unit, Weight, largest_share, power_sgd_numel, rank_units
 
 __all__ = ["RankMemory", "in_flight", "rank_memory", "worst_rank_memory"]
 
 _CONTEXT_BYTES = {"cpu": 0, "cuda": 10**9}
 """CUDA context, cuBLAS workspaces and NCCL's buffers: between 0.5 and 1.5 GB on today's devices; not measured here."""
+_CODED_BYTES = 1 + FLOAT32_BYTES / CODES_BLOCK
+"""A number of a moment in 8 bits: its code, and its part of the scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +122,20 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     accumulates = plan.num_microbatches > 1
     # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
     keeps_whole = sharded and accumulates and not config.parallel.reduce_every_microbatch
-    gradients = FLOAT32_BYTES * sum(full.values()) if keeps_whole else held
+    gradients = reduced_bytes(config) * sum(full.values()) if keeps_whole else held
     offloaded = config.parallel.cpu_offload and device == "cuda"
-    if accumulates:
-        alive = activations + working + gradients
+    if plan.pp > 1:
+        alive = gathered + activations + working + gradients
     else:
-        coming = [0 if offloaded else FLOAT32_BYTES * numel for numel in own.values()]
-        alive = max(activations + loss, _backward_peak(layers, coming, again) + largest)
-    optimizer = 2 * held
+        alive = _one_by_one(config, plan, units, kept, device, activations + loss, is_offloaded=offloaded)
+    optimizer, step = 2 * held, 0
+    if config.optim.name == "muon":
+        optimizer -= FLOAT32_BYTES * sum(w.numel(u.tp, u.shards) for u in units for w in u.matrices)
+        step = max(_muon_step(unit, weight) for unit in units for weight in unit.matrices)
+    elif config.optim.name == "adamw8bit":
+        coded = [weight.numel(unit.tp, unit.shards) for unit in units for weight in unit.coded]
+        optimizer -= 2 * round((FLOAT32_BYTES - _CODED_BYTES) * sum(coded))
+        step = 3 * FLOAT32_BYTES * max(coded, default=0)  # both moments and the change of a matrix
     if plan.zero1:
         optimizer = 2 * FLOAT32_BYTES * largest_share(units, plan.dp_replicate)
     compression = _compression(config, plan, units)
@@ -124,7 +143,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     if offloaded:
         # A block's shard is on the device while it is gathered, and its part of the gradients until they are copied.
         state = 2 * max((FLOAT32_BYTES * numel for layer, numel in own.items() if layer is not None), default=0)
-    peak = state + compression + _CONTEXT_BYTES[device] + max(gathered + alive, 0 if offloaded else held)
+    peak = state + compression + _CONTEXT_BYTES[device] + max(alive, 0 if offloaded else held + step)
     return RankMemory(
         pp_rank=pp_rank,
         parameters=0 if offloaded else held,
@@ -142,11 +161,20 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
 
 
 def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | None, int]:
-    """Elements of a block and its experts together; the root, None, last as in `units`."""
+    """Elements, or bytes, of a block and its experts together; the root, None, last as in `units`."""
     found: dict[int | None, int] = {}
     for unit in units:
         found[unit.layer] = found.get(unit.layer, 0) + numel(unit)
     return found
+
+
+def _muon_step(unit: Unit, matrix: Weight) -> int:
+    """Bytes of the update of one matrix: new momentum and update, the whole if it was gathered, two of the size of the
+    matrix in bf16 and two of its short side squared."""
+    whole, own = matrix.numel(), matrix.numel(unit.tp, unit.shards)
+    gathered = whole if own < whole else 0
+    short = min(matrix.rows, matrix.row_numel)
+    return FLOAT32_BYTES * (2 * own + gathered) + 2 * (2 * whole + 2 * short * short)
 
 
 def _compression(config: Config, plan: Plan, units: list[Unit]) -> int:
@@ -160,14 +188,74 @@ def _compression(config: Config, plan: Plan, units: list[Unit]) -> int:
     return 2 * min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES)
 
 
-def _backward_peak(layers: list[int], own: list[int], again: list[int]) -> int:
-    """The largest sum of activations that are still there and gradients that are there already, block by block."""
-    gradients = sum(own[len(layers) :])  # of the root, whose head comes first
-    largest = gradients
-    for layer in reversed(range(len(layers))):
-        largest = max(largest, sum(layers[: layer + 1]) + again[layer] + gradients)
-        gradients += own[layer]
-    return largest
+def _one_by_one(
+    config: Config,
+    plan: Plan,
+    units: list[Unit],
+    kept: SavedActivation,
+    device: Device,
+    forward: int,
+    *,
+    is_offloaded: bool,
+) -> int:
+    """The most that is alive beside parameters and optimizer in the last microbatch of a step; they come one by one,
+    each with its forward and backward. `forward`: activations at the end of forward, with the loss."""
+    is_freed = plan.data_parallel_kind in ("fsdp", "hsdp") and config.parallel.reshard_after_forward
+    tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
+    by_layer: dict[int | None, list[UnitBytes]] = {}
+    for unit in units:
+        found = by_layer.setdefault(unit.layer, [])
+        is_within = bool(found)  # experts, in the unit of their block
+        found.append(_unit_bytes(config, plan, unit, is_within, device, is_freed=is_freed, is_offloaded=is_offloaded))
+    (root,) = by_layer[None]
+    blocks = []
+    for layer, own in by_layer.items():
+        if layer is None:
+            continue
+        stays, again = kept.of_layer(layer, config), kept.block + kept.block_backward
+        is_again = is_recomputed(layer, config)
+        at_inner = kept.block - kept.after_gather if is_again else kept.block + kept.rows_gradient
+        blocks.append(
+            Block(
+                kept=round(tokens * stays),
+                again=round(tokens * (again - stays)),
+                at_inner=round(tokens * at_inner),
+                around_inner=round(tokens * (kept.block - kept.experts + kept.rows_gradient)),
+                is_recomputed=is_again,
+                units=tuple(own),
+            )
+        )
+    before = root.before + sum(unit.before for block in blocks for unit in block.units)
+    always = compute_bytes(config) * units[-1].whole if is_freed else _gathered(config, plan, units)
+    ahead = max(1, config.parallel.prefetch_blocks)
+    return always + max(forward + before, backward_peak(blocks, root, ahead=ahead))
+
+
+def _unit_bytes(
+    config: Config, plan: Plan, unit: Unit, is_within: bool, device: Device, *, is_freed: bool, is_offloaded: bool
+) -> UnitBytes:
+    sharded = plan.data_parallel_kind in ("fsdp", "hsdp")
+    low, sent = compute_bytes(config), reduced_bytes(config)
+    own = 0 if is_offloaded else FLOAT32_BYTES * unit.own
+    accumulates = plan.num_microbatches > 1
+    # FSDP computes gradients in the type that it gathers, adds those of microbatches in the type that it sends.
+    width = low if sharded else FLOAT32_BYTES
+    keeps_whole = sharded and not config.parallel.reduce_every_microbatch
+    before = (sent * unit.whole if keeps_whole else own) if accumulates else 0
+    is_gathered = is_freed and unit.layer is not None
+    return UnitBytes(
+        gathered=unit.gathered_bytes(low) if is_gathered else 0,
+        buffer=unit.gathered_bytes(low) if is_gathered and unit.shards > 1 else 0,
+        gradient=width * unit.whole,
+        sent=sent * unit.shards * unit.own if sharded else 0,
+        own=own,
+        largest=width * max(weight.numel(unit.tp) for weight in unit.weights),
+        first=width * max(weight.numel(unit.tp) // weight.matrices for weight in unit.weights),
+        before=before,
+        is_added_at_once=accumulates and (not sharded or (keeps_whole and low == sent)),
+        is_split_inside=is_within and unit.shards > 1,
+        is_copied=sharded and device == "cpu",
+    )
 
 
 def _ends(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
@@ -179,13 +267,15 @@ def _ends(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
 
 def _gathered(config: Config, plan: Plan, units: list[Unit]) -> int:
     low = compute_bytes(config)
-    sizes = {layer: low * numel for layer, numel in _by_layer(units, lambda unit: unit.whole).items()}
+    sizes = _by_layer(units, lambda unit: unit.gathered_bytes(low))
     blocks = [size for layer, size in sizes.items() if layer is not None]
     root = sum(sizes.values()) - sum(blocks)
     if any(unit.shards > 1 for unit in units):
         if plan.pp > 1 or not config.parallel.reshard_after_forward:
             return root + sum(blocks)
-        # The block that computes, and those that are gathered ahead of it.
-        return root + sum(sorted(blocks)[-(1 + max(1, config.parallel.prefetch_blocks)) :])
+        # The block that computes with its experts, and those that are gathered ahead of it without theirs.
+        first = {unit.layer: unit.gathered_bytes(low) for unit in reversed(units) if unit.layer is not None}
+        ahead = sorted(first.values())[:-1][-max(1, config.parallel.prefetch_blocks) :]
+        return root + max(blocks) + sum(ahead)
     # Autocast keeps what it has cast until backward has used it; norms and embedding stay as they are.
     return root + sum(blocks) if low < FLOAT32_BYTES else 0

@@ -84,6 +84,8 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     plain = {key: str(value) for key, value in optional.items() if getattr(own, key) != getattr(default, key)}
 
     def mesh(replicate: int, shard: int, tp: int = 1, pp: int = 1, recompute: str = "none", **more: str) -> list[str]:
+        if own.float8_all_gather and (1 in (shard, num_gpus // (tp * pp)) or "cpu_offload" in more):
+            more["float8_all_gather"] = "false"
         return [
             f"parallel.dp_replicate={replicate}", f"parallel.dp_shard={shard}", f"parallel.tp={tp}",
             f"parallel.pp={pp}", f"train.activation_checkpointing={recompute}", f"train.micro_batch_size={micro}",
@@ -106,15 +108,15 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
     for ep in (ep for ep in sizes if model.num_experts and model.num_experts % ep == 0):
         yield f"ep {ep} x FSDP + recompute", mesh(1, -1, recompute="full", ep=str(ep))
-    for tp in sizes if not model.num_experts else ():
+    for tp in (tp for tp in sizes if model.num_experts % tp == 0):
         yield f"tp {tp} x FSDP + recompute", mesh(1, -1, tp=tp, recompute="full")
-    for cp in sizes if config.data.seq_len >= _LONG_SEQUENCE and not model.num_experts else ():
+    for cp in sizes if config.data.seq_len >= _LONG_SEQUENCE else ():
         yield f"cp {cp} x FSDP + recompute", mesh(1, -1, recompute="full", cp=str(cp))
     for pp in (2, 4, 8):
         if pp <= nodes and num_gpus % (pp * node) == 0 and model.num_layers >= pp:
             yield f"pp {pp} x FSDP + recompute", mesh(1, -1, pp=pp, recompute="full", schedule="1f1b")
-            for tp in reversed(sizes) if not model.num_experts else ():
-                if num_gpus % (pp * tp) == 0:
+            for tp in reversed(sizes):
+                if num_gpus % (pp * tp) == 0 and model.num_experts % tp == 0:
                     options = mesh(1, -1, tp=tp, pp=pp, recompute="full", schedule="1f1b")
                     yield f"pp {pp} x tp {tp} x FSDP + recompute (3-D)", options
                     break

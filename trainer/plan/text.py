@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from trainer.plan.budget import RESTART_S, FailureCost, TrainingCost
 from trainer.plan.expected import EFFICIENCY, LINK_EFFICIENCY, Expected
+from trainer.plan.float8 import Float8Products
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory
 from trainer.plan.strategies import Strategies, Strategy
 
-__all__ = ["render", "render_cost", "render_failures"]
+__all__ = ["amount", "render", "seconds"]
 
 _BAR = 60
 _PARTS = (("parameters", "P"), ("gradients", "G"), ("optimizer", "O"), ("gathered", "g"), ("activations", "A"),
@@ -49,35 +49,6 @@ def render(
         console.print()
     if found is not None:
         _ladder(found, console)
-
-
-def render_cost(cost: TrainingCost, console: Console) -> None:
-    """Print the cost of a number of tokens."""
-    price = "" if cost.price is None else f", price {cost.price:,.0f}"
-    console.print(
-        f"[bold]Cost[/] of {amount(cost.num_tokens)}tokens ({cost.tokens_per_parameter:.3g} a parameter): "
-        f"{cost.steps:,} steps, {_duration(cost.hours)}, {cost.gpu_hours:,.0f} GPU-hours{price}, "
-        f"{cost.energy_kwh / 1e3:,.3g} MWh at the devices' power limit",
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print("  an estimate, without restarts, evaluations, checkpoints, hosts and cooling\n", highlight=False)
-
-
-def render_failures(failures: FailureCost, console: Console) -> None:
-    """Print what failures cost besides."""
-    price = "" if failures.lost_price is None else f", price {failures.lost_price:,.0f}"
-    console.print(
-        f"[bold]Failures[/] at {failures.per_1000_gpu_days:g} per 1,000 GPU-days: "
-        f"{failures.num_failures:,.3g} expected, {_duration(failures.lost_hours)} lost ({failures.lost_ratio:.1%})"
-        f"{price}, with a checkpoint every {failures.interval_steps:,} steps and {RESTART_S:.0f} s for a restart",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _duration(hours: float) -> str:
-    return f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} hours"
 
 
 def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:
@@ -115,11 +86,11 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
         f"roofline {expected.flops_per_memory_byte:.0f} of {expected.ridge_flops_per_byte:.0f} FLOP/byte",
         highlight=False,
     )
+    if expected.float8 is not None:
+        console.print(f"  {_float8(expected, expected.float8)}", highlight=False)
     if expected.groups:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for title in ("  collective", "group", "calls", "bytes a rank", "time", "of it exposed", "over"):
-            numeric = title in ("calls", "bytes a rank", "time", "of it exposed")
-            table.add_column(title, justify="right" if numeric else "left")
+        titles = ("  collective", "group", "calls", "bytes a rank", "time", "of it exposed", "over")
+        table = _table(titles, left=("  collective", "group", "over"))
         for group in expected.groups:
             call = group.call
             table.add_row(
@@ -144,13 +115,20 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     console.print()
 
 
+def _float8(expected: Expected, float8: Float8Products) -> str:
+    share, others = float8.flops_per_token / expected.flops_per_token, list(float8.others)
+    listed = f"{', '.join(others[:-1])} and {others[-1]}"
+    return (
+        f"fp8 {share:.0%} of the operations, at a peak of {amount(float8.flops_per_s)}FLOP/s; {listed} in "
+        f"{expected.config.train.precision}. Scaling and rounding are not in the time."
+    )
+
+
 def _ladder(found: Strategies, console: Console) -> None:
     simplest, fastest = found.simplest, found.fastest
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left")
-    for title in ("[bold]Layouts[/], the simplest first", "GB a rank", "fits", "step", "exposed", "bubble", "MFU"):
-        left = title.startswith("[bold]") or title == "fits"
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
-    table.add_column("")
+    first = "[bold]Layouts[/], the simplest first"
+    titles = (first, "GB a rank", "fits", "step", "exposed", "bubble", "MFU", "")
+    table = _table(titles, left=(first, "fits", ""), no_wrap=True)
     for strategy in found.tried:
         expected = strategy.expected
         mark = "<- simplest" if strategy is simplest else "<- fastest" if strategy is fastest else ""
@@ -170,13 +148,30 @@ def _ladder(found: Strategies, console: Console) -> None:
             console.print(f"\n{title}: {_options(chosen)}", highlight=False, markup=False, soft_wrap=True)
 
 
+def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: bool = False) -> Table:
+    """Columns without a frame; texts are on the `left`, numbers on the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, justify="left" if title in left else "right", no_wrap=no_wrap)
+    return table
+
+
 def _options(strategy: Strategy) -> str:
     return " ".join(f"--set {override}" for override in strategy.overrides)
 
 
 def amount(value: float) -> str:
     """12_400_000 -> `12.4 M`."""
-    for unit, factor in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, factor in (
+        ("Y", 1e24),
+        ("Z", 1e21),
+        ("E", 1e18),
+        ("P", 1e15),
+        ("T", 1e12),
+        ("G", 1e9),
+        ("M", 1e6),
+        ("k", 1e3),
+    ):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"
     return f"{value:.0f} "

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 from trainer.config.config import Config
 from trainer.layout.plan import Plan
-from trainer.plan.activations import FLOAT32_BYTES, compute_bytes
+from trainer.plan.activations import FLOAT32_BYTES, compute_bytes, reduced_bytes
 from trainer.plan.weights import Unit, is_factored, power_sgd_numel, rank_units
 
 __all__ = ["CollectiveCall", "rank_traffic"]
 
 _MIB = 2**20
+_COUNT_BYTES = 8  # int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ def rank_traffic(config: Config, plan: Plan, *, pp_rank: int) -> list[Collective
     units = rank_units(config, plan, pp_rank)
     calls = [
         *_data_parallel(config, plan, units),
+        *_muon(config, units),
         *_tensor_parallel(config, plan, pp_rank),
         *_context_parallel(config, plan, pp_rank),
         *_expert_parallel(config, plan, pp_rank),
@@ -81,14 +83,25 @@ def _data_parallel(config: Config, plan: Plan, units: list[Unit]) -> list[Collec
         calls.append(
             CollectiveCall(dimension="dp_replicate", op="all_reduce", what="gradients' shards", size=plan.dp_replicate,
                  calls=len(units),
-                 num_bytes=_reduced_bytes(config) * sum(unit.own for unit in units), overlaps="backward")
+                 num_bytes=reduced_bytes(config) * sum(unit.own for unit in units), overlaps="backward")
         )  # fmt: skip
     return calls
 
 
-def _reduced_bytes(config: Config) -> int:
-    """Bytes of a gradient's number on its way through FSDP."""
-    return 2 if config.parallel.reduce_dtype == "bf16" else FLOAT32_BYTES
+def _muon(config: Config, units: list[Unit]) -> list[CollectiveCall]:
+    """The updates of sharded matrices, each gathered whole in float32."""
+    if config.optim.name != "muon":
+        return []
+    (dimension, shards, tp), *others = {(unit.dimension, unit.shards, unit.tp) for unit in units}
+    assert not others, "only experts are shared by fewer ranks"
+    matrices = [matrix for unit in units for matrix in unit.matrices]
+    own = FLOAT32_BYTES * sum(matrix.numel(tp, shards) for matrix in matrices)
+    groups = [(dimension, shards, own), ("tp", tp, own * shards)]
+    return [
+        CollectiveCall(dimension=dim, op="all_gather", what="updates of matrices", size=size, calls=len(matrices),
+             num_bytes=num_bytes)
+        for dim, size, num_bytes in groups if size > 1
+    ]  # fmt: skip
 
 
 def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveCall]:
@@ -126,13 +139,14 @@ def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> li
     gathers = [passes if keeps or unit.layer is None else 2 * passes for unit in units]
     calls = []
     if shards > 1:
+        rounded = any(weight.gathers_float8 for unit in units for weight in unit.weights)
+        own = [unit.gathered_bytes(low, shards) * count for unit, count in zip(units, gathers, strict=True)]
         calls.append(
-            CollectiveCall(dimension=dimension, op="all_gather", what="parameters", size=shards, calls=sum(gathers),
-                 num_bytes=low * sum(unit.own * count for unit, count in zip(units, gathers, strict=True)),
-                 overlaps="compute")
+            CollectiveCall(dimension=dimension, op="all_gather", what="parameters in fp8" if rounded else "parameters",
+                 size=shards, calls=sum(gathers), num_bytes=sum(own), overlaps="compute")
         )  # fmt: skip
         times = plan.num_microbatches if config.parallel.reduce_every_microbatch else 1
-        reduced = _reduced_bytes(config) * shards * sum(unit.own for unit in units)
+        reduced = reduced_bytes(config) * shards * sum(unit.own for unit in units)
         calls.append(
             CollectiveCall(dimension=dimension, op="reduce_scatter", what="gradients", size=shards,
                  calls=times * len(units), num_bytes=times * reduced, overlaps="backward")
@@ -160,20 +174,27 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
     # ends before the block's last reduction: nothing in backward needs its result.
     again = _recomputed_layers(config, plan, pp_rank)
     ends = int(0 in own) + int(last in own)
+    experts = bool(config.model.num_experts)
     if config.parallel.sequence_parallel:
-        # Attention and feed-forward each gather and scatter once; backward does the reverse of both.
+        # Attention and feed-forward each gather and scatter once; backward does the reverse of both. Experts take the
+        # rank's part as it is, and what is recomputed goes on to them after attention.
         gathers, scatters = 4 * layers + 2 * again + ends, 4 * layers + again + ends
-        return [
-            CollectiveCall(dimension="tp", op="all_gather", what="activations", size=plan.tp, calls=gathers * count,
-                 num_bytes=gathers * whole // plan.tp),
-            CollectiveCall(dimension="tp", op="reduce_scatter", what="activations", size=plan.tp,
-                 calls=scatters * count, num_bytes=scatters * whole),
-        ]  # fmt: skip
-    # Backward sums the input's gradient for each of the five matrices that are split by columns.
-    reduces = 7 * layers + again + ends
+        if experts:
+            gathers, scatters = 2 * layers + again + ends, 2 * layers + again + ends
+        reduces = 0
+    else:
+        # Backward sums the input's gradient for each of the five matrices that are split by columns, of which experts
+        # have none; their output is put together from the ranks' parts, and so is their input's gradient.
+        reduces = (4 if experts else 7) * layers + again + ends
+        gathers, scatters = 2 * layers if experts else 0, 0
     return [
-        CollectiveCall(dimension="tp", op="all_reduce", what="activations", size=plan.tp, calls=reduces * count,
-             num_bytes=reduces * whole)
+        CollectiveCall(dimension="tp", op=op, what="activations", size=plan.tp, calls=times * count,
+             num_bytes=times * num_bytes)
+        for op, times, num_bytes in (
+            ("all_gather", gathers, whole // plan.tp),
+            ("reduce_scatter", scatters, whole),
+            ("all_reduce", reduces, whole),
+        )
     ]  # fmt: skip
 
 
@@ -196,16 +217,28 @@ def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collecti
 
 
 def _expert_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
-    """Tokens to their experts and back, in forward and in backward."""
-    if plan.ep == 1:
-        return []
+    """Tokens to their experts and back, in forward and in backward; how often the experts were chosen in each piece of
+    a sequence, where ranks have pieces."""
     model = config.model
-    ways = 4 * _num_layers(plan, pp_rank) + 2 * _recomputed_layers(config, plan, pp_rank)
-    rows = plan.local_batch_size * config.data.seq_len * model.experts_per_token * min(1.0, model.capacity_factor or 1)
-    return [
-        CollectiveCall(dimension="ep", op="all_to_all", what="tokens", size=plan.ep, calls=ways * plan.num_microbatches,
-             num_bytes=round(ways * rows * model.dim * compute_bytes(config)))
-    ]  # fmt: skip
+    if not model.num_experts:
+        return []
+    layers, again = _num_layers(plan, pp_rank), _recomputed_layers(config, plan, pp_rank)
+    ways, tokens = 4 * layers + 2 * again, config.data.seq_len // (plan.cp * plan.tp)
+    rows = plan.local_batch_size * tokens * model.experts_per_token * min(1.0, model.capacity_factor or 1)
+    counts = _COUNT_BYTES * plan.local_batch_size * model.num_experts
+    calls = (
+        ("all_to_all", "tokens", "ep", ways, round(rows * model.dim * compute_bytes(config))),
+        ("all_gather", "experts' counts", "cp", layers + again, counts),
+    )
+    found = []
+    for op, what, dim, times, num_bytes in calls:
+        used = {each: plan.sizes[each] for each in (dim, "tp") if plan.sizes[each] > 1}
+        if used:
+            found.append(
+                CollectiveCall(dimension="+".join(used), op=op, what=what, size=math.prod(used.values()),
+                     calls=times * plan.num_microbatches, num_bytes=times * num_bytes)
+            )  # fmt: skip
+    return found
 
 
 def _num_layers(plan: Plan, pp_rank: int) -> int:

@@ -5,16 +5,18 @@
     sum(unit.own for unit in units)                 # of that what it keeps
     largest_share(units, num_ranks=4)               # of the optimizer's state under ZeRO-1
 
-A unit is what FSDP gathers and reduces in one call: a block, under expert parallel its experts apart, or the root with
-embedding, last norm and head.
+A unit is what FSDP gathers and reduces in one call: a block, apart from it its experts where a rank has some of them
+only, or the root with embedding, last norm and head.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.config.config import Config, ModelConfig
+from trainer.layout.constraints import CODES_BLOCK, FLOAT8_MULTIPLE
 from trainer.layout.plan import Plan
 
 __all__ = ["Unit", "Weight", "is_factored", "largest_share", "power_sgd_numel", "rank_units"]
@@ -30,6 +32,10 @@ class Weight:
     """What tensor parallelism splits: rows | columns | nothing."""
     decays: bool = True
     """Norms and the embedding do not; the optimizer keeps them in a group of their own."""
+    matrices: int = 1
+    """Stacked in it, whose gradients come one after the other."""
+    gathers_float8: bool = False
+    """FSDP gathers it in fp8."""
 
     def numel(self, tp: int = 1, shard: int = 1) -> int:
         """Elements on one rank. FSDP splits rows, and its first ranks have the larger parts: this is theirs."""
@@ -64,28 +70,45 @@ class Unit:
         """Elements that stay on the rank."""
         return sum(weight.numel(self.tp, self.shards) for weight in self.weights)
 
+    def gathered_bytes(self, width: int, shards: int = 1) -> int:
+        """Bytes of what FSDP gathers, or of a rank's part of it, with `width` bytes for a number that is not in fp8."""
+        return sum(weight.numel(self.tp, shards) * (1 if weight.gathers_float8 else width) for weight in self.weights)
+
+    @property
+    def coded(self) -> list[Weight]:
+        """Those whose moments take 8 bits, where AdamW8bit is the optimizer."""
+        matrices = (weight for weight in self.weights if weight.decays and weight.row_numel > 1)
+        return [weight for weight in matrices if weight.row_numel % CODES_BLOCK == 0]
+
+    @property
+    def matrices(self) -> list[Weight]:
+        """Those that Muon updates, where it is the optimizer."""
+        return [weight for weight in self.weights if self.layer is not None and weight.row_numel > 1]
+
 
 def rank_units(config: Config, plan: Plan, pp_rank: int) -> list[Unit]:
     """Units of all stages of the pipeline rank, in the order of forward; the root comes last."""
     model, stages = config.model, plan.stages
     own = stages.of_rank[pp_rank]
     sharded = plan.data_parallel_kind in ("fsdp", "hsdp")
-    dense = {dim: plan.sizes[dim] for dim in ("dp_shard", "ep", "cp") if plan.sizes[dim] > 1}
-    shards = plan.dp_shard * plan.ep * plan.cp if sharded else 1
 
-    def unit(layer: int | None, weights: Sequence[Weight]) -> Unit:
+    def unit(layer: int | None, weights: Sequence[Weight], *shared_by: str) -> Unit:
+        used = {dim: plan.sizes[dim] for dim in shared_by or ("dp_shard", "ep", "cp") if plan.sizes[dim] > 1}
+        shards = math.prod(used.values()) if sharded else 1
+        if config.parallel.float8_all_gather and layer is not None:
+            weights = [replace(each, gathers_float8=_gathers_float8(each, plan.tp, shards)) for each in weights]
         return Unit(
-            layer=layer, weights=tuple(weights), tp=plan.tp, shards=shards, dimension="+".join(dense) or "dp_shard"
+            layer=layer, weights=tuple(weights), tp=plan.tp, shards=shards, dimension="+".join(used) or "dp_shard"
         )
 
     units = []
     for layer in (layer for stage in own for layer in stages.layers[stage]):
-        experts = _experts(model, plan.ep)
-        if plan.ep == 1:
+        experts = _experts(model, plan.ep * plan.tp)
+        if plan.ep * plan.tp == 1 or not experts:
             units.append(unit(layer, [*_block(model), *experts]))
-        else:  # experts are shared by fewer ranks than the rest
+        else:  # what is left of them is shared by fewer ranks than the rest
             units.append(unit(layer, _block(model)))
-            units.append(Unit(layer=layer, weights=tuple(experts), tp=1, shards=plan.dp_shard, dimension="dp_shard"))
+            units.append(unit(layer, experts, "dp_shard", "cp"))
     embedding = Weight(rows=model.vocab_size, row_numel=model.dim, split="rows", decays=False)
     root: list[Weight] = []
     if 0 in own:
@@ -125,6 +148,14 @@ def is_factored(weight: Weight, rank: int) -> bool:
     return 2 * rank * (weight.rows + weight.row_numel) < weight.rows * weight.row_numel
 
 
+def _gathers_float8(weight: Weight, tp: int, shards: int) -> bool:
+    """Return True for what `trainer.parallel.float8_gather` takes of a block: what tensor parallelism would split, if
+    it fits."""
+    fits = all(size % (FLOAT8_MULTIPLE * tp) == 0 for size in (weight.rows, weight.row_numel))
+    rows = weight.rows // tp if weight.split == "rows" else weight.rows
+    return bool(weight.split) and fits and rows % shards == 0
+
+
 def _block(model: ModelConfig) -> list[Weight]:
     """Units of one transformer block, without its experts."""
     head_dim = model.dim // model.num_heads
@@ -139,17 +170,18 @@ def _block(model: ModelConfig) -> list[Weight]:
     return [*attention, *feed_forward, _norm(model), _norm(model)]
 
 
-def _experts(model: ModelConfig, ep: int) -> list[Weight]:
-    """The stacked weights of a block's experts. FSDP splits the stack, or, where expert parallel has split that, what
-    comes after it."""
-    count, hidden, dim = model.num_experts // ep, model.expert_ffn_dim, model.dim
+def _experts(model: ModelConfig, holders: int) -> list[Weight]:
+    """The stacked weights of a rank's experts of a block. FSDP splits the stack, or, where the ranks that hold some
+    have split that, what comes after it."""
+    count, hidden, dim = model.num_experts // holders, model.expert_ffn_dim, model.dim
     if not count:
         return []
-    if ep > 1:
+    if holders > 1:
         shapes = [(hidden, count * dim), (hidden, count * dim), (dim, count * hidden)]
     else:
         shapes = [(count, hidden * dim)] * 3
-    return [Weight(rows=rows, row_numel=row_numel) for rows, row_numel in shapes]
+    matrices = count if model.expert_products == "loop" else 1
+    return [Weight(rows=rows, row_numel=row_numel, matrices=matrices) for rows, row_numel in shapes]
 
 
 def _norm(model: ModelConfig) -> Weight:

@@ -46,6 +46,8 @@ MEASURED: dict[str, dict[str, dict[str, Any]]] = {
     "full": {"train": {"activation_checkpointing": "full"}},
     "every second": {"train": {"activation_checkpointing": "every_n"}},
     "selective": {"train": {"activation_checkpointing": "selective"}},
+    "muon": {"optim": {"name": "muon"}},
+    "adamw8bit": {"optim": {"name": "adamw8bit"}},
     "experts": {"model": EXPERTS},
     "experts, full": {"model": EXPERTS, "train": {"activation_checkpointing": "full"}},
     "experts, selective": {"model": EXPERTS, "train": {"activation_checkpointing": "selective"}},
@@ -58,6 +60,7 @@ def settings(sections: dict[str, dict[str, Any]]) -> Config:
         data={"seq_len": 128, **sections.get("data", {})},
         train={"global_batch_size": 4, **sections.get("train", {})},
         parallel=sections.get("parallel", {}),
+        optim=sections.get("optim", {}),
     )
 
 
@@ -112,6 +115,18 @@ def test_state_is_sixteen_bytes_a_parameter_over_the_ranks_that_share_it() -> No
     sharded, _ = on(512)  # one pass a step: nothing accumulates
     memory = sharded.memory
     assert memory.parameters + memory.gradients + memory.optimizer == pytest.approx(16 * 8_030_261_248 / 512, rel=0.01)
+
+
+def test_muon_gathers_each_matrix_and_multiplies_it_on_every_rank() -> None:
+    plain, muon = (on(64, *overrides)[0] for overrides in ((), ("optim.name=muon",)))
+    matrices = 8_030_261_248 - 2 * 128_256 * 4096 - 65 * 4096  # without embedding, head and norms
+    (gather,) = (group.call for group in muon.groups if group.call.what == "updates of matrices")
+    assert (gather.calls, gather.size, gather.num_bytes) == (32 * 7, 64, 4 * matrices // 64)
+    assert plain.memory.optimizer - muon.memory.optimizer == 4 * matrices // 64
+    # Five times, of a matrix with sides s <= l: 4 s s l for two products with it, 2 s s s for that of its short sides.
+    short_long = [(4096, 4096)] * 2 + [(1024, 4096)] * 2 + [(4096, 14336)] * 3
+    flops = 32 * 5 * sum(4 * s * s * long + 2 * s**3 for s, long in short_long)
+    assert muon.compute_s - plain.compute_s == pytest.approx(flops / (0.5 * 989e12), rel=0.01)
 
 
 def test_gradients_reduced_with_every_microbatch_are_not_kept_whole() -> None:
@@ -201,7 +216,9 @@ def test_sizes_and_names_of_hardware() -> None:
 
 def test_a_file_of_ones_own_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_path("llama-8b").name == "llama-8b.toml"
-    assert config_path(tmp_path / "my.toml") == tmp_path / "my.toml"
+    own = tmp_path / "my.toml"
+    own.touch()
+    assert config_path(own) == own
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llama-8b").touch()
     assert config_path("llama-8b") == Path("llama-8b")

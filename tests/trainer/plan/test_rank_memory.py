@@ -1,0 +1,109 @@
+"""Memory of real ranks against its plan, by the allocator's events: FSDP with microbatches, context parallel, experts;
+and what tensor parallel keeps."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.plan_ranks import RankMeasured, measured_rank
+from tests.processes import run_ranks
+from tests.trainer.plan.test_plan import EXPERTS, MODEL, settings
+from trainer.layout.plan import resolve
+from trainer.plan.memory import rank_memory
+from trainer.training.build import build
+
+pytestmark = pytest.mark.timeout(300)
+
+CPU = torch.device("cpu")
+
+FULL = {"train": {"activation_checkpointing": "full"}}
+CP = {"parallel": {"dp_shard": 1, "cp": 2}}
+TP = {"parallel": {"dp_shard": 1, "tp": 2}}
+REPLICATED = {"parallel": {"dp_shard": 1, "tp": 2, "sequence_parallel": False}}
+FSDP = {"parallel": {"dp_shard": 2}}
+ONE_A_PASS = {"train": {"micro_batch_size": 1}}
+MEASURED: dict[str, dict[str, dict[str, Any]]] = {
+    "FSDP, 2 microbatches": {**FSDP, **ONE_A_PASS},
+    "FSDP, 2 microbatches, each reduced": {"parallel": {"dp_shard": 2, "reduce_every_microbatch": True}, **ONE_A_PASS},
+    "FSDP, bf16": {**FSDP, "train": {"precision": "bf16"}},
+    "context parallel": CP,
+    "context parallel, grouped queries": {**CP, "model": {**MODEL, "num_kv_heads": 2}},
+    "context parallel, recompute all": {**CP, **FULL},
+}
+
+
+def measured(rank: int, world_size: int) -> dict[str, RankMeasured]:
+    found = {}
+    for name, sections in MEASURED.items():
+        found[name] = measured_rank(settings(sections), world_size)
+        dist.barrier()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, RankMeasured]]:
+    return run_ranks(measured, world_size=2, deadline_s=240)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_rank_needs_what_is_planned(name: str, ranks: list[dict[str, RankMeasured]]) -> None:
+    config = settings(MEASURED[name])
+    need = rank_memory(config, resolve(config, 2), pp_rank=0, device="cpu")
+    real = ranks[0][name]
+    assert need.parameters == real.parameters
+    assert need.optimizer == pytest.approx(real.optimizer, rel=0.001)
+    assert need.peak == pytest.approx(real.peak, rel=0.05)
+
+
+EP_FSDP = {"parallel": {"dp_shard": 2, "ep": 2}, "model": EXPERTS, **FULL}
+
+
+def of_experts(rank: int, world_size: int) -> RankMeasured:
+    return measured_rank(settings(EP_FSDP), world_size)
+
+
+def test_experts_that_are_shared_by_fewer_ranks_are_gathered_and_reduced_by_themselves() -> None:
+    config = settings(EP_FSDP)
+    need = rank_memory(config, resolve(config, 4), pp_rank=0, device="cpu")
+    real = run_ranks(of_experts, world_size=4, deadline_s=240)[0]
+    assert (need.parameters, need.optimizer) == (real.parameters, pytest.approx(real.optimizer, rel=0.001))
+    assert need.peak == pytest.approx(real.peak, rel=0.05)
+
+
+def inputs_kept(rank: int, world_size: int) -> dict[bool, list[tuple[int, bool, bool]]]:
+    """Of each recomputed block, by whether the residuals are split: the bytes of its input, and whether that was still
+    there after forward, and after what forward kept was dropped."""
+    found = {}
+    for is_split in (True, False):
+        training = build(settings({**(TP if is_split else REPLICATED), **FULL}), resolve(settings(TP), 2), CPU)
+        (part,), inputs = training.parts, []
+
+        def remember(block: object, args: tuple[torch.Tensor, ...], kept: list[Any] = inputs) -> None:
+            kept.append((args[0].numel() * args[0].element_size(), weakref.ref(args[0])))
+
+        for block in part.module.blocks.values():
+            block.register_forward_pre_hook(remember)
+        logits = part.forward_module(training.batch(0).inputs)
+        is_there = [reference() is not None for _, reference in inputs]
+        del logits
+        found[is_split] = [
+            (size, was_there, reference() is not None)
+            for (size, reference), was_there in zip(inputs, is_there, strict=True)
+        ]
+        training.close()
+        dist.barrier()
+    return found
+
+
+def test_tensor_parallel_ranks_keep_a_part_of_the_input_of_a_recomputed_block_each() -> None:
+    """Partitioned activations: an input is (batch, seq, dim) in float32, over the ranks."""
+    config = settings(TP)
+    whole = 4 * config.train.global_batch_size * config.data.seq_len * config.model.dim
+    for kept in run_ranks(inputs_kept, world_size=2):
+        assert kept[True] == [(whole // 2, True, False)] * config.model.num_layers
+        assert kept[False] == [(whole, True, False)] * config.model.num_layers

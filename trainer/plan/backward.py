@@ -1,0 +1,130 @@
+"""Backward of a rank, block by block: the most that activations, gradients and gathered parameters take at one time.
+
+    backward_peak([Block(kept=..., again=..., units=(unit,), ...), ...], root)          # bytes
+
+FSDP2 does this with a unit, and a block's experts, where a rank has some of them, are a unit within another:
+
+1. It gathers the unit into one buffer and copies its parameters out of that; those that are split by another dimension
+   than their first, as experts are, twice. Then it begins to gather the next unit.
+2. Gradients come, whole, as the activations go.
+3. It frees the parameters and copies the gradients, put in order where they are split by another dimension, into a
+   buffer that is reduced. The gradients go at once, the buffer when that of the next unit is made.
+
+A unit within a block that is computed again is gathered as in forward: its buffer stays until the next is gathered so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Block", "UnitBytes", "backward_peak"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitBytes:
+    """Parameters that are gathered and reduced together; where nothing is sharded, those of a block."""
+
+    gathered: int = 0
+    """The whole of them, where backward gathers it and frees it again."""
+    buffer: int = 0
+    """Out of which they are copied; 0 without other ranks that share them."""
+    gradient: int
+    """Before it is reduced."""
+    sent: int = 0
+    """The buffer that is reduced."""
+    own: int
+    """The gradient that this rank keeps."""
+    largest: int
+    """Of the whole gradient, that of the largest parameter."""
+    first: int
+    """Of the whole gradient, that of the largest matrix: the first that comes."""
+    before: int = 0
+    """The gradient that earlier microbatches have left: none, this rank's own, or the whole."""
+    is_added_at_once: bool = False
+    """Each new gradient of a matrix is added to that which is there, as soon as it has come."""
+    is_split_inside: bool = False
+    """By another dimension than the first."""
+    is_copied: bool = False
+    """The backend gathers and reduces in a copy of the buffer, as gloo does."""
+
+    @property
+    def gathering(self) -> int:
+        """Bytes while they are copied out."""
+        return self.buffer + self.gathered * (1 + self.is_split_inside)
+
+    @property
+    def coming(self) -> int:
+        """Bytes more when all of its gradients have come; what is stacked comes in parts and is then put together."""
+        stacking = self.largest if self.first < self.largest else 0
+        return stacking + (self.largest if self.is_added_at_once else self.gradient)
+
+    @property
+    def copying(self) -> int:
+        """Bytes more when its gradients are copied, or the copy is reduced. Gradients that earlier microbatches have
+        left whole are what is copied, and are gone when that is reduced."""
+        new = 0 if self.is_added_at_once or self.before > self.own else self.gradient
+        if not self.sent:
+            return new
+        left = self.before if self.before > self.own else 0
+        reducing = self.sent * (1 + self.is_copied) + self.own - left
+        return max(new + self.sent + self.largest * self.is_split_inside, reducing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Bytes of activations, and parameters in the order in which forward comes to them: a unit, and one within it."""
+
+    kept: int
+    """By forward."""
+    again: int
+    """More while backward goes through it: what is computed again, and gradients of activations."""
+    at_inner: int
+    """All of its own when the inner unit is gathered."""
+    around_inner: int
+    """All of its own when backward has gone through the inner unit."""
+    is_recomputed: bool
+    units: tuple[UnitBytes, ...]
+
+
+def backward_peak(blocks: Sequence[Block], root: UnitBytes, *, ahead: int) -> int:
+    """The largest sum. `ahead`: blocks that are being gathered before their turn. The root, whose head comes first and
+    which is reduced last, is gathered all the time; that is not counted here."""
+    return max(_sums(blocks, root, ahead))
+
+
+def _sums(blocks: Sequence[Block], root: UnitBytes, ahead: int) -> Iterator[int]:
+    buffers = [block.units[0].buffer for block in blocks]
+    gradients = root.before + sum(unit.before for block in blocks for unit in block.units)
+    kept = sum(block.kept for block in blocks)
+    yield kept + sum(buffers[-ahead:]) + gradients + root.largest
+    if not root.is_added_at_once:
+        gradients += root.largest
+    reduced = 0
+    for number, block in reversed(list(enumerate(blocks))):
+        kept -= block.kept
+        coming = sum(buffers[max(0, number - ahead) : number])
+        for more in _of_block(block, reduced, coming):
+            yield kept + gradients + more
+        gradients += sum(unit.own - unit.before for unit in block.units)
+        reduced = block.units[0].sent
+    yield sum(unit.own for block in blocks for unit in block.units) + root.gradient + root.sent
+
+
+def _of_block(block: Block, reduced: int, ahead: int) -> Iterator[int]:
+    """Sums within a block, without what is there before and after it. `reduced`: the buffer of the last reduction."""
+    outer, *within = block.units
+    yield reduced + block.kept + max(outer.gathering, outer.gathered + ahead * (1 + outer.is_copied))
+    if not within:
+        yield reduced + block.kept + block.again + outer.gathered + ahead + outer.first
+        yield ahead + outer.copying
+        return
+    (inner,) = within
+    yield reduced + block.at_inner + outer.gathered + inner.gathering
+    rest = outer.gathered + ahead + (inner.buffer if block.is_recomputed else 0)
+    yield reduced + block.kept + block.again + rest + inner.gathered + inner.first
+    yield reduced + block.around_inner + rest + inner.gathered + inner.coming
+    yield block.around_inner + rest + inner.copying
+    gradient = inner.own - inner.before
+    yield inner.sent + block.around_inner + rest + gradient + outer.first
+    yield rest - outer.gathered + gradient + outer.copying

@@ -1,0 +1,68 @@
+"""Model and tokens that a number of operations is best spent on, and what a number of GPU-hours pays for.
+
+    within = within_budget(expected, gpu_hours=10_000, price_per_gpu_hour=2.5)
+    within.num_tokens                                           # of the planned model
+    within.optimal.num_parameters, within.optimal.num_tokens    # of the least loss for as many operations
+
+Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"): training takes C = 6 N D operations for N parameters and D
+tokens, and the loss is least where both grow with the square root of C, at about 20 tokens a parameter (their
+approaches 1 and 2; 70 billion parameters on 1.4 trillion tokens). It says nothing of what a smaller model saves later,
+when it is used: for that models are trained on many more tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainer.plan.expected import Expected
+
+__all__ = ["TOKENS_PER_PARAMETER", "BudgetTokens", "ComputeOptimal", "compute_optimal", "within_budget"]
+
+TOKENS_PER_PARAMETER = 20.0
+_FLOPS_PER_PARAMETER_TOKEN = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeOptimal:
+    num_flops: float
+    num_parameters: float
+    num_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetTokens:
+    """Tokens that a number of GPU-hours is enough for, in whole steps."""
+
+    gpu_hours: float
+    hours: float
+    steps: int
+    num_tokens: int
+    tokens_per_parameter: float
+    price: float | None
+    """In the currency of the price that was given; None without one."""
+    optimal: ComputeOptimal
+    """For the operations of these tokens, at the utilisation of the planned model."""
+
+
+def compute_optimal(num_flops: float) -> ComputeOptimal:
+    """Size and tokens of the least loss for so many operations."""
+    parameters = math.sqrt(num_flops / (_FLOPS_PER_PARAMETER_TOKEN * TOKENS_PER_PARAMETER))
+    return ComputeOptimal(num_flops=num_flops, num_parameters=parameters, num_tokens=TOKENS_PER_PARAMETER * parameters)
+
+
+def within_budget(expected: Expected, *, gpu_hours: float, price_per_gpu_hour: float | None) -> BudgetTokens:
+    """Steps and tokens of the planned model that so many GPU-hours are enough for."""
+    config = expected.config
+    hours = gpu_hours / expected.plan.world_size
+    steps = int(hours * 3600 / expected.step_s)
+    num_tokens = steps * config.train.global_batch_size * config.data.seq_len
+    return BudgetTokens(
+        gpu_hours=gpu_hours,
+        hours=hours,
+        steps=steps,
+        num_tokens=num_tokens,
+        tokens_per_parameter=num_tokens / expected.num_parameters,
+        price=None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour,
+        optimal=compute_optimal(num_tokens * expected.flops_per_token),
+    )
