@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from probes.guard.position import Position
-from trainer.training.optimizer import optimizer_state, updated_here
+from trainer.config.load import ConfigError
+from trainer.training.optimizer import empty_state, optimizer_state, state_keys, updated_here
 from trainer.training.rank_training import Training
 
 __all__ = [
@@ -32,6 +33,12 @@ __all__ = [
     "rng_state",
     "training_tensors",
 ]
+
+
+_STATE_KEYS = (
+    "exp_avg", "exp_avg_sq", "exp_avg_codes", "exp_avg_scales", "exp_avg_sq_codes", "exp_avg_sq_scales",
+    "momentum_buffer", "step",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +85,7 @@ def local_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> None:
     """Give the optimizer those state tensors whose names are in `saved`, to be filled by the loader.
 
-    Under ZeRO-1 only what this rank updates.
+    Under ZeRO-1 only what this rank updates. Raises ConfigError for the state of another optimizer.
     """
     for compression in training.compressions:
         compression.allocate(saved)
@@ -87,17 +94,14 @@ def allocate_optimizer_state(training: Training, saved: Mapping[str, Any]) -> No
     for name, parameter in training.named_parameters():
         if parameter not in own:
             continue
-        keys = [key for key in ("exp_avg", "exp_avg_sq", "step") if f"optimizer.{name}.{key}" in saved]
-        for key in keys:
-            # Shaped, placed and sharded as AdamW makes them; the fused kernel counts steps on the device.
-            state[parameter][key] = (
-                _step_counter(training, parameter) if key == "step" else torch.zeros_like(parameter.detach())
-            )
-
-
-def _step_counter(training: Training, parameter: Tensor) -> Tensor:
-    fused = any(group.get("fused") or group.get("capturable") for group in training.optimizer.param_groups)
-    return torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")
+        own_keys = state_keys(training.optimizer, parameter)
+        for key in [key for key in _STATE_KEYS if f"optimizer.{name}.{key}" in saved]:
+            if key not in own_keys:
+                raise ConfigError(
+                    f"optim.name = {training.config.optim.name!r}: the state was saved with another optimizer, which "
+                    f"kept {key} of {name}; use the one that the run began with"
+                )
+            state[parameter][key] = empty_state(training.optimizer, parameter, key)
 
 
 def rng_state(device: torch.device) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ print(json.dumps({
 EXTRAS = {
     "streamlit": ("dashboard", "the dashboard in the browser"),
     "opentelemetry-sdk": ("otel", "traces and metrics over OTLP"),
+    "torchao": ("fp8", "matrix products in fp8 (train.float8)"),
     "py-spy": ("stacks", "stacks of processes that hang (rankscope stacks)"),
 }
 """Distribution -> the extra that brings it, and what for."""

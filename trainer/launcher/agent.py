@@ -34,15 +34,17 @@ from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
+from probes.tape.signal_names import signal_name
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.config.config import Config
-from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_PREEMPTED, EXIT_STORAGE, NOT_RESTARTED
+from trainer.exit_codes import EXIT_EXCLUDED, EXIT_FAILED, EXIT_MISTAKE, EXIT_PREEMPTED, EXIT_STORAGE, NOT_RESTARTED
 from trainer.launcher.device_at_fault import Death, find_culprit, log_tail, xids_by_rank
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
 from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.recorded_ends import record_exit, record_stop, was_stopped
 from trainer.launcher.requested_exclusion import refusal
 from trainer.layout.plan import fitting_world
 from watch.exclusion.request import RequestFile
@@ -52,6 +54,8 @@ __all__ = ["Agent"]
 
 STRANDED_S = 3.0
 """How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
+EXITING_S = 1.0
+"""How long the kernel may take to end a process that others have already lost: it frees its memory first."""
 EXIT_BARRIER_S = 30.0
 _OVER = "rankscope/over"
 _REGROUP = "rankscope/regroup"
@@ -170,8 +174,9 @@ class Agent(SimpleElasticAgent):
             )
         if not any(codes.values()) and self._follow_request(worker_group):
             return RunResult(state=WorkerState.FAILED)
-        # The rank that a failed one lost may have ended after it was looked at: it has by now.
-        codes = self.ranks.exit_codes()
+        if any(codes.values()):  # the rank that a failed one lost may not have been through with its own end
+            self.ranks.wait_for_exiting(EXITING_S)
+            codes = self.ranks.exit_codes()
         # Within one poll, a rank that died of a signal died first: the others' errors come from the broken connection.
         first = sorted(
             (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
@@ -190,9 +195,9 @@ class Agent(SimpleElasticAgent):
             self.ranks.wait(self._shutdown_timeout)  # all have agreed to stop: each is on its way out
         self.ranks.stop(signal.SIGTERM, STRANDED_S)
         for local_rank, code in self.ranks.exit_codes().items():
-            if local_rank not in first and code in (-signal.SIGTERM, -signal.SIGKILL, EXIT_PREEMPTED):
+            if local_rank not in first and was_stopped(code, is_killed=self.ranks.was_killed(local_rank)):
                 worker = worker_group.workers[local_rank]
-                self.events.write(event_kinds.RANK_STOPPED, exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+                record_stop(self.events, rank=worker.global_rank, pid=worker.id, code=code)
             elif local_rank not in first and code:
                 failures[local_rank] = self._failed(worker_group, local_rank, code, is_blamed=False)
         return RunResult(
@@ -211,7 +216,7 @@ class Agent(SimpleElasticAgent):
             exitcode=code,
             error_file=str(self._error_file(self.attempts[-1], worker.global_rank)),
         )
-        name = signal.Signals(-code).name if code < 0 else ""
+        name = signal_name(code)
         ended_by = f"Rank {worker.global_rank} ended with {name or f'exit code {code}'}"
         if code == EXIT_PREEMPTED or (code == -signal.SIGTERM and not self.failure):
             # SIGTERM before the rank could handle it: the machine is being preempted.
@@ -222,24 +227,34 @@ class Agent(SimpleElasticAgent):
                 self._goes_on_without = True
             else:
                 self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
-            self.events.write(event_kinds.RANK_STOPPED, exit_rank=worker.global_rank, pid=worker.id, exit_code=code)
+            record_stop(self.events, rank=worker.global_rank, pid=worker.id, code=code)
         else:
-            self.events.write(
-                event_kinds.RANK_EXIT,
-                exit_rank=worker.global_rank,
-                pid=failure.pid,
-                exit_code=code,
-                signal=name or None,
-                out_of_memory=self._oom.since() or None if code == -signal.SIGKILL else None,
-                message=str(failure.message)[:4000],
-                blamed=is_blamed,
-            )
+            self._record_exit(worker, code, message=str(failure.message), is_blamed=is_blamed)
             if code == EXIT_STORAGE:
                 self.exit_code = code  # of the launch, once no restart is left
             if code in NOT_RESTARTED:
                 self.exit_code, self._remaining_restarts = code, 0
+            if code == EXIT_MISTAKE and (why := self._mistake(worker.global_rank)):
+                self.failure = f"{ended_by}: {why}"
         self.failure = self.failure or ended_by
         return failure
+
+    def _record_exit(self, worker: Any, code: int, *, message: str = "", is_blamed: bool = False) -> None:
+        out_of_memory = self._oom.since() if code == -signal.SIGKILL else ""
+        record_exit(
+            self.events, rank=worker.global_rank, pid=worker.id, code=code, message=message,
+            out_of_memory=out_of_memory, is_blamed=is_blamed,
+        )  # fmt: skip
+
+    def _mistake(self, rank: int) -> str:
+        """Return what a rank found wrong with the configuration, printed in one line; empty if it found nothing."""
+        log = self.run_dir.path / "logs" / f"attempt-{self.attempts[-1]}" / f"rank-{rank:05d}.err.log"
+        try:
+            lines = log.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        said = [line.removeprefix("rankscope: ") for line in lines if line.startswith("rankscope: ")]
+        return said[-1].rstrip(".") if said else ""
 
     def _rank_at_fault(self, worker_group: WorkerGroup, codes: dict[int, int]) -> int | None:
         """The local rank whose device and node these deaths count against; None if no device is to blame."""
@@ -345,15 +360,27 @@ class Agent(SimpleElasticAgent):
         return True
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Before a restart: ranks that still run save first."""
+        """Before a restart: ranks that still run save first.
+
+        They do where a node joins, or one whose ranks have ended waits to start anew. What becomes of them is recorded:
+        without it their end would look like a kill from outside.
+        """
+        running = [local_rank for local_rank, code in self.ranks.exit_codes().items() if code is None]
         self._shutdown()
+        codes = self.ranks.exit_codes()
+        for local_rank in running:
+            worker, code = worker_group.workers[local_rank], codes[local_rank] or 0
+            if was_stopped(code, is_killed=self.ranks.was_killed(local_rank)):
+                record_stop(self.events, rank=worker.global_rank, pid=worker.id, code=code)
+            elif code:
+                self._record_exit(worker, code)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         self.ranks.stop(signal.Signals(death_sig), timeout or self._shutdown_timeout)
 
 
 def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else "an error of its device"
+    return signal_name(code) or "an error of its device"
 
 
 # torch annotates these as None, which they are only before the rendezvous.

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
@@ -102,6 +102,9 @@ def _outcome(agent: Agent) -> Outcome:
         return Outcome(reason="failed", exit_code=EXIT_STORAGE, restarts=_restarts(agent), message=message)
     except RendezvousConnectionError as error:
         message = f"{agent.failure or _FAILED}. {error}. Resume at another --rdzv-endpoint."
+        return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)
+    except RendezvousClosedError:
+        message = f"{agent.failure or _FAILED}. Another node has ended the run, so that it cannot start again."
         return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)
     finally:
         for number in STOP_SIGNALS:

@@ -26,6 +26,7 @@ from probes.tape.reader import TapeError, read_segment, segment_paths
 from probes.tape.rundir import RunDir
 from probes.tape.schema import UNSET
 from probes.tape.writer import COMPLETE
+from trainer.launcher.advice_line import advice_line
 from trainer.launcher.live_ranks import LiveRanks
 from trainer.layout.plan import Plan
 
@@ -148,7 +149,7 @@ class _StepReader:
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._recent: deque[dict[str, float]] = deque(maxlen=20)
-        self._place: tuple[int, int, int] = (-1, 0, 0)  # attempt, segment, next record
+        self._place: tuple[int, str, int] = (-1, "", 0)  # attempt, name of the segment, next record
         self._event_bytes = {d / "events.jsonl": _size(d / "events.jsonl") for _, _, d in run.rank_dirs()}
 
     def latest(self) -> dict[str, float]:
@@ -180,20 +181,21 @@ class _StepReader:
         attempts = [attempt for attempt, rank, _ in self.run.rank_dirs() if rank == 0]
         if not attempts:
             return
-        attempt, number, start = self._place
+        attempt, name, start = self._place
         if attempts[-1] != attempt:
-            attempt, number, start = attempts[-1], 0, 0
-        for path in segment_paths(self.run.rank_dir(attempt, 0), "steps")[number:]:
+            attempt, name = attempts[-1], ""
+        for path in segment_paths(self.run.rank_dir(attempt, 0), "steps"):
+            if path.name < name:
+                continue
+            if path.name > name:  # the one before is full, and retention may have taken it away
+                name, start = path.name, 0
             segment = read_segment(path, start)
             complete = segment.records[segment.records["state"] == COMPLETE]
             for record in complete:
                 self._recent.append({name: float(record[name]) for name in _SHOWN if record[name] != UNSET["i64"]})
             start += len(complete)
-            if start < segment.header.capacity:
-                break
-            number, start = number + 1, 0
         self._recent = deque((step for step in self._recent if len(step) == len(_SHOWN)), maxlen=20)
-        self._place = (attempt, number, start)
+        self._place = (attempt, name, start)
 
 
 _SHOWN = ("step", "loss", "duration_ns", "tokens", "memory_bytes")
@@ -207,6 +209,8 @@ def _line(event: dict[str, Any]) -> str:
         colour = {"critical": "red", "warning": "yellow"}.get(str(event.get("severity")), "cyan")
         title = str(event.get("finding_kind")).upper().replace("_", "-")
         return f"[{colour}]{escape(title)}[/]  {escape(str(event.get('summary')))}"
+    if kind == event_kinds.ADVICE:
+        return advice_line(event)
     if kind == event_kinds.ROLLBACK:
         batches = batches_text(event.get("skipped_batches") or [], event.get("replayed_batches") or [])
         return escape(

@@ -3,6 +3,7 @@
     ranks = RankProcesses(logs, arguments=["--fault", "kill@step=20"], zygote=zygote)
     ranks.start(attempt=0, environments={0: {...}, 1: {...}})       # by local rank; {0: pid, 1: pid}
     ranks.exit_codes()                # {0: None, 1: -9}: None while it runs, negative for a signal
+    ranks.wait_for_exiting(1.0)       # until the kernel is through with those that it has begun to end
     ranks.stop(signal.SIGTERM, 30.0)  # then SIGKILL; returns when all are gone
 
 What a rank prints goes to `logs/attempt-<a>/rank-<local>.out.log` and `.err.log` of its node.
@@ -29,6 +30,8 @@ POLL_S = 0.02
 UNKILLABLE_S = 30.0
 """How long a killed process may take: one in an uninterruptible wait of a driver may never end, and is given up."""
 UNKNOWN_EXIT = 255
+_PF_EXITING = 0x4
+"""The kernel's flag of a process that has begun to end: its connections may be closed before it can be waited for."""
 
 
 class RankProcesses:
@@ -42,11 +45,13 @@ class RankProcesses:
         self._zygote = zygote
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int | None] = {}
+        self._was_killed: set[int] = set()
         self._interpreters: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, *, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
         """Start the ranks of an attempt; {local rank: pid}."""
         self._pids, self._codes, self._interpreters = {}, {}, {}
+        self._was_killed = set()
         self.ranks = tuple(int(own["RANK"]) for own in environments.values())
         folder = self.logs / f"attempt-{attempt}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +77,18 @@ class RankProcesses:
             time.sleep(POLL_S)
         return True
 
+    def wait_for_exiting(self, timeout_s: float) -> None:
+        """Wait for processes that are ending, so that a rank whose peers have ended of it is seen to have ended."""
+        deadline = time.monotonic() + timeout_s
+        while any(code is None and _is_exiting(self._pids[rank]) for rank, code in self.exit_codes().items()):
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_S / 10)
+
+    def was_killed(self, local_rank: int) -> bool:
+        """Return True if `stop` had to kill it: SIGTERM did not end it in time."""
+        return local_rank in self._was_killed
+
     def stop(self, number: signal.Signals, timeout_s: float) -> None:
         """Signal all that run, and after `timeout_s` kill those that still do."""
         for sent, patience_s in ((number, timeout_s), (signal.SIGKILL, UNKILLABLE_S)):
@@ -79,6 +96,8 @@ class RankProcesses:
                 if code is None:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(self._pids[local_rank], sent)
+                    if sent == signal.SIGKILL:
+                        self._was_killed.add(local_rank)
             if self.wait(patience_s):
                 return
         left = sorted(rank for rank, code in self._codes.items() if code is None)
@@ -117,3 +136,11 @@ class RankProcesses:
         except ChildProcessError:
             return UNKNOWN_EXIT  # it has been waited for elsewhere
         return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def _is_exiting(pid: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may hold blanks
+        return bool(int(fields[6]) & _PF_EXITING)
+    except (OSError, ValueError, IndexError):
+        return False  # it has been waited for, or this is not Linux

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
@@ -157,7 +159,8 @@ def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:
     if outcome.exit_code == 0:
         console.print(f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {run.path}[/]", highlight=False)
         return
-    console.print(f"[red]{_TITLES[outcome.reason]}[/]{restarted}. {outcome.message}", highlight=False, soft_wrap=True)
+    title, message = _TITLES[outcome.reason], escape(outcome.message)
+    console.print(f"[red]{title}[/]{restarted}. {message}", highlight=False, soft_wrap=True)
     if outcome.reason in ("preempted", "interrupted"):
         console.print(f"To continue: [bold]rankscope train --resume {run.path}[/]", highlight=False, soft_wrap=True)
         return

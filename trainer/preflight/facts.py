@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -54,10 +53,6 @@ def facts(device: torch.device) -> dict[str, str]:
         found["hip"] = str(hip)
     with contextlib.suppress(Exception):  # builds without NCCL raise different errors
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    with contextlib.suppress(OSError):
-        line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
-        if number := re.search(r"\d+\.\d+(\.\d+)?", line):
-            found["gpu driver"] = number[0]
     with contextlib.suppress(OSError):
         found["efa driver"] = Path("/sys/module/efa/version").read_text().strip()
     if ports := list(_ports()):

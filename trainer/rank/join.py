@@ -19,8 +19,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from probes.attach.identity import Identity
-from probes.attach.watch_process import digest_address, start_watch
+from probes.attach.watch_process import digest_address, leave_watch
 from probes.fail_open import failing_open, probes_disabled
+from probes.profiling.attach import profile_steps
 from probes.recorder import NullRecorder, Recorder
 from probes.tape import event_kinds
 from probes.tape.run_facts import device_name, versions
@@ -114,13 +115,14 @@ def make_recorder(identity: Identity, config: Config, run: RunDir, attempt: int,
         node_rank=identity.node_rank,
         device=str(device),
     )
+    profile_steps(run, recorder, config.model_dump(include={"profiler"}), node_rank=identity.node_rank)
     if "RANKSCOPE_RUN_DIR" not in os.environ:
         if identity.rank == 0:
             recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if identity.local_rank == 0:
             with failing_open("watch"):  # without it nothing is lost: the tapes are the source of truth
                 num_nodes, digests = digest_address()
-                start_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+                leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
     return recorder
 
 
@@ -136,7 +138,10 @@ def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
             "versions": versions(),
         }
         on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
-        facts["planned"] = planned(config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu")
         if on_cuda:
             facts |= device_name()
+        facts["planned"] = planned(
+            config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu",
+            device_name=str(facts.get("device_name", "")),
+        )  # fmt: skip
         run.write_manifest(run.manifest() | facts)

@@ -7,8 +7,8 @@
     settled = late.settle()                                     # the numbers of the step before
 
 1. A flag on the device says whether the numbers of a step may be anything but healthy: a loss or norm that is not
-   finite, or a loss that the spike detector might refuse (`SpikeDetector.clean_range`). AdamW's fused kernel reads the
-   flag and leaves the update out, with its count of steps.
+   finite, or a loss that the spike detector might refuse (`SpikeDetector.clean_range`). AdamW's fused kernel and
+   Muon's update read the flag and leave the update out, with the count of steps.
 2. The next step's forward and backward pass are enqueued. Then the host reads the numbers.
 3. Without the flag the step was taken, and what follows a step taken at once follows now: votes, copies, checkpoints.
 4. With the flag the state still is, bit for bit, that before the step. The gradients of the next step are dropped and

@@ -33,6 +33,7 @@ from probes.attach.parent_death import end_with_launcher
 from probes.collectives.nccl_plugin.loading import record_nccl
 from probes.collectives.wrapped import install, unreduced_gradients
 from probes.guard.decisions import RunStopped
+from probes.profiling.memory_snapshots import record_exception
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from probes.tape.dump_pipe import offer_dump_pipe
@@ -50,6 +51,7 @@ from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
 from trainer.guard.recovery import Recovery
 from trainer.layout.plan import Plan, resolve
+from trainer.presets import config_path
 from trainer.rank.forked import use_device
 from trainer.rank.instrument import instrument, record_compilation, watch_experts
 from trainer.rank.join import connect_store, join_run, make_recorder
@@ -108,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         recorder.event(event_kinds.FENCED, newest_attempt=fenced.newest)
         return EXIT_FENCED
     except BaseException as error:
-        recorder.event(event_kinds.EXCEPTION, **described(error))
+        record_exception(recorder, error)
         raise
 
 
@@ -185,7 +187,7 @@ def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
     parser = argparse.ArgumentParser(
         prog="trainer.rank.worker", description="One rank of a training; run it with torchrun."
     )
-    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file; all defaults without one")
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="TOML file or preset; else all defaults")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
     parser.add_argument("--fault", action="append", default=[], dest="faults", metavar="KIND@step=N,rank=R")
     options = parser.parse_args(arguments)
@@ -196,7 +198,7 @@ def _configuration(arguments: list[str]) -> tuple[Config, list[Fault]]:
         except ValidationError as error:
             raise ConfigError(f"RANKSCOPE_CONFIG: {error.errors()[0]}") from None
     else:
-        config = load_config(options.config, options.overrides)
+        config = load_config(options.config and config_path(options.config), options.overrides)
     return config, [parse_fault(text) for text in options.faults]
 
 

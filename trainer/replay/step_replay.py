@@ -203,7 +203,7 @@ class _StepReplayer:
         training = self.training
         if self.ranks is None:
             own = training.forward_backward(self._batch(batch_index, training.rank)).double().view(1)
-            share = own / (training.plan.data_size * training.plan.tp) if training.has_loss else torch.zeros_like(own)
+            share = own / training.plan.loss_copies if training.has_loss else torch.zeros_like(own)
             clipped = training.clip(share)
             return clipped.sums[0], clipped.norm
         total = 0.0
@@ -220,4 +220,5 @@ class _StepReplayer:
         if isinstance(training.plan, _Share):
             training.plan = replace(training.plan, share=rank)
         size = training.plan.data_size
-        return training.stream.batch(batch_index, training.data_rank, size).to(training.device)
+        whole = training.stream.batch(batch_index, training.data_rank, size)
+        return training.own_piece(whole).to(training.device)

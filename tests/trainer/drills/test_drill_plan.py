@@ -93,7 +93,7 @@ def test_meshes_that_cannot_be(mesh: str, ranks: int, words: str) -> None:
         (["--faults", "explode"], "--faults explode: unknown"),
         (["--mesh", "ring"], "--mesh ring: unknown"),
         (["--format", "xml"], "--format xml: choose text or json"),
-        (["nothing.toml"], "nothing.toml: cannot read"),
+        (["nothing.toml"], "nothing.toml: no such file or preset"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:

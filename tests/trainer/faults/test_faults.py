@@ -24,6 +24,7 @@ from trainer.config.config import Config
 from trainer.faults.inject import distort_clock
 from trainer.faults.injectors import process, timing
 from trainer.faults.options import FaultError, parse_fault
+from trainer.rank.loop import Session
 from trainer.training import rank_training as training_module
 
 
@@ -211,8 +212,13 @@ def test_who_is_killed_in_recovery_has_told_the_nan_before(tmp_path: Path, monke
         raise Killed
 
     monkeypatch.setattr(process, "_kill", die)
+    sessions: list[Session] = []
     with pytest.raises(Killed):
-        train(tmp_path, "kill_in_recovery@step=9,rank=0")
+        run_loop(
+            with_steps(small(), 14), tmp_path, rank=0, world_size=1, faults=["kill_in_recovery@step=9,rank=0"],
+            change=sessions.append,
+        )  # fmt: skip
+    sessions[0].recovery.copies.disk.background.shutdown()  # which a kill would have ended
     again = run_loop(
         with_steps(small(), 14), tmp_path, rank=0, world_size=1, faults=["kill_in_recovery@step=9,rank=0"], attempt=1
     )

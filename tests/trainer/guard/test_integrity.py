@@ -101,6 +101,15 @@ CLEAN: dict[str, dict[str, Any]] = {
     "fsdp x tp": {"parallel": FSDP_TP},
     "fsdp x tp, bf16": {"parallel": FSDP_TP, "train": {"precision": "bf16"}},
     "replicas x tp": {"parallel": {"dp_replicate": 2, "dp_shard": 1, "tp": 2}},
+    "ep x tp": {"parallel": {"dp_shard": 1, "ep": 2, "tp": 2}, "model": {"num_experts": 4}},
+    "experts, tp without sequence": {
+        "parallel": {"dp_replicate": 2, "dp_shard": 1, "tp": 2, "sequence_parallel": False},
+        "model": {"num_experts": 4},
+    },
+    "experts, replicas x cp": {
+        "parallel": {"dp_replicate": 2, "dp_shard": 1, "cp": 2},
+        "model": {"num_experts": 4, "capacity_factor": 1.0},
+    },
     "tp without sequence": {"parallel": {"dp_shard": 1, "tp": 4, "sequence_parallel": False}},
     "pipeline x ddp": {"parallel": {"pp": 2, "dp_replicate": 2, "dp_shard": 1}},
     "dropout": {"parallel": FSDP_TP, "model": {"dropout": 0.1}},
@@ -137,6 +146,9 @@ def test_clean_runs_are_silent_in_every_layout_and_precision(tmp_path: Path) -> 
     assert groups[3]["hsdp, bf16"] == {"dp_replicate:1,3"}
     assert groups[3]["fsdp x tp"] == {"shard:3", "tp:2-3"}, "norms are whole on the tensor-parallel ranks"
     assert groups[3]["replicas x tp"] == {"dp_replicate:1,3", "dp_replicate+tp:0-3"}
+    assert groups[3]["ep x tp"] == {"shard:3", "tp:2-3"}, "norms and router"
+    assert groups[3]["experts, tp without sequence"] == {"dp_replicate:1,3", "dp_replicate+tp:0-3"}
+    assert groups[3]["experts, replicas x cp"] == {"dp_replicate:1,3"}
     assert groups[3]["tp without sequence"] == {"shard:3", "tp:0-3"}
     assert groups[3]["pipeline x ddp"] == {"dp_replicate:2-3"}
 

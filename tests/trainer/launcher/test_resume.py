@@ -35,6 +35,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "fsdp": (2, {"dp_shard": 2}),
     "fsdp x tp": (4, {"dp_shard": 2, "tp": 2}),
+    "ep x tp": (4, {"dp_shard": 1, "ep": 2, "tp": 2}),
+    "ep x cp": (4, {"dp_shard": 1, "ep": 2, "cp": 2}),
 }
 
 
@@ -44,7 +46,7 @@ def _config(**sections: Any) -> Config:
 
 def _stop_and_resume(rank: int, world_size: int, folder: Path, layouts: dict[str, dict[str, Any]]) -> bool:
     for name, parallel in layouts.items():
-        config = _config(parallel=parallel, model={"dropout": 0.1})
+        config = _config(parallel=parallel, model={"dropout": 0.1, "num_experts": 4 if "ep" in parallel else 0})
         cut = folder / name / "cut"
         # The step at which rank 0 is asked to stop is no multiple of any interval; a batch was skipped before it.
         faults = ["failing_batch@batch=6"]

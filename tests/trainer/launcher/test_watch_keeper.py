@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from probes.attach import watch_restarts
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from tests.factories import empty_run
 from tests.waiting import wait_for
-from trainer.launcher import watch_keeper
 from trainer.launcher.node import Node
 from trainer.launcher.watch_keeper import WatchKeeper
 
@@ -45,14 +45,14 @@ def test_a_watch_that_was_stopped_is_replaced(
 ) -> None:
     def beats() -> bool:
         keeper.check()
-        return keeper._limit_s == watch_keeper.SILENT_S
+        return keeper._watch._limit_s == watch_restarts.SILENT_S
 
     wait_for(beats, "sign of life")
     stopped = keeper.process
     os.kill(stopped.pid, signal.SIGSTOP)
     keeper.check()
     now = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: now() + watch_keeper.SILENT_S + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + watch_restarts.SILENT_S + 1)
     wait_for(lambda: keeper.check() or keeper.process is not stopped, "another watch")
     assert stopped.returncode == -signal.SIGKILL
     (event,) = said(run, "watch_replaced")
@@ -62,14 +62,29 @@ def test_a_watch_that_was_stopped_is_replaced(
 def test_a_watch_that_ends_again_and_again_goes_on_without_exporters(
     run: RunDir, keeper: WatchKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_keeper, "RESTART_S", 0.0)
-    for number in range(watch_keeper.MAX_QUICK_ENDS):
+    monkeypatch.setattr(watch_restarts, "RESTART_S", 0.0)
+    for number in range(watch_restarts.MAX_QUICK_ENDS):
         ended = keeper.process
         ended.kill()
         ended.wait(20)
         keeper.check()
         assert keeper.process is not ended
-        assert keeper.is_bare == (number == watch_keeper.MAX_QUICK_ENDS - 1)
+        assert keeper.is_bare == (number == watch_restarts.MAX_QUICK_ENDS - 1)
     arguments = Path(f"/proc/{keeper.process.pid}/cmdline")
     wait_for(lambda: b"--bare" in arguments.read_bytes(), "option")
     assert "without exporters" in said(run, "watch_replaced")[-1]["reason"]
+
+
+def test_a_start_without_a_sign_of_life_gives_the_next_one_twice_the_time(
+    keeper: WatchKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine so busy that a watch needs 100 s to begin had every one killed at 90 s."""
+    now, late_s = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now() + late_s)
+    for times in (1, 2, 4):
+        assert keeper._watch._limit_s == times * watch_restarts.STARTING_S
+        started = keeper.process
+        os.kill(started.pid, signal.SIGSTOP)  # before it has imported anything
+        late_s += keeper._watch._limit_s + 1
+        keeper.check()
+        assert keeper.process is not started

@@ -16,6 +16,7 @@ import pytest
 from probes.guard.ledger import Ledger
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.waiting import wait_for
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.rank.worker import main
 
@@ -95,6 +96,27 @@ def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
     assert manifest["flops_per_token"] > manifest["num_parameters"]
     assert manifest["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "ep": 1, "cp": 1, "tp": 1}
     assert "torch" in manifest["versions"]
+
+
+def test_a_watch_that_is_killed_under_torchrun_is_replaced(config: Path, tmp_path: Path) -> None:
+    endless = command(config, "--set", "train.steps=1000000", "--set", "checkpoint.interval=0", ranks=2)
+    process = subprocess.Popen(endless, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: (tmp_path / "latest").exists(), "the run's folder")
+        path = RunDir(tmp_path / "latest").node_dir(0) / "events.jsonl"
+
+        def said(kind: str) -> list[dict[str, Any]]:
+            return [event for event in read_events(path)[0] if event["kind"] == kind] if path.exists() else []
+
+        wait_for(lambda: said("watch_started"), "a watch")
+        (first,) = said("watch_started")
+        os.kill(first["pid"], signal.SIGKILL)
+        wait_for(lambda: len(said("watch_started")) > 1, "another watch")
+        assert [event["pid"] for event in said("watch_replaced")] == [first["pid"]]
+    finally:
+        process.terminate()
+        assert process.wait(60) in (0, 1, -signal.SIGTERM)
+    wait_for(lambda: said("watch_stopped"), "the end of the second watch")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -18,7 +18,7 @@ from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.config.config import Config
 
-LAYOUTS = {"ddp": {"dp_replicate": 2, "dp_shard": 1}, "fsdp": {"dp_shard": 2}}
+LAYOUTS = {"ddp": {"dp_replicate": 2, "dp_shard": 1}, "fsdp": {"dp_shard": 2}, "cp": {"cp": 2, "dp_shard": 1}}
 
 
 def _runs() -> dict[str, tuple[Config, list[str]]]:
@@ -28,6 +28,7 @@ def _runs() -> dict[str, tuple[Config, list[str]]]:
     return {
         "nan": (with_steps(small(parallel=LAYOUTS["ddp"], **saves), 14), ["nan_grad@step=11,rank=1"]),
         "sharded": (with_steps(small(parallel=LAYOUTS["fsdp"], **saves), 8), []),
+        "pieces": (with_steps(small(parallel=LAYOUTS["cp"], model={"num_experts": 4}, **saves), 8), []),
         "absurd": (with_steps(small(parallel=LAYOUTS["ddp"], **saves, **absurd), 5), []),
     }
 
@@ -95,8 +96,9 @@ def test_absurd_weights_come_back_on_their_state_only(runs: Path) -> None:
     assert len(found["samples"]) == 8
 
 
-def test_shards_take_as_many_processes_as_the_run_had_ranks(runs: Path) -> None:
-    found = replayed(runs / "sharded", 6, "--format", "json")
+@pytest.mark.parametrize("run", ["sharded", "pieces"])
+def test_what_is_shared_takes_as_many_processes_as_the_run_had_ranks(runs: Path, run: str) -> None:
+    found = replayed(runs / run, 6, "--format", "json")
     assert found["num_processes"] == 2
     assert (found["was"], found["state_step"], found["steps_taken_again"]) == ("healthy", 4, 1)
     assert found["loss"] == found["loss_recorded"], "the same computation, to the last bit"

@@ -181,6 +181,7 @@ class MemoryCopies:
             "model": training.config.model.model_dump(),
             "zero1": training.config.parallel.zero1,
             "compression": training.config.parallel.gradient_compression,
+            "optimizer": training.config.optim.name,
         }
 
     # Pieces of the above.

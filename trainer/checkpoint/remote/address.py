@@ -6,16 +6,22 @@
 
 Where the address needs a package (s3fs for `s3://`), it is imported here and nowhere else. Credentials and endpoint are
 those of that package: `AWS_ENDPOINT_URL`, `AWS_PROFILE`, fsspec's own configuration.
+
+    with folder.limit(3600.0, "Raise checkpoint.remote_limit_s."):
+        folder.fetch(...)               # RemoteError once the hour is over, also while an answer trickles
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
@@ -52,6 +58,9 @@ class RemoteFolder:
         self.address = address.rstrip("/")
         self._tries = tries
         self._wait = wait
+        self._limit_s = 0.0
+        self._limit_advice = ""
+        self._deadline = math.inf
         protocol = get_protocol(address)
         known = fsspec.config.conf.get(protocol, {})
         options = {key: value for key, value in _OPTIONS.get(protocol, {}).items() if key not in known}
@@ -61,27 +70,39 @@ class RemoteFolder:
             raise RemoteError(f"{self.address}: cannot be opened ({_line(error)})") from None
         self._root = root.rstrip("/")
 
+    @contextlib.contextmanager
+    def limit(self, seconds: float, advice: str) -> Iterator[None]:
+        """Limit the total time of what any thread requests until the block ends, in seconds.
+
+        A package that answers synchronously is asked once more at most after that; s3fs, gcsfs and adlfs are stopped.
+        """
+        self._limit_s, self._limit_advice, self._deadline = seconds, advice, time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = math.inf
+
     def put(self, local: Path, name: str) -> None:
         """Copy a file there; it is there with its whole size when this returns."""
         size = local.stat().st_size
 
         def copy() -> None:
-            self._fs.put_file(str(local), self._path(name))
-            if (found := int(self._fs.info(self._path(name))["size"])) != size:
+            self._fs.put_file(str(local), self._path(name), **self._left())
+            if (found := int(self._fs.info(self._path(name), **self._left())["size"])) != size:
                 raise OSError(f"{found} of {size} bytes arrived")
 
         self._try("written", name, copy)
 
     def write(self, name: str, content: bytes) -> None:
         """Replace a small file."""
-        self._try("written", name, lambda: self._fs.pipe_file(self._path(name), content))
+        self._try("written", name, lambda: self._fs.pipe_file(self._path(name), content, **self._left()))
 
     def read(self, name: str, limit_bytes: int) -> bytes | None:
         """A small file, at most `limit_bytes` of it; None if there is none."""
 
         def read() -> bytes | None:
             try:
-                return bytes(self._fs.cat_file(self._path(name), start=0, end=limit_bytes))
+                return bytes(self._fs.cat_file(self._path(name), start=0, end=limit_bytes, **self._left()))
             except FileNotFoundError:
                 return None
 
@@ -91,7 +112,7 @@ class RemoteFolder:
         """Copy a file of this size from there."""
 
         def copy() -> None:
-            self._fs.get_file(self._path(name), str(local))
+            self._fs.get_file(self._path(name), str(local), **self._left())
             if (found := local.stat().st_size) != size:
                 raise OSError(f"{found} of {size} bytes arrived")
 
@@ -103,7 +124,7 @@ class RemoteFolder:
         def find() -> dict[str, int]:
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(self._path(prefix), detail=True)
+                found = self._fs.find(self._path(prefix), detail=True, **self._left())
             except FileNotFoundError:
                 return {}
             return {path[len(self._root) + 1 :]: int(about["size"]) for path, about in found.items()}
@@ -129,15 +150,25 @@ class RemoteFolder:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def _left(self) -> dict[str, float]:
+        """Time left of the limit, as an argument of a call."""
+        if self._deadline == math.inf or not isinstance(self._fs, AsyncFileSystem):
+            return {}
+        return {"timeout": max(0.001, self._deadline - time.monotonic())}
+
     def _try(self, done: str, name: str, action: Callable[[], _T]) -> _T:
         """The result of `action`, which is tried again for every error: each package has error classes of its own."""
         for again in range(self._tries - 1, -1, -1):
             try:
                 return action()
             except Exception as error:
+                if time.monotonic() >= self._deadline:
+                    raise RemoteError(
+                        f"{self.address}/{name} was not {done} within {self._limit_s:g} s. {self._limit_advice}"
+                    ) from None
                 if not again or isinstance(error, (PermissionError, FileNotFoundError)):
                     raise RemoteError(f"{self.address}/{name} cannot be {done} now ({_line(error)})") from None
-            self._wait(FIRST_WAIT_S * 2 ** (self._tries - 1 - again))
+            self._wait(min(FIRST_WAIT_S * 2 ** (self._tries - 1 - again), max(0.0, self._deadline - time.monotonic())))
         raise AssertionError("unreachable")
 
 

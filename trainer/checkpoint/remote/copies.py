@@ -18,11 +18,13 @@ One process writes; any number read.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +171,31 @@ class RemoteCopies:
 
 
 def _all(action: Callable[[str], None], names: Iterable[str]) -> None:
-    """Do it for every name, some at the same time. Raises the first error."""
-    with ThreadPoolExecutor(TRANSFERS) as pool:
-        futures = [pool.submit(action, name) for name in sorted(names)]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+    """Do it for every name, some at the same time. Raises the first error.
+
+    In daemon threads: an interpreter that ends waits for those of a pool, and a store that is slow may take hours.
+    """
+    due = queue.SimpleQueue[str]()
+    for name in sorted(names):
+        due.put(name)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while not errors:
+                name = due.get_nowait()
+                try:
+                    action(name)
+                except BaseException as error:
+                    errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(TRANSFERS, due.qsize()))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _name(step: int) -> str:

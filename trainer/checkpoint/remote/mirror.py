@@ -15,8 +15,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from probes.fail_open import failing_open
@@ -81,12 +81,14 @@ class CheckpointMirror:
         either, or the address cannot be written: a run that cannot save where it was told to ends before it starts.
         """
         here = checkpoint_steps(self._run.checkpoints)
+        resume = self._config.resume
         try:
-            step = self._fetch_newest(max(here, default=-1)) if self._config.resume else None
-            if step is None and not here and self._config.resume and (num := len(self._folder.sizes("condemned"))):
-                over = "To start over, set checkpoint.resume=false"
-                raise RemoteError(f"{self.address}: no checkpoint can be used, {num} files are condemned. {over}")
-            self._folder.write("run.json", (self._run.path / "run.json").read_bytes())
+            with self._opened() as copies:
+                step = self._fetch_newest(copies, max(here, default=-1)) if resume else None
+                if step is None and not here and resume and (num := len(copies.folder.sizes("condemned"))):
+                    over = "To start over, set checkpoint.resume=false"
+                    raise RemoteError(f"{self.address}: no checkpoint can be used, {num} files are condemned. {over}")
+                copies.folder.write("run.json", (self._run.path / "run.json").read_bytes())
         except RemoteError as error:
             self._report("failed", reason=str(error))
             if not here:
@@ -94,8 +96,7 @@ class CheckpointMirror:
             return None
         return step
 
-    def _fetch_newest(self, newer_than: int) -> int | None:
-        copies = self._opened
+    def _fetch_newest(self, copies: RemoteCopies, newer_than: int) -> int | None:
         damaged = condemned_as_damaged(self._run.checkpoints)
         for step in reversed([step for step in copies.steps if step > newer_than]):
             condemned = f"step-{step:08d}.condemned"
@@ -108,15 +109,15 @@ class CheckpointMirror:
                 self._report("condemned", step=step, reason=str(error))
                 continue
             size = sum(path.stat().st_size for path in folder.iterdir())
-            self._fetch_ledger()
+            self._fetch_ledger(copies)
             self._report("loaded", step=step, bytes=size, duration_ns=time.monotonic_ns() - start)
             return step
         return None
 
-    def _fetch_ledger(self) -> None:
+    def _fetch_ledger(self, copies: RemoteCopies) -> None:
         """The ledger, which says what batches were given up, unless there is one here."""
         path = self._run.checkpoints / LEDGER_NAME
-        content = None if path.exists() else self._folder.read(LEDGER_NAME, MAX_LEDGER_BYTES)
+        content = None if path.exists() else copies.folder.read(LEDGER_NAME, MAX_LEDGER_BYTES)
         if content is not None:
             path.write_bytes(content)
 
@@ -137,16 +138,16 @@ class CheckpointMirror:
         if self._run.manifest().get("launcher_pid", os.getpid()) != os.getpid():
             return True  # a later launch has taken the run
         try:
-            copies = self._opened
-            here = self._finished()
-            self._seen |= here.keys()
-            due = self._due(copies, here)
-            if due:
-                self._send(copies, due[-1], here[due[-1]])
-            self._send_ledger()
-            for step in self._retired(copies, here):
-                copies.remove(step)
-                self._report("removed", step=step, reason="it was removed or condemned on the disk")
+            with self._opened() as copies:
+                here = self._finished()
+                self._seen |= here.keys()
+                due = self._due(copies, here)
+                if due:
+                    self._send(copies, due[-1], here[due[-1]])
+                self._send_ledger(copies)
+                for step in self._retired(copies, here):
+                    copies.remove(step)
+                    self._report("removed", step=step, reason="it was removed or condemned on the disk")
         except RemoteError as error:
             if not self._reported:
                 self._reported = str(error)
@@ -174,11 +175,11 @@ class CheckpointMirror:
             return
         self._report("complete", step=step, bytes=num_bytes, duration_ns=time.monotonic_ns() - start)
 
-    def _send_ledger(self) -> None:
+    def _send_ledger(self, copies: RemoteCopies) -> None:
         with suppress(OSError):
             content = (self._run.checkpoints / LEDGER_NAME).read_bytes()
             if content != self._ledger:
-                self._folder.write(LEDGER_NAME, content)
+                copies.folder.write(LEDGER_NAME, content)
                 self._ledger = content
 
     def _retired(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
@@ -242,17 +243,15 @@ class CheckpointMirror:
 
     # Pieces of the above.
 
-    @property
-    def _opened(self) -> RemoteCopies:
-        if self._copies is None:
-            copies = RemoteCopies(self._open_folder(self.address))
-            copies.open()
-            self._copies = copies
-        return self._copies
-
-    @property
-    def _folder(self) -> RemoteFolder:
-        return self._opened.folder
+    @contextmanager
+    def _opened(self) -> Iterator[RemoteCopies]:
+        """Checkpoints at the address; the block must end within `checkpoint.remote_limit_s`."""
+        copies = self._copies or RemoteCopies(self._open_folder(self.address))
+        with copies.folder.limit(self._config.remote_limit_s, "Raise checkpoint.remote_limit_s."):
+            if self._copies is None:
+                copies.open()
+                self._copies = copies
+            yield copies
 
     def _report(self, state: str, **detail: object) -> None:
         step = detail.pop("step", None)

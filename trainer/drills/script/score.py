@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.finding import Finding
 from probes.attach.injected_fault import InjectedFault
 from probes.tape import event_kinds
@@ -144,7 +145,7 @@ def _is_right_step(found: Finding, step: int | None) -> bool:
 
 def _is_our_end(kind: str, cause: str, done: Done) -> bool:
     """Return True for the end that the drill itself gave the run."""
-    return done.is_stopped and kind == "rank_lost" and cause in ("killed_all", "vanished", "launcher_lost")
+    return done.is_stopped and kind == "rank_lost" and cause in (ON_PURPOSE, "killed_all", "vanished", "launcher_lost")
 
 
 def _reported_ns(store: Store, kind: str) -> int | None:

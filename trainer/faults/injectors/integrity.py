@@ -2,7 +2,7 @@
 
     bit_flip@step=12,rank=2,where=parameter,tensor=blocks.1.mlp.up.weight,bit=20
 
-`where` is parameter, optimizer (its first moment; a whole name such as `blocks.1.mlp.up.weight.step` says which) or
+`where` is parameter, optimizer (its mean gradient; a whole name such as `blocks.1.mlp.up.weight.step` says which) or
 gradient (of this rank alone, before it is reduced). One bit of one element, in the middle of the rank's own part of the
 tensor, is xored: after the optimizer's last step and before the forward pass, where nothing else writes.
 """
@@ -25,6 +25,7 @@ from trainer.checkpoint.disk_tier.loading import Loaded
 from trainer.checkpoint.state import local_tensors, restore_rng, rng_state, training_tensors
 from trainer.faults.options import FaultError
 from trainer.faults.trigger import FaultyLoader, Trigger, in_training
+from trainer.training.optimizer import state_keys
 from trainer.training.rank_training import Training
 
 __all__ = ["ARM", "flip_bit"]
@@ -67,7 +68,7 @@ def _arm_bit_flip(trigger: Trigger, training: Training) -> None:
     if of_gradient:
         _arm_gradient(trigger, training, name, bit)
         return
-    state = f"{name}.exp_avg" if name in parameters else name
+    state = f"{name}.{state_keys(training.optimizer, parameters[name])[0]}" if name in parameters else name
     wanted = f"model.{name}" if where == "parameter" else f"optimizer.{state}"
 
     class Flipping(FaultyLoader):

@@ -25,11 +25,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from analyzers.report.wording.explained import next_step, why
+from analyzers.verdict.verdict import LISTED_BELOW
 from probes.attach.announcement import VARIABLE, Announcement, announced
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir, RunError
+from probes.tape.signal_names import signal_name
 from store import StoreError
+from trainer.launcher.advice_line import advice_line
 from trainer.launcher.node import Node
 from trainer.launcher.watch_keeper import WatchKeeper
 from watch.health.oom_kills import OomCounter
@@ -74,7 +77,7 @@ class FollowedRun:
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
         found = announced(self._file)
-        name = signal.Signals(-code).name if code < 0 else None
+        name = signal_name(code) or None
         if is_stopped:
             self._write(found, event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=code)
             return
@@ -102,11 +105,12 @@ class FollowedRun:
             return True
         worst = diagnosis.fired[0] if diagnosis.fired else None
         colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
-        self._print(f"[bold]Verdict[/]  [{colour}]{escape(diagnosis.verdict)}[/]")
+        verdict = diagnosis.verdict.replace(LISTED_BELOW, "see the report")
+        self._print(f"[bold]Verdict[/]  [{colour}]{escape(verdict)}[/]")
         if worst:
             self._print(f"[bold]Why[/]      {escape(why(worst))}")
             self._print(f"[bold]Next[/]     {escape(next_step(worst))}")
-        self._print(f"[bold]More[/]     rankscope analyze {escape(_short(self._run.path))}")
+        self._print(f"[bold]Report[/]   rankscope analyze {escape(_short(self._run.path))}")
         return True
 
     def _print(self, line: str) -> None:
@@ -157,6 +161,8 @@ class FollowedRun:
             if event["kind"] == event_kinds.FINDING and event.get("status") in ("fired", "ok"):
                 colour = _COLOURS.get(str(event.get("severity")), "cyan") if event["status"] == "fired" else "green"
                 self._print(f"[{colour}]{escape(str(event.get('summary')))}[/]")
+            elif event["kind"] == event_kinds.ADVICE:
+                self._print(advice_line(event))
 
     def _write(self, found: Announcement | None, kind: str, **detail: Any) -> None:
         """Write an event; a rank that ended before any recorded has no run to write it to."""

@@ -1,8 +1,9 @@
 """A checkpoint on another mesh: fsdp 4 -> fsdp 2 x tp 2 -> ddp 2 with ZeRO-1 -> one process, the same bits, optimizer
-state included."""
+state included; and experts, which are divided in other ways than the rest."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from trainer.training.rank_training import Training
 
 
 def _whole_state(
-    rank: int, world_size: int, folder: Path, parallel: dict[str, Any], steps: int, attempt: int
+    rank: int,
+    world_size: int,
+    folder: Path,
+    parallel: dict[str, Any],
+    steps: int,
+    attempt: int,
+    model: dict[str, Any] | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """The whole tensors of the state that a run began with, and of the one that it ended with."""
     found: list[Training] = []
@@ -33,7 +40,8 @@ def _whole_state(
 
         session.recovery.start = starting
 
-    config = with_steps(small(parallel=parallel, checkpoint={"memory_survives": False}), steps)
+    checkpoint = {"memory_survives": False}
+    config = with_steps(small(parallel=parallel, checkpoint=checkpoint, model=model or {}), steps)
     run_loop(config, folder, rank=rank, world_size=world_size, attempt=attempt, change=change)
     return begun, _whole(found[0])
 
@@ -67,3 +75,18 @@ def test_every_bit_survives_a_change_of_mesh(tmp_path: Path) -> None:
         for name, value in before.items():
             assert torch.equal(value, after[name]), name
     assert not torch.equal(third[0]["model.embed.weight"], third[1]["model.embed.weight"]), "it trained on"
+
+
+def test_every_bit_of_experts_survives_a_change_of_mesh(tmp_path: Path) -> None:
+    meshes = ({"ep": 2, "cp": 2}, {"ep": 2, "tp": 2}, {"dp_replicate": 2, "tp": 2}, {"dp_shard": 2, "cp": 2})
+    model, found = {"num_experts": 4}, []
+    for number, mesh in enumerate(meshes):
+        steps = (tmp_path, {"dp_shard": 1, **mesh}, 2 * number + 2, number, model)
+        found.append(run_ranks(_whole_state, world_size=4, args=steps)[0])
+    found.append(_whole_state(0, 1, tmp_path, {}, 2 * len(meshes) + 2, len(meshes), model))
+    for (_, before), (after, ended) in itertools.pairwise(found):
+        assert before.keys() == after.keys()
+        assert "optimizer.blocks.1.mlp.experts.down.exp_avg_sq" in after
+        for name, value in before.items():
+            assert torch.equal(value, after[name]), name
+        assert not torch.equal(after["model.blocks.1.mlp.experts.up"], ended["model.blocks.1.mlp.experts.up"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,9 +52,13 @@ class Machine:
         node.mkdir(parents=True, exist_ok=True)
         self.log = node / "events.jsonl"
         self.switch = Switch()
-        config = CheckpointConfig(remote=f"file://{remote}", keep=keep, resume=resume)
-        events = EventWriter(self.log, attempt=0, rank=-1)
-        self.mirror = CheckpointMirror(self.run, config, events, open_folder=self.switch.open)
+        self._config = CheckpointConfig(remote=f"file://{remote}", keep=keep, resume=resume)
+        self._events = EventWriter(self.log, attempt=0, rank=-1)
+        self.mirror = self.mirror_with(self.switch.open)
+
+    def mirror_with(self, open_folder: Callable[[str], RemoteFolder]) -> CheckpointMirror:
+        """A mirror that opens the address in another way."""
+        return CheckpointMirror(self.run, self._config, self._events, open_folder=open_folder)
 
     def save(self, step: int, seed: int = 0) -> Path:
         return make_checkpoint(self.run.checkpoints, step, {"a": content(seed or step, 5000)})
@@ -115,6 +121,26 @@ def test_the_last_checkpoint_is_sent_before_the_run_is_over(tmp_path: Path) -> N
     machine.save(150)
     assert machine.mirror.close() == ""
     assert steps_at(tmp_path / "remote") == [150]
+
+
+def test_a_store_that_does_not_answer_delays_neither_saves_nor_the_end(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    asked, released = threading.Event(), threading.Event()
+
+    def open_slowly(address: str) -> RemoteFolder:
+        asked.set()
+        released.wait(60)
+        return machine.switch.open(address)
+
+    mirror = machine.mirror_with(open_slowly)
+    machine.save(10)
+    mirror.start()
+    assert asked.wait(60)
+    machine.save(20)
+    assert "step 20 is not at file://" in mirror.close(limit_s=0.0)
+    released.set()
+    assert mirror.close() == ""
+    assert 20 in steps_at(tmp_path / "remote")
 
 
 def test_a_launcher_that_was_replaced_sends_and_removes_nothing(tmp_path: Path) -> None:

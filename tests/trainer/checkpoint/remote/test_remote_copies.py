@@ -112,6 +112,24 @@ def test_passing_faults_change_nothing(
     assert fault.times == 0, "the fault did happen"
 
 
+@pytest.mark.parametrize("action", ["slow", "trickle"])
+def test_a_load_from_a_slow_store_ends_at_its_limit(action: str, store: ObjectStore, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "here", 10, {"a": content(1), "b": content(2, 1000)})
+    copies_at(store).publish(folder)
+    copies = copies_at(store)
+    fault = Fault(action=action, method="GET", part="objects/", times=100)
+    store.faults.append(fault)
+    with (
+        pytest.raises(RemoteError, match=r"objects/\w+ was not read within 0\.5 s\. Raise the limit\.$"),
+        copies.folder.limit(0.5, "Raise the limit."),
+    ):
+        copies.fetch(10, tmp_path / "there")
+    assert not list((tmp_path / "there").iterdir()), "nothing half done is left"
+    fault.released.set()
+    store.faults.clear()
+    assert same_files(copies.fetch(10, tmp_path / "there"), folder)
+
+
 def test_an_object_that_changed_there_is_found_put_aside_and_sent_again(store: ObjectStore, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "here", 10, {"a": content(1, 1000)})
     copies_at(store).publish(folder)

@@ -1,0 +1,49 @@
+"""Lines of progress follow the tapes of rank 0, also where retention takes away their first segments."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from probes.tape.reader import segment_paths
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, TapeWriter
+from tests.factories import RankWriter, empty_run
+from tests.waiting import wait_for
+from trainer.config.config import Config
+from trainer.launcher import progress
+from trainer.layout.plan import resolve
+
+STEPS = 200
+
+
+def test_progress_goes_on_when_the_first_segments_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_LINE_S", 0.0)
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, 0)
+    small = replace(TABLES["steps"], segment_bytes=8192)
+    writer.tapes["steps"] = TapeWriter(writer.directory, small, rank=0, attempt=0)
+    values = {"start_ns": 0, "duration_ns": 1_000_000, "loss": 2.0, "tokens": 64, "memory_bytes": 2**20}
+
+    def write(first: int) -> None:
+        for step in range(first, first + STEPS):
+            writer.append("steps", COMPLETE, step=step, **values)
+
+    written = io.StringIO()
+    console = Console(file=written, width=200)
+    view = progress.ProgressView(run, steps=4 * STEPS, plan=resolve(Config(), 1), console=console)
+    with view:
+        write(1)
+        wait_for(lambda: f"step   {STEPS}/" in written.getvalue(), "the first line")
+        for path in segment_paths(writer.directory, "steps")[:-1]:
+            path.unlink()
+        write(STEPS + 1)
+        wait_for(lambda: f"step   {2 * STEPS}/" in written.getvalue(), "a line after segments were removed")
+        for path in segment_paths(writer.directory, "steps")[:-1]:
+            path.unlink()
+        write(2 * STEPS + 1)
+        wait_for(lambda: f"step   {3 * STEPS}/" in written.getvalue(), "the last line")

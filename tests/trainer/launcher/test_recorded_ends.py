@@ -1,0 +1,80 @@
+"""What the launcher does to its ranks before a new start is recorded: their end is no kill from outside."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK
+from tests.factories import empty_run
+from tests.waiting import wait_for
+from trainer.config.config import Config
+from trainer.launcher.agent import Agent
+from trainer.launcher.node import Node
+from trainer.launcher.nodes.devices import Devices
+from trainer.launcher.nodes.rendezvous import NodeRendezvous
+from trainer.launcher.rank_processes import RankProcesses
+
+WAITS = "echo ready; while :; do sleep 0.1; done"
+RANKS = {
+    "echo ready; exec sleep 60": -signal.SIGTERM,
+    f"trap '' TERM; {WAITS}": -signal.SIGKILL,  # waits in a call of C
+    f"trap 'exit 143' TERM; {WAITS}": 143,  # saved
+    f"trap 'exit 1' TERM; {WAITS}": 1,  # its peers are gone
+    f"trap 'exit 0' TERM; {WAITS}": 0,  # was through
+    "echo ready; exit 3": 3,  # before it was told to end
+}
+"""What a rank runs -> its exit code."""
+
+
+class Scripts(RankProcesses):
+    """Ranks that run a script of the shell each."""
+
+    def __init__(self, logs: Path, scripts: Sequence[str]) -> None:
+        super().__init__(logs, arguments=[], zygote=None)
+        self._scripts = scripts
+
+    def _start(self, local_rank: int, environment: Mapping[str, str], stdout: Path, stderr: Path) -> int:
+        process = subprocess.Popen(
+            ["sh", "-c", self._scripts[local_rank]], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdout is not None
+        with process.stdout as output:
+            assert output.readline() == b"ready\n"
+        self._interpreters[local_rank] = process
+        return process.pid
+
+
+def test_ranks_that_are_ended_for_a_new_start_are_recorded_as_stopped(tmp_path: Path) -> None:
+    run, node = empty_run(tmp_path), Node(nproc=len(RANKS))
+    run.node_dir(0).mkdir(parents=True)
+    config = Config.model_validate({"recovery": {"grace_s": 0.5}})
+    spec = WorkerSpec(
+        role="trainer",
+        local_world_size=node.nproc,
+        entrypoint="sh",
+        rdzv_handler=NodeRendezvous(node, rejoin_s=1.0).handler,
+    )
+    ranks = Scripts(tmp_path, [*RANKS])
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=Devices(node.nproc))
+    group = agent.get_worker_group()
+    pids = ranks.start(attempt=0, environments={rank: {"RANK": str(10 + rank)} for rank in range(node.nproc)})
+    for worker in group.workers:
+        worker.global_rank, worker.id = 10 + worker.local_rank, pids[worker.local_rank]
+    wait_for(lambda: ranks.exit_codes()[5] == 3, "the end of rank 15")
+    agent._stop_workers(group)
+    assert [*ranks.exit_codes().values()] == [*RANKS.values()]
+    agent._stop_workers(group)  # none is left
+    events.close()
+    said = read_events(events.path)[0]
+    stopped = {event["exit_rank"]: event["exit_code"] for event in said if event["kind"] == "rank_stopped"}
+    assert stopped == {10: -signal.SIGTERM, 11: -signal.SIGKILL, 12: 143}
+    ended = {event["exit_rank"]: event["exit_code"] for event in said if event["kind"] == "rank_exit"}
+    assert ended == {13: 1}
+    assert len(said) == 4

@@ -1,0 +1,44 @@
+"""Ends of a node's ranks as the launcher records them: by themselves, or stopped by it.
+
+was_stopped(-signal.SIGTERM, is_killed=False)                       # True
+record_stop(events, rank=3, pid=4711, code=-signal.SIGTERM)
+"""
+
+from __future__ import annotations
+
+import signal
+
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from probes.tape.signal_names import signal_name
+from trainer.exit_codes import EXIT_PREEMPTED
+
+__all__ = ["record_exit", "record_stop", "was_stopped"]
+
+MAX_MESSAGE = 4000
+
+
+def was_stopped(code: int | None, *, is_killed: bool) -> bool:
+    """Return True if a rank that the launcher told to end has ended of that. `is_killed`: it had to be killed."""
+    return code in (-signal.SIGTERM, EXIT_PREEMPTED) or is_killed
+
+
+def record_stop(events: EventWriter, *, rank: int, pid: int, code: int | None) -> None:
+    """Record that a rank was ended because of others."""
+    events.write(event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=code)
+
+
+def record_exit(
+    events: EventWriter, *, rank: int, pid: int, code: int, message: str, out_of_memory: str, is_blamed: bool
+) -> None:
+    """Record that a rank ended by itself. `is_blamed`: it counts against its device and node."""
+    events.write(
+        event_kinds.RANK_EXIT,
+        exit_rank=rank,
+        pid=pid,
+        exit_code=code,
+        signal=signal_name(code) or None,
+        out_of_memory=out_of_memory or None,
+        message=message[:MAX_MESSAGE],
+        blamed=is_blamed,
+    )
