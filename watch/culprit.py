@@ -1,10 +1,11 @@
 """Take stacks on a hang and kill the culprit, so that the launcher restarts the ranks.
 
     culprits = CulpritKiller(run, events, may_kill=True)
-    culprits.act(verdicts, attempt, pids, placed, stands=True)     # once a tick
+    culprits.act(verdicts, attempt, processes, placed, stands=True)     # once a tick
 
-A watch kills ranks of its own node only. A culprit on another node is left to that node's watch; where that does
-nothing for `OTHERS_S` while the hang stands, this watch kills its own ranks, which restarts the job too.
+A watch kills ranks of its own node only. A culprit on another node is left to that node's watch, and where those to
+blame have left already, the ranks that wait for them may find out by themselves. Where nothing of that has ended the
+hang after `OTHERS_S`, this watch kills its own ranks, which restarts the job too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from watch.digests.link import Verdict
+from watch.live_tapes import RankProcess
 from watch.processes import is_alive, kill, os_state
 from watch.stacks.gil_holders import gil_holders
 from watch.stacks.recorder_dumps import take_dumps
@@ -25,7 +27,7 @@ from watch.stacks.signal_dump import take_stacks
 __all__ = ["CulpritKiller", "kill_stale"]
 
 OTHERS_S = 15.0
-"""How long a hang whose culprit is on another node is left to that node's watch."""
+"""How long a hang is left to others whose culprit does not run here."""
 
 
 class CulpritKiller:
@@ -34,52 +36,62 @@ class CulpritKiller:
     def __init__(self, run: RunDir, events: EventWriter, *, may_kill: bool) -> None:
         self._run, self._events, self._may_kill = run, events, may_kill
         self._handled: set[tuple[int, int]] = set()  # (attempt, rank)
-        self._left_to_others: tuple[int, float] | None = None  # attempt, and since when (monotonic)
+        self._left_to_others: tuple[int, float, str] | None = None  # attempt, since when (monotonic), reason to kill
 
     def act(
-        self, verdicts: Sequence[Verdict], attempt: int, pids: Mapping[int, int], placed: Set[int], *, stands: bool
+        self,
+        verdicts: Sequence[Verdict],
+        attempt: int,
+        processes: Mapping[int, RankProcess],
+        placed: Set[int],
+        *,
+        stands: bool,
     ) -> None:
-        """Kill the ranks that the verdicts blame, if they run here ({rank: pid}); `placed` are all ranks of this node,
-        closed ones too. `stands`: the hang is not over."""
+        """Kill the ranks that the verdicts blame, if they run here (`processes` by rank); `placed` are all ranks of
+        this node, closed ones too. `stands`: the hang is not over."""
         blamed = {rank for verdict in verdicts for rank in verdict.ranks}
-        culprits = blamed & pids.keys()
-        if not culprits and blamed - placed:
-            self._left_to_others = self._left_to_others or (attempt, time.monotonic())
+        culprits = blamed & processes.keys()
+        # The number of a dead rank may be that of another process by now, which a signal would end.
+        pids = {rank: process.pid for rank, process in processes.items() if process.is_alive}
+        reason = verdicts[0].summary if verdicts else ""
+        if not culprits and blamed:
+            later = "A rank hangs on another node, whose watch has not acted." if blamed - placed else reason
+            self._left_to_others = self._left_to_others or (attempt, time.monotonic(), later)
             if (attempt, NODE_RANK) not in self._handled:
                 self._handled.add((attempt, NODE_RANK))
                 self._take_stacks(attempt, pids)
         elif not culprits and verdicts:
-            culprits = set(pids)
-        if self._is_overdue(attempt, stands=stands):
-            culprits = culprits or set(pids)
+            culprits = set(processes)
+        if overdue := self._overdue(attempt, stands=stands):
+            culprits, reason = culprits or set(processes), reason or overdue
         culprits = {rank for rank in culprits if (attempt, rank) not in self._handled}
         if not culprits:
             return
         self._take_stacks(attempt, pids, {rank: pids[rank] for rank in culprits & pids.keys()})
         self._handled |= {(attempt, rank) for rank in culprits}
-        reason = verdicts[0].summary if verdicts else "A rank hangs on another node, whose watch has not acted."
-        for rank in sorted(culprits) if self._may_kill else ():
+        for rank in sorted(culprits & pids.keys()) if self._may_kill else ():
             if kill(pids[rank], signal.SIGKILL):
                 self._events.write(event_kinds.CULPRIT_KILLED, killed_rank=rank, pid=pids[rank], reason=reason)
 
     def _take_stacks(self, attempt: int, pids: Mapping[int, int], culprits: Mapping[int, int] | None = None) -> None:
         """Have all ranks here write their stacks, and check whether one of the {rank: pid} to blame holds the GIL."""
-        taken = take_stacks(self._run, attempt, pids)
+        is_end = self._may_kill and culprits is not None  # ranks that may go on must not be put at risk
+        taken = take_stacks(self._run, attempt, pids, all_threads=is_end)
         if dumped := take_dumps(self._run, attempt, pids):
             self._events.write(event_kinds.RECORDER_DUMPS, path="dumps", ranks=dumped)
         running = {rank: pid for rank, pid in (culprits or {}).items() if os_state(pid)[0] not in ("T", "t")}
         path = str(self._run.stacks.relative_to(self._run.path))
         self._events.write(event_kinds.STACKS, path=path, ranks=taken, gil_ranks=gil_holders(running))
 
-    def _is_overdue(self, attempt: int, *, stands: bool) -> bool:
-        """Return True if a hang of this attempt was left to another node, which has not acted in time."""
+    def _overdue(self, attempt: int, *, stands: bool) -> str:
+        """Reason to act on a hang of this attempt that was left to others and stands for too long, else ""."""
         if self._left_to_others is None:
-            return False
-        of_attempt, since_s = self._left_to_others
+            return ""
+        of_attempt, since_s, reason = self._left_to_others
         if of_attempt != attempt or not stands:
             self._left_to_others = None
-            return False
-        return time.monotonic() - since_s > OTHERS_S
+            return ""
+        return reason if time.monotonic() - since_s > OTHERS_S else ""
 
 
 def kill_stale(stale: Iterable[tuple[int, int, int, int]], events: EventWriter) -> None:

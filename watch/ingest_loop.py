@@ -1,12 +1,12 @@
 """Ingest the tapes of one node into its store, judge what needs the store, and export; in a thread of its own.
 
     loop = IngestLoop(run, ingester, tapes, judge, exports, events)
-    with loop.running():                # a tick a second
+    with loop.running():                # a tick each second, or a few (`watch.records.tick_pace`)
         ...
     loop.close()
 
 1. Ingest what is new on the tapes into the node's store.
-2. Run the live analyzers that need more than the newest records, and write new findings as events.
+2. Run the live analyzers that need more than the newest records, and write new findings and advice as events.
 3. Measure and export; end processes of older attempts.
 
 A reader that keeps the store's file open, or a full disk, delays this thread alone: hangs are judged elsewhere
@@ -21,6 +21,7 @@ import threading
 import time
 from contextlib import AbstractContextManager
 
+from analyzers.finding import Finding
 from analyzers.run.live_ranks import stale_ranks
 from analyzers.source import Source
 from probes.tape import event_kinds
@@ -36,14 +37,22 @@ from watch.exporting.exports import Exports
 from watch.exporting.prometheus.endpoint import TickFacts
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.profiling.requester import CaptureRequester
+from watch.profiling.trace_reader import TraceReader
 from watch.records.publishing import Publishing
 from watch.records.retention import Retention
+from watch.records.tick_pace import TickPace, yield_to_ranks
 from watch.stacks.line_sampling import LineSampler
 
 __all__ = ["IngestLoop"]
 
 logger = logging.getLogger("rankscope.watch")
-TICK_S = 1.0
+EAGER_S = 10.0
+"""Seconds after the end of a rank in which there is a tick each second."""
+EAGER_START_S = 4.0
+"""The same after a start and a new attempt. It shows that there are records; after that the ranks need the cores."""
+QUIET_S = 2.0
+"""Seconds without a record after which the ranks need the cores less than the user needs to know why."""
 
 
 class IngestLoop:
@@ -69,13 +78,18 @@ class IngestLoop:
         """Publishes what is ingested to the configured address, if there is one."""
         self.exclusions: ExclusionRequester | None = None
         """Asks the launcher to leave ranks out, if the run is configured so."""
+        self.captures: CaptureRequester | None = None
+        """Asks suspects to profile their next steps, if the run is configured so."""
         self._run, self._ingester, self._tapes, self._judge = run, ingester, tapes, judge
         self._exports, self._events = exports, events
         self._node_rank, self._job = node_rank, job
         samples = bool(manifest.get("config", {}).get("probes", {}).get("sample_stacks", True))
         self._lines = LineSampler(run, events, enabled=samples)
+        self._traces = TraceReader(run, events)
         self._has_left = self._is_closing = False
         self._num_rows = 0
+        self._pace = TickPace()
+        self._eager_of, self._eager_since_s = -1, 0.0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
         """Until when the store holds what was written. A reader of the store may delay the next ingest, and no rank
@@ -91,16 +105,23 @@ class IngestLoop:
         self._ingest()
         with self._open() as store:
             stale = stale_ranks(store, self._node_rank)
-            findings = self._judge.record_findings(store, self._ingested_ns)
+            findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._pace.num_ticks)
+            advice = self._advice(store)
             self._export(store, measure_now=bool(findings))
             if self.exclusions is not None and not self._tapes.has_ended:
                 self.exclusions.poll(store, self._tapes.attempt, self._ingested_ns)
+            for finding in findings:
+                if finding.attempt == self._tapes.attempt:
+                    self._lines.sample(finding, self._tapes.pids)
+            if self.captures is not None and not self._tapes.has_ended:
+                # Not both at once: stacks of a rank that profiles would name the profiler's lines.
+                now_ns = self._tapes.recorded_now_ns()
+                self.captures.poll(findings, store, self._tapes.attempt, now_ns, waits=self._lines.is_sampling)
+            self._traces.poll(store, self._tapes.placed)
         kill_stale(stale, self._events)
+        self._judge.report_advice(advice)
         if self._judge.report(findings):
             self._ingest()
-        for finding in findings:
-            if finding.attempt == self._tapes.attempt:
-                self._lines.sample(finding, self._tapes.pids)
         self._exports.poll()
         if self.publishing is not None:
             self.publishing.poll()
@@ -125,6 +146,9 @@ class IngestLoop:
         self._ingest(thorough=True)
         with self._open() as store:
             kill_stale(stale_ranks(store, self._node_rank), self._events)
+            has_read = self._traces.finish(store, self._tapes.placed)
+        if has_read:
+            self._ingest()
         for _ in range(2):  # how an attempt ended is reported by the second run of the analyzers that sees the next one
             with self._open() as store:
                 findings = self._judge.findings(store, self._ingested_ns)
@@ -132,20 +156,31 @@ class IngestLoop:
                 self._ingest()
         self._ingest()
         with self._open() as store:
+            advice = self._advice(store, is_last=True)
             self._export(store, measure_now=True)
+        if self._judge.report_advice(advice):
+            self._ingest()
 
     def _run_until(self, stop: threading.Event) -> None:
+        yield_to_ranks()
         while not stop.is_set():
-            start = time.monotonic()
             try:
-                self.tick()
+                with self._pace.round():
+                    self.tick()
             except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
                 self.failed_ticks += 1
                 logger.warning("%s", error)
             except Exception:  # a tick that fails must not end the watch; the log has each one
                 self.failed_ticks += 1
                 logger.exception("Tick failed, trying again.")
-            stop.wait(max(0.05, TICK_S - (time.monotonic() - start)))
+            self._pace.rest(stop, is_eager=self._is_eager)
+
+    def _is_eager(self) -> bool:
+        """Return True while something happens that a user waits to see: a tick each second."""
+        tapes, now_s = self._tapes, time.monotonic()
+        if tapes.attempt != self._eager_of:
+            self._eager_of, self._eager_since_s = tapes.attempt, now_s
+        return now_s - self._eager_since_s < EAGER_START_S or tapes.news_s < EAGER_S or tapes.quiet_s >= QUIET_S
 
     def _ingest(self, *, thorough: bool = False) -> None:
         """Take what is on the tapes into the store."""
@@ -153,16 +188,23 @@ class IngestLoop:
         result = self._ingester.tick(thorough=thorough)
         self._num_rows += result.num_rows
         if self.publishing is not None:
-            self.publishing.note(result.rows)
+            self.publishing.note(result.rows, until_ns=None if result.lag else now_ns)
         if not result.lag:
             self._ingested_ns = now_ns
+            self._ingester.mark_ingested(now_ns)
+
+    def _advice(self, store: Source, *, is_last: bool = False) -> list[Finding]:
+        """Advice after the first steps, once a job: where another watch leads, that one gives it."""
+        if self._job is not None and self._job.is_led:
+            return []
+        return self._judge.advice(store, self._run.manifest, self._ingested_ns, is_last=is_last)
 
     def _open(self) -> Store:
         """The store with all that this watch can see; with its own node alone while another watch leads, unless the
         other nodes train on in an attempt without this one."""
         is_led = self._job is not None and self._job.is_led
         own_only = is_led and newest_attempt(self._run, default=0) <= self._tapes.attempt
-        return Store.open(self._run, catch_up=False, node=self._node_rank if own_only else None)
+        return Store.open(self._run, catch_up=False, node=self._node_rank if own_only else None, threads=1)
 
     def _export(self, store: Source, *, measure_now: bool) -> None:
         facts = TickFacts(

@@ -2,17 +2,20 @@
 
 judge = LiveJudge(run.manifest(), events, exports)
 judge.report(judge.findings(store, now_ns))
+judge.report_advice(judge.advice(store, run.manifest, now_ns))
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.live import LiveState, live_findings, record_findings, remembered, standstill_findings
+from analyzers.report.wording.explained import next_step
 from analyzers.run.digest import Digest
 from analyzers.run.policy import stall_policy
+from analyzers.settings.live_advice import AdviceState, live_advice, remembered_advice
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
@@ -29,13 +32,14 @@ class LiveJudge:
 
     def __init__(self, manifest: Mapping[str, Any], events: EventWriter, exports: Exports) -> None:
         self._events, self._exports = events, exports
-        reported = remembered(read_events(events.path)[0]) if events.path.exists() else {}
-        self._state = LiveState(stall=stall_policy(manifest), manifest=manifest, reported=reported)
+        before = read_events(events.path)[0] if events.path.exists() else []
+        self._state = LiveState(stall=stall_policy(manifest), manifest=manifest, reported=remembered(before))
+        self._advice = AdviceState(said=remembered_advice(before))
 
     @property
     def errors(self) -> Mapping[str, int]:
         """{analyzer: how often it failed}."""
-        return self._state.errors
+        return {**self._state.errors, **self._advice.errors}
 
     def has_open_hang(self, attempt: int) -> bool:
         """Return True while a reported hang of an attempt is not over."""
@@ -50,7 +54,8 @@ class LiveJudge:
         return [f for f in reported if f.kind == kind and f.status == "fired" and f.attempt == attempt]
 
     def add_nodes(self, digests: Sequence[Digest], clock_offsets_ns: Mapping[int, int]) -> None:
-        """Set the digests of the other nodes' ranks for the next `findings`."""
+        """Set the digests of the other nodes' ranks for the next `findings`; nodes that are led get none."""
+        self._state.sees_part = True
         self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns
 
     def findings(self, source: Source, now_ns: int) -> list[Finding]:
@@ -61,9 +66,27 @@ class LiveJudge:
         """Those of hangs and lost ranks, from the newest records."""
         return standstill_findings(source, self._state, now_ns)
 
-    def record_findings(self, source: Source, now_ns: int) -> list[Finding]:
-        """All others, from the whole store."""
-        return record_findings(source, self._state, now_ns)
+    def record_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
+        """All others, from the whole store. `num_ticks`: seconds since the last call."""
+        return record_findings(source, self._state, now_ns, num_ticks=num_ticks)
+
+    def advice(
+        self, source: Source, manifest: Callable[[], Mapping[str, Any]], now_ns: int, *, is_last: bool = False
+    ) -> list[Finding]:
+        """New advice on how the run was set up; `is_last`: the run ends."""
+        return live_advice(source, self._advice, manifest, now_ns, is_last=is_last)
+
+    def report_advice(self, advice: Sequence[Finding]) -> bool:
+        """Write advice as events, for who looks on; no alarm and no exporter hears of it. True if there was any."""
+        for finding in advice:
+            self._events.write(
+                event_kinds.ADVICE,
+                finding_kind=finding.kind,
+                cause=finding.cause,
+                summary=finding.summary,
+                next=next_step(finding),
+            )
+        return bool(advice)
 
     def report(self, findings: Sequence[Finding]) -> bool:
         """Write findings as events and export them; returns True if there were any."""

@@ -13,6 +13,7 @@ monotonic clock that all processes of a machine share.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,8 +79,8 @@ class LiveTapes:
         self._state = ReadState()
         self._ticks = 0
         self._attempt = _Attempt()
-        now_s = time.monotonic()
-        self._moved_s = self._news_s = now_s
+        self._moved_s = time.monotonic()
+        self._news_s = -math.inf  # what ended before this process began is read like anything new
         self._recent: RecentRecords | None = None
         self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
 
@@ -110,7 +111,7 @@ class LiveTapes:
 
     @property
     def news_s(self) -> float:
-        """Seconds since an end of a rank or a change of its process was last read."""
+        """Seconds since an end of a rank or a change of its process was last read; infinite where there was none."""
         return time.monotonic() - self._news_s
 
     def now_ns(self) -> int:

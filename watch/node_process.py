@@ -41,6 +41,7 @@ from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.profiling.requester import CaptureRequester
 from watch.records.publishing import Publishing
 from watch.records.retention import Retention
 from watch.records.tape_sync import TapeSync
@@ -136,6 +137,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
                 syncing = TapeSync(run, node_rank, every_s=_sync_s(run), is_running=lambda: tapes.is_running)
                 ingest.exclusions = ExclusionRequester.of(run, judge, events, node_rank=node_rank)
+                ingest.captures = CaptureRequester.of(run, events, node_rank=node_rank)
                 ingest.retention = Retention.of(run, ingester, syncing, events)
                 ingest.publishing = Publishing.of(run, events, node_rank=node_rank)
                 with syncing.running():

@@ -7,7 +7,6 @@ tracker.poll({3: 4711})        # [ProcessState(rank=3, pid=4711, state="stopped"
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +66,7 @@ def is_alive(pid: int, start_ticks: int = 0) -> bool:
     return letter not in ("", "Z", "X") and start_ticks in (0, int(start))
 
 
-def kill(pid: int, number: signal.Signals) -> bool:
+def kill(pid: int, number: int) -> bool:
     """Send a signal; False if the process is gone or not ours."""
     try:
         os.kill(pid, number)

@@ -140,22 +140,28 @@ class StandstillLoop:
 
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
         """Kill the culprits that run here, of the hangs that are new and of the leader's verdict."""
-        verdicts = [Verdict(attempt=attempt, ranks=hang.ranks, summary=hang.summary) for hang in hangs]
+        verdicts = [Verdict.of([hang], attempt) for hang in hangs]
         stands = self._judge.has_open_hang(attempt)
         if self._job is not None:
             self._job.publish(hangs, attempt, stands=stands)
             received = self._job.verdict(attempt)
             if received is not None and self._confirms(received):
                 verdicts, stands = [*verdicts, received], True
-        if not self._tapes.has_ended:
-            self._culprits.act(verdicts, attempt, self._tapes.pids, self._tapes.placed, stands=stands)
+        if not self._tapes.has_ended:  # ranks that record do not wait, whatever was found about others
+            stands &= self._is_quiet
+            self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.placed, stands=stands)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """True if no rank of this node records, as in a job that hangs."""
+        return self._tapes.quiet_s >= self._floor_s / 2
 
     def _confirms(self, verdict: Verdict) -> bool:
         """Return True unless the ranks of this node are recording: no rank of a job that hangs does.
 
         The verdict came over the network, and what it asks for is a kill.
         """
-        if self._tapes.quiet_s >= self._floor_s / 2:
+        if self._is_quiet:
             return True
         if verdict != self._refused:
             self._refused = verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
@@ -12,11 +13,13 @@ from typing import Any
 import duckdb
 import pytest
 
+from analyzers.finding import Finding
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.writer import COMPLETE
 from store import Ingester
 from tests.factories import RankWriter, make_run
+from watch.culprit import OTHERS_S
 from watch.digests.link import Verdict
 from watch.exporting.exports import Exports
 from watch.heartbeat import Heartbeat
@@ -48,8 +51,8 @@ class Watched:
         folder.mkdir(parents=True, exist_ok=True)
         self.events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.tapes = LiveTapes(run)
-        judge = LiveJudge(run.manifest(), self.events, Exports(None, None, None, None))
-        self.loop = StandstillLoop(run, self.tapes, judge, self.events, launcher_pid=launcher_pid)
+        self.judge = LiveJudge(run.manifest(), self.events, Exports(None, None, None, None))
+        self.loop = StandstillLoop(run, self.tapes, self.judge, self.events, launcher_pid=launcher_pid)
 
     def advance(self, seconds: float) -> None:
         """Let the monotonic clock go on."""
@@ -71,6 +74,18 @@ def hanging(tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatc
     """Rank 3 does not enter its collective; its clock is a few milliseconds behind the present."""
     where = {rank: {"pid": process.pid} for rank, process in enumerate(processes)}
     return Watched(make_run(tmp_path, steps=20, hang={3: 20}, identities=where), monkeypatch)
+
+
+def test_records_of_ranks_that_record_are_not_judged(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the newest records into tables costs a tenth of a core, and nothing has ended or is quiet."""
+    read: list[bool] = []
+    real = hanging.tapes.source
+    monkeypatch.setattr(hanging.tapes, "source", lambda **options: (read.append(True), real(**options))[1])
+    hanging.loop.tick()
+    assert not read
+    hanging.advance(5)
+    hanging.loop.tick()
+    assert read
 
 
 @pytest.mark.parametrize("wall_ns", [0, HOUR_NS, -HOUR_NS])
@@ -131,9 +146,9 @@ def test_nothing_is_judged_while_records_come(
 
 
 class Link:
-    """A link over which a verdict came that nobody of ours has sent."""
+    """What a led node hears: a verdict, which nobody of ours has sent, or none."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict | None = None) -> None:
         self._verdict = verdict
         self.digests: list[object] = []
         self.offsets_ns: dict[int, int] = {}
@@ -143,7 +158,7 @@ class Link:
 
     def publish(self, *args: object, stands: bool) -> None: ...
 
-    def verdict(self, attempt: int) -> Verdict:
+    def verdict(self, attempt: int) -> Verdict | None:
         return self._verdict
 
 
@@ -164,6 +179,56 @@ def test_a_forged_verdict_kills_no_rank_that_records(
     watched.advance(30)
     watched.loop.tick()
     assert processes[0].wait(20) == -signal.SIGKILL, "a verdict that its own records bear out is acted upon"
+
+
+def test_a_led_node_names_no_rank_of_which_it_has_no_records(
+    hanging: Watched, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """Ranks 2 and 3 run on nodes with disks of their own, and their node's watch acts; where it does not, this one."""
+    for rank in (2, 3):
+        shutil.rmtree(hanging.run.rank_dir(0, rank))
+    hanging.loop._job = Link()  # type: ignore[assignment]
+    for later_s in (0, 200, 200 + OTHERS_S - 1):
+        hanging.advance(later_s)
+        hanging.loop.tick()
+    (finding,) = [event for event in hanging.said("finding") if event["finding_kind"] == "hang"]
+    assert (finding["cause"], finding["finding_ranks"]) == ("not_seen", [])
+    assert finding["evidence"]["unseen_ranks"] == [2, 3]
+    assert finding["evidence"]["waiting_ranks"] == [0, 1]
+    assert [process.poll() for process in processes] == [None] * 4
+    hanging.advance(200 + OTHERS_S + 1)
+    hanging.loop.tick()
+    assert {event["killed_rank"] for event in hanging.said("culprit_killed")} == {0, 1}
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_rank_that_records_is_not_ended_for_a_hang_of_others(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, records: bool
+) -> None:
+    run = make_run(tmp_path, ranks=1, steps=1, identities={0: {"pid": processes[0].pid}})
+    writer = RankWriter(run, 0, attempt=1, identity={"pid": processes[0].pid})
+    watched = Watched(run, monkeypatch)
+    watched.events.write("run_started", node_rank=0)
+    watched.tapes.poll()
+    watched.advance(30)
+    elsewhere = Finding(
+        analyzer="hang",
+        kind="hang",
+        severity="critical",
+        status="fired",
+        ranks=(5,),
+        attempt=1,
+        summary="Rank 5 hangs.",
+    )
+    watched.judge._state.reported[elsewhere.identity] = elsewhere
+    watched.loop._act([elsewhere], 1)
+    watched.advance(30 + OTHERS_S + 1)
+    if records:
+        writer.append("steps", COMPLETE, step=1, start_ns=time.monotonic_ns(), duration_ns=10)
+    watched.tapes.poll()
+    watched.loop._act([], 1)
+    assert bool(watched.said("culprit_killed")) is not records
+    assert (processes[0].poll() is None) is records or processes[0].wait(20) == -signal.SIGKILL
 
 
 def test_that_ranks_are_watched_no_longer_is_recorded_before_a_slow_round_ends(

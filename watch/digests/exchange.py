@@ -93,8 +93,7 @@ class JobWatch:
     def publish(self, hangs: Sequence[Finding], attempt: int, *, stands: bool) -> None:
         """Send the leader's verdict to all nodes, and withdraw it once no hang `stands` any more."""
         if self.leads and hangs:
-            ranks = tuple(sorted({rank for finding in hangs for rank in finding.ranks}))
-            self.link.publish_verdict(Verdict(attempt=attempt, ranks=ranks, summary=hangs[0].summary))
+            self.link.publish_verdict(Verdict.of(hangs, attempt))
             self._has_published = True
         elif self._has_published and not stands:
             self.link.publish_verdict(OVER)

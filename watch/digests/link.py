@@ -23,12 +23,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from analyzers.finding import Finding
 from analyzers.run.digest import Digest, DigestError, decode, encode
 from watch.digests.clock_offsets import ClockClient, ClockServer
 from watch.digests.signed_messages import NO_SESSION, Inbox, MessageRefused, Signer
@@ -63,6 +64,12 @@ class Verdict:
     attempt: int
     ranks: tuple[int, ...]
     summary: str
+
+    @classmethod
+    def of(cls, hangs: Sequence[Finding], attempt: int) -> Verdict:
+        """The verdict of a watch on its hangs. Ranks of which it knows nothing are awaited, on nodes of their own."""
+        ranks = {rank for hang in hangs for rank in (*hang.ranks, *hang.evidence.get("unseen_ranks", ()))}
+        return cls(attempt=attempt, ranks=tuple(sorted(ranks)), summary=hangs[0].summary)
 
 
 @dataclass(slots=True, kw_only=True)

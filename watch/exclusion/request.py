@@ -7,17 +7,15 @@ requests.poll(attempt=0)                    # the request if it is new and of th
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
+from probes.tape.request_file import RequestPoll, write_request_file
 from probes.tape.rundir import RunDir
 
 __all__ = ["ExclusionRequest", "RequestFile", "write_request"]
 
 NAME = "exclusion-request.json"
-MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,61 +35,33 @@ class ExclusionRequest:
 
 
 class RequestFile:
-    """Polled by the launcher at a high frequency: one `stat` while nothing is new."""
+    """Polled by the launcher at a high frequency. What an earlier launch was asked for is not answered."""
 
     def __init__(self, run: RunDir, node_rank: int) -> None:
-        self._path = _path(run, node_rank)
-        self._mtime_ns = self._modified_ns()  # of an earlier launch: answered by that
+        self._poll = RequestPoll(run.node_dir(node_rank) / NAME)
         self._answered: set[tuple[int, tuple[int, ...]]] = set()
 
     def poll(self, attempt: int) -> ExclusionRequest | None:
         """The request if it is new and of this attempt; None otherwise."""
-        modified_ns = self._modified_ns()
-        if modified_ns == self._mtime_ns:
-            return None
-        self._mtime_ns = modified_ns
-        request = _read(self._path)
+        request = self._poll.changed(_parse)
         if request is None or request.attempt != attempt or (attempt, request.ranks) in self._answered:
             return None
         self._answered.add((attempt, request.ranks))
         return request
 
-    def _modified_ns(self) -> int:
-        try:
-            return self._path.stat().st_mtime_ns
-        except OSError:
-            return 0
-
 
 def write_request(run: RunDir, node_rank: int, request: ExclusionRequest) -> bool:
     """Place a request in the folder of a node, over an earlier one; False where that folder cannot be written."""
-    path = _path(run, node_rank)
-    new = path.with_suffix(f".{os.getpid()}.new")
-    try:
-        new.write_text(json.dumps(asdict(request)))
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        return False
-    return True
+    return write_request_file(run.node_dir(node_rank) / NAME, request)
 
 
-def _path(run: RunDir, node_rank: int) -> Path:
-    return run.node_dir(node_rank) / NAME
-
-
-def _read(path: Path) -> ExclusionRequest | None:
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(MAX_BYTES))
-        return ExclusionRequest(
-            attempt=int(found["attempt"]),
-            ranks=tuple(int(rank) for rank in found["ranks"]),
-            cause=str(found["cause"]),
-            reason=str(found["reason"])[:1000],
-            keeps_size=found["keeps_size"] is True,
-            min_size_ratio=float(found["min_size_ratio"]),
-            dry_run=found["dry_run"] is not False,
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+def _parse(fields: Any) -> ExclusionRequest:
+    return ExclusionRequest(
+        attempt=int(fields["attempt"]),
+        ranks=tuple(int(rank) for rank in fields["ranks"]),
+        cause=str(fields["cause"]),
+        reason=str(fields["reason"])[:1000],
+        keeps_size=fields["keeps_size"] is True,
+        min_size_ratio=float(fields["min_size_ratio"]),
+        dry_run=fields["dry_run"] is not False,
+    )

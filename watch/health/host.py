@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from watch.health.device import HOST, Reading
+from watch.health.disk_latency import DiskLatency
 from watch.health.host_counters import host_counters
 
 __all__ = ["Host"]
@@ -26,6 +27,7 @@ class Host:
 
     def __init__(self, place: Path, root: Path = Path("/")) -> None:
         self._place, self._root = place, root
+        self._disks = DiskLatency(root)
         self._busy: tuple[int, int] | None = None  # (busy, all) jiffies at the last reading
 
     def read(self) -> Sequence[Reading]:
@@ -36,6 +38,7 @@ class Host:
         values |= self._paging()
         values |= self._network()
         values |= host_counters(self._root)
+        values |= self._disks.read()
         try:
             values["disk_free_bytes"] = os.statvfs(self._place).f_bavail * os.statvfs(self._place).f_frsize
         except OSError:

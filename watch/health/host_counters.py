@@ -2,7 +2,9 @@
 
     host_counters(Path("/"))["infiniband_downs_total"]
 
-A counter that the host does not have is left out. Ports of EFA have other counters, and are not read.
+A counter that the host does not have is left out. An adapter of EFA stands beside those of InfiniBand, with counters of
+its own: failed reads, writes and peers are its errors, timeouts that change the path and throttled connections its
+congestion.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ _ERRORS = (
     "counters/symbol_error", "counters/port_rcv_errors", "counters/local_link_integrity_errors",
     "counters/excessive_buffer_overrun_errors", "counters/port_xmit_discards", "hw_counters/local_ack_timeout_err",
     "hw_counters/packet_seq_err", "hw_counters/out_of_sequence", "hw_counters/rnr_nak_retry_err",
+    "hw_counters/rdma_read_wr_err", "hw_counters/rdma_write_wr_err", "hw_counters/unresponsive_remote_events",
 )  # fmt: skip
 _DOWNS = ("counters/link_downed", "counters/link_error_recovery")
-_CONGESTION = ("hw_counters/rp_cnp_handled",)
+_CONGESTION = (
+    "hw_counters/rp_cnp_handled", "hw_counters/retrans_timeout_events", "hw_counters/impaired_remote_conn_events",
+)  # fmt: skip
 _US_PER_S = 1e6
 
 

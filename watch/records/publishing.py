@@ -1,7 +1,7 @@
 """Publish the records of a node while the run lives: rows of its store as Parquet at a configured address.
 
     publishing = Publishing.of(run, events, node_rank=0)     # None where no address is configured
-    publishing.note(result.rows)                             # after each tick, in the thread that ingests
+    publishing.note(result.rows, until_ns=began_ns)          # after each tick, in the thread that ingests
     publishing.poll()
     publishing.finish()                                      # the last rows, once the store is closed
 
@@ -66,9 +66,10 @@ class Publishing:
             return None
         return cls(publisher, events, every_s=float(every_s) if isinstance(every_s, (int, float)) else 10.0)
 
-    def note(self, rows: Mapping[str, int]) -> None:
-        """Count rows that a tick has appended to the store."""
-        self._publisher.note(rows)
+    def note(self, rows: Mapping[str, int], *, until_ns: int | None) -> None:
+        """Count rows that a tick has appended to the store, which has all that was recorded until then (epoch
+        nanoseconds; None: not all of it)."""
+        self._publisher.note(rows, until_ns=until_ns)
 
     def poll(self) -> None:
         """Begin the next round if one is due and none is under way. Raises StoreError."""

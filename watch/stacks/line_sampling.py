@@ -41,6 +41,11 @@ class LineSampler:
         self._sampled: set[tuple[int | None, int]] = set()
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_sampling(self) -> bool:
+        """True while samples are taken."""
+        return self._thread is not None and self._thread.is_alive()
+
     def sample(self, finding: Finding, pids: Mapping[int, int]) -> None:
         """Start to sample the rank of a straggler finding, if it runs here ({rank: pid}); one at a time."""
         if not self._enabled or finding.kind != "straggler" or finding.status != "fired":
@@ -49,8 +54,7 @@ class LineSampler:
             return
         suspect = finding.ranks[0]
         peer = next((rank for rank in sorted(pids) if rank != suspect), None)
-        is_busy = self._thread is not None and self._thread.is_alive()
-        if suspect not in pids or peer is None or is_busy or (finding.attempt, suspect) in self._sampled:
+        if suspect not in pids or peer is None or self.is_sampling or (finding.attempt, suspect) in self._sampled:
             return
         self._sampled.add((finding.attempt, suspect))
         of = {suspect: pids[suspect], peer: pids[peer]}

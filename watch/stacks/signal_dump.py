@@ -1,7 +1,7 @@
 """Python stacks of all ranks of a node by signal, also of ranks that are blocked inside a collective.
 
-Every rank registers `faulthandler` on SIGUSR2 with a file of its own (`probes.tape.stack_file`); watch sends
-the signal and waits until the files have grown (`take_stacks`). A stopped process answers when it is continued or not
+Every rank registers `faulthandler` on two signals with a file of its own (`probes.tape.stack_file`); watch sends
+one and waits until the files have grown (`take_stacks`). A stopped process answers when it is continued or not
 at all, so the wait has a deadline.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from probes.tape.rundir import RunDir
-from probes.tape.stack_file import STACK_SIGNAL, stack_path
+from probes.tape.stack_file import ALL_THREADS_SIGNAL, MAIN_THREAD_SIGNAL, stack_path
 from watch.processes import kill, os_state
 
 __all__ = ["take_stacks"]
@@ -19,13 +19,20 @@ __all__ = ["take_stacks"]
 WAIT_S = 1.0
 
 
-def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int]) -> list[int]:
-    """Signal {rank: pid} to write their stacks; returns the ranks that answered within a second."""
+def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threads: bool = False) -> list[int]:
+    """Signal {rank: pid} to write their stacks; returns the ranks that answered within a second.
+
+    `all_threads`: not only the main one; for processes that are ended next, since it may end them.
+    """
+    number = ALL_THREADS_SIGNAL if all_threads else MAIN_THREAD_SIGNAL
     before = {}
     for rank, pid in pids.items():
         path = stack_path(run, attempt, rank)
-        if path.exists() and os_state(pid)[0] not in ("", "Z", "X", "T", "t") and kill(pid, STACK_SIGNAL):
-            before[rank] = path.stat().st_size
+        if not path.exists() or os_state(pid)[0] in ("", "Z", "X", "T", "t"):
+            continue
+        size = path.stat().st_size  # before the signal: the answer may be there at once
+        if kill(pid, number):
+            before[rank] = size
     deadline = time.monotonic() + WAIT_S
     answered: set[int] = set()
     while len(answered) < len(before) and time.monotonic() < deadline:

@@ -86,6 +86,49 @@ def test_counters_of_links_pressure_and_cgroup(tmp_path: Path) -> None:
     assert not {"io_pressure_ratio", "cpu_pressure_ratio"} & set(values)
 
 
+DISKS = """\
+   8       0 sda {reads} 5 8 {read_ms} {writes} 7 8 {write_ms} 0 50 60
+   8       1 sda1 {reads} 5 8 {read_ms} 0 7 8 0 0 50 60
+ 259       0 nvme0n1 100 0 8 50 40 0 8 30 0 50 60 0 0 0 0 0 0
+ 253       0 dm-0 {reads} 0 8 999999 9 0 8 9 0 50 60
+   7       0 loop0 none
+"""
+
+
+def test_latency_of_the_slowest_disk(tmp_path: Path) -> None:
+    """Partitions and what lies on top of disks do not count; a disk with too few requests says nothing."""
+    for disk in ("sda", "nvme0n1"):
+        (tmp_path / "sys/block" / disk / "device").mkdir(parents=True)
+    (tmp_path / "sys/block/dm-0").mkdir()
+    host = Host(tmp_path, files(tmp_path, proc__diskstats=DISKS.format(reads=10, read_ms=90, writes=4, write_ms=8)))
+
+    def latency() -> dict[str, float]:
+        return {
+            name: value for name, value in host.read()[0].values.items() if name.startswith("disk_") and "lat" in name
+        }
+
+    assert latency() == {}, "two readings are a latency"
+    files(tmp_path, proc__diskstats=DISKS.format(reads=30, read_ms=490, writes=8, write_ms=9000))
+    assert latency() == {"disk_read_latency_seconds": pytest.approx(0.02)}, "four writes are too few"
+    files(tmp_path, proc__diskstats=DISKS.format(reads=30, read_ms=490, writes=18, write_ms=9500))
+    assert latency() == {"disk_write_latency_seconds": pytest.approx(0.05)}
+    files(tmp_path, proc__diskstats=DISKS.format(reads=1, read_ms=2, writes=0, write_ms=0))
+    assert latency() == {}, "counters that began anew"
+
+
+def test_counters_of_an_efa_adapter(tmp_path: Path) -> None:
+    counted = {"rdma_read_wr_err": 1, "unresponsive_remote_events": 2, "retrans_timeout_events": 5,
+               "impaired_remote_conn_events": 3, "rx_drops": 70, "tx_pkts": 900}  # fmt: skip
+    folder = tmp_path / "sys/class/infiniband/rdmap0s31/ports/1/hw_counters"
+    folder.mkdir(parents=True)
+    for name, value in counted.items():
+        (folder / name).write_text(f"{value}\n")
+    values = Host(tmp_path, tmp_path).read()[0].values
+    assert {name: value for name, value in values.items() if name.startswith("infiniband")} == {
+        "infiniband_congestion_total": 8, "infiniband_errors_total": 3,
+    }  # fmt: skip
+
+
 def test_a_cgroup_without_a_limit_has_no_time_stopped_by_it(tmp_path: Path) -> None:
     files(tmp_path / "sys/fs/cgroup", cpu_DOT_stat="usage_usec 9\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
     assert "cgroup_throttled_seconds_total" not in Host(tmp_path, tmp_path).read()[0].values

@@ -19,6 +19,7 @@ from probes.tape.rundir import RunDir
 from tests.factories import empty_run
 from watch import culprit
 from watch.digests.link import Verdict
+from watch.live_tapes import RankProcess
 from watch.stacks.recorder_dumps import take_dumps
 
 # What DumpPipe of ProcessGroupNCCL.hpp does, for the rank in argv: polled, answered with a file.
@@ -79,7 +80,9 @@ def test_a_culprit_is_dumped_before_it_is_killed(
     """The dump is written by the rank itself, so a complete one shows that it was alive."""
     monkeypatch.setattr(culprit, "take_dumps", partial(take_dumps, wait_s=30))
     killer = culprit.CulpritKiller(run, EventWriter(run.path / "events.jsonl", rank=-1, attempt=2), may_kill=True)
-    killer.act([Verdict(attempt=2, ranks=(3,), summary="Rank 3 hangs.")], 2, {3: rank.pid}, {3}, stands=True)
+    killer.act(
+        [Verdict(attempt=2, ranks=(3,), summary="Rank 3 hangs.")], 2, {3: RankProcess(pid=rank.pid)}, {3}, stands=True
+    )
     assert rank.wait(30) == -signal.SIGKILL
     assert dump_path(run, 2, 3).read_bytes() == b"halfwhole"
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import duckdb
 import pytest
+from rich.console import Console
 
+from analyzers.report.html.diagnosis_page import render as html_page
+from analyzers.report.json import to_json
+from analyzers.report.markdown import to_markdown
+from analyzers.report.terminal.diagnosis_text import render
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreCorruptError
 from store.ingest.damage import find_damage, make_damaged_again
@@ -41,6 +47,14 @@ def test_the_verdict_is_of_the_tapes(damaged: RunDir, caplog: pytest.LogCaptureF
     with diagnosed_run(damaged, is_over=True) as (store, diagnosis):
         assert store.rows("SELECT count(*) FROM steps") == [(800,)]
         assert "error" not in diagnosis.run
+        page = html_page(store, diagnosis, damaged.manifest()).decode()
+    shown = io.StringIO()
+    render(diagnosis, Console(width=1_000, file=shown))
+    for text in (page, to_markdown(diagnosis, damaged.manifest()), shown.getvalue()):
+        assert "set aside as telemetry.duckdb.quarantine, made again from the tapes" in text
+    assert [found["path"] for found in to_json(diagnosis)["run"]["file_problems"]] == ["telemetry.duckdb"]
+    with diagnosed_run(damaged, is_over=True) as (_, again):
+        assert again.run["file_problems"] == diagnosis.run["file_problems"], "whoever reads it next is told too"
     assert damaged.store().with_name("telemetry.duckdb.quarantine").exists()
     assert "set aside" in caplog.text
     assert find_damage(damaged.store()) is None

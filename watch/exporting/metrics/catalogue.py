@@ -181,6 +181,8 @@ _ALL: tuple[Metric, ...] = (
         ("host_cpu_pressure_ratio", "gauge", "ratio", (), "Share of 10 s in which some process waited for a core."),
         ("host_memory_pressure_ratio", "gauge", "ratio", (), "Share of 10 s in which some process waited for memory."),
         ("host_io_pressure_ratio", "gauge", "ratio", (), "Share of 10 s in which some process waited for a disk."),
+        ("host_disk_read_latency_seconds", "gauge", "seconds", (), "Mean time of a read from the slowest disk."),
+        ("host_disk_write_latency_seconds", "gauge", "seconds", (), "Mean time of a write to the slowest disk."),
         ("host_cgroup_throttled_seconds_total", "counter", "seconds", (), "Time stopped by the cgroup's CPU limit."),
         ("host_infiniband_errors_total", "counter", "", (), "Errors of all InfiniBand and RoCE ports."),
         ("host_infiniband_downs_total", "counter", "", (), "Links of such ports that were lost or recovered."),

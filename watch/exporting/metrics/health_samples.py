@@ -32,6 +32,8 @@ _HOST = {
     "cpu_pressure_ratio": "host_cpu_pressure_ratio",
     "memory_pressure_ratio": "host_memory_pressure_ratio",
     "io_pressure_ratio": "host_io_pressure_ratio",
+    "disk_read_latency_seconds": "host_disk_read_latency_seconds",
+    "disk_write_latency_seconds": "host_disk_write_latency_seconds",
     "cgroup_throttled_seconds_total": "host_cgroup_throttled_seconds_total",
     "infiniband_errors_total": "host_infiniband_errors_total",
     "infiniband_downs_total": "host_infiniband_downs_total",

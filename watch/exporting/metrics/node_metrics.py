@@ -37,8 +37,8 @@ __all__ = ["STALLED_HOLD_S", "STATES", "NodeMetrics"]
 STATES = (*LIVE_WORDS, "finished", "preempted", "interrupted", "failed", "given up", "fenced", "died", "empty")
 SLOW_EVERY_S = 15.0
 STALLED_HOLD_S = 10.0
-"""How long a run counts as stalled after a hang was reported: recovery takes a second or two, and no scrape may miss
-it. Two scrapes of `grafana/prometheus/prometheus.yml`."""
+"""How long a run counts as stalled once a reported hang was measured: recovery takes a second or two, and no scrape may
+miss it. Two scrapes of `grafana/prometheus/prometheus.yml`."""
 
 
 class NodeMetrics:
@@ -50,6 +50,8 @@ class NodeMetrics:
         self._stall = stall or StallPolicy()
         self._slow: list[Sample] = []
         self._slow_ns: int | None = None
+        self._hang_ns: int | None = None  # hangs reported until then have been measured
+        self._stalled_until_ns = 0
 
     def measure(self, source: Source, now_ns: int) -> list[Sample]:
         """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is omitted."""
@@ -67,7 +69,7 @@ class NodeMetrics:
             ),
         )
         state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
-        if state.is_live and _hang_reported(source, now_ns):
+        if state.is_live and self._hang_is_shown(source, now_ns):
             state = replace(state, word="stalled")
         return [
             *self._run(source, log, state),
@@ -81,6 +83,16 @@ class NodeMetrics:
             *self._checkpoints(source),
             *health_samples(source),
         ]
+
+    def _hang_is_shown(self, source: Source, now_ns: int) -> bool:
+        """Return True for `STALLED_HOLD_S` from the measurement that first sees a hang. It counts from there, not from
+        the report: on a crowded machine there may be more than that between two measurements."""
+        after_ns = now_ns - int(STALLED_HOLD_S * 1e9) if self._hang_ns is None else self._hang_ns
+        newest_ns = _newest_hang_ns(source, after_ns, now_ns)
+        self._hang_ns = after_ns if newest_ns is None else newest_ns
+        if newest_ns is not None:
+            self._stalled_until_ns = now_ns + int(STALLED_HOLD_S * 1e9)
+        return now_ns < self._stalled_until_ns
 
     def _run(self, source: Source, log: EventLog, state: RunState) -> Iterator[Sample]:
         config = self._manifest.get("config")
@@ -138,13 +150,14 @@ class NodeMetrics:
         yield Sample("rankscope_checkpoint_failures_total", failed)
 
 
-def _hang_reported(source: Source, now_ns: int) -> bool:
-    """Return True if `watch` reported a hang in the last `STALLED_HOLD_S`."""
+def _newest_hang_ns(source: Source, after_ns: int, now_ns: int) -> int | None:
+    """When `watch` last reported a hang (epoch nanoseconds); None if it did not in this time."""
     if not source.has("events"):
-        return False
+        return None
     rows = source.rows(
-        "SELECT detail FROM events WHERE kind = ? AND wall_ns BETWEEN ? AND ?",
-        [event_kinds.FINDING, now_ns - int(STALLED_HOLD_S * 1e9), now_ns],
+        "SELECT wall_ns, detail FROM events WHERE kind = ? AND wall_ns > ? AND wall_ns <= ? ORDER BY wall_ns DESC",
+        [event_kinds.FINDING, after_ns, now_ns],
     )
-    found = (parsed_detail(detail) for (detail,) in rows)
-    return any(one.get("finding_kind") == "hang" and one.get("status") == "fired" for one in found)
+    found = ((wall_ns, parsed_detail(detail)) for wall_ns, detail in rows)
+    hangs = (ns for ns, one in found if one.get("finding_kind") == "hang" and one.get("status") == "fired")
+    return next(hangs, None)

@@ -1,13 +1,16 @@
-"""Hosts and devices of a fleet as Prometheus series, for the textfile collector of a node_exporter.
+"""Hosts, devices and configurations of a fleet as Prometheus series, for the textfile collector of a node_exporter.
 
 fleet_series(found)      # "# HELP rankscope_fleet_hours ..."
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from analyzers.fleet.fleet import Fleet
+from analyzers.fleet.speed_changes import ConfigurationSpeed
 
 __all__ = ["fleet_series"]
 
@@ -33,7 +36,30 @@ def fleet_series(found: Fleet) -> str:
         low.labels(host, device).set(member.rate.low_per_h)
         high.labels(host, device).set(member.rate.high_per_h)
         suspicious.labels(host, device).set(member.is_suspicious)
-    if found.mtbf_h is not None:  # absent where nothing was restarted: not measured is not 0
-        mtbf = Gauge("rankscope_fleet_mtbf_hours", "Hours between restarts, over all runs.", registry=registry)
+    if found.mtbf_h is not None:  # absent where nothing failed: not measured is not 0
+        mtbf = Gauge("rankscope_fleet_mtbf_hours", "Hours between failures, over all runs.", registry=registry)
         mtbf.set(found.mtbf_h)
+    _configurations(found.speeds, registry)
     return generate_latest(registry).decode()
+
+
+def _configurations(speeds: Sequence[ConfigurationSpeed], registry: CollectorRegistry) -> None:
+    """Absent where no configuration has two runs; the ratio, where no change was found."""
+    if not speeds:
+        return
+    labels = ("configuration", "title", "unit")
+
+    def gauge(name: str, help: str) -> Gauge:
+        return Gauge(f"rankscope_fleet_configuration_{name}", help, labels, registry=registry)
+
+    runs = gauge("runs", "Runs of the configuration.")
+    speed = gauge("speed", "Median speed of its runs since the last change, in the unit of the label.")
+    judged = gauge("judged", "1 where it has enough runs to show a change.")
+    ratio = gauge("change_ratio", "Speed after the newest change over that before it; below 1: slower.")
+    for one in speeds:
+        of = (one.fingerprint, one.title, one.unit)
+        runs.labels(*of).set(len(one.run_ids))
+        speed.labels(*of).set(one.newest)
+        judged.labels(*of).set(one.status != "too_few_runs")
+        if one.changes:
+            ratio.labels(*of).set(one.changes[-1].ratio)

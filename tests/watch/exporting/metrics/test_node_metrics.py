@@ -130,3 +130,20 @@ def test_a_hang_counts_as_stalled_until_every_scrape_has_seen_it(tmp_path: Path)
             metrics = NodeMetrics(run.manifest(), node_rank=0, stall=StallPolicy())
             samples = metrics.measure(store, now_ns + int(later_s * 1e9))
         assert value(samples, "run_state", state="stalled") == is_stalled
+
+
+def test_a_hang_that_is_measured_late_is_shown_as_long(tmp_path: Path) -> None:
+    """A round of `watch` may come after the recovery where cores are few: the alert must fire all the same."""
+    run = empty_run(tmp_path)
+    run.node_dir(0).mkdir(parents=True)
+    node = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    node.write("watch_started", pid=1)
+    metrics = NodeMetrics(run.manifest(), node_rank=0, stall=StallPolicy())
+    with Store.open(run) as store:
+        metrics.measure(store, time.time_ns())
+    _finding(node, "hang", "fired")
+    late_ns = time.time_ns() + int(3 * STALLED_HOLD_S * 1e9)
+    for later_s, is_stalled in ((0.0, 1), (STALLED_HOLD_S - 1.0, 1), (STALLED_HOLD_S + 1.0, 0)):
+        with Store.open(run) as store:
+            samples = metrics.measure(store, late_ns + int(later_s * 1e9))
+        assert value(samples, "run_state", state="stalled") == is_stalled

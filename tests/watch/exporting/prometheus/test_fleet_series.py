@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from analyzers.fleet.fleet import fleet
-from benchmarks.fleet import BAD_DEVICE, BAD_HOSTS, histories
+from analyzers.fleet.speed_changes import speeds
+from benchmarks.fleet import BAD_DEVICE, BAD_HOSTS, histories, speed_runs
 from watch.exporting.prometheus.fleet_series import fleet_series
 
 
@@ -32,3 +35,19 @@ def test_every_host_and_device_has_its_series() -> None:
 
 def test_without_a_restart_there_is_no_mean_time_between_them() -> None:
     assert "mtbf" not in fleet_series(fleet(()))
+
+
+def test_configurations_have_their_speed_and_change() -> None:
+    slower = speeds(speed_runs(0, (12, 1.0), (12, 0.7)))
+    few = speeds(speed_runs(0, (2, 1.0), configuration="b"))
+    found = replace(fleet(()), speeds=(*slower, *few))
+    samples = {
+        (one.name.removeprefix("rankscope_fleet_configuration_"), one.labels["configuration"]): one.value
+        for family in text_string_to_metric_families(fleet_series(found))
+        for one in family.samples
+        if "configuration" in one.labels
+    }
+    assert samples["change_ratio", slower[0].fingerprint] == slower[0].changes[-1].ratio < 0.75
+    assert samples["speed", slower[0].fingerprint] == slower[0].newest
+    assert (samples["judged", slower[0].fingerprint], samples["judged", few[0].fingerprint]) == (1, 0)
+    assert ("change_ratio", few[0].fingerprint) not in samples, "no change found is no ratio of 1"

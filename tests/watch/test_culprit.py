@@ -1,0 +1,145 @@
+"""Whom a hang's verdict has killed: the culprits of this node, and others only once a hang has stood for too long."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes.tape.attempts import start_ticks
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import NODE_RANK
+from probes.tape.stack_file import stack_path
+from tests.factories import empty_run
+from watch.culprit import OTHERS_S, CulpritKiller
+from watch.digests.link import Verdict
+from watch.live_tapes import RankProcess
+
+ELSEWHERE = Verdict(attempt=0, ranks=(5,), summary="Rank 5 is stopped.")
+FINISHED = Verdict(attempt=0, ranks=(3,), summary="Rank 3 finished while other ranks still wait.")
+HUNG = Verdict(attempt=0, ranks=(1,), summary="Rank 1 hangs.")
+ROOT = Path(__file__).parents[2]
+RANK = """
+import sys, threading, time
+from pathlib import Path
+from probes.tape.rundir import RunDir
+from probes.tape.stack_file import register
+
+register(RunDir(Path(sys.argv[1])), 0, 0)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+class Node:
+    """Node with ranks 0 to 3, of which the last has left; processes stand for the others."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run = run = empty_run(folder)
+        run.node_dir(0).mkdir(parents=True)
+        self.events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+        self.killer = CulpritKiller(run, self.events, may_kill=True)
+        self.ranks: list[subprocess.Popen[Any]] = [subprocess.Popen(["sleep", "300"]) for _ in range(3)]
+        self.others: set[int] = set()
+        """Ranks whose number another process has by now."""
+        self._monkeypatch = monkeypatch
+
+    @property
+    def processes(self) -> dict[int, RankProcess]:
+        return {
+            rank: RankProcess(pid=process.pid, start_ticks=start_ticks(process.pid) + (rank in self.others))
+            for rank, process in enumerate(self.ranks)
+            if process.poll() is None
+        }
+
+    def act(self, *verdicts: Verdict, stands: bool = True) -> list[int]:
+        """Act once; the ranks that are dead then."""
+        self.killer.act(verdicts, 0, self.processes, {0, 1, 2, 3}, stands=stands)
+        killed = [event["killed_rank"] for event in self.said("culprit_killed")]
+        for rank in killed:
+            assert self.ranks[rank].wait(20) == -signal.SIGKILL
+        assert [rank for rank, process in enumerate(self.ranks) if process.poll() is not None] == killed
+        return killed
+
+    def wait(self, seconds: float) -> None:
+        now = time.monotonic
+        self._monkeypatch.setattr(time, "monotonic", lambda: now() + seconds)
+
+    def said(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.events.path)[0] if event["kind"] == kind]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    node = Node(tmp_path, monkeypatch)
+    yield node
+    for process in node.ranks:
+        process.kill()
+        process.wait(20)
+    node.events.close()
+
+
+def test_a_culprit_of_this_node_is_killed_alone_and_at_once(node: Node) -> None:
+    assert node.act(HUNG) == [1]
+
+
+@pytest.mark.parametrize("verdict", [FINISHED, ELSEWHERE], ids=["left", "elsewhere"])
+def test_ranks_that_wait_for_one_that_does_not_run_here_are_not_killed_before_the_hang_has_stood_long(
+    node: Node, verdict: Verdict
+) -> None:
+    assert node.act(verdict) == []
+    assert len(node.said("stacks")) == 1
+    node.wait(OTHERS_S - 1)
+    assert node.act() == []
+    node.wait(2)
+    assert node.act() == [0, 1, 2]
+    reasons = {event["reason"] for event in node.said("culprit_killed")}
+    assert len(reasons) == 1
+    assert ("finished" if verdict is FINISHED else "another node") in reasons.pop()
+
+
+@pytest.mark.parametrize("verdict", [FINISHED, ELSEWHERE], ids=["left", "elsewhere"])
+def test_nobody_is_killed_for_a_hang_that_is_over(node: Node, verdict: Verdict) -> None:
+    assert node.act(verdict) == []
+    node.wait(OTHERS_S / 2)
+    assert node.act(stands=False) == []
+    node.wait(OTHERS_S)
+    assert node.act(stands=False) == []
+
+
+def test_of_several_culprits_the_one_that_still_runs_is_killed(node: Node) -> None:
+    assert node.act(FINISHED, HUNG) == [1]
+
+
+@pytest.mark.parametrize("verdict", [HUNG, FINISHED], ids=["blamed", "waiting"])
+def test_a_process_that_has_the_number_of_a_dead_rank_is_left_alone(node: Node, verdict: Verdict) -> None:
+    stack_path(node.run, 0, 1).touch()  # of a rank that would write its stacks when it is signalled
+    node.others = {1}
+    node.act(verdict)
+    node.wait(OTHERS_S + 1)
+    node.act()
+    assert node.ranks[1].poll() is None
+
+
+@pytest.mark.parametrize(("verdict", "num_threads"), [(FINISHED, 1), (ELSEWHERE, 1), (HUNG, 2)])
+def test_threads_of_a_rank_that_may_go_on_are_not_walked(node: Node, verdict: Verdict, num_threads: int) -> None:
+    """`faulthandler` may end a process whose other threads run while it writes their stacks."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", RANK, str(node.run.path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    node.ranks[0].kill()
+    node.ranks[0].wait(20)
+    node.ranks[0] = rank
+    assert rank.stdout is not None
+    with rank.stdout as output:
+        assert output.readline() == "ready\n"
+        node.act(verdict)
+        text = stack_path(node.run, 0, 0).read_text()
+    assert text.count("most recent call first") == num_threads, text

@@ -1,0 +1,119 @@
+"""Ask a suspect and one peer to profile their next steps when a finding is reported (`profiler.on_anomaly`).
+
+    requester = CaptureRequester.of(run, events, node_rank=0)      # None where the run is not configured so
+    requester.poll(findings, store, attempt, now_ns)               # once a tick, with what is newly reported
+
+At most one request in a cool-down and `profiler.max_captures` in a run, also over a watch that was started again. The
+watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from analyzers.finding import Finding
+from analyzers.source import Source
+from probes.profiling.request import CaptureRequest
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import RunDir
+from watch.digests.link import LEADER
+from watch.profiling.next_steps import ask, next_step, nodes_of, peer_of
+from watch.profiling.policy import CapturePolicy, capture_policy
+
+__all__ = ["CaptureRequester"]
+
+logger = logging.getLogger("rankscope.watch")
+KINDS = ("straggler", "throughput", "data_bound", "loss_spike", "exploding_gradients", "divergence")
+"""Kinds of findings that the operators of the next steps may explain."""
+
+
+class CaptureRequester:
+    """One node's; `poll` is called from the thread that judges the store."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        events: EventWriter,
+        policy: CapturePolicy,
+        *,
+        node_rank: int = LEADER,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._events, self._policy = run, events, policy
+        self._node_rank, self._clock_s = node_rank, clock_s
+        self._waiting: dict[tuple[object, ...], Finding] = {}
+        self._asked: set[tuple[object, ...]] = set()
+        self._num_asked, self._asked_s = self._before()
+
+    @classmethod
+    def of(cls, run: RunDir, events: EventWriter, *, node_rank: int) -> CaptureRequester | None:
+        """Make one with the run's settings; None if they ask for no capture."""
+        policy = capture_policy(run.manifest())
+        return cls(run, events, policy, node_rank=node_rank) if policy.on_anomaly and policy.max_captures else None
+
+    def poll(
+        self, findings: Sequence[Finding], source: Source, attempt: int, now_ns: int, *, waits: bool = False
+    ) -> None:
+        """Ask for the first finding that may be explained, once the cool-down is over; not yet while `waits`.
+
+        `now_ns`: the present by the clock of the records.
+        """
+        if self._node_rank != LEADER and self._run.node_dir(LEADER).is_dir():
+            return
+        for one in findings:
+            if one.kind in KINDS and one.identity not in self._asked:
+                self._waiting.pop(one.identity, None)
+                if one.status == "fired":
+                    self._waiting[one.identity] = one
+        self._waiting = {key: one for key, one in self._waiting.items() if one.attempt == attempt}
+        if waits or not self._waiting or self._num_asked >= self._policy.max_captures or self._is_cooling():
+            return
+        first = next(iter(self._waiting))
+        self._asked.add(first)
+        self._ask(self._waiting.pop(first), source, attempt, now_ns)
+
+    def _ask(self, finding: Finding, source: Source, attempt: int, now_ns: int) -> None:
+        nodes = nodes_of(source, attempt)
+        suspect = next((rank for rank in finding.ranks if rank in nodes), min(nodes, default=None))
+        if suspect is None:
+            return
+        peer = peer_of(source, attempt, suspect)
+        request = CaptureRequest(
+            number=time.time_ns(),
+            attempt=attempt,
+            ranks=(suspect,) if peer is None else (suspect, peer),
+            first_step=next_step(source, attempt, now_ns),
+            num_steps=self._policy.num_steps,
+            reason=finding.summary,
+        )
+        unasked = ask(self._run, request, nodes)
+        if suspect in unasked:
+            logger.warning("rank %d cannot be asked to profile: its node's folder cannot be written", suspect)
+            return
+        self._events.write(
+            event_kinds.PROFILE_REQUESTED,
+            request=request.number,
+            ranks=[rank for rank in request.ranks if rank not in unasked],
+            first_step=request.first_step,
+            num_steps=request.num_steps,
+            finding_kind=finding.kind,
+            reason=request.reason,
+        )
+        self._num_asked, self._asked_s = self._num_asked + 1, self._clock_s()
+
+    def _is_cooling(self) -> bool:
+        return self._asked_s is not None and self._clock_s() - self._asked_s < self._policy.cooldown_s
+
+    def _before(self) -> tuple[int, float | None]:
+        """Number of requests that earlier watches wrote, and the time of the last by this one's clock."""
+        if not self._events.path.exists():
+            return 0, None
+        found = [
+            event.get("wall_ns", 0)
+            for event in read_events(self._events.path)[0]
+            if event["kind"] == event_kinds.PROFILE_REQUESTED
+        ]
+        return len(found), self._clock_s() - max(0.0, (time.time_ns() - max(found)) / 1e9) if found else None

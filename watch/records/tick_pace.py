@@ -1,0 +1,83 @@
+"""Pace and priority of the writer of the store: the ranks need the cores.
+
+    pace = TickPace()
+    yield_to_ranks()                          # in the thread that writes the store
+    while not stop.is_set():
+        with pace.round():
+            ...
+        pace.rest(stop, is_eager=lambda: ...)
+
+A round costs much the same however few records there are: DuckDB opens the file, plans some fifty queries and commits.
+So a small machine has fewer rounds of more records each: of its cores the rounds take `CORE_SHARE`, and none waits for
+longer than `MAX_REST_S`. On a machine of many cores a round begins each second, as it does anywhere while something
+happens: in the first seconds, at a new attempt, after an end of a rank, and while nothing is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["TICK_S", "TickPace", "yield_to_ranks"]
+
+TICK_S = 1.0
+MIN_REST_S = 0.05
+MAX_REST_S = 8.0
+CORE_SHARE = 0.01
+"""Of the time of all cores that this process may use."""
+NICENESS = 5
+"""A third of the share of a process with the default of 0, where the cores are wanted: behind the ranks, and far from
+never."""
+
+
+class TickPace:
+    """Pace of one thread. `num_cores`: those that this process may use."""
+
+    def __init__(self, *, num_cores: int | None = None) -> None:
+        self.num_ticks = 1
+        """Seconds that the current round stands for: since the one before it began."""
+        self._num_cores = num_cores or len(os.sched_getaffinity(0))
+        self._begin_s: float | None = None
+        self._cpu_s = 0.0
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Measure a round."""
+        now_s, cpu_s = time.monotonic(), time.thread_time()
+        if self._begin_s is not None:
+            self.num_ticks = max(1, round((now_s - self._begin_s) / TICK_S))
+        self._begin_s = now_s
+        try:
+            yield
+        finally:
+            self._cpu_s = time.thread_time() - cpu_s
+
+    def rest(self, stop: threading.Event, *, is_eager: Callable[[], bool]) -> None:
+        """Wait until the next round is due or `stop` is set. While `is_eager`, it is due within a second."""
+        due_s = (self._begin_s or 0.0) + self.period_s()
+        while not stop.wait(max(MIN_REST_S, min(TICK_S, due_s - time.monotonic()))):
+            if time.monotonic() >= due_s or is_eager():
+                return
+
+    def period_s(self) -> float:
+        """Seconds from the begin of the last round to that of the next."""
+        return min(MAX_REST_S, max(TICK_S, self._cpu_s / (CORE_SHARE * self._num_cores)))
+
+
+def yield_to_ranks() -> None:
+    """Run the calling thread, and those that it starts, behind the ranks; nothing where the system knows no such thing.
+
+    A rank that computes is not interrupted when this thread wakes up (SCHED_BATCH). The main thread, which judges
+    hangs and takes the last records in, stays as it was; so niceness counts where a kernel shares the cores between
+    threads, and not where it shares them between sessions first (autogroups).
+    """
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+    niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)
