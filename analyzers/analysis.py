@@ -36,6 +36,8 @@ class Analysis:
     records: Records = "all"
     live: Literal["never", "each_tick", "periodic"] = "never"
     """How often `watch` runs it while the run lives; `periodic` costs more and shows over steps, not seconds."""
+    advises: bool = False
+    """Whether `watch` says its advice once, as soon as the first steps show it (`analyzers.settings.live_advice`)."""
 
 
 def analyses() -> tuple[Analysis, ...]:

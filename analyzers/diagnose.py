@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
+from analyzers.run.open_findings import closed_findings, reported_findings
 from analyzers.run.policy import stall_policy
 from analyzers.run_facts import file_problems, run_facts
 from analyzers.scope import Scope
@@ -124,7 +125,15 @@ def diagnose(
     except Exception as error:
         what_if = None
         findings.append(_failed("straggler", error))
-    return conclude(findings, facts, account, what_if)
+    return conclude(findings, facts, account, what_if, closed=_closed(source, findings) if scope.is_live else ())
+
+
+def _closed(source: Source, findings: Sequence[Finding]) -> Collection[str]:
+    """Ids of findings that are over in a live run, as far as its records can be read."""
+    with contextlib.suppress(Exception):
+        ((newest,),) = source.rows("SELECT max(attempt) FROM ranks") if source.has("ranks") else ((None,),)
+        return closed_findings(findings, reported_findings(source), newest_attempt=newest)
+    return ()
 
 
 def conclude(
@@ -132,9 +141,18 @@ def conclude(
     facts: Mapping[str, Any],
     account: goodput.Account | None = None,
     what_if: whatif.WhatIf | None = None,
+    *,
+    closed: Collection[str] = (),
 ) -> Diagnosis:
-    """The findings in order and the sentence on top; also for input that is no run of ours (`sources`)."""
-    ordered = tuple(sorted(findings, key=reading_order))
+    """The findings in order and the sentence on top; also for input that is no run of ours (`sources`).
+
+    `closed`: ids of findings of a live run that are over. They come last, here and on the pages.
+    """
+
+    def place(finding: Finding) -> tuple[bool, bool, tuple[int, ...]]:
+        return finding.status not in ("fired", "suspect"), finding.id in closed, reading_order(finding)
+
+    ordered = tuple(sorted(findings, key=place))
     return Diagnosis(
         run=facts, verdict=verdict(ordered, facts, what_if), findings=ordered, goodput=account, what_if=what_if
     )

@@ -43,7 +43,7 @@ class Kind:
     by_machine: bool = False
     """Whether a broken machine can cause it; the fleet's memory counts those."""
     user_causes: frozenset[str] = frozenset()
-    """Causes in the user's code or data, of a kind that a machine can cause too."""
+    """Causes in the user's code, data or wish, of a kind that a machine can cause too."""
 
 
 _DEVICE = ("cause", "evidence.node", "evidence.device")
@@ -52,7 +52,8 @@ _KINDS = (
     Kind(name="desync", title="Ranks out of sync", package="hangs"),
     Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True,
          by_machine=True, user_causes=frozenset({"exception", "exit", "data_worker", "device_assert",
-                                                 "out_of_memory", "unused_parameters", "duplicate_gpu"})),
+                                                 "out_of_memory", "unused_parameters", "duplicate_gpu",
+                                                 "ended_from_outside"})),
     Kind(name="hang", title="Hang", package="hangs", identity=("attempt",), may_last=True, at_end=True,
          by_machine=True, user_causes=frozenset({"data", "evaluate", "finished", "gil", "mismatch", "mismatch_dtype",
                                                  "mismatch_operation", "mismatch_size", "model_differs",

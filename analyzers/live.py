@@ -29,7 +29,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.open_findings import may_last
 from analyzers.run.policy import StallPolicy
 from analyzers.run.restarts import restart_sentence
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
@@ -68,11 +68,15 @@ class LiveState:
     """What the ranks of the other nodes do, where this node leads."""
     clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
     """How far the clocks of the other nodes are ahead."""
+    sees_part: bool = False
+    """Whether ranks may run on other nodes of which nothing is known here."""
     ticks: int = 0
     attempt: int | None = None
     """The newest attempt before which everything is reported."""
     newest: int | None = None
     """The newest attempt at the last call."""
+    judged: tuple[int, int] = (-1, 0)
+    """The newest attempt and its newest step at the last call."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what was reported."""
 
@@ -92,17 +96,18 @@ def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[F
     return _judged(state, due, attempt=attempt)[0]
 
 
-def record_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
-    """New and changed findings of all other kinds, and those on how former attempts ended."""
-    state.ticks += 1
+def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
+    """New and changed findings of all other kinds, and those on how former attempts ended.
+
+    `num_ticks`: calls that this one stands for, where they have become rarer.
+    """
+    ticks, state.ticks = state.ticks, state.ticks + num_ticks
     known = attempts(source)
     if not known:
         return []
     attempt = known[-1]
-    scope = Scope(
-        attempt=attempt, since_step=window_start(source, attempt, state.policy.window_steps), now_ns=now_ns,
-        manifest=state.manifest,
-    )  # fmt: skip
+    since_step = _since_step(source, attempt, state)
+    scope = Scope(attempt=attempt, since_step=since_step, now_ns=now_ns, manifest=state.manifest)
     due: dict[tuple[str, ...], _Judge] = {}
     # A restart may be quicker than a tick: how an attempt ended is still to be reported when the next one is there.
     ended = [] if state.attempt is None else [one for one in known if state.attempt <= one < attempt]
@@ -113,10 +118,11 @@ def record_findings(source: Source, state: LiveState, now_ns: int) -> list[Findi
         due["ended",] = lambda: [
             finding
             for one in ended
-            for finding in _ended(source, one, known, state.stall)
+            for finding in _ended(source, one, known, state)
             if finding.identity not in state.reported
         ]
-    is_due = state.ticks % _period(source, attempt, state.policy) == 0
+    period = _period(source, attempt, state.policy)
+    is_due = state.ticks // period > ticks // period
     for analysis in analyses():
         if analysis.live == "each_tick" or (analysis.live == "periodic" and is_due):
             due[analysis.kinds] = _judge(analysis, source, scope)
@@ -155,8 +161,21 @@ def _judge(analysis: Analysis, source: Source, scope: Scope) -> Callable[[], lis
 
 def window_start(source: Source, attempt: int, window_steps: int) -> int:
     """First of the newest `window_steps` steps of an attempt."""
+    return max(0, _newest_step(source, attempt) - window_steps)
+
+
+def _since_step(source: Source, attempt: int, state: LiveState) -> int:
+    """First step of the window, which reaches back from the newest one of the last call: however many steps lie
+    between two calls, each is judged with as many before it."""
+    newest = _newest_step(source, attempt)
+    before = state.judged[1] if state.judged[0] == attempt else newest
+    state.judged = (attempt, newest)
+    return max(0, min(before, newest) - state.policy.window_steps)
+
+
+def _newest_step(source: Source, attempt: int) -> int:
     ((newest,),) = source.rows("SELECT max(step) FROM steps WHERE attempt = ?", [attempt])
-    return max(0, (newest or 0) - window_steps)
+    return int(newest or 0)
 
 
 def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> list[Finding]:
@@ -165,19 +184,26 @@ def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> 
     if state.digests:
         view = joined(view, state.digests, state.clock_offsets_ns)
         log = joined_log(log, state.digests, state.clock_offsets_ns)
+    view = _with_elsewhere(view, state)
     lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=True, now_ns=now_ns)
     stuck = hang.hang_of_attempt(view, log, policy, is_last=True, now_ns=now_ns)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
 
 
-def _ended(source: Source, attempt: int, known: Sequence[int], policy: StallPolicy) -> list[Finding]:
+def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState) -> list[Finding]:
     """Findings on the end of a former attempt, as in the post-mortem."""
-    log = EventLog.load(source, SNAPSHOT_EVENTS)
-    view = take_snapshot(source, attempt, log)
+    log, policy = EventLog.load(source, SNAPSHOT_EVENTS), state.stall
+    view = _with_elsewhere(take_snapshot(source, attempt, log), state)
     again = restart_sentence(source, attempt, known)
     stuck = hang.hang_of_attempt(view, log, policy, is_last=False, again=again)
     lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=False, again=again)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
+
+
+def _with_elsewhere(view: AttemptView, state: LiveState) -> AttemptView:
+    if not state.sees_part:
+        return view  # all ranks record here: one without a record has never started
+    return replace(view, elsewhere=frozenset(range(view.world_size)) - view.ranks.keys())
 
 
 def _period(source: Source, attempt: int, policy: LivePolicy) -> int:

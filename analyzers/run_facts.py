@@ -11,9 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from analyzers.account.long_run import Views, whole_views
+from analyzers.account.named_phases import named_phases
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.numerics.learning import loss_fall
+from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
+from analyzers.profiling.captures import captures
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
@@ -57,6 +60,10 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         **_steps(views),
     }
     facts |= _utilisation(manifest, facts)
+    facts["named_phases"] = [
+        {"name": one.name, "own_ms": _round(one.own_ms, 3), "share_ratio": _round(one.share_ratio, 4)}
+        for one in named_phases(views.whole)
+    ]
     facts["rollbacks"] = [
         {"attempt": e.attempt, "from_step": e.integer("from_step"), "to_step": e.integer("to_step"),
          "tier": e.text("tier"), "reason": e.text("reason"), "skipped_batches": e.integers("skipped_batches"),
@@ -76,6 +83,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     facts["faults_injected"] = [
         {"fault": e.text("fault"), "rank": e.rank, "step": e.step} for e in log.of(event_kinds.FAULT_INJECTED)
     ]
+    facts["captures"] = captures(EventLog.load(source, PROFILE_EVENTS))
     interval = suggest(views.histories, manifest)
     facts["checkpoint_interval"] = None if interval is None else asdict(interval)
     facts["against_plan"] = [

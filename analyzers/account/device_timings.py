@@ -9,7 +9,9 @@ plugin recorded does: the kernel of a call starts on each member by itself and s
 1. for the same call of the same group the shortest duration is the transfer, of the member that came last;
 2. what a member's kernel took beyond that, its rank waited for the last one: it was that much earlier;
 3. calls of tensor, context, expert and pipeline parallel are awaited at once, so all of their time was lost to
-   communication; who sends a message goes on. Calls of other groups run beside computing, and queue: of each only the
+   communication. Who sends a message goes on, but for the last one of a step: at the end of its schedule a pipeline
+   waits for its sends, and nothing is left to compute meanwhile. So is a step's first all-gather of a group awaited: no
+   computing could go on without its parameters. Other calls run beside computing, and queue: of each group only the
    longest wait of a step counts. So this is the *least* that a rank waited; a profiled step says exactly;
 4. a rank's own work in a step is the step without that. Where in the step it was, calls do not tell.
 
@@ -57,8 +59,13 @@ def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[st
             FROM collectives WHERE attempt = ? AND step >= ? AND end_ns >= issue_ns AND rank >= 0),
         late AS (SELECT rank, step, process_group, issue_ns AS begin_ns, is_awaited,
                         issue_ns + took - CASE WHEN is_awaited THEN 0 ELSE shortest END AS end_ns
-                 FROM (SELECT *, split_part(process_group, ':', 1) IN ('tp', 'cp', 'ep', 'pp') AS is_awaited FROM calls)
-                 WHERE op IS DISTINCT FROM 'send' AND (is_awaited OR coalesce(after_ns, ?) >= ?)),
+                 FROM (SELECT *, split_part(process_group, ':', 1)
+                                     IN ('tp', 'cp', 'cp+tp', 'ep', 'ep+tp', 'pp')
+                                 OR op = 'all_gather' AND issue_ns = min(issue_ns) OVER own_calls AS is_awaited,
+                              op = 'send' AND issue_ns < max(issue_ns) FILTER (op IN ('send', 'recv')) OVER own_calls
+                                 AS goes_on
+                       FROM calls WINDOW own_calls AS (PARTITION BY rank, step, process_group))
+                 WHERE goes_on IS DISTINCT FROM true AND (is_awaited OR coalesce(after_ns, ?) >= ?)),
         apart AS (SELECT rank, step, process_group, is_awaited,
                          greatest(0, end_ns - greatest(begin_ns, coalesce(max(end_ns) OVER (
                              PARTITION BY rank, is_awaited ORDER BY begin_ns, end_ns

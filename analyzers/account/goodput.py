@@ -46,7 +46,6 @@ from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS
 from analyzers.source import Source, lacking
-from probes.tape import event_kinds
 
 __all__ = ["CATEGORIES", "Account", "analyze", "measure"]
 
@@ -85,6 +84,11 @@ class Account:
     num_discarded: int
     basis: str
     """What the split of waits rests on: collectives, steps (coarser), or nothing."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The categories as people say them, `CATEGORIES`; waits that were not split are what they are."""
+        return CATEGORIES if self.basis else CATEGORIES | {"communication": "communication or waiting for others"}
 
     @property
     def goodput_ratio(self) -> float | None:
@@ -132,7 +136,7 @@ def measure(
     views = views or whole_views(source)
     if lacking(source, steps=_NEEDED):
         return None
-    log = EventLog.load(source, (*SNAPSHOT_EVENTS, event_kinds.RUN_STARTED))
+    log = EventLog.load(source, SNAPSHOT_EVENTS)
     times = step_times(source, views)
     shifts = clock_shifts(source, times)
     begin_ns, end_ns = run_bounds(source, log, times, shifts, now_ns)

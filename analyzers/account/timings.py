@@ -10,7 +10,7 @@ in the order in which they ran, by each rank's own order of records, so clocks t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,25 @@ class Timings:
         for place in others:
             total += self.own[place]
         return total
+
+    def until_all_have(self, max_lag_s: float) -> Timings:
+        """Without the newest observations of which the rows of a rank are not here yet, as those of another node that
+        arrive later. A rank whose rows end more than `max_lag_s` of steps before the newest is not waited for."""
+        has_row = ~np.isnan(self.duration)
+        if has_row[:, -1].all():
+            return self
+        num = len(self.steps)
+        end_of_rank = np.where(has_row.any(axis=1), num - np.argmax(has_row[:, ::-1], axis=1), 0)
+        lasted_s = np.nan_to_num(np.nanmedian(self.duration, axis=0)) / 1e3
+        lag_s = np.append(np.cumsum(lasted_s[::-1])[::-1], 0.0)[end_of_rank]
+        keep = slice(int(end_of_rank[lag_s <= max_lag_s].min()))
+        return replace(
+            self,
+            steps=self.steps[keep],
+            own={place: values[:, keep] for place, values in self.own.items()},
+            wait=self.wait[:, keep],
+            duration=self.duration[:, keep],
+        )
 
     def places(self, cause: str) -> tuple[str, ...]:
         """Phases and gaps that are work of a kind: `data`, or everything else."""

@@ -10,6 +10,8 @@ transfer. What another member was blocked beyond that, it waited for the late on
 
 Where no collectives were recorded, the rank that waits the shortest in a step stands for the transfer of that step:
 coarser, because several groups are taken together. Of long runs every k-th step is looked at.
+
+Where ranks ran on nodes of which nothing is here, the late one may be among them: nothing is split.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy as np
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
 from analyzers.account.time_classes import WAITED
+from analyzers.run.elsewhere import ranks_not_here
 from analyzers.source import Ints, Source, every_kth, ints
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
@@ -51,6 +54,8 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     basis = "collectives"
     if not late:
         late, basis = _by_steps(source, where), "steps"
+    parted = {of for of in {of for of, _ in late} if ranks_not_here(source, of)}
+    late = {place: ratio for place, ratio in late.items() if place[0] not in parted}
     return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis if late else "")
 
 

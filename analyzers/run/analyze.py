@@ -12,6 +12,7 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
+from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.unwatched import unwatched_times
 from analyzers.scope import Scope
@@ -50,7 +51,10 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
         silent = [rank for rank in range(world_size or 0) if rank not in recorded]
         # An attempt without any step died before the first one: its end is reported by `deaths`.
         if recorded and silent:
-            findings.append(_silent(attempt, silent, world_size))
+            if not_here := sorted(ranks_not_here(source, attempt)):
+                findings.append(_not_here(attempt, not_here, world_size))
+            if silent := sorted({*silent}.difference(not_here)):
+                findings.append(_silent(attempt, silent, world_size))
     findings += [
         _insufficient(f"{consequence}: {not_recorded(absent)}.", evidence=missing(absent))
         for table, (columns, consequence) in _READ_COLUMNS.items()
@@ -59,6 +63,15 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
     if missing_tables(source, "spans"):
         findings.append(_insufficient("Pipelines and activity within a phase are unknown: no spans were recorded."))
     return findings + unwatched_times(source, scope)
+
+
+def _not_here(attempt: int, ranks: list[int], world_size: int) -> Finding:
+    return _insufficient(
+        f"There are no records of {ranks_text(ranks)} in this folder ({len(ranks)} of {world_size} ranks in attempt "
+        f"{attempt}): analyze the folders of all nodes together, or the published address.",
+        ranks=tuple(ranks),
+        attempt=attempt,
+    )
 
 
 def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:

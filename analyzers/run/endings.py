@@ -11,13 +11,14 @@
    original one is judged.
 3. An error inside a collective after another rank's death is collateral, whatever its message.
 4. So is SIGABRT of a rank with calls on its device: NCCL's watchdog aborts when a peer is gone.
-5. A silent end is collateral if any other rank has a reason; so is one by SIGTERM, which another process sent.
+5. A silent end is collateral if any other rank has a reason, or the launcher stopped the rank; so is one by SIGTERM,
+   which another process sent.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,7 +27,7 @@ from analyzers.run.exceptions import Frame, Link, own_frame, read_traceback
 from analyzers.run.snapshot import AttemptView
 from probes.tape import event_kinds
 
-__all__ = ["Death", "DeathCause", "find_deaths"]
+__all__ = ["Death", "DeathCause", "find_deaths", "stopped_ranks"]
 
 LOST_PEER = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|closed by (the )?(peer|remote)|time(d[ -]?)?[ -]?out"
@@ -149,13 +150,19 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     # watch also sees the processes that the agent ended: a silent end counts only where no other rank has a reason.
     reasons = [death for death in deaths if death.cause != "vanished" and not _is_consequence(death, view)]
     all_vanished = sum(death.cause == "vanished" for death in deaths) == len(view.ranks)
-    return [replace(death, collateral=_is_collateral(death, reasons, view, all_vanished)) for death in deaths]
+    accounted = view.ranks.keys() if all_vanished else stopped_ranks(view, log)
+    return [replace(death, collateral=_is_collateral(death, reasons, view, accounted)) for death in deaths]
 
 
-def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, all_vanished: bool) -> bool:
-    """`reasons`: deaths with a cause of their own, in order of time."""
+def stopped_ranks(view: AttemptView, log: EventLog) -> set[int]:
+    """Ranks that a launcher is known to have ended because of others."""
+    return {event.integer("exit_rank") for event in log.of(event_kinds.RANK_STOPPED, attempt=view.attempt)}
+
+
+def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, accounted: Set[int]) -> bool:
+    """`reasons`: deaths with a cause of their own, in order of time; `accounted`: ranks whose silent end has one."""
     if death.cause == "vanished":
-        return bool(reasons) or all_vanished
+        return bool(reasons) or death.rank in accounted
     if death.signal == "SIGABRT" and _is_on_device(death, view):
         # The watchdog of NCCL aborts a process whose peer is gone; it is no fault of this rank or its device.
         return any(r.when_ns <= death.when_ns and r.signal != "SIGABRT" for r in reasons if r.rank != death.rank)

@@ -11,7 +11,7 @@ from typing import Any
 
 from analyzers.run.setting import number
 
-__all__ = ["StallPolicy", "stall_policy"]
+__all__ = ["NodeLossPolicy", "StallPolicy", "stall_policy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,16 @@ class UnwatchedPolicy:
     """Longest median period of readings that are a sign of life (seconds). Source: convention; five of ours, 1 s."""
     min_readings: int = 20
     """Readings of a host at least (count). Source: convention; fewer give no period."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLossPolicy:
+    """When the silence of a node and the last records of the ranks are of one loss."""
+
+    apart_s: float = 15.0
+    """Time between a node's silence and the last record of any rank (seconds). A standstill older by this is not of the
+    node's loss, and ranks that go on for this long have lost no node. Source: a digest a second, and the pauses of a
+    busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +67,14 @@ class StallPolicy:
     """In a span `evaluate` (seconds), which may leave no record inside. Source: convention."""
     replay_s: float = 120.0
     """In a span `replay` (seconds). Source: measured; checking every operation takes several times a step."""
+    profile_s: float = 120.0
+    """In a span `profile` (seconds). Source: measured, 10 us an event on a crowded machine when torch.profiler stops;
+    a capture of 30 s may hold millions."""
     unwatched_s: float = 60.0
     """Silence (seconds) after which a run without a `watch` counts as dead. Source: convention; with a `watch`, the
     processes themselves are checked."""
+    watch_late_s: float = 15.0
+    """Seconds that a `watch` may be behind the ranks before the state says so. Source: twice its longest pause."""
 
     def of_phase(self, phase: str) -> float:
         """Limit of a span's kind (seconds); 0 where it has none."""
@@ -69,6 +84,7 @@ class StallPolicy:
             "evaluate": self.evaluate_s,
             "eval": self.evaluate_s,
             "replay": self.replay_s,
+            "profile": self.profile_s,
         }.get(phase, 0.0)
 
 

@@ -9,7 +9,7 @@ found.last_seq[("dp[0,1]", 3)]          # number of the last collective that ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,16 @@ from analyzers.run.device_calls import device_groups, queued_calls
 from analyzers.source import Source
 from analyzers.wording import group_text
 
-__all__ = ["MAX_NAME", "Call", "CallSite", "CallsInFlight", "RecordedCalls", "call_order", "recorded_calls"]
+__all__ = [
+    "MAX_NAME",
+    "Call",
+    "CallSite",
+    "CallsInFlight",
+    "RecordedCalls",
+    "call_order",
+    "differing_calls",
+    "recorded_calls",
+]
 
 CallSite = tuple[str, str, str]
 """Operation, caller and shape of a collective: the parameters of a model may all be reduced by one line."""
@@ -204,6 +213,33 @@ def _beyond(
         """,
         [*place, *([] if direction is None else [direction, partner])],
     )
+
+
+def differing_calls(
+    source: Source, attempt: int, since_step: int, cut_ns: int, numbers: Collection[tuple[str, int]]
+) -> dict[tuple[str, int], tuple[Call, ...]]:
+    """Calls of all ranks, ended or not, by (group, number), for those of `numbers` in which the ranks' calls differ."""
+    if not numbers:
+        return {}
+    rows = source.rows(
+        f"""
+        WITH wanted AS (
+            SELECT *, coalesce(process_group, '') AS of_group FROM collectives
+            WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND op NOT IN ('send', 'recv')
+              AND (coalesce(process_group, ''), seq) IN ({", ".join(["(?, ?)"] * len(numbers))})
+        ), odd AS (
+            SELECT of_group, seq FROM wanted GROUP BY ALL HAVING count(DISTINCT row(op, dtype, bytes, shape)) > 1
+        )
+        SELECT rank, of_group, row(seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step)
+        FROM wanted SEMI JOIN odd USING (of_group, seq) ORDER BY rank
+        """,
+        [attempt, since_step, cut_ns, *(part for number in numbers for part in number)],
+    )
+    found: dict[tuple[str, int], list[Call]] = {}
+    for rank, group, fields in rows:
+        call = _call(rank, group, fields)
+        found.setdefault((call.group, call.seq), []).append(call)
+    return {number: tuple(calls) for number, calls in found.items()}
 
 
 def call_order(

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from analyzers.run.elsewhere import ranks_elsewhere
 from analyzers.run.event_log import EventLog
-from analyzers.run.recorded_calls import Call, CallSite, call_order, recorded_calls
+from analyzers.run.recorded_calls import Call, CallSite, call_order, differing_calls, recorded_calls
 from analyzers.run.step_ends import NEVER_NS, ends_of_steps
 from analyzers.source import Source
 from probes.tape import event_kinds
@@ -36,7 +37,10 @@ SNAPSHOT_EVENTS = (
     event_kinds.RANK_STOPPED,
     event_kinds.EXCLUDED,
     event_kinds.LAUNCHER_LOST,
+    event_kinds.NODE_SILENT,
+    event_kinds.NODE_HEARD,
     event_kinds.PREEMPTED,
+    event_kinds.RUN_STARTED,
     event_kinds.WATCH_STARTED,
     event_kinds.WATCH_STOPPED,
 )
@@ -44,6 +48,8 @@ RECENT_STEPS = 50
 """Steps whose durations define a usual step."""
 ORDER_STEPS = 5
 """Steps before the newest ones from which the order of a group's collectives is read."""
+MAX_NUMBERS = 256
+"""Collectives in flight whose calls are compared over all ranks, ended ones too."""
 SKEW_NS = 60 * 10**9
 """Records this long after the first end mean that the clocks of two nodes disagree: then nothing is cut off."""
 
@@ -98,11 +104,15 @@ class AttemptView:
     """The same of p2p calls, by (rank, send or recv, peer)."""
     next_calls: Mapping[tuple[str, CallSite], frozenset[CallSite]] = field(default_factory=dict)
     """(group, call) -> the collectives that followed it in this group in the newest steps."""
+    differing: Mapping[tuple[str, int], tuple[Call, ...]] = field(default_factory=dict)
+    """(group, number) of collectives in flight -> what every rank called there, ended or not, where that differs."""
     newest_calls: Mapping[str, CallSite] = field(default_factory=dict)
     """The newest collective of a group that its first member has finished."""
     median_step_ns: int = 0
     longest_step_ns: int = 0
     world_size: int = 0
+    elsewhere: frozenset[int] = frozenset()
+    """Ranks of other nodes of which there are no records here: what they do is unknown."""
     stood_still_ns: int | None = None
     """When `watch` reported the standstill in which the attempt ended: nothing was begun after it."""
 
@@ -142,8 +152,12 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     for rank, found in calls.in_flight.items():
         in_order = tuple(sorted(found.calls, key=lambda call: call.issue_ns))
         views[rank] = replace(views[rank], calls=in_order, unwaited=tuple(found.unwaited), num_in_flight=found.number)
+    in_flight = {(c.group, c.seq) for view in views.values() for c in (*view.calls, *view.unwaited) if not c.is_p2p}
+    numbers = sorted(in_flight)[:MAX_NUMBERS]
     next_calls, newest_calls = call_order(source, attempt, since_step - ORDER_STEPS, cut_ns)
     _process_states(log, attempt, views, cut_ns, closed_until_ns=stood_still_ns or NEVER_NS)
+    world_size = max([len(views), *(size for _, size in identities.values())])
+    last_ns = max((view.last_ns for view in views.values()), default=0)
     return AttemptView(
         attempt=attempt,
         ranks=views,
@@ -153,10 +167,12 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         queued=calls.queued,
         queued_p2p=calls.queued_p2p,
         next_calls=next_calls,
+        differing=differing_calls(source, attempt, since_step, cut_ns, numbers),
         newest_calls=newest_calls,
         median_step_ns=median_ns,
         longest_step_ns=longest_ns,
-        world_size=max([len(views), *(size for _, size in identities.values())]),
+        world_size=world_size,
+        elsewhere=ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns) - views.keys(),
         stood_still_ns=stood_still_ns,
     )
 

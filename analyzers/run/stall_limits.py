@@ -15,6 +15,7 @@ from collections import Counter
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import AttemptView, first_end_ns
+from analyzers.run.step_ends import NEVER_NS
 from probes.tape import event_kinds
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "is_left_alone",
     "killed_by_watch",
     "limit_s",
+    "next_launch_ns",
     "stalled_before_death",
     "stalled_s",
     "watched_ns",
@@ -102,11 +104,24 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
     excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
     if excluded_ns is not None:  # the launcher ends the attempt with it; what a node records later says nothing of it
         return max(excluded_ns, view.last_ns)
+    next_ns = next_launch_ns(view, log)
     given_up_ns = min(
-        (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= view.last_ns), default=None
+        (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if view.last_ns <= event.wall_ns < next_ns),
+        default=None,
     )
     left_ns = watches_left_ns(view, log)
     return given_up_ns if given_up_ns is None or left_ns is None else min(given_up_ns, left_ns)
+
+
+def next_launch_ns(view: AttemptView, log: EventLog) -> int:
+    """Time at which the run was launched anew after an attempt; what a later launch records is no end of this one.
+
+    A node that joins launches nothing: only the first node's launches count.
+    """
+    started = (event for event in log.of(event_kinds.RUN_STARTED) if event.integer("node_rank", 0) == 0)
+    launches = [event.wall_ns for event in started]
+    later = [launched_ns for launched_ns in launches[1:] if launched_ns > view.last_ns]
+    return min(later, default=NEVER_NS)
 
 
 def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:

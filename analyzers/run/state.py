@@ -25,23 +25,25 @@ __all__ = ["LIVE_WORDS", "RunState", "run_state"]
 LIVE_WORDS = ("starting", "training", "stalled", "recovering")
 _EVENTS = (
     *SNAPSHOT_EVENTS,
-    event_kinds.RUN_STARTED,
     event_kinds.ROLLBACK,
     event_kinds.PREEMPTED,
     event_kinds.RUN_STOPPED,
 )
+NO_WATCH = "no watch process; read from its tapes"
 _ENDS = {"given_up": "given up", "launcher_lost": "died"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """`last_ns`: the newest record of any process, epoch nanoseconds by the writer's clock; None without records."""
+    """`last_ns`: the newest record of any process, epoch nanoseconds by the writer's clock; None without records.
+    `as_of_ns`: the moment as of which it is judged (epoch nanoseconds)."""
 
     word: str
     reason: str = ""
     attempt: int | None = None
     step: int | None = None
     last_ns: int | None = None
+    as_of_ns: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -49,18 +51,24 @@ class RunState:
         return self.word in LIVE_WORDS
 
 
-def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: bool) -> RunState:
-    """The state at `now_ns` (epoch nanoseconds). `is_watched`: a `watch` process lives beside the run."""
+def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: bool, is_copy: bool = False) -> RunState:
+    """The state at `now_ns` (epoch nanoseconds).
+
+    `is_watched`: a `watch` process lives beside the run, or a mirror beside its copy; `is_copy`: this is a copy of what
+    the run's nodes publish.
+    """
     log = EventLog.load(source, _EVENTS)
     lives = attempts(source)
     last_event_ns = _last_event_ns(source)
     if not lives:
         word = "starting" if is_watched else "empty"
-        return RunState(word=word, reason="no rank has written a record yet", last_ns=last_event_ns)
+        return RunState(word=word, reason="no rank has written a record yet", last_ns=last_event_ns, as_of_ns=now_ns)
     view = take_snapshot(source, lives[-1], log)
     last_ns = max(view.last_ns, last_event_ns or 0)
     word, reason = _word(view, log, policy, now_ns=now_ns, is_watched=is_watched, last_ns=last_ns)
-    return RunState(word=word, reason=reason, attempt=lives[-1], step=view.step, last_ns=last_ns)
+    if is_copy and reason == NO_WATCH:
+        reason = "a copy of its published records, no longer updated"
+    return RunState(word=word, reason=reason, attempt=lives[-1], step=view.step, last_ns=last_ns, as_of_ns=now_ns)
 
 
 def _word(
@@ -76,7 +84,7 @@ def _word(
     if not is_watched:
         if silent_s > max(policy.unwatched_s, limit_s(view, policy)):
             return "died", lost or f"its records end at step {view.step} without a reason"
-        return "training", again or "no watch process; read from its tapes"
+        return "training", again or NO_WATCH
     if lost:
         return "recovering", lost
     if view.attempt > 0 and not _has_finished_step(view):

@@ -38,8 +38,10 @@ def ends_of_steps(
        finished a step in them; only the number of finished steps is then that of these minutes.
     3. Else one rank, or its clock, is far behind the others: the attempt is read whole.
     """
-    ((newest_ns, num_rows),) = source.rows(
-        "SELECT max(start_ns), count(*) FROM steps WHERE attempt = ? AND start_ns <= ?", [attempt, cut_ns]
+    until = "FROM steps WHERE attempt = ? AND start_ns <= ?"
+    ((newest_ns, num_rows),) = source.rows(  # the first of an order skips blocks by their largest value, max does not
+        f"SELECT (SELECT start_ns {until} ORDER BY start_ns DESC LIMIT 1), (SELECT count(*) {until})",
+        [attempt, cut_ns, attempt, cut_ns],
     )
     if num_rows > MANY_ROWS:
         rows = source.rows(_SQL, [cut_ns, attempt, cut_ns, newest_ns - RECENT_NS])

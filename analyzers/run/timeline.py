@@ -23,7 +23,6 @@ SILENT_S = 1.0
 """Shortest time between the last record and a death that is shown as silence."""
 _EVENTS = (
     *SNAPSHOT_EVENTS,
-    event_kinds.RUN_STARTED,
     event_kinds.ROLLBACK,
     event_kinds.CHECKPOINT,
     event_kinds.FAULT_INJECTED,

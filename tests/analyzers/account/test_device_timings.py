@@ -18,6 +18,7 @@ STEP_MS = 100
 def run_of(
     calls: list[tuple[str, dict[int, tuple[float, float]]]],
     *,
+    op: str = "all_reduce",
     steps: int = 3,
     wait_ns: int | None = None,
     loading_ms: dict[int, float] | None = None,
@@ -36,7 +37,7 @@ def run_of(
         for number, (group, times) in enumerate(calls):
             rows += [
                 {
-                    "attempt": 0, "rank": rank, "step": step, "seq": step * len(calls) + number, "op": "all_reduce",
+                    "attempt": 0, "rank": rank, "step": step, "seq": step * len(calls) + number, "op": op,
                     "process_group": group, "issue_ns": begin + int(start * MS), "end_ns": begin + int(end * MS),
                     "wait_ns": wait_ns,
                 }
@@ -68,6 +69,28 @@ def test_a_queued_kernel_does_not_count() -> None:
 def test_calls_that_are_awaited_at_once_cost_all_of_their_time() -> None:
     calls = [("tp:0-1", {0: (10, 25), 1: (20, 25)}), ("tp:0-1", {0: (40, 60), 1: (50, 60)})]
     assert waits(run_of(calls)) == {0: 35, 1: 15}
+
+
+def test_a_steps_first_gather_is_awaited() -> None:
+    """Nothing can be computed before it; what is gathered later is gathered while its rank computes."""
+    calls = [
+        ("dp_shard:0-1", {0: (10, 25), 1: (20, 25)}),
+        ("dp_shard:0-1", {0: (40, 50), 1: (45, 50)}),
+        ("dp_shard:0-1", {0: (60, 82), 1: (80, 82)}),
+    ]
+    assert waits(run_of(calls, op="all_gather")) == {0: 15 + 20, 1: 5}
+    assert waits(run_of(calls, op="all_reduce")) == {0: 20, 1: 0}
+
+
+def test_who_sends_waits_for_the_last_message_of_a_step() -> None:
+    """A pipeline waits for its sends when nothing is left to compute; a rank that waited so seemed to work."""
+    store = run_of([("pp:0-1", {0: (10, 20)}), ("pp:0-1", {0: (50, 80)})], op="send")
+    assert waits(store) == {0: 30}
+    before_a_recv = run_of([("pp:0-1", {0: (10, 20)})], op="send")
+    recv = {"process_group": "pp:0-1", "op": "recv", "issue_ns": STEP_MS * MS + 30 * MS, "wait_ns": None}
+    place = {"attempt": 0, "rank": 0, "step": 1, "seq": 7, "end_ns": STEP_MS * MS + 31 * MS}
+    before_a_recv.add("collectives", [recv | place])
+    assert device_rows(before_a_recv, 0)["wait"].tolist() == [1, 10, 10]
 
 
 def test_waiting_in_two_groups_at_once_counts_once() -> None:

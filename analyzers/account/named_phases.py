@@ -1,0 +1,71 @@
+"""Phases under names of the loop's own (`rankscope.phase("reward")`, and what TRL's trainers name), beside training.
+
+    for phase in named_phases(source):          # the longest first; none without a name of the loop's own
+        phase.name, phase.own_ms, phase.share_ratio
+
+Time is a rank's own, without waits in collectives, mean over ranks and steps. `training` is forward, backward and
+optimizer. A phase inside another one counts in both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from analyzers.account.time_classes import COMPUTE_PHASES, total
+from analyzers.source import Source, every_kth, missing_tables
+from probes.step_clock import PHASE_COLUMNS
+
+__all__ = ["KNOWN_KINDS", "NamedPhase", "named_phases", "phase_name"]
+
+KNOWN_KINDS = (*PHASE_COLUMNS, "send", "recv", "compile", "fingerprint", "rollback")
+"""Kinds of spans that Rankscope records by itself."""
+MAX_PHASES = 12
+MAX_NAME = 40
+MAX_ROWS = 20_000_000
+"""Spans that are read; of more, those of every k-th step."""
+MAX_STEPS = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedPhase:
+    """Mean over the finished steps of all ranks."""
+
+    name: str
+    own_ms: float
+    """A step, without waits."""
+    share_ratio: float
+    """Of the time of the steps."""
+
+
+def phase_name(kind: str) -> str:
+    """The name as it may stand in a sentence: text of the run, without what a page or a terminal would obey."""
+    return re.sub(r"[^\w .:/+-]", "_", kind)[:MAX_NAME]
+
+
+def named_phases(source: Source) -> list[NamedPhase]:
+    """The longest first, training among them."""
+    if missing_tables(source, "steps", "spans"):
+        return []
+    known = ", ".join(f"'{kind}'" for kind in KNOWN_KINDS)
+    scope = f"step % {every_kth(source, 'spans', MAX_ROWS, MAX_STEPS)} = 0"
+    rows = source.rows(
+        f"SELECT kind, sum(greatest(end_ns - start_ns - coalesce(wait_ns, 0), 0))::DOUBLE FROM spans "
+        f"WHERE end_ns IS NOT NULL AND {scope} AND kind NOT IN ({known}) GROUP BY kind "
+        f"ORDER BY 2 DESC, kind LIMIT {MAX_PHASES}"
+    )
+    ((num_steps, duration_ns, training_ns),) = source.rows(
+        f"SELECT count(*), sum(duration_ns)::DOUBLE, sum({total(COMPUTE_PHASES)})::DOUBLE FROM steps "
+        f"WHERE duration_ns IS NOT NULL AND {scope}"
+    )
+    if not rows or not duration_ns:
+        return []
+    times_ns = {str(kind): float(own_ns) for kind, own_ns in rows}
+    if training_ns:
+        times_ns.setdefault("training", float(training_ns))
+    return [
+        NamedPhase(
+            name=phase_name(name), own_ms=times_ns[name] / num_steps / 1e6, share_ratio=times_ns[name] / duration_ns
+        )
+        for name in sorted(times_ns, key=lambda name: -times_ns[name])
+    ]

@@ -1,0 +1,19 @@
+"""The state of a run in one word, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzers.run.policy import StallPolicy
+from analyzers.run.state import run_state
+from tests.analyzers.standstill import World
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_a_run_that_nothing_updates_says_where_its_records_are_from(is_copy: bool) -> None:
+    world = World()
+    state = run_state(world.store, StallPolicy(), now_ns=world.after(1), is_watched=False, is_copy=is_copy)
+    reason = (
+        "a copy of its published records, no longer updated" if is_copy else "no watch process; read from its tapes"
+    )
+    assert (state.word, state.reason) == ("training", reason)
