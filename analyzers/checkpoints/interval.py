@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analyzers.checkpoints.policy import FailurePolicy
+from analyzers.deaths.failed_attempts import failed_attempts
 from analyzers.source import Source
 
 __all__ = ["Suggestion", "daly_interval_s", "suggest", "young_interval_s"]
@@ -36,7 +37,7 @@ class Suggestion:
     mtbf_s: float
     num_saves: int
     num_failures: int
-    """Of the run itself; 0: the rate is assumed."""
+    """Attempts of the run itself that failed; 0: the rate is assumed."""
 
 
 def young_interval_s(*, cost_s: float, mtbf_s: float) -> float:
@@ -58,8 +59,8 @@ def daly_interval_s(*, cost_s: float, mtbf_s: float) -> float:
 def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy = FailurePolicy()) -> Suggestion | None:
     """The interval for a run as it was recorded; None if it has saved nothing or taken no step.
 
-    Every attempt but the first began with a failure. Between two saves lies at least the time that one takes in the
-    background.
+    Attempts that were stopped on purpose are no failures. Between two saves lies at least the time that one takes in
+    the background.
     """
     if not source.has("checkpoints") or not source.has("steps"):
         return None
@@ -69,16 +70,16 @@ def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy =
         WHERE tier = 'disk' AND state = 'verified' AND stall_ns > 0
         """
     )
-    ((step_s, wall_s, num_attempts),) = source.rows(
+    ((step_s, wall_s),) = source.rows(
         """
-        SELECT median(step_s), sum(seconds), count(*) FROM (
+        SELECT median(step_s), sum(seconds) FROM (
             SELECT median(duration_ns) / 1e9 AS step_s, (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
             FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt)
         """
     )
     if not num_saves or not step_s or not wall_s:
         return None
-    failures = num_attempts - 1
+    failures = len(failed_attempts(source, manifest))
     ranks = manifest.get("world_size")
     devices = ranks if isinstance(ranks, int) and ranks > 0 else 1
     mtbf_s = wall_s / failures if failures else policy.device_mtbf_s / devices

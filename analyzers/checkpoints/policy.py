@@ -27,8 +27,15 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """Failure rate of a run that has had no failure."""
+    """Failure rate of a run that has had no failure, and from how many on its own rate counts."""
 
     device_mtbf_s: float = 50_700 * 3600.0
     """Mean time between failures of one device (seconds). Source: Llama 3 405B, 419 unexpected interruptions in 54
     days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours a GPU."""
+    min_failures: int = 3
+    """Failures (count) from which a run's own rate is known well enough to advise by. Source: convention; one failure
+    in the first minutes of a run says little about its next days."""
+
+    def knows_rate(self, num_failures: int) -> bool:
+        """Return True unless the rate is that of a failure or two; without any it is the assumed one."""
+        return not 0 < num_failures < self.min_failures

@@ -6,37 +6,40 @@
    connections were lost, or that to the rendezvous store. An error that may be a rank's own is taken as the root first.
 4. Records that stop on all ranks at nearly the same time, without an error, are a run that was killed whole, or one
    whose disk took no more records: no rank is named.
-5. Where a launcher was lost, its ranks ended with it: nothing of theirs is a cause (`launcher_loss`).
+5. Where a launcher was lost, its ranks ended with it: nothing of theirs is a cause (`launcher_loss`). The same holds
+   for a node that stopped as a whole (`node_loss`).
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
 """
 
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.deaths.exclusions import exclusions
+from analyzers.deaths.exhausted_memory import with_snapshot
 from analyzers.deaths.launcher_loss import launcher_lost
+from analyzers.deaths.node_loss import node_lost
 from analyzers.deaths.policy import DeathPolicy
-from analyzers.deaths.rank_lost import rank_lost
+from analyzers.deaths.rank_lost import ON_PURPOSE, rank_lost
 from analyzers.deaths.resume_mismatch import resume_mismatches
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import find_culprits
-from analyzers.run.endings import Death, find_deaths
+from analyzers.run.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.event_log import EventLog
 from analyzers.run.exceptions import frame_texts
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.restarts import restart_sentence
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
-from analyzers.run.stall_limits import ended_cleanly, killed_by_watch, stalled_before_death
+from analyzers.run.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.wording import ranks_text, sentence
+from analyzers.wording import counted, ranks_text, sentence
 from probes.tape import event_kinds
+from probes.tape.signal_names import signal_name
 
 __all__ = ["ANALYSES", "deaths_of_attempt", "lost_ranks"]
 
@@ -76,6 +79,9 @@ def deaths_of_attempt(
         return [found]
     if not view.ranks or (is_last and ended_cleanly(view, log, policy)):
         return []
+    is_live = now_ns is not None
+    if (deaths or not is_live) and (found := node_lost(view, log, deaths, again, is_live=is_live)) is not None:
+        return [found]
     roots = [death for death in deaths if not death.collateral]
     if stalled_before_death(view, log, policy) and not _sudden(roots, log, view):
         return []
@@ -116,9 +122,8 @@ def _without_a_root(
         return []
     if all(rank.closed for rank in view.ranks.values()):
         return []
-    accounted = {death.rank for death in deaths if death.cause != "vanished"}
-    accounted |= {event.integer("exit_rank") for event in log.of(event_kinds.RANK_STOPPED, attempt=view.attempt)}
-    silent = sorted(set(view.ranks) - accounted)
+    stopped = stopped_ranks(view, log)
+    silent = sorted(set(view.ranks) - stopped - {death.rank for death in deaths if death.cause != "vanished"})
     if deaths and silent and len(silent) < len(view.ranks):
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
         return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), again)]
@@ -133,34 +138,44 @@ def _without_a_root(
     step = view.step
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
     interrupted = _interruption(view, log)
+    if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
+        return []  # a launcher ended them to start anew: what was the cause is recorded where it happened
+    seen = _all_seen(view)
     within = f"within {_spread_s(view):.1f} s of each other"
     if interrupted:
-        summary = f"The job was ended from outside {_where(step)}: {interrupted}, and all ranks stopped {within}."
+        summary = f"The job was ended from outside {_where(step)}: {interrupted}, and {seen} stopped {within}."
     elif terminated:
-        summary = (
-            f"All {len(all_ranks)} ranks were terminated from outside {_where(step)}: they stopped {within} without an "
-            "error."
-        )
+        summary = f"A{seen[1:]} were terminated from outside {_where(step)}: they stopped {within} without an error."
     else:  # a disk that takes no records of what it did to the run looks the same as `kill -9` on all of it
         summary = (
-            f"Records incomplete: all {len(all_ranks)} ranks stopped {_where(step)} {within}, and nothing recorded "
-            "how. They were killed from outside, or the disk took no records."
+            f"Records incomplete: {seen} stopped {_where(step)} {within}, and nothing recorded how. They were killed "
+            "from outside, or the disk took no records."
         )
     evidence = {
         "records_end_within_s": round(_spread_s(view), 3),
         "open_steps": sum(rank.step_is_open for rank in view.ranks.values()),
         "calls_in_flight": sum(rank.num_in_flight for rank in view.ranks.values()),
     }
-    named = all_ranks if terminated or interrupted else ()
-    return [rank_lost(view, "killed_all", summary, evidence, step=step, again=again, ranks=named)]
+    is_asked = bool(terminated or interrupted)
+    cause = ON_PURPOSE if is_asked else "killed_all"
+    named = all_ranks if is_asked else ()
+    return [rank_lost(view, cause, summary, evidence, step=step, again=again, ranks=named)]
+
+
+def _all_seen(view: AttemptView) -> str:
+    """All ranks of the world; of a part of it, which nodes with disks of their own see, only those."""
+    if len(view.ranks) == view.world_size:
+        return f"all {len(view.ranks)} ranks"
+    return f"all {len(view.ranks)} of {view.world_size} ranks that are recorded here"
 
 
 def _interruption(view: AttemptView, log: EventLog) -> str:
     """Name the signal that interrupted a launcher, as far as it recorded one; "" where none did."""
-    for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt):
+    next_ns = next_launch_ns(view, log)
+    for event in (event for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt) if event.wall_ns < next_ns):
         number = event.integer("exit_code") - _SIGNALLED
         if event.text("reason") in ("interrupted", "preempted"):
-            name = signal.Signals(number).name if number in {*signal.Signals} else ""
+            name = signal_name(-number)
             return f"its launcher got {name}" if name else "its launcher was interrupted"
     return ""
 
@@ -176,9 +191,11 @@ def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequenc
     cause = "store_lost" if is_store else "connection_lost"
     what = "the rendezvous store was lost" if is_store else "the ranks lost their connections to each other"
     who = f", and {ranks_text(ended)} ended by SIGTERM" if ended else ""
+    unseen = view.world_size - len(view.ranks)
+    missing = f"Of {counted(unseen, 'other rank')} there is no record here" if unseen else "No rank is missing"
     summary = sentence(
-        f"{what} {_where(view.step)}: {len(victims)} of {len(view.ranks)} ranks report a lost connection, rank "
-        f"{victims[0].rank} first. No rank is missing{who}"
+        f"{what} {_where(view.step)}: {len(victims)} of {view.world_size} ranks report a lost connection, rank "
+        f"{victims[0].rank} first. {missing}{who}"
     )
     evidence = {
         "error_type": victims[0].error_type or None,
@@ -209,7 +226,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     own = view.ranks.get(first.rank)
     step = own.step if own else None
     calls = own.calls if own else ()
-    where = f" {own.doing}" if own and not calls else f" in {calls[0].text}" if calls else ""
+    where = f" in {calls[0].text}" if calls else f" {own.doing}" if own and (own.phases or step is not None) else ""
     at = f" ({first.frame.text})" if first.frame is not None else ""
     what = {
         "signal": f"died of {first.signal}",
@@ -237,8 +254,23 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
 def _completed(source: Source, finding: Finding) -> Finding:
     """The finding with evidence from the store: memory, or the host of the rendezvous store."""
     if finding.cause == "out_of_memory":
-        return _with_memory(source, finding)
+        return with_snapshot(source, _with_memory(source, finding))
+    if finding.cause == "node_failed":
+        return _with_node_name(source, finding)
     return _with_host(source, finding) if finding.cause == "store_lost" else finding
+
+
+def _with_node_name(source: Source, finding: Finding) -> Finding:
+    """Host that was the lost node in that attempt: the next one may be another machine."""
+    node = finding.evidence["node_rank"]
+    found = source.rows(
+        "SELECT arg_max(host, wall_ns) FROM ranks WHERE attempt = ? AND node_rank = ?", [finding.attempt, node]
+    )
+    if not found or found[0][0] is None:
+        return finding
+    host = str(found[0][0])
+    summary = finding.summary.replace(f"Node {node} was lost", f"Node {node} ({host}) was lost", 1)
+    return replace(finding, summary=summary, evidence={**finding.evidence, "host": host})
 
 
 def _with_host(source: Source, finding: Finding) -> Finding:

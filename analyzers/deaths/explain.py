@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.finding import Finding
+from analyzers.memory.snapshot_text import is_fragmented, why_text
 from analyzers.wording import counted, is_number, listed, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
@@ -23,6 +25,10 @@ def _why_lost(finding: Finding) -> str:
         return sentence(
             f"process {of.get('launcher_pid')} was gone: killed, crashed, or ended by a disk that took no record"
         )
+    if finding.cause == "node_failed":
+        return sentence(f"no digest of node {of.get('node_rank')} came for {of.get('silent_s')} s and none after that")
+    if finding.cause == "out_of_memory" and (used := why_text(finding)):
+        return sentence(used)
     what = error or str(of.get("signal") or "") or code or "no error was recorded"
     what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")
     at = f" ({of['raised_at']})" if of.get("raised_at") else ""
@@ -30,14 +36,24 @@ def _why_lost(finding: Finding) -> str:
     return sentence(what + at + (f", and {victims} ended because of it" if victims else ""))
 
 
+def _next_out_of_memory(finding: Finding, rank: str) -> str:
+    if is_fragmented(finding.evidence):
+        return "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had the bytes, in parts too small."
+    if site := finding.evidence.get("largest_site"):
+        return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
+    return f"Compare the memory of {rank} over the steps and with that of its peers."
+
+
 def _next_lost(finding: Finding) -> str:
     rank, raised_at = ranks_text(finding.ranks), finding.evidence.get("raised_at")
     return {
         "exception": f"Check {raised_at}." if raised_at else f"Read the traceback in the log of {rank}.",
-        "out_of_memory": f"Compare the memory of {rank} over the steps and with that of its peers.",
+        "out_of_memory": _next_out_of_memory(finding, rank),
         "exit": f"Read the end of the log of {rank}: it exited by itself.",
         "killed_all": "Check the scheduler's record of the job, and who or what stopped it.",
+        ON_PURPOSE: "Resume the run. If it was not meant to stop, check the scheduler's record of the job.",
         "connection_lost": "Check the network between the hosts at that time, and the end of every rank's log.",
+        "node_failed": "Check the power, kernel log and network of that node, and start again without it.",
         "launcher_lost": "Check `dmesg -T` of the launcher's host for the out-of-memory killer, then resume the run.",
         "store_lost": "Check the host of the rendezvous store, and the launcher or process that held it.",
     }.get(finding.cause) or {

@@ -41,7 +41,7 @@ def launcher_lost(
     step = view.step
     when = "before its first step" if step is None else f"in step {step}"
     where = (
-        "the launcher" if nodes == [0] and len(view.ranks) == len(ranks) else f"the launcher of node {listed(nodes)}"
+        "the launcher" if nodes == [0] and view.world_size == len(ranks) else f"the launcher of node {listed(nodes)}"
     )
     left = f" Its ranks saved a checkpoint at step {saved} and ended." if saved >= 0 else ""
     left = left or (f" {sentence(f'{ranks_text(ranks)} ended with it')}" if ranks else "")

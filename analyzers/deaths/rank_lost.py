@@ -8,7 +8,10 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.run.snapshot import AttemptView
 
-__all__ = ["rank_lost"]
+__all__ = ["ON_PURPOSE", "rank_lost"]
+
+ON_PURPOSE = "ended_from_outside"
+"""Cause of ranks that a signal to the job ended: a user or a scheduler asked for it, and nothing failed."""
 
 
 def rank_lost(

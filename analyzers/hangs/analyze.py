@@ -9,12 +9,13 @@ first death (a kill by `watch`, a timeout of the others, the end of the launcher
    counts where the records end without a reason; so does a stopped process.
 4. `device_evidence` joins what the culprits' devices and hosts recorded, and names the link that a call stands on.
 5. `stacks` groups the stacks of all ranks, those that differ from their peers first.
-6. Dead ranks are `deaths`; a hang is processes that live and stand still.
+6. Dead ranks are `deaths`; a hang is processes that live and stand still. While the run lives a death is left to the
+   launchers. Not so where a node was lost: ranks that still wait for it hang, whoever else has died of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,9 @@ from analyzers.hangs.silent_node import silent_nodes
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
 from analyzers.hangs.summary import hang_summary
 from analyzers.hangs.waiting_calls import evidence_of, waiting_calls
-from analyzers.run.endings import find_deaths
+from analyzers.run.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.event_log import EventLog
+from analyzers.run.lost_nodes import lost_node
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.restarts import restart_sentence
@@ -97,16 +99,21 @@ def hang_of_attempt(
         sudden = []  # all were killed in the standstill
     found = find_culprits(view)
     aborted = any(death.signal == "SIGABRT" for death in deaths) and found.is_mismatch
-    if sudden and not by_watch and not aborted:
+    still_wait = _wait_for_lost_node(view, log, deaths) if now_ns is not None and not by_watch else frozenset()
+    if still_wait:
+        found = replace(found, waiting=tuple(rank for rank in found.waiting if rank in still_wait))
+    if sudden and not by_watch and not aborted and not still_wait:
         return None
-    if deaths and now_ns is not None and not by_watch and not aborted and view.stood_still_ns is None:
+    is_left_to_launchers = now_ns is not None and not by_watch and not aborted and view.stood_still_ns is None
+    if deaths and is_left_to_launchers and not still_wait:
         return None
     left_ns = watches_left_ns(view, log)
     if now_ns is not None and left_ns is not None:
         now_ns = min(now_ns, left_ns)
     seen_ns = watched_ns(view, log)
     # A launcher that was just killed has left no end yet, but `watch` had reported the standstill.
-    until_ns = death_ns(view, log) or now_ns or seen_ns or view.stood_still_ns
+    ended_ns = None if still_wait else death_ns(view, log)
+    until_ns = ended_ns or now_ns or seen_ns or view.stood_still_ns
     if until_ns is None and not (found.is_proof or found.cause == "finished"):
         return None  # the length of the silence is unknown: a run that was killed looks the same
     reference_ns = until_ns or view.last_ns
@@ -119,6 +126,15 @@ def hang_of_attempt(
     groups = stacks.of(view, found.culprits) if stacks else []
     evidence = {**finding.evidence, "limit_s": round(limit_s(view, policy), 1)}
     return replace(finding, evidence=evidence | ({"stack_groups": groups} if groups else {}))
+
+
+def _wait_for_lost_node(view: AttemptView, log: EventLog, deaths: Sequence[Death]) -> frozenset[int]:
+    """Ranks that are still in calls although a node was lost, of which others have died."""
+    lost = lost_node(view, log, deaths) if deaths else None
+    if lost is None:
+        return frozenset()
+    gone = {*lost.integers("ranks"), *(death.rank for death in deaths), *stopped_ranks(view, log)}
+    return frozenset(r for r, state in view.ranks.items() if state.calls and not state.closed and r not in gone)
 
 
 def _finding(
@@ -144,6 +160,8 @@ def _finding(
         }
     if calls := evidence_of(waiting_calls(view, found)):
         evidence["waiting_calls"] = calls
+    if found.unseen:
+        evidence["unseen_ranks"] = list(found.unseen)
     if found.cycle:
         evidence["cycle"] = list(found.cycle)
     if found.differs:

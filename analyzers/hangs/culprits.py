@@ -11,11 +11,13 @@
    A call on a device that all other members have left is that device's fault, too.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
+   A rank of another node of which nothing is recorded here may be anywhere: it is named only as what is waited for.
 5. A rank that is awaited and in no call is a culprit: it never came. Its open span tells what it does instead, or
    `watch` saw that its interpreter is locked. In a later step than the one it is awaited in, it has skipped the call.
    If its host has enqueued the call and its device has not started it, the device is stuck.
    If all awaited ranks are in calls that all members entered, those calls do not end: because a send and its receive
-   do not fit (`unequal_message`), or because the network or the backend is stuck.
+   do not fit (`unequal_message`), because a rank called something else under that number, or a later one, and may have
+   left it since (`mismatched_with_ended`), or because the network or the backend is stuck.
 6. Without such a rank the edges hold a cycle, or all ranks entered and none left. In a cycle, a rank that is awaited in
    a step that it has left behind, or in a gradient's call while it is in the optimizer's, has skipped a call; where a
    message is awaited, that one is missing; else groups are entered in opposite order.
@@ -24,9 +26,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from analyzers.hangs.mismatches import Mismatch, mismatched_collective, skipped_call, unequal_message
+from analyzers.hangs.mismatches import (
+    Mismatch,
+    mismatched_collective,
+    mismatched_with_ended,
+    skipped_call,
+    unequal_message,
+)
 from analyzers.hangs.wait_graph import WaitGraph, commonest_call, cycle_of, oldest_calls
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
@@ -47,6 +55,8 @@ class HangCause:
     cycle: tuple[int, ...] = ()
     differs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """With a mismatch: what was called -> ranks."""
+    unseen: tuple[int, ...] = ()
+    """Awaited ranks of which nothing is recorded here, where no other is to blame."""
 
     @property
     def is_mismatch(self) -> bool:
@@ -73,7 +83,7 @@ def find_culprits(view: AttemptView) -> HangCause:
         return _cause("stopped", stopped, waiting, of_others or commonest_call(all_calls))
     # A call that is open although a later one is done may be one that no rank waits for: unless its sides differ.
     unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
-    if mismatch := mismatched_collective(heads) or mismatched_collective(unwaited):
+    if mismatch := mismatched_collective(heads, view.differing) or mismatched_collective(unwaited, view.differing):
         together = [c for c in all_calls if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
         if (skipped := skipped_call(view, together)) is not None:
             return _cause("skipped", skipped[0], waiting, skipped[1], differs=mismatch.differs)
@@ -85,13 +95,19 @@ def find_culprits(view: AttemptView) -> HangCause:
     edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
     missed = {rank for targets in edges.values() for rank in targets}
     roots = tuple(sorted(rank for rank in missed if not edges.get(rank)))
+    if roots and view.elsewhere.issuperset(roots):
+        awaited = commonest_call([c for c in all_calls if not graph.targets([c]).isdisjoint(roots)])
+        return replace(_cause("not_seen", (), waiting, awaited), unseen=roots)
+    roots = tuple(rank for rank in roots if rank not in view.elsewhere)
     for rank in roots:
         if _loads_instead(alive.get(rank), heads.get(rank, [])):
             heads[rank] = []
     if roots and all(heads.get(rank) for rank in roots):  # they came to a call that all known members entered
-        if unequal := unequal_message(view):
-            return _of_mismatch(unequal, waiting)
-        return _cause("all_entered", roots, waiting, commonest_call([c for rank in roots for c in heads[rank]]))
+        if unfit := unequal_message(view) or mismatched_with_ended(view):
+            return _of_mismatch(unfit, waiting)
+        stuck_calls = [c for rank in roots for c in heads[rank]]
+        ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two, whoever came first
+        return _cause("all_entered", tuple(sorted({*roots, *ends})), waiting, commonest_call(stuck_calls))
     roots = tuple(rank for rank in roots if not heads.get(rank))
     if roots:
         awaited = commonest_call([c for c in all_calls if not graph.targets([c]).isdisjoint(roots)])
@@ -99,10 +115,8 @@ def find_culprits(view: AttemptView) -> HangCause:
     if cycle := cycle_of(edges):
         return _in_cycle(view, cycle, heads, graph, waiting)
     if waiting:
-        unequal = unequal_message(view)
-        return (
-            _of_mismatch(unequal, waiting) if unequal else _cause("all_entered", waiting, (), commonest_call(all_calls))
-        )
+        unfit = unequal_message(view) or mismatched_with_ended(view)
+        return _of_mismatch(unfit, waiting) if unfit else _cause("all_entered", waiting, (), commonest_call(all_calls))
     asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
     return _cause("gil" if asleep else "busy", asleep or tuple(sorted(alive)), (), None)
 
@@ -225,13 +239,19 @@ def _past(
     for rank in cycle:
         for call in heads[rank]:
             for target in graph.targets([call]) & set(cycle):
-                step = view.ranks[target].step
+                step = _step_of(view.ranks[target], heads[target])
                 if step is None or call.step is None:
                     continue
                 gone = step > call.step or (step == call.step and _is_updating(heads[target], call))
                 if gone:
                     missed[target] = call
     return (tuple(sorted(missed)), missed[min(missed)]) if missed else None
+
+
+def _step_of(state: RankView, own: list[Call]) -> int | None:
+    """The step that a rank is in; of one whose calls are on a device, that of the device: its host runs ahead."""
+    steps = [call.step for call in own if call.on_device and call.step is not None]
+    return min(steps, default=state.step)
 
 
 def _is_updating(own: list[Call], awaited: Call) -> bool:

@@ -52,6 +52,7 @@ def _cut(name: str) -> str:
 def _next_hang(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     caller = f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else ""
+    unseen = finding.evidence.get("unseen_ranks")
     if "link_rank" in finding.evidence:
         return f"Check the network adapter, cable and switch port between the nodes of {rank}."
     return {
@@ -64,6 +65,8 @@ def _next_hang(finding: Finding) -> str:
         "order_inversion": "Make all ranks enter the groups in one order, or wait for each call before the next.",
         "finished": f"Find out why {rank} ended its loop before the others: fewer batches, or another number of steps.",
         "device_stuck": f"Look for an XID and ECC errors on the host of {rank} (`dmesg -T`, `nvidia-smi -q`).",
+        "not_seen": f"Analyze the folders of all nodes together (`rankscope collect`), or the published address: "
+        f"{ranks_text(unseen) if unseen else 'the awaited ranks'} left no records in this folder.",
         "all_entered": "Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
     }.get(finding.cause, f"Inspect the stack of {rank}{_stuck_line(finding)} and the code around the call{caller}.")
 

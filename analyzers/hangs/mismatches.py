@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from analyzers.run.recorded_calls import Call, CallSite
 from analyzers.run.snapshot import AttemptView
 
-__all__ = ["Mismatch", "mismatched_collective", "skipped_call", "unequal_message"]
+__all__ = ["Mismatch", "mismatched_collective", "mismatched_with_ended", "skipped_call", "unequal_message"]
 
 _SIZED = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 """Operations whose input must have one size on all members; the others may legitimately be uneven."""
@@ -35,13 +36,43 @@ class Mismatch:
     """A call of the larger side, or the send."""
 
 
-def mismatched_collective(heads: Mapping[int, list[Call]]) -> Mismatch | None:
-    """The first collective whose members differ in operation, type or size. `heads`: calls in flight by rank."""
-    together: dict[tuple[str, int], list[Call]] = {}
+Number = tuple[str, int]
+"""Group of a collective, and its number there."""
+
+
+def mismatched_collective(
+    heads: Mapping[int, list[Call]], differing: Mapping[Number, tuple[Call, ...]] = MappingProxyType({})
+) -> Mismatch | None:
+    """The first collective whose members differ in operation, type or size. `heads`: calls in flight by rank.
+
+    Where they differ, the calls of that number that have ended (`differing`, of all ranks) count for the sides too: a
+    rank that raised or went on is one of the many that called the same.
+    """
+    together: dict[Number, list[Call]] = {}
     for calls in heads.values():
         for call in calls:
             if not call.is_p2p:
                 together.setdefault((call.group, call.seq), []).append(call)
+    found = _first_mismatch(together)
+    if found is None or not (every := differing.get((found.call.group, found.call.seq))):
+        return found
+    return _first_mismatch({(found.call.group, found.call.seq): _with(together, every)}) or found
+
+
+def mismatched_with_ended(view: AttemptView) -> Mismatch | None:
+    """The same, of the collectives in flight whose other calls have ended, or stand behind older ones."""
+    by_number = sorted(view.differing.items(), key=lambda item: (item[0][1], item[0][0]))
+    return _first_mismatch({number: list(calls) for number, calls in by_number})
+
+
+def _with(together: Mapping[Number, list[Call]], every: tuple[Call, ...]) -> list[Call]:
+    """All ranks' calls of one number, those in flight first."""
+    first = together[every[0].group, every[0].seq]
+    known = {call.rank for call in first}
+    return [*first, *(call for call in every if call.rank not in known)]
+
+
+def _first_mismatch(together: Mapping[Number, list[Call]]) -> Mismatch | None:
     checks: list[tuple[str, Callable[[Call], str]]] = [
         ("mismatch_operation", lambda call: call.op),
         ("mismatch_dtype", lambda call: call.dtype),

@@ -46,7 +46,7 @@ MAX_LISTED = 64
 MAX_READ = 8192
 """Stack files that are read."""
 _FRAME = re.compile(r'^\s*File "([^"]{1,500})", line (\d{1,9}) in (.{1,200})$')
-_BLOCK = re.compile(r"^(Current thread|Thread) ", re.MULTILINE)
+_BLOCK = re.compile(r"^(Current thread|Thread|Stack) ", re.MULTILINE)
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/torch/|(^|/)torch/(_|autograd|cuda|distributed|nn|optim|utils)|/threading\.py$|/selectors\.py$"
 )
@@ -102,8 +102,8 @@ def read_stack(stacks_dir: Path, attempt: int, rank: int) -> list[str]:
 
 
 def parse_stack(text: str) -> list[str]:
-    """Frames of the last `Current thread` block, without torch's own unless there are no others."""
-    starts = [match for match in _BLOCK.finditer(text) if match[1] == "Current thread"]
+    """Frames of the last block of the thread that wrote it, without torch's own unless there are no others."""
+    starts = [match for match in _BLOCK.finditer(text) if match[1] != "Thread"]
     if not starts:
         return []
     block = text[starts[-1].start() :]

@@ -16,6 +16,7 @@ MAX_CYCLE = 3
 _NAMES_CALL = (
     "finished",
     "not_entered",
+    "not_seen",
     "device_stuck",
     "p2p_unmatched",
     "mismatch_dtype",
@@ -34,6 +35,9 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     doing = _activity(first, frame) if first is not None else "at an unknown place (no records of the rank)"
     at = "" if step is None else f" at step {step}"  # dumps of other runs know no steps
+    if found.unseen:
+        awaited = f"nothing is recorded here of {ranks_text(found.unseen)}, which {call}{at} waits for"
+        return f"{sentence(awaited)} {_waits(view, found, seconds)}"
     where = f" at {frame}" if frame else ""
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())
     stuck = f"{at}: stuck {doing}{where}"
@@ -63,7 +67,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
             f"rank {one} waits for rank {other}"
             for one, other in zip(found.cycle, (*found.cycle[1:], *found.cycle[:1]), strict=True)
         ),
-        "all_entered": f"{who} entered {call}{at} and none returned: the network or the backend is stuck",
+        "all_entered": f"{_all_entered(found, who, call, at)}: the network or the backend is stuck",
         "busy": f"{who} {'make' if many else 'makes'} no progress{at} outside of any collective: {doing}{where}",
     }.get(found.cause, f"{who}: {found.cause}{at}")
     if not found.waiting:
@@ -114,6 +118,13 @@ def _unanswered(found: HangCause, call: str) -> str:
     if found.call is not None and found.call.is_p2p and found.call.peer in found.culprits:
         return f"{found.call.op} #{found.call.seq}"
     return call
+
+
+def _all_entered(found: HangCause, who: str, call: str, at: str) -> str:
+    """Return who came to the call that does not end; of a message, both ends of its link."""
+    if found.call is not None and found.call.is_p2p:
+        return f"{call} on rank {found.call.rank}{at} does not return, and both ends of the link have come"
+    return f"{who} entered {call}{at} and none returned"
 
 
 def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:

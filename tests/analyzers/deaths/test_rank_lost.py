@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.report.wording.explained import why
+from analyzers.report.wording.explained import next_step, why
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import judged_hangs, judged_losses
 from tests.analyzers.standstill import World
@@ -59,6 +61,16 @@ def test_the_same_exception_everywhere_is_one_finding() -> None:
     assert "ended because of it" not in finding.summary
 
 
+def test_a_script_that_failed_before_it_trained_was_not_between_steps() -> None:
+    world = World(ranks=2)
+    for table in ("steps", "collectives"):
+        world.store.connection.execute(f"DELETE FROM {table}")
+    for rank in range(2):
+        world.event("exception", 0.1, rank=rank, type="ModuleNotFoundError", message="no x")
+    (finding,) = judged_losses(world.store, POLICY)
+    assert finding.summary == "Ranks 0 and 1 died of ModuleNotFoundError: no x before the first step."
+
+
 def test_watch_alone_saw_it() -> None:
     world = World()
     for other in (0, 1, 3):
@@ -104,16 +116,25 @@ def test_the_agents_sigterm_to_all_is_a_termination() -> None:
     for rank in range(4):
         world.event("rank_exit", 0.1, exit_rank=rank, exit_code=-15, signal="SIGTERM", pid=1, message="")
     (finding,) = lost(world)
+    assert finding.cause == "ended_from_outside"
     assert "terminated from outside" in finding.summary
 
 
-@pytest.mark.parametrize(("exit_code", "how"), [(143, "its launcher got SIGTERM"), (1, "its launcher was interrupted")])
+@pytest.mark.parametrize(
+    ("exit_code", "how"),
+    [
+        (143, "its launcher got SIGTERM"),
+        (128 + signal.SIGRTMIN + 9, "its launcher got SIGRTMIN+9"),
+        (1, "its launcher was interrupted"),
+        (255, "its launcher was interrupted"),
+    ],
+)
 def test_a_job_whose_launcher_was_interrupted_lacks_no_records(exit_code: int, how: str) -> None:
     """Ranks of a script that handles no signal leave no record of their end."""
     world = World()
     world.store.event("run_ended", wall_ns=world.after(1), reason="interrupted", exit_code=exit_code)
     (finding,) = lost(world)
-    assert (finding.cause, finding.ranks) == ("killed_all", (0, 1, 2, 3))
+    assert (finding.cause, finding.ranks) == ("ended_from_outside", (0, 1, 2, 3))
     assert f"The job was ended from outside at step 16: {how}" in finding.summary
 
 
@@ -164,6 +185,48 @@ def test_a_refused_allocation_is_out_of_memory_with_its_history(error: str, mess
     assert (finding.cause, finding.ranks) == ("out_of_memory", (1,))
     assert finding.advice == "rank-lost-out_of_memory"
     assert finding.evidence.keys() >= {"memory_first_bytes", "memory_last_bytes", "memory_of_peers_bytes"}
+
+
+def _out_of_cuda_memory(**changed: object) -> Finding:
+    """Rank 1 asked for 8 MiB in vain and wrote its snapshot."""
+    world = World()
+    world.event("exception", 0.01, rank=1, type="OutOfMemoryError",
+                message="CUDA out of memory. Tried to allocate 8.00 MiB")  # fmt: skip
+    world.event("memory_snapshot", 0.02, rank=1, **{
+        "path": "memory/attempt-0/rank-00001-memory.json.gz", "bytes": 900, "device": 1, "reserved_bytes": 40 << 20,
+        "allocated_bytes": 34 << 20, "unused_bytes": 6 << 20, "requested_bytes": None, "device_free_bytes": 3 << 20,
+        "asked_at": "gpt/mlp.py:31 in forward", "has_stacks": True, "is_at_failure": True,
+        "sites": [{"at": "", "bytes": 24 << 20, "blocks": 3},
+                  {"at": "gpt/attention.py:88 in forward", "bytes": 10 << 20, "blocks": 1}],
+    } | changed)  # fmt: skip
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("out_of_memory", (1,))
+    return finding
+
+
+def test_a_snapshot_says_what_the_memory_was_used_for() -> None:
+    finding = _out_of_cuda_memory()
+    assert finding.evidence["memory_snapshot"] == "memory/attempt-0/rank-00001-memory.json.gz"
+    assert finding.evidence["requested_bytes"] == 8 << 20, "from the message, where the trace has none"
+    assert finding.evidence["largest_allocations"] == [
+        "without a Python stack: 24 MiB in 3 blocks", "gpt/attention.py:88 in forward: 10 MiB in 1 block",
+    ]  # fmt: skip
+    assert why(finding) == (
+        "Largest in use: without a Python stack: 24 MiB in 3 blocks, 6 MiB of 40 MiB cached and unused."
+    )
+    assert next_step(finding).startswith("Check gpt/attention.py:88 in forward, and the memory of rank 1 over")
+
+
+def test_a_cache_that_had_the_bytes_is_fragmented() -> None:
+    assert "expandable_segments" in next_step(_out_of_cuda_memory(unused_bytes=8 << 20))
+
+
+def test_what_a_snapshot_does_not_have_is_not_made_up() -> None:
+    finding = _out_of_cuda_memory(unused_bytes=None, has_stacks=False, asked_at="", sites="damaged")
+    assert finding.evidence["unused_bytes"] is None
+    assert "largest_allocations" not in finding.evidence
+    assert why(finding).startswith("OutOfMemoryError: CUDA out of memory")
+    assert next_step(finding).startswith("Compare the memory of rank 1")
 
 
 def test_sigkill_is_out_of_memory_only_where_the_kernel_counted_one() -> None:
@@ -306,42 +369,6 @@ def test_ranks_that_the_agent_ended_are_not_missing() -> None:
         world.event("rank_stopped", 0.3, exit_rank=rank, pid=1, exit_code=-15)
     (finding,) = lost(world)
     assert (finding.cause, finding.ranks) == ("connection_lost", ())
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [  # the first two as torch writes them where the server of a TCPStore is killed
-        ("DistNetworkError", "Broken pipe"),
-        ("DistNetworkError", "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
-         "server shutdown or crash?"),
-        ("DistStoreError", "Connection reset by peer"),
-        ("RuntimeError", "[/pytorch/torch/csrc/distributed/c10d/TCPStore.cpp:106] sendBytes failed: Broken pipe"),
-        ("DistBackendError", "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
-         "key-value store by key '0', but store->get('0') got error: Connection reset by peer"),
-    ],
-)  # fmt: skip
-def test_a_lost_store_is_named_and_no_rank_is(error: str, message: str) -> None:
-    world = World()
-    world.store.connection.execute("UPDATE ranks SET node_rank = rank // 2, host = 'host-' || (rank // 2)")
-    for rank in range(4):
-        trace = traced("/x/site-packages/torch/distributed/distributed_c10d.py", f"{error}: {message}")
-        world.event("exception", 0.01 * (4 - rank), rank=rank, type=error, message=message, traceback=trace)
-    (finding,) = lost(world)
-    assert (finding.cause, finding.ranks, finding.severity) == ("store_lost", (), "critical")
-    assert finding.advice == "rank-lost-store_lost"
-    assert "The rendezvous store was lost at step 16: 4 of 4 ranks" in finding.summary
-    assert "It ran on node 0, host-0" in finding.summary
-    assert finding.evidence["store_host"] == "host-0"
-    assert finding.evidence["victims"] == [0, 1, 2, 3]
-
-
-def test_whoever_hosted_the_store_and_was_killed_is_the_root() -> None:
-    world = World()
-    for rank in (1, 2, 3):
-        world.event("exception", 0.02, rank=rank, type="DistNetworkError", message="Broken pipe")
-    world.event("rank_exit", 0.1, exit_rank=0, exit_code=-9, signal="SIGKILL", pid=7, message="")
-    (finding,) = lost(world)
-    assert (finding.cause, finding.ranks) == ("signal", (0,))
 
 
 def test_the_line_that_raised_is_told() -> None:

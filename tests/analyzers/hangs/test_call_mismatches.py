@@ -165,3 +165,35 @@ def test_a_rank_that_went_on_without_the_call_has_skipped_it(later: int, cause: 
     world.event("rank_closed", 0.1, rank=1)
     finding = hang_of(world)
     assert (finding.cause, finding.ranks, finding.first_step) == (cause, (1,), world.step)
+
+
+@pytest.mark.parametrize("ended", [(0, 1), (2,), (0, 1, 2)])
+def test_the_one_that_called_something_else_is_named_whoever_has_left_the_call(ended: tuple[int, ...]) -> None:
+    """A rank that has left it (it raised, or its backend let it pass) still counts for its side."""
+    world = World()
+    for rank in range(4):
+        columns: dict[str, object] = {"op": "all_gather", "caller": "train.py:30 branch"} if rank == 2 else {}
+        world.enter(rank, **columns, end_ns=world.now_ns + MS if rank in ended else None)
+        if rank in ended:
+            world.enter(rank, seq=31)
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (2,))
+
+
+def test_a_mismatch_behind_older_calls_that_all_entered_is_named() -> None:
+    """Asynchronous calls whose handles are waited for later stay open before the one in which the ranks stand."""
+    world = World()
+    for rank in range(4):
+        world.enter(rank, seq=30, op="reduce_scatter", is_async=True)
+        world.enter(rank, seq=31, op="all_gather" if rank == 2 else "all_reduce")
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (2,))
+
+
+def test_two_against_two_name_all_four() -> None:
+    """No side is smaller, and no former step tells which call was due."""
+    world = World()
+    for rank in range(4):
+        world.enter(rank, **({"op": "all_gather", "caller": "train.py:30 branch"} if rank >= 2 else {}))
+    finding = hang_of(world)
+    assert (finding.cause, finding.ranks) == ("mismatch_operation", (0, 1, 2, 3))

@@ -10,6 +10,7 @@ from tests.analyzers.standstill import World
 
 POLICY = StallPolicy()
 SILENT_S = 6.0
+GLOO = "[gloo/transport/tcp/pair.cc:553]"
 
 
 def hung_killed_and_restarted() -> World:
@@ -178,3 +179,68 @@ def test_a_hang_that_was_reported_stands_before_anything_recorded_the_end() -> N
     world.event("finding", 5.5, analyzer="hang", finding_ranks=[1], summary="", **report)
     (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks) == ("not_entered", (1,))
+
+
+def node_of_rank_3_lost(*, silent_at_s: float = 9.0) -> World:
+    """All others wait for rank 3, and rank 2 dies of its broken connection to it."""
+    world = World()
+    for rank in (0, 1, 2):
+        world.enter(rank)
+    world.event("exception", 0.5, rank=2, type="RuntimeError", message=f"{GLOO} Connection closed by peer [10.0.0.4]:9")
+    world.event("rank_exit", 0.6, exit_rank=2, exit_code=1, pid=7, message="")
+    world.event("node_silent", silent_at_s, node_rank=3, silent_s=9.0, ranks=[3])
+    return world
+
+
+def test_ranks_that_wait_for_a_lost_node_hang_although_another_has_died_of_it() -> None:
+    world = node_of_rank_3_lost()
+    (finding,) = judged_hangs(world.store, POLICY, now_ns=world.after(10))
+    assert (finding.cause, finding.ranks, finding.status) == ("not_entered", (3,), "fired")
+    assert finding.evidence["waiting_ranks"] == [0, 1]
+    assert finding.evidence["silent_s"] == 10.0
+    (lost,) = judged_losses(world.store, POLICY, now_ns=world.after(10))
+    assert (lost.cause, lost.ranks) == ("node_failed", (3,))
+
+
+def test_a_lost_node_is_no_hang_within_the_limit() -> None:
+    """A step that takes long is no standstill: its ranks are not ended on the word that a node is lost."""
+    world = node_of_rank_3_lost(silent_at_s=1.0)
+    assert judged_hangs(world.store, POLICY, now_ns=world.after(4.9)) == []
+    (finding,) = judged_hangs(world.store, POLICY, now_ns=world.after(5.1))
+    assert finding.ranks == (3,)
+    world.span(0, "checkpoint")
+    assert judged_hangs(world.store, POLICY, now_ns=world.after(60)) == []
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["the-node-is-there", "no-rank-waits"])
+def test_a_death_is_left_to_the_launchers(heard: bool) -> None:
+    world = node_of_rank_3_lost()
+    if heard:
+        world.event("node_heard", 9.5, node_rank=3)
+    for rank in () if heard else (0, 1):
+        world.event("rank_stopped", 9.5, exit_rank=rank, pid=1, exit_code=143)
+    assert judged_hangs(world.store, POLICY, now_ns=world.after(30)) == []
+
+
+@pytest.mark.parametrize("reason", ["finished", "interrupted"])
+def test_what_a_later_launch_records_is_no_end_of_an_attempt_that_was_killed_whole(reason: str) -> None:
+    """A power failure leaves nothing; the run is resumed a minute later, and that launch records its end."""
+    world = World()
+    world.event("run_started", -2.0, node_rank=0)
+    resumed = World(attempt=1, first_step=16, store=world.store, start_ns=world.after(60))
+    world.event("run_started", 59.0, node_rank=0)
+    for rank in resumed.ranks:
+        resumed.event("rank_closed", 0.1, rank=rank)
+    resumed.event("run_ended", 1.0, reason=reason, exit_code=0 if reason == "finished" else 130)
+    assert judged_hangs(world.store, POLICY) == []
+    (finding,) = judged_losses(world.store, POLICY)
+    assert (finding.attempt, finding.cause) == (0, "killed_all")
+
+
+def test_a_launch_that_was_interrupted_before_any_rank_started_says_nothing_of_the_one_before() -> None:
+    world = World()
+    world.event("run_started", -2.0, node_rank=0)
+    world.event("run_started", 59.0, node_rank=0)
+    world.event("run_ended", 60.0, reason="interrupted", exit_code=130)  # of attempt 0: there was no other
+    (finding,) = judged_losses(world.store, POLICY)
+    assert finding.cause == "killed_all"

@@ -66,6 +66,17 @@ def test_messages_that_fit_are_not_blamed() -> None:
     assert found(pipeline(LARGE, LARGE)).cause == "all_entered"
 
 
+def test_a_link_has_two_ends_also_where_the_sender_has_gone_on() -> None:
+    world = World(groups={GROUP: (0, 1, 2, 3)})
+    message(world, 0, "send", 1, end_ns=world.now_ns, **LARGE)
+    message(world, 0, "recv", 3, 5)
+    message(world, 1, "recv", 0, **LARGE)
+    message(world, 3, "recv", 1)
+    finding = found(world)
+    assert (finding.cause, finding.ranks) == ("all_entered", (0, 1))
+    assert finding.summary.startswith("Recv #30 from rank 0 on rank 1 at step 16 does not return, and both ends")
+
+
 def test_messages_with_tags_may_be_taken_in_another_order() -> None:
     world = World(groups={GROUP: (0, 1, 2, 3)})
     for seq, send, recv in ((30, LARGE, SMALL), (31, SMALL, LARGE)):

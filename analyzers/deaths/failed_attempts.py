@@ -1,0 +1,56 @@
+"""Attempts that a failure ended, apart from those that somebody or the product stopped on purpose.
+
+    failed_attempts(source, run.manifest())        # [0, 2]: attempt 1 was interrupted by a user
+
+The findings classify: what is reported as a hang or a lost rank is a failure (a kill, a crash, a lost node or
+launcher), whoever ended what was left of it. None is an attempt
+
+1. that a signal to its launcher or to all its ranks ended (Ctrl-C, a scheduler's SIGTERM),
+2. whose ranks all closed their records: finished, stopped by the guard, or asked to save for a node that joins,
+3. that was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
+
+A rollback ends no attempt. Where nothing says how an attempt ended that another followed, it failed: what is killed
+whole leaves nothing. The newest attempt may still run, so it counts only once its launcher has recorded the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from analyzers.deaths.analyze import deaths_of_attempt
+from analyzers.deaths.rank_lost import ON_PURPOSE
+from analyzers.hangs.analyze import hang_of_attempt
+from analyzers.run.event_log import EventLog
+from analyzers.run.policy import StallPolicy, stall_policy
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
+from analyzers.source import Source
+from probes.tape import event_kinds
+
+__all__ = ["failed_attempts"]
+
+
+def failed_attempts(source: Source, manifest: Mapping[str, Any]) -> list[int]:
+    """Their numbers, in order; without any events of the run, every attempt that another followed."""
+    known = attempts(source)
+    if not known or not source.has("events"):
+        return known[:-1]
+    log, policy = EventLog.load(source, SNAPSHOT_EVENTS), stall_policy(manifest)
+    ended = {event.attempt for event in log.of(event_kinds.RUN_ENDED)}
+    candidates = known if known[-1] in ended else known[:-1]
+    return [
+        attempt
+        for attempt in candidates
+        if _failed(take_snapshot(source, attempt, log), log, policy, is_last=attempt == known[-1])
+    ]
+
+
+def _failed(view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool) -> bool:
+    if hang_of_attempt(view, log, policy, is_last=is_last) is not None:
+        return True
+    if found := deaths_of_attempt(view, log, policy, is_last=is_last):
+        return any(finding.cause != ON_PURPOSE for finding in found)
+    if is_last or (view.ranks and all(rank.closed for rank in view.ranks.values())):
+        return False
+    # Else the launcher ended its ranks for something on a node without records here, unless it was asked to.
+    return not any(event.text("cause") for event in log.of(event_kinds.EXCLUDED, attempt=view.attempt))
