@@ -25,7 +25,9 @@ from analyzers.external.inspector_diagnosis import judge_inspector
 from analyzers.external.joining import join
 from analyzers.external.logs.analyze import analyze as judge_logs
 from analyzers.external.logs.book import LogBook
+from analyzers.external.logs.earlier import earlier_ends, ended_text
 from analyzers.external.logs.wording import ANALYZER
+from analyzers.external.memory_diagnosis import judge_memory
 from analyzers.external.pipeline_findings import judge_jobs
 from analyzers.external.printed_steps import judge_steps
 from analyzers.external.trace_diagnosis import judge_traces
@@ -125,7 +127,12 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     if files.by_format["log"] or files.by_format["ras"] or files.by_format["plugin"]:
         findings["log"], of_logs = _judge_logs(files, progress)
         facts |= of_logs
-        if not findings["log"] and len(inputs) == 1 and inputs[0] in ("log", "plugin"):
+        if (
+            not findings["log"]
+            and not facts["logs"]["finished"]
+            and len(inputs) == 1
+            and inputs[0] in ("log", "plugin")
+        ):
             findings["log"] = [_silent_logs(of_logs)]
     if files.by_format["flight_recorder"]:
         found = Survey(paths=files.by_format["flight_recorder"])
@@ -144,6 +151,7 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         files.problems.problems += found.problems
     others: dict[Format, Callable[..., tuple[list[Finding], dict[str, Any]]]] = {
         "inspector": judge_inspector, "execution_trace": judge_execution_traces,
+        "memory_snapshot": judge_memory,
     }  # fmt: skip
     for one, judge in others.items():
         if files.by_format[one]:
@@ -198,13 +206,15 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         facts = {
             "num_ranks": book.world_size or len(book.seen) or None,
             "steps": len({row["step"] for row in steps}) or None,
-            "ended": "not in the logs",
+            "ended": ended_text(book, findings),
             "logs": {
                 "files": len(paths),
                 "lines": sum(log.num_lines for log in logs) + num_rows,
                 "bytes": sum(log.num_bytes for log in logs),
                 "known_lines": len(events),
                 "ranks_that_printed": list(book.seen[:1000]),
+                "finished": any(book.of("finished")),
+                "earlier_ends": earlier_ends(book),
             },
         }
     return findings, facts

@@ -42,9 +42,9 @@ def analyze(source: Source) -> list[Finding]:
     if not book.lines:
         return []
     ended = endings(book)
-    candidates = [*host_candidates(book), *process_candidates(book), *death_candidates(book, ended)]
+    candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book)]
-    candidates = sorted(_merged(candidates), key=lambda candidate: candidate.order(book))
+    candidates = sorted(_aborted(_merged(candidates)), key=lambda candidate: candidate.order(book))
     if not candidates and ended.victim_lines:
         candidates = [_connections(book, ended)]
     candidates = candidates or _barriers(book) or _nccls(book)
@@ -105,6 +105,20 @@ def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
         evidence = {**candidate.evidence, **({"also": also} if also else {})}
         joined.append(replace(candidate, ranks=ranks, what=what, evidence=evidence))
     return joined
+
+
+def _aborted(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A device's error in a line without a rank belongs to the only rank that aborted: the runtime aborts its own."""
+    aborts = [one for one in candidates if one.cause == "signal" and one.evidence.get("signal") == "SIGABRT"]
+    if len(aborts) != 1 or len(aborts[0].ranks) != 1 or not aborts[0].is_proven:
+        return list(candidates)
+    ranks = aborts[0].ranks
+    return [
+        replace(one, ranks=ranks, what=one.what.replace(who(()), who(ranks), 1))
+        if one.cause in ("device_error", "device_assert") and one.rank_class == "own" and not one.ranks
+        else one
+        for one in candidates
+    ]
 
 
 def _same(host: Candidate, other: Candidate) -> bool:

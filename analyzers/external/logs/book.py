@@ -8,6 +8,7 @@ book.world_size, book.seen    # ranks that the lines state, and those that print
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from store.readers.logs.rules import Rule, load_rules
 
 __all__ = ["LogBook", "LogLine"]
 
+_SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
+_END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
+_ROLES = {rule.kind: rule.role for rule in load_rules()}
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
 
@@ -70,6 +74,8 @@ class LogBook:
     """All lines, those with a time in its order, files kept apart where they have none."""
 
     lines: tuple[LogLine, ...]
+    earlier: tuple[LogLine, ...] = ()
+    """Lines of attempts that ended, and after which the job began again in the same file."""
     _positions: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -85,7 +91,8 @@ class LogBook:
             )
             for kind, rank, wall_ns, host, pid, file, line, message, fields in rows
         ]  # fmt: skip
-        return cls(tuple(_in_order(_last_attempts(lines))))
+        last, earlier = _apart(lines)
+        return cls(tuple(_in_order(last)), tuple(_in_order(earlier)))
 
     def of(self, *kinds: str) -> Iterator[LogLine]:
         """Lines of these kinds, in order."""
@@ -129,32 +136,49 @@ class LogBook:
         return max(stated, default=None)
 
 
-def _last_attempts(lines: list[LogLine]) -> list[LogLine]:
-    """Without what a file reports of attempts that a launcher started again: only the last one's end is the job's.
+def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
+    """Lines of each file's last attempt, and those of attempts before it that ended: only the last end is the job's.
 
-    Everything stays where only lost connections follow the restart: those may be of the attempt before.
+    1. A scheduler's line on a job's end before a launcher's start: the job was queued again, its log appended.
+    2. A second start of the launcher of one node, or a resume where there is one node, by our own line.
+    3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
     """
-    rules = {rule.kind: rule.role for rule in load_rules()}
-    ends = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
-    restarts: dict[str, int] = {}
+    files: dict[str, list[LogLine]] = {}
     for said in lines:
-        if said.kind == "restarted":
-            restarts[said.source] = max(said.line, restarts.get(said.source, 0))
-    again = {
-        said.source
+        files.setdefault(said.source, []).append(said)
+    begins = {source: _last_begin(found) for source, found in files.items()}
+    apart: tuple[list[LogLine], list[LogLine]] = [], []
+    for said in lines:
+        is_earlier = said.line < begins[said.source] and (
+            _ROLES[said.kind] in (*_END_ROLES, "context") and said.kind not in ("nccl_comm", "nodes", "restarted")
+        )
+        apart[is_earlier].append(said)
+    return apart
+
+
+def _last_begin(lines: list[LogLine]) -> int:
+    """Line at which the last attempt of a file begins; 0 where it holds one."""
+    lines = sorted(lines, key=lambda said: said.line)
+    stopped, begin = False, 0
+    launches: Counter[int] = Counter()
+    for said in lines:
+        if said.kind in _SCHEDULER_ENDS:
+            stopped = True
+        elif said.kind == "started":
+            node = said.number("node")
+            before = max(launches.values(), default=0)
+            if node is not None:
+                launches[node] += 1
+            is_new = max(launches.values(), default=0) > max(before, 1) or (node is None and said.text("how") != "")
+            if stopped or is_new:
+                begin = said.line
+            stopped = False
+    restart = max((said.line for said in lines if said.kind == "restarted"), default=0)
+    again = any(
+        said.line > restart and _ROLES[said.kind] in _END_ROLES and _ROLES[said.kind] not in ("victim", "nccl")
         for said in lines
-        if rules[said.kind] in ends
-        and rules[said.kind] not in ("victim", "nccl")
-        and said.line > restarts.get(said.source, said.line)
-    }
-    return [
-        said
-        for said in lines
-        if said.source not in again
-        or said.line > restarts[said.source]
-        or rules[said.kind] not in (*ends, "context")
-        or said.kind in ("nccl_comm", "nodes", "restarted")
-    ]
+    )
+    return max(begin, restart if again else 0)
 
 
 def _in_order(lines: Iterable[LogLine]) -> list[LogLine]:

@@ -64,6 +64,8 @@ def endings(book: LogBook) -> Ended:
                 ended.victims.setdefault(said.rank, said)
     for said in book.of(*_ENDS):
         _take_ending(said, ended)
+    for said in book.of("trainers_aborted"):
+        _take_aborted(said, ended)
     for said in book.of("fatal_python"):
         number = _HOW.get(said.text("error"))
         if number not in (None, 6):  # by itself Python aborts for many reasons, none of them another rank's
@@ -93,6 +95,15 @@ def _take_ending(said: LogLine, ended: Ended) -> None:
             ended.signals.setdefault(rank, (signal, said))
         elif code:
             ended.exits.setdefault(rank, (code, said))
+
+
+def _take_aborted(said: LogLine, ended: Ended) -> None:
+    """The only process that Paddle's launcher found ended: a signal in a line without a rank was its own."""
+    if len(ranks := said.ranks()) == 1:
+        if -1 in ended.signals:
+            ended.signals.setdefault(ranks[0], ended.signals.pop(-1))
+        elif ranks[0] not in ended.signals:
+            ended.exits.setdefault(ranks[0], (0, said))
 
 
 def _take_others(said: LogLine, ended: Ended) -> None:
@@ -176,11 +187,11 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         ranks=ranks if is_first else (),
         what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
         if len(ranks) > 1
-        else f"{who(ranks)} ended with exit code {code}, and its own error is not in these files",
+        else f"{who(ranks)} ended{f' with exit code {code}' if code else ''}, and its own error is not in these files",
         why=said.quoted,
         lines=tuple(said for *_, said in silent),
         is_proven=False,
-        evidence={"exit_code": code},
+        evidence={"exit_code": code or None},
         collect=COLLECT["exit"],
     )
 

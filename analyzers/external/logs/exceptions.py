@@ -58,7 +58,7 @@ def text_of(said: LogLine) -> str:
 
 
 def is_launchers(said: LogLine) -> bool:
-    return type_of(said) in _LAUNCHERS
+    return type_of(said) in _LAUNCHERS or "detected that one or more processes exited" in said.text("message")
 
 
 def is_stop(said: LogLine) -> bool:

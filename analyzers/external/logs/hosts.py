@@ -8,21 +8,12 @@ from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.policy import LogPolicy
 from analyzers.external.logs.wording import COLLECT
+from analyzers.health.xids import xid_table
 
-__all__ = ["host_candidates", "limited_by"]
+__all__ = ["host_candidates", "host_of", "limited_by"]
 
 APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
 """Xids that a program causes by what it does (13, 31, 43, 69), or that only follow another (45, 66)."""
-_XIDS = {
-    48: "a double-bit ECC error", 61: "an internal firmware breakpoint", 62: "an internal firmware halt",
-    63: "a page or row retired for ECC errors", 64: "a page or row that could not be retired",
-    74: "an NVLink error", 79: "the GPU has fallen off the bus", 92: "many single-bit ECC errors",
-    94: "a contained ECC error", 95: "an uncontained ECC error", 119: "the GPU's firmware did not answer (GSP)",
-    120: "the GPU's firmware failed (GSP)", 121: "a corrected C2C link error", 140: "an unrecovered ECC error",
-    149: "an NVLink error",
-}  # fmt: skip
-
-
 _CLOCKS = ("date; date -u # on that host: its kernel's line is of another hour than the job's lines",)
 
 
@@ -34,16 +25,18 @@ def host_candidates(book: LogBook) -> list[Candidate]:
 def _devices(book: LogBook) -> Iterator[Candidate]:
     by_device: dict[tuple[str | None, str], list[LogLine]] = {}
     for said in book.of("xid", "gpu_lost"):
-        if said.kind == "gpu_lost" or said.number("xid") not in APPLICATION_XIDS:
+        if said.kind == "gpu_lost" or _xid(said) not in APPLICATION_XIDS:
             by_device.setdefault((said.host, said.text("bus")), []).append(said)
     for (host, bus), every in by_device.items():
         lines = [said for said in every if _when(said, book) != "another time"]
         if not lines:
             continue
         is_sure = any(_when(said, book) == "the job's" for said in lines)
-        codes = list(dict.fromkeys(code for said in lines if (code := said.number("xid")) is not None))
+        codes = list(dict.fromkeys(code for said in lines if (code := _xid(said)) is not None))
         ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
-        meaning = next((_XIDS[code] for code in codes if code in _XIDS), lines[0].text("text")[:80] or "an error")
+        table = xid_table()["xid"]
+        known = (table[str(code)]["meaning"] for code in codes if str(code) in table)
+        meaning = next(known, lines[0].text("text")[:80] or "an error")
         where = f"GPU {bus or '?'} of {host or 'a host'}"
         said_codes = f"XID {', '.join(map(str, codes))}" if codes else "an error"
         yield Candidate(
@@ -60,6 +53,11 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             if is_sure
             else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
         )
+
+
+def _xid(said: LogLine) -> int | None:
+    """The code, or that of the error which this line says caused it."""
+    return said.number("previous") or said.number("xid")
 
 
 def _when(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
@@ -149,6 +147,13 @@ def limited_by(said: LogLine) -> str:
     return ""
 
 
+def host_of(said: LogLine) -> str:
+    """Host that a scheduler's line is about; empty for a failed node that a job's own step reports from a live one."""
+    if said.text("at") and limited_by(said) == "node_failed":
+        return ""
+    return said.text("host") or said.text("node") or said.host or ""
+
+
 def _outside(book: LogBook) -> Iterator[Candidate]:
     texts = {
         "time_limit": "The scheduler ended the job at its time limit",
@@ -158,26 +163,27 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
         "disk_full": "The cluster evicted a pod because its node ran low on disk space",
         "launch_failed": "The launcher could not start processes on a node",
     }
-    done: set[str] = set()
+    by_cause: dict[str, list[LogLine]] = {}
     for said in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
-        cause = limited_by(said)
-        if cause and cause not in done:
-            done.add(cause)
-            host = said.text("host") or said.text("node") or said.host
-            yield Candidate(
-                cause=cause,
-                kind="rank_lost",
-                rank_class="host",
-                ranks=(),
-                what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
-                why=said.quoted,
-                lines=(said,),
-                severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
-                evidence={"host": host or None, "reason": said.text("reason") or said.text("error") or None},
-                collect=COLLECT.get(cause, ()),
-            )
+        if cause := limited_by(said):
+            by_cause.setdefault(cause, []).append(said)
+    for cause, lines in by_cause.items():
+        said = next((one for one in lines if host_of(one)), lines[0])
+        host = host_of(said)
+        yield Candidate(
+            cause=cause,
+            kind="rank_lost",
+            rank_class="host",
+            ranks=(),
+            what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
+            why=said.quoted,
+            lines=(said,),
+            severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
+            evidence={"host": host or None, "reason": said.text("reason") or said.text("error") or None},
+            collect=COLLECT.get(cause, ()),
+        )
     plain = [said for said in book.of("slurm_cancelled", "agent_signalled") if not limited_by(said)]
-    if plain and not done:
+    if plain and not by_cause:
         yield Candidate(
             cause="cancelled",
             kind="rank_lost",

@@ -13,6 +13,7 @@ from typing import Any
 
 from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, who
+from analyzers.external.logs.endings import Ended
 from analyzers.external.logs.exceptions import (
     Standing,
     is_launchers,
@@ -47,7 +48,7 @@ _UNPROVEN = ("nccl_error", "infiniband", "rendezvous", "mismatch")
 _MISMATCH = ("mismatch", "mismatch_size", "model_differs", "not_entered")
 
 
-def process_candidates(book: LogBook) -> list[Candidate]:
+def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     """Every cause that a process or its launcher states."""
     first_timeout = {said.rank: book.position(said) for said in reversed(list(book.of("watchdog_timeout")))}
     found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
@@ -62,7 +63,8 @@ def process_candidates(book: LogBook) -> list[Candidate]:
             continue  # the line itself is judged
         cause = _cause(said, rule)
         key = _NUMBERS.sub("#", f"{type_of(said)}: {said.text('message')[:120]}") if cause == "exception" else ""
-        found.setdefault((cause, key), []).append((said, standing(said, book)))
+        how = "aside" if cause == "exception" and _was_killed_later(said, ended) else standing(said, book)
+        found.setdefault((cause, key), []).append((said, how))
     for said, rule in book.of_role("root"):
         gave_up = first_timeout.get(said.rank)
         if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(said)):
@@ -78,6 +80,13 @@ def process_candidates(book: LogBook) -> list[Candidate]:
         if proven or rest:
             candidates.append(_candidate(cause, proven or rest, book, is_own=bool(proven)))
     return candidates
+
+
+def _was_killed_later(said: LogLine, ended: Ended) -> bool:
+    """Return True for an exception without a traceback of a rank that a signal ended: the rank had gone on after it."""
+    signal, end = ended.signals.get(said.rank if said.rank is not None else -1, ("", said))
+    is_end = signal not in ("", "SIGTERM", "SIGABRT") and end.rank is not None
+    return is_end and not said.text("traceback") and end.source == said.source and end.line > said.line
 
 
 def _is_last_line_of(said: LogLine, tracebacks: list[LogLine]) -> bool:
@@ -109,7 +118,7 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     first = next((said for said in lines if said.kind == "exception"), lines[0])
     rank_class = "network" if cause in _NETWORK else "mismatch" if cause in _MISMATCH else "own"
     rank_class = rank_class if is_own else "late"
-    text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message)
+    text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
     name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
     at = own_frame(first.text("traceback"))
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
@@ -150,9 +159,12 @@ def _compares(text: str) -> bool:
     return len(set(_RANKS.findall(text))) > 1
 
 
-def _one_line(text: object) -> str:
-    """The first line of a message, without the standard hints of CUDA and without the end of its sentence."""
-    line = next((line.strip() for line in str(text or "").splitlines() if line.strip()), "")
+def _one_line(text: object, cause: str) -> str:
+    """The line of a message that names the cause, else its first: without CUDA's hints and the end of its sentence."""
+    lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
+    named = (line for line in lines if (rule := cause_of(line)) is not None and rule.cause == cause)
+    head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
+    line = next(named, head)
     line = line.split(" CUDA kernel errors might")[0]
     return (line if len(line) <= 160 else line[:157] + "...").rstrip(".;, ")
 

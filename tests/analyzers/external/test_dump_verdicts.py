@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from analyzers.external.evidence import diagnose_files
 from analyzers.finding import Finding
+from benchmarks.simulator.recorder_dumps import PREFIX, Job
 from tests.processes import run_ranks
-from tests.store.readers.dump_files import PREFIX, Job
 from tests.store.readers.real_dumps import dump_of_a_hang
 
 TP = {"1": ("mesh_tp", [0, 1]), "2": ("mesh_tp", [2, 3]), "3": ("mesh_pp", [1, 3])}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.simulator.recorder_dumps import Job
 from tests.e2e.launched import rankscope
-from tests.store.readers.dump_files import Job
 from tests.store.readers.trace_files import trace, write
 
 

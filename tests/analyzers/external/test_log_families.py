@@ -21,6 +21,7 @@ CAUSES = {
         "failure in name resolution).",
         "DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.",
         "ssh: Could not resolve hostname gpu-7: Name or service not known",
+        "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register::0.",
     ),
     "out_of_memory": (
         "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
@@ -98,6 +99,7 @@ CAUSES = {
     "data_worker": (
         "RuntimeError: Pin memory thread exited unexpectedly",
         "RuntimeError: One of the subprocesses has abruptly died during map operation.",
+        "SystemError: (Fatal) DataLoader process (pid 1104) exited is killed by signal: Killed.",
     ),
     "checkpoint_damaged": (
         "_pickle.UnpicklingError: invalid load key, 'v'.",
@@ -159,6 +161,34 @@ RANKED = {
         ("preempted", ()),
     "=>> PBS: job killed: walltime 3610 exceeded limit 3600\n": ("time_limit", ()),
     "slurmstepd: error: execve(): /tmp/slurmd/job89/slurm_script: No such file or directory\n": ("launch_failed", ()),
+    "[0]<stderr>:RuntimeError: stop at epoch 1\n[0]<stderr>:Killed\n"
+    "[1]<stderr>:  what():  Read error [10.0.0.1]:3977: Connection reset by peer\n"
+    "Process 0 exit with status code 137.\nProcess 1 exit with status code 134.\n": ("signal", (0,)),
+    "RuntimeError: Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
+    "terminated. The first process to do so was:\nProcess name: 3\nExit code: 139\n": ("signal", (3,)),
+    "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=71, name=python3, Ch 00000001 caused by previous Xid 149\n":
+        ("device_error", ()),
+    "HW Exception by GPU node-4 (Agent handle: 0x1ebc04e0) reason :GPU Hang\n"
+    "E0902 15:10:49.013000 81 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -6) "
+    "local_rank: 2 (pid: 84) of binary: python\n": ("device_error", (2,)),
+    "bash: line 1: torchrun: command not found\n": ("launch_failed", ()),
+    "ABORT!!! Out of all 4 trainers, the trainer process with rank=[3] was aborted. Please check its log.\n":
+        ("exit", (3,)),
+    "W1212 04:02:33.403934 71 init.cc:205] *** SIGSEGV (@0x0) received by PID 71 (TID 0x7f) from PID 0; stack trace:\n"
+    "ABORT!!! Out of all 4 trainers, the trainer process with rank=[2] was aborted. Please check its log.\n":
+        ("signal", (2,)),
+    "trainer-1  | [rank1]: Traceback (most recent call last):\ntrainer-1  | [rank1]:   File \"a.py\", line 9, in f\n"
+    "trainer-1  | [rank1]: KeyError: 'x'\ntrainer-0  | [rank0]: RuntimeError: Connection reset by peer\n":
+        ("exception", (1,)),
+    "2024-11-28T07:42:14.532Z | RuntimeError: CUDA error: an illegal memory access was encountered\n":
+        ("device_error", ()),
+    "INFO:tensorflow:ShutdownHook: lame workers found: HeartbeatManager(/job:worker/replica:0/task:0/device:CPU:0)\n":
+        ("connection_lost", ()),
+    'ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{\n  "message": {\n    "message": '
+    '"ValueError: bad: batch",\n    "extraInfo": {\n      "py_callstack": "Traceback",\n      "timestamp": "1"\n'
+    "    }\n  }\n}\n": ("exception", ()),
+    "ray.exceptions.RayActorError: the actor died\nThe actor is dead because its node has died. Node Id: 6f\n":
+        ("node_failed", ()),
 }  # fmt: skip
 
 
@@ -167,6 +197,33 @@ def test_a_line_names_its_rank_or_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.log").write_text(text)
     first = diagnose_files([tmp_path]).fired[0]
     assert (first.cause, first.ranks) == RANKED[text]
+
+
+def test_a_line_that_the_terminal_broke_is_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(
+        "RuntimeError: The server socket has failed to listen on any local network \naddress. The server socket has "
+        "failed to bind to [::]:29600 (errno: 98 - Address\nalready in use).\n"
+    )
+    first = diagnose_files([tmp_path]).fired[0]
+    assert first.cause == "port_in_use"
+    assert "Address already in use" in first.summary
+
+
+def test_the_line_after_a_line_as_wide_as_a_terminal_is_another(tmp_path: Path) -> None:
+    error = "AssertionError: Loading a checkpoint for MP=1 but world size is 4"
+    agent = "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 71 closing signal SIGTERM"
+    (tmp_path / "job.log").write_text(f"{error}\n{error}\n{agent}\n")
+    first = diagnose_files([tmp_path]).fired[0]
+    assert (first.cause, first.evidence["message"]) == ("exception", error.partition(": ")[2])
+
+
+def test_a_message_is_quoted_by_the_line_that_names_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(
+        '[rank2]: Traceback (most recent call last):\n[rank2]:   File "a.py", line 2, in f\n'
+        "[rank2]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\n"
+        "[rank2]: Last error:\n[rank2]: Cuda failure 802 'system not yet initialized'\n"
+    )
+    assert "Cuda failure 802" in diagnose_files([tmp_path]).fired[0].summary
 
 
 def test_lost_connections_without_any_rank_are_a_verdict(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.external.evidence import SourceError, diagnose_files
 from analyzers.external.logs.analyze import advice_of
 from analyzers.external.logs.wording import DO
-from tests.store.readers.dump_files import Job
+from benchmarks.simulator.recorder_dumps import Job
 
 ROOT = Path(__file__).parents[3]
 WATCHDOG = (

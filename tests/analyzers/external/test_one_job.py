@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.external.evidence import diagnose_files
+from benchmarks.simulator.recorder_dumps import Job
 from tests.analyzers.external.test_logs import state, watchdog
-from tests.store.readers.dump_files import Job
 from tests.store.readers.test_ras import ras_answer
 from tests.store.readers.trace_files import trace, write
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.external.evidence import diagnose_files
-from tests.store.readers.dump_files import Job
+from benchmarks.simulator.recorder_dumps import Job
 
 
 @pytest.mark.parametrize("seed", range(16))
