@@ -7,7 +7,7 @@
    `past_comparison` those that became slower than they were, where no other rank has the same work.
 2. `corroboration` by CPU time, waits for a core, garbage collections and tokens: a rank whose core was taken (`host`)
    or whose sequences are longer (`sequence_length`) is no slow device. `device_comparison` reads its GPU: a clock below
-   those of its peers is the cause (`gpu_clock`).
+   those of its peers is the cause (`gpu_clock`). `onset` dates a rank that computes more by its CPU time.
 3. `suspects` joins ranks of one node and ranks that are slow in turn, and names the pattern in time.
 4. `slow_link_findings`: a group whose transfers are persistently slow points to a link or a rank, unless a rank of it
    is slow meanwhile, for a cause that explains it.
@@ -25,30 +25,40 @@ import numpy as np
 from analyzers.account.device_timings import DEVICE
 from analyzers.account.timings import Timings, has_uncompared_gaps, load_timings
 from analyzers.analysis import Analysis
+from analyzers.communication.link_search import slow_links
+from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Finding
+from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
+from analyzers.profiling.captures import against_peer
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.stragglers.arrivals import load_arrivals
-from analyzers.stragglers.corroboration import Counters, load_counters
+from analyzers.stragglers.arrivals import load_arrivals, waited_for_ms
+from analyzers.stragglers.corroboration import Counters, attribute, load_counters
 from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.device_comparison import load_device
+from analyzers.stragglers.host_gaps import host_gap
+from analyzers.stragglers.named_phase import named_phase
+from analyzers.stragglers.onset import with_onset
 from analyzers.stragglers.past_comparison import find_slower_than_before
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers, without_side_effects
-from analyzers.stragglers.place_texts import PLACE_TEXTS
+from analyzers.stragglers.place_texts import PLACE_TEXTS, phase_text
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_line import slow_line
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.suspects import Suspect, suspects, with_device
 from analyzers.stragglers.throughput import throughput_drops
 from analyzers.wording import ranks_text, sentence
+from probes.step_clock import GAPS
 from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "slow_ranks", "stragglers"]
 
 _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
 """Words for a cause; all others are compute."""
+FOLLOWED_STEPS = 20
+"""Newest steps in which the waits of one slow rank for another are read."""
 _GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU it is time of the host only."
 _NO_DATA_SPANS = " after the optimizer or in making the next batch"
 """A step of an attached loop ends where the next forward pass begins, so a batch that the loop makes itself, without a
@@ -58,7 +68,7 @@ loader that is seen, lies after the optimizer of the step before."""
 def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = None) -> list[Finding]:
     """Report stragglers with cause compute, data, host, sequence_length, gpu_clock or communication, by attempt.
 
-    While the run lives, only those that are slow now.
+    While the run lives, only those that are slow now and to blame.
     """
     policy = policy or StragglerPolicy()
     if missing_tables(source, "steps"):
@@ -71,6 +81,9 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
         timings = load_timings(source, attempt, since_step=scope.since_step, skip_first=policy.warm_up_steps)
         if timings is None or len(timings.ranks) < 2 or not len(timings.steps):
             continue
+        timings = timings.until_all_have(policy.node_lag_s)
+        if not len(timings.steps):
+            continue
         judged |= _can_judge(timings, policy)
         slow, suspected = slow_ranks(source, timings, policy)
         findings += [*slow, *slow_link_findings(source, timings, policy, suspected)]
@@ -82,7 +95,7 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
             why = f"it needs {with_peers} steps of ranks with the same work, {by_itself} of a rank without peers"
             return [_insufficient(why)]
     if scope.is_live:
-        return [one for one in findings if one.evidence.get("ongoing", True)]
+        return [one for one in findings if one.evidence.get("ongoing", True) and one.status != "advice"]
     on_device = [at for at in attempts(source) if scope.attempt in (None, at) and has_uncompared_gaps(source, at)]
     return findings + [Finding.insufficient("straggler", "straggler", _GAPS_OF_GPUS)] * bool(on_device)
 
@@ -92,6 +105,8 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
     slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
     if DEVICE in timings.own:
         slow = [one for one in slow if _is_waited_for(source, timings, one, policy)]
+        slow = _without_ends_of_links(source, timings, slow, policy)
+        slow = [one for one in slow if not any(_follows(source, timings, one, other) for other in slow)]
     found = _suspects(source, timings, without_side_effects(slow, policy), policy)
     return [_finding(source, timings, suspect, policy) for suspect in found], found
 
@@ -99,9 +114,37 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
 def _is_waited_for(source: Source, timings: Timings, slow: Straggler, policy: StragglerPolicy) -> bool:
     """Return False if others in its groups cause far more waiting than the rank. Calls show the least that it waited,
     so that a rank that waits in many calls, as in a group with a slow link, seems to work for the rest."""
-    arrivals = load_arrivals(source, timings.attempt, slow.rank, slow.first_step, slow.last_step)
+    if not slow.has_peers:
+        return True
+    arrivals = load_arrivals(source, timings.attempt, slow.rank, slow.first_step, slow.last_step, within_stages=True)
     caused, most = arrivals.caused_wait_ratio, arrivals.most_caused_wait_ratio
-    return not slow.has_peers or caused is None or most is None or most - caused < policy.device_other_wait_ratio
+    return caused is None or most is None or most - caused < policy.device_other_wait_ratio
+
+
+def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler) -> bool:
+    """Return True if a rank may have lost its excess by waiting for a slower one: that it waited less is the least that
+    calls show, so its own slowness is not proven. A shard's partners are late with it in their other groups."""
+    first, last = max(one.first_step, slower.first_step), min(one.last_step, slower.last_step)
+    if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
+        return False
+    first = max(first, last - FOLLOWED_STEPS)
+    return waited_for_ms(source, timings.attempt, one.rank, slower.rank, first, last) >= one.excess_ms
+
+
+def _without_ends_of_links(
+    source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy
+) -> list[Straggler]:
+    """Drop ranks whose excess a slow link explains. On a GPU the transfers that a rank waited for are no waits for
+    others: they look like its own work."""
+    limits = policy.slow_link
+    links = slow_links(source, timings.attempt, limits, since_step=int(timings.steps.min())) if slow else []
+    clear = [link for link in links if link.has_peers and link.factor >= limits.clear_factor]
+
+    def is_end(one: Straggler, link: SlowLink) -> bool:
+        overlaps = one.first_step <= link.last_step and link.first_step <= one.last_step
+        return one.rank in link.ranks and overlaps and one.excess_ms <= link.excess_ms
+
+    return [one for one in slow if one.cause == "data" or not any(is_end(one, link) for link in clear)]
 
 
 def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:
@@ -117,8 +160,9 @@ def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], polic
     counters: dict[tuple[int, str], Counters] = {
         (one.rank, one.cause): _counters(source, timings, one, policy) for one in slow
     }
+    dated = [_with_onset(source, timings, one, counters[one.rank, one.cause], policy) for one in slow]
     nodes = _nodes(source, timings.attempt)
-    found = suspects(slow, counters, nodes, int(timings.steps.min()), policy)
+    found = suspects(dated, counters, nodes, int(timings.steps.min()), policy)
     return [_with_device(source, timings, suspect, policy) for suspect in found]
 
 
@@ -141,6 +185,19 @@ def _counters(source: Source, timings: Timings, slow: Straggler, policy: Straggl
         return counters
     # The others do other work, but wait for a core, page and collect garbage as little.
     return replace(counters, cpu_ms=None, cpu_ratio=None, tokens_ratio=None)
+
+
+def _with_onset(
+    source: Source, timings: Timings, slow: Straggler, counters: Counters, policy: StragglerPolicy
+) -> Straggler:
+    """Date a rank by its CPU time where that shows that it computes more than its peers."""
+    found = attribute(
+        counters, cause=slow.cause, excess_ms=slow.excess_ms, factor=slow.factor, policy=policy.corroboration
+    )
+    is_work = found.cause == "compute" and found.confirmed and counters.on_cpu
+    if not is_work or not slow.has_peers or slow.paused_ratio:
+        return slow
+    return with_onset(source, timings, slow, _peers_of(timings, slow), policy)
 
 
 def _with_device(source: Source, timings: Timings, suspect: Suspect, policy: StragglerPolicy) -> Suspect:
@@ -189,10 +246,18 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "ongoing": suspect.ongoing,
     }
     place = worst.place(policy.place_ratio)
-    if place == DEVICE:
+    is_least = place == DEVICE
+    peers = _peers_of(timings, worst) if worst.has_peers else []
+    if is_least:
         evidence["measured_by"] = "durations of calls over their members"
-    elif place:
+        place = host_gap(source, timings.attempt, worst, peers, policy)
+        if place:
+            evidence["place_measured_by"] = "gaps between the host's spans"
+    if place:
         evidence["place"] = place
+    phase = named_phase(source, timings.attempt, worst, peers, policy) if not place or place in GAPS else ""
+    if phase:
+        evidence["named_phase"] = phase
     if not worst.has_peers:
         evidence["compared_with"] = "its own past"
     if suspect.node:
@@ -200,18 +265,21 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     if suspect.why:
         evidence["reason"] = suspect.why
     if len(suspect.ranks) == 1:
-        log = EventLog.load(source, (event_kinds.SLOW_LINE,))
+        log = EventLog.load(source, (event_kinds.SLOW_LINE, *PROFILE_EVENTS))
         evidence |= slow_line(log, timings.attempt, suspect.ranks[0])
+        evidence |= against_peer(log, timings.attempt, suspect.ranks[0])
     evidence |= suspect.counters.evidence() | (suspect.device.evidence() if suspect.device else {})
     if worst.has_peers:  # without peers it is a stage, and others wait for its messages in any case
         arrivals = load_arrivals(source, timings.attempt, worst.rank, worst.first_step, worst.last_step)
         evidence |= arrivals.evidence()
+    has_data_spans = bool(np.nansum(timings.own["data"]) > 0)
+    is_duty = _is_duty(suspect, place, has_data_spans=has_data_spans)
     return Finding(
         analyzer="straggler",
         kind="straggler",
-        severity=cost.severity(policy),
-        status="fired",
-        summary=_summary(suspect, place, has_data_spans=bool(np.nansum(timings.own["data"]) > 0)),
+        severity="info" if is_duty else cost.severity(policy),
+        status="advice" if is_duty else "fired",
+        summary=_summary(suspect, place, phase, is_least=is_least, has_data_spans=has_data_spans),
         ranks=suspect.ranks,
         first_step=suspect.first_step,
         last_step=suspect.last_step,
@@ -223,7 +291,15 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     )
 
 
-def _summary(suspect: Suspect, place: str, *, has_data_spans: bool) -> str:
+def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
+    """Return True if the others may well wait for a duty of the rank: after the optimizer rank 0 logs, evaluates and
+    draws for all. What its host or its device's clock does to it is none. Where a loop makes its batches itself, they
+    are in that time, too, and nothing is excused."""
+    is_own = suspect.cause == "compute" or suspect.reason == "blocked"
+    return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own
+
+
+def _summary(suspect: Suspect, place: str, phase: str, *, is_least: bool, has_data_spans: bool) -> str:
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
@@ -237,13 +313,15 @@ def _summary(suspect: Suspect, place: str, *, has_data_spans: bool) -> str:
         "pauses": f"paused in {100 * worst.paused_ratio:.0f} % of steps {first} to {last}",
         "rotating": f"{was} slow in turn in steps {first} to {last}",
     }[suspect.pattern]
-    # Calls show the least that others waited; where in the step it was lost, they do not tell.
-    most = "at least " if place == DEVICE else "up to " if len(suspect.members) > 1 else ""
+    # Calls show the least that others waited.
+    most = "at least " if is_least else "up to " if len(suspect.members) > 1 else ""
     measure = "" if worst.has_peers else " its former time"
     work = _WORK.get(suspect.cause, "compute")
     where = PLACE_TEXTS.get(place, "")
     if place == "after_optimizer" and not has_data_spans:
         where = _NO_DATA_SPANS
+    if phase:
+        where = phase_text(phase)
     excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
     return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why) if part)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from analyzers.source import Source
 
-__all__ = ["Arrivals", "load_arrivals"]
+__all__ = ["Arrivals", "load_arrivals", "waited_for_ms"]
 
 ARRIVAL_STEPS = 50
 """Newest slow steps whose collectives are read: enough for a percentage, little enough for any run."""
@@ -38,22 +38,34 @@ class Arrivals:
         }
 
 
-def load_arrivals(source: Source, attempt: int, rank: int, first_step: int, last_step: int) -> Arrivals:
-    """Read them: the member with the shortest time in a collective came last, and the others waited the difference."""
+def load_arrivals(
+    source: Source, attempt: int, rank: int, first_step: int, last_step: int, *, within_stages: bool = False
+) -> Arrivals:
+    """Read them: the member with the shortest time in a collective came last, and the others waited the difference.
+
+    With `within_stages`, of groups whose members send each other no messages: between the stages of a pipeline its
+    schedule decides who comes last.
+    """
     if not source.has("collectives"):
         return Arrivals(num_last=0, num_checked=0, caused_wait_ratio=None)
     first = max(first_step, last_step - ARRIVAL_STEPS)
     rows = source.rows(
         """
+        WITH asked AS (
+            SELECT rank, peer, process_group, seq, op, end_ns - issue_ns AS took
+            FROM collectives WHERE attempt = ? AND step BETWEEN ? AND ? AND end_ns IS NOT NULL),
+        calls AS (SELECT * FROM asked WHERE op NOT IN ('send', 'recv')),
+        pairs AS (SELECT DISTINCT rank, peer FROM asked WHERE ? AND op IN ('send', 'recv')),
+        members AS (SELECT DISTINCT process_group, rank FROM calls),
+        across AS (SELECT DISTINCT one.process_group FROM members one JOIN pairs USING (rank)
+                   JOIN members other ON other.process_group = one.process_group AND other.rank = pairs.peer)
         SELECT shortest, count(*), sum(waited_ns) FROM (
-            SELECT arg_min(rank, end_ns - issue_ns) AS shortest,
-                   CAST(sum(end_ns - issue_ns) - count(*) * min(end_ns - issue_ns) AS DOUBLE) AS waited_ns
-            FROM collectives
-            WHERE attempt = ? AND step BETWEEN ? AND ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
+            SELECT arg_min(rank, took) AS shortest, CAST(sum(took) - count(*) * min(took) AS DOUBLE) AS waited_ns
+            FROM calls ANTI JOIN across USING (process_group)
             GROUP BY process_group, seq HAVING count(*) > 1 AND bool_or(rank = ?)
         ) GROUP BY shortest
         """,
-        [attempt, first, last_step, rank],
+        [attempt, first, last_step, within_stages, rank],
     )
     caused_ns = {last: waited_ns for last, _, waited_ns in rows}
     whole_ns = sum(caused_ns.values())
@@ -63,3 +75,21 @@ def load_arrivals(source: Source, attempt: int, rank: int, first_step: int, last
         caused_wait_ratio=caused_ns.get(rank, 0.0) / whole_ns if whole_ns else None,
         most_caused_wait_ratio=max(caused_ns.values()) / whole_ns if whole_ns else None,
     )
+
+
+def waited_for_ms(source: Source, attempt: int, rank: int, culprit: int, first_step: int, last_step: int) -> float:
+    """Return the most that a rank can have waited for another one per step: in all calls of their groups that the other
+    was the last to enter, whether or not the rank computed meanwhile."""
+    ((waited_ms,),) = source.rows(
+        """
+        SELECT CAST(sum(took - shortest) / 1e6 / (? - ? + 1) AS DOUBLE) FROM (
+            SELECT rank, end_ns - issue_ns AS took, min(end_ns - issue_ns) OVER call AS shortest,
+                   arg_min(rank, end_ns - issue_ns) OVER call AS last
+            FROM collectives
+            WHERE attempt = ? AND step BETWEEN ? AND ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
+            WINDOW call AS (PARTITION BY process_group, seq)
+        ) WHERE rank = ? AND last = ?
+        """,
+        [last_step, first_step, attempt, first_step, last_step, rank, culprit],
+    )
+    return float(waited_ms or 0.0)

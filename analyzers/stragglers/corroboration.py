@@ -31,7 +31,7 @@ import numpy as np
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.policy import CorroborationPolicy
 
-__all__ = ["REASONS", "Attribution", "Counters", "attribute", "load_counters"]
+__all__ = ["REASONS", "Attribution", "Counters", "attribute", "load_counters", "some_peers"]
 
 Reason = Literal["", "core", "gc", "paging", "blocked", "kept"]
 REASONS: dict[str, str] = {
@@ -91,6 +91,15 @@ class Counters:
             return False
         others_ms = max(self.own_run_delay_ms - self.run_delay_ms, self.usual_run_delay_ms or 0.0)
         return self.own_run_delay_ms - others_ms >= policy.own_core_ratio * self.own_run_delay_ms
+
+    def is_share_of_waits(self, excess_ms: float, policy: CorroborationPolicy) -> bool:
+        """Return True if an excess of computing is small against what the rank waits for a core on a crowded machine,
+        and its CPU time hardly above its peers'. Healthy ranks differ by as much there, whatever part of the excess the
+        medians of their waits show."""
+        own_ms = self.own_run_delay_ms
+        if not self.on_cpu or own_ms is None or not self.is_crowded(policy):
+            return False
+        return excess_ms < policy.own_core_ratio * own_ms and (self.cpu_ratio or 0.0) < policy.crowded_cpu_ratio
 
     def evidence(self) -> dict[str, Any]:
         """Known values for a finding's evidence."""
@@ -160,6 +169,12 @@ def _has_more_tokens(counters: Counters, factor: float, policy: CorroborationPol
     return factor > 1 and (counters.tokens_ratio or 0.0) >= policy.explained_ratio * (factor - 1)
 
 
+def some_peers(peers: Sequence[int], rank: int) -> list[int]:
+    """The peers but `rank` itself; of more than `MAX_PEERS` every n-th."""
+    others = [peer for peer in peers if peer != rank]
+    return others[:: max(1, -(-len(others) // MAX_PEERS))]
+
+
 def load_counters(
     source: Source,
     attempt: int,
@@ -177,9 +192,7 @@ def load_counters(
     rank, spans = slow
     last_step = max(last for _, last in spans)
     typical = np.nanmean if means else np.nanmedian
-    peers = [peer for peer in peers if peer != rank]
-    every = -(-len(peers) // MAX_PEERS) if peers else 1
-    ranks = [rank, *peers[::every]]
+    ranks = [rank, *some_peers(peers, rank)]
     table = source.query(
         f"""
         SELECT rank, {", ".join(_COLUMNS)} FROM steps

@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.stragglers.corroboration import REASONS
-from analyzers.stragglers.place_texts import PLACE_TEXTS
+from analyzers.stragglers.place_texts import PLACE_TEXTS, phase_text
 from analyzers.wording import is_number, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
@@ -41,7 +41,17 @@ def _straggler(finding: Finding) -> str:
         share = f", causing {percent(caused)} of the waiting in collectives"
     if not phases:  # known from arrivals alone
         return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share}."
-    return f"Against {others}: {phases}{share}.{_line(of)}"
+    where = " Where in the step was not measured." if of.get("measured_by") and not of.get("place") else ""
+    return f"Against {others}: {phases}{share}.{_profile(of) or _line(of) or where}"
+
+
+def _profile(of: Mapping[str, Any]) -> str:
+    """Operator in which the rank spends the most beyond its peer, by a capture of both."""
+    operators = of.get("profile_operators")
+    if not isinstance(operators, list) or not operators:
+        return ""
+    steps = f"{of.get('profile_first_step')} to {of.get('profile_last_step')}"
+    return f" A trace of steps {steps} has {operators[0]} a step against rank {of.get('profile_peer_rank')}."
 
 
 def _line(of: Mapping[str, object]) -> str:
@@ -73,10 +83,13 @@ _HOST_NEXT = {
 
 def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
-    place = str(finding.evidence.get("place"))
+    if finding.status == "advice":
+        return f"All wait for {rank} where it may log or evaluate for them: do that in fewer steps, or in a thread."
+    place, phase = str(finding.evidence.get("place")), finding.evidence.get("named_phase")
+    where = phase_text(str(phase)) if phase else PLACE_TEXTS.get(place, "")
     return {
-        "compute": f"Look at what {rank} computes{PLACE_TEXTS[place]}: most of what it loses is there."
-        if place in _GAPS
+        "compute": f"Look at what {rank} computes{where}: most of what it loses is there."
+        if phase or place in _GAPS
         else f"Check clocks, temperature and other jobs on the device and host of {rank}.",
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
         "data": f"Check the data loader and the disk on the host of {rank}.",

@@ -7,11 +7,14 @@ In a pipeline with one rank per stage no two ranks have the same work; among ten
 A rank that was always slow cannot be distinguished from one that has more to do (`pipeline` measures the work of a
 stage), but one that became slow can:
 
-1. Each rank's own time over its usual one (the lower quartile, so that a slow part of the run is not the measure).
+1. Each rank's own time over its usual one: the fastest block of as many observations as a history must have, so that
+   no slow part of the run is the measure, however long it is.
 2. `change_point` finds ranks whose time over that of the others, in the same observations, grew and stayed so. What all
    have in common (longer sequences, a host that others use) cancels out.
 3. What does not cancel out, because it affects stages differently, makes the others grow, too: the rank's own time must
    have grown by `past_others_factor` times as much as that of any other.
+4. Who waits long for a slow stage is slower itself afterwards, by what its caches lost. A rank whose time grew by far
+   less than all work of another (`second_cause_ratio`) is not named.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["find_slower_than_before"]
 
+_LEAST_MS = 1e-3
+_KNEE = 2.0
+"""Ratio to the usual work above which ratios are compressed: a slowdown up to twice is judged as it is."""
+
 
 def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
     """Find ranks without peers that became slower and stayed so, of one attempt, by compute and data."""
@@ -48,7 +55,7 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     own: dict[Cause, Matrix] = {"compute": complete(timings.compute), "data": complete(timings.own["data"])}
     single = {"compute": timings.without_peers(timings.peers), "data": timings.without_peers(timings.data_peers)}
     whole = own["compute"] + own["data"]
-    usual = np.maximum(np.quantile(whole, 0.25, axis=1, keepdims=True), 1e-3).astype(np.float32)
+    usual = _usual(whole, policy.change.min_before)
     change = replace(policy.change, min_effect_ratio=policy.past_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
@@ -60,10 +67,10 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     for cause, place, values, noisy in compared:
         if not len(single[cause]):
             continue
-        ratios: Matrix = values / usual
+        ratios = _compressed(values / usual)
         for segment in find_changes(ratios - others_median(ratios), values, noisy, change):
             is_lasting = segment.row in single[cause] and outlasts_bursts(timings, segment, policy)
-            if is_lasting and _is_its_own(ratios, segment, policy):
+            if is_lasting and _is_its_own(values, whole, segment, policy):
                 straggler = replace(_measure(timings, segment, cause, values, whole), found_in=place)
                 is_known = any(one.rank == straggler.rank and one.cause == cause for one in found)
                 if not is_known and is_significant(straggler, policy):
@@ -77,11 +84,27 @@ def _grown(values: Matrix, begin: int) -> Matrix:
     return (after - before).astype(np.float32)
 
 
-def _is_its_own(ratios: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:
-    """Decide whether the rank alone became slower."""
-    grown = _grown(ratios, segment.begin)
-    others = float(np.max(np.delete(grown, segment.row)))
-    return bool(grown[segment.row] >= max(policy.past_effect_ratio, policy.past_others_factor * others))
+def _usual(whole: Matrix, length: int) -> Matrix:
+    """Median of each row's fastest block of `length` observations; the first block begins with the first one."""
+    count = max(1, whole.shape[1] // length)
+    blocks = whole[:, : count * length].reshape(len(whole), count, -1)
+    usual: Matrix = np.maximum(np.median(blocks, axis=2).min(axis=1, keepdims=True), _LEAST_MS).astype(np.float32)
+    return usual
+
+
+def _compressed(ratios: Matrix) -> Matrix:
+    """Ratios above `_KNEE` on a scale of logarithms: the noise of a rank that takes 50 times as long is 50 times its
+    former one, and would hide that it changed."""
+    return np.where(ratios > _KNEE, _KNEE * (1 + np.log(np.maximum(ratios, _KNEE) / _KNEE)), ratios).astype(np.float32)
+
+
+def _is_its_own(values: Matrix, whole: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:
+    """Decide whether the rank alone became slower: by how much of all work before, it and the others."""
+    before = np.maximum(np.median(whole[:, : segment.begin], axis=1), _LEAST_MS)
+    grown, of_all = _grown(values, segment.begin) / before, _grown(whole, segment.begin) / before
+    others, others_of_all = (float(np.max(np.delete(growth, segment.row))) for growth in (grown, of_all))
+    least = (policy.past_effect_ratio, policy.past_others_factor * others, policy.second_cause_ratio * others_of_all)
+    return bool(grown[segment.row] >= max(least))
 
 
 def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, whole: Matrix) -> Straggler:

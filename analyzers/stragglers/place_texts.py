@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["PLACE_TEXTS"]
+__all__ = ["PLACE_TEXTS", "phase_text"]
+
+MAX_NAME = 40
 
 PLACE_TEXTS = {
     "forward": " in forward", "backward": " in backward", "optimizer": " in the optimizer",
     "before_forward": " before the forward pass", "forward_to_backward": " between forward and backward",
     "backward_to_optimizer": " between backward and the optimizer", "after_optimizer": " after the optimizer",
 }  # fmt: skip
+
+
+def phase_text(name: str) -> str:
+    """Words for a phase of the loop's own name."""
+    return f" in its phase {name[:MAX_NAME]}"

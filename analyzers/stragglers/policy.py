@@ -164,6 +164,10 @@ class CorroborationPolicy:
     crowded_s: float = 10.0
     """Seconds for which a rank must wait for a core there: on clean loops with ten jobs a core one of two ranks had a
     core of its own for up to 4 s."""
+    crowded_cpu_ratio: float = 0.15
+    """CPU time over the peers', less one, up to which a rank of a crowded machine need not work more. In 354 stretches
+    of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an excess of up
+    to 14 % of the work (10 to 39 ms)."""
     min_usual_steps: int = 10
     """Steps outside of the slow ones (count) from which it is known what is usual. Source: convention."""
     worked_ratio: float = 0.5
@@ -215,6 +219,10 @@ class StragglerPolicy:
     slow_link: SlowLinkPolicy = field(default_factory=SlowLinkPolicy)
     warm_up_steps: int = 5
     """First observations of an attempt that are left out: compilation, allocators, caches, autotuning."""
+    node_lag_s: float = 120.0
+    """Seconds by which the records of one rank may end before those of the others because its node's arrive later: the
+    steps after them are judged once they are there. A rank whose records end earlier has left. Source: bound, a round
+    of `watch` on a crowded machine and of publishing is some 30 s."""
     burst_step_s: float = 0.05
     """Length of the steps (s) for which the least numbers of observations were measured. A burst of another job lasts
     for a time and not for a number of steps: where steps are shorter, a slowdown must last as long in seconds."""
@@ -239,6 +247,10 @@ class StragglerPolicy:
     place_ratio: float = 0.75
     """Part of a rank's excess that one phase or gap must hold to be named: a rank that is slow in all its computing has
     some 60 % of it in backward."""
+    host_gap_of_peers_ratio: float = 0.25
+    """Gap between phases on the hosts of peers / excess of a rank on a GPU in it, up to which it names the place. Where
+    a loop reads a value back hosts wait for their devices, those of peers for the whole work before it: a device must
+    be 5 times as slow as theirs to pass. Source: bound."""
     device_other_wait_ratio: float = 0.4
     """Part of the waiting in its groups that another member causes beyond what a rank on a GPU causes, from which it is
     that one's doing. Source: simulated runs; up to 0.2 for slow ranks and those of a slow node, 0.5 and more for ranks
@@ -250,6 +262,12 @@ class StragglerPolicy:
     gain from which the verdict mentions balanced ranks."""
     past_effect_ratio: float = 0.10
     """Smallest growth over its own past of a rank without peers: no spread is known, as with one peer only."""
+    onset_reach: int = 10
+    """Observations by which the CPU time may move an onset that the wall clock shows: on two cores with a load of 12
+    to 18 it was up to 8 off in five runs of the demo, the CPU time never by one."""
+    onset_sigmas: float = 3.0
+    """Rise of the CPU time / noise of one step's from which it dates the onset: half a rise is then 1.5 sigmas, and two
+    steps that are disturbed one after the other are rare. In those runs it was 4 to 6."""
     past_others_factor: float = 2.0
     """Its growth / the largest of another rank in the same observations, which do other work."""
 

@@ -1,7 +1,8 @@
 """Findings of slow links: kind `straggler`, cause `communication`.
 
 A link is not reported if one of its ranks is slow meanwhile for a cause that also slows its transfers, nor one that is
-only slower than before while its ranks wait for cores: a transfer through the host waits with them.
+only slower than before while its ranks wait for cores: a transfer through the host waits with them. Nor one that was
+slow for no longer than a burst of another job lasts.
 """
 
 from __future__ import annotations
@@ -42,9 +43,21 @@ def slow_link_findings(
         _finding(source, timings, _with_route(source, timings.attempt, link), policy)
         for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
         if link.is_significant(step_ms, policy.slow_link)
+        and _outlasts_bursts(timings, link, policy)
         and not any(_explains(suspect, link, timings, policy) for suspect in found)
         and not (not link.has_peers and _is_crowded(source, timings.attempt, link, policy))
     ]
+
+
+def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) -> bool:
+    """Decide whether it lasted for longer than another job's burst, in seconds: steps may be short."""
+    limits = policy.slow_link
+    least_s = limits.min_windows * limits.window_steps * policy.burst_step_s if link.has_peers else limits.history.min_s
+    during = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
+    if not during.any():
+        return False
+    step_s = float(np.mean(np.nanmedian(timings.duration[:, during], axis=0))) / 1e3
+    return (link.last_step - link.first_step + 1) * step_s >= least_s
 
 
 def _is_crowded(source: Source, attempt: int, link: SlowLink, policy: StragglerPolicy) -> bool:

@@ -4,7 +4,8 @@
         suspect.ranks, suspect.cause, suspect.reason, suspect.pattern, suspect.node
 
 1. Counters corroborate or change the cause of each slow rank (`corroboration`). One that waits for a core, as its peers
-   do or as all ranks do at other times, is none.
+   do or as all ranks do at other times, is none. Nor is one whose excess is small against the waits of a crowded
+   machine, where healthy ranks differ by as much.
 2. A rank that is slow in several phases because of its host is one suspect, not several.
 3. Most ranks of one node, slow at the same time for the same cause, are the node; with one node only there is nothing
    to compare it with.
@@ -99,6 +100,10 @@ def suspects(
             policy=policy.corroboration,
         )  # fmt: skip
         if attribution.is_waiting and not own.has_own_core(policy.corroboration):
+            continue
+        if attribution.cause in ("compute", "host") and own.is_share_of_waits(
+            straggler.excess_ms, policy.corroboration
+        ):
             continue
         if straggler.factor <= 1 and own.is_crowded(policy.corroboration):
             continue  # its peers are kept from working as long in another phase

@@ -160,3 +160,44 @@ def test_a_store_of_an_older_recorder_says_less_and_nothing_false() -> None:
     assert finding.cause == "compute"
     assert "cpu_time_excess_ms" not in finding.evidence
     assert load_counters(store, 0, (3, [(60, 119)]), [0, 1, 2]).cpu_ms is None
+
+
+def on_shared_cores(seed: int, *, wait_ms: float, excess_wait_ms: float, cpu_growth: float) -> MemoryStore:
+    """Rank 3 is slower from step 60 on. Each rank waits `wait_ms` a step for its core; rank 3 so much more then, and it
+    takes `cpu_growth` more CPU time, as the caches that another job shares make it."""
+    store = counted(seed, cpu_ns=f"cpu_ns * {1 + cpu_growth} / 1.5")
+    store.connection.execute(f"UPDATE steps SET run_delay_ns = {int(wait_ms * 1e6)}")
+    store.connection.execute(
+        f"UPDATE steps SET run_delay_ns = {int((wait_ms + excess_wait_ms) * 1e6)} WHERE rank = 3 AND step >= 60"
+    )
+    return store
+
+
+@pytest.mark.parametrize("cpu_growth", [0.0, 0.05, 0.1])
+def test_a_healthy_rank_that_shares_its_core_is_told_to_wait_for_it(cpu_growth: float) -> None:
+    """A quiet machine, and one other job on the rank's core: its recorded wait explains the excess."""
+    store = on_shared_cores(31, wait_ms=0.1, excess_wait_ms=35.0, cpu_growth=cpu_growth)
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.cause) == ((3,), "host")
+    assert "waits for a core that another process uses" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("excess_wait_ms", "cpu_growth"), [(35.0, 0.02), (4.0, 0.01), (-1.5, 0.09), (20.0, 0.11)],
+    ids=["waits", "its-median-wait-shows-little", "caches", "both"],
+)  # fmt: skip
+def test_a_small_excess_on_a_crowded_machine_blames_no_rank(excess_wait_ms: float, cpu_growth: float) -> None:
+    """As recorded of healthy ranks on two cores with a load of 12 to 18: 10 to 39 ms more work over 20 steps, and three
+    times the CPU time waited for a core."""
+    assert judged(on_shared_cores(31, wait_ms=300.0, excess_wait_ms=excess_wait_ms, cpu_growth=cpu_growth)) == []
+
+
+def test_a_rank_that_computes_half_as_much_again_is_named_on_a_crowded_machine() -> None:
+    (finding,) = judged(on_shared_cores(31, wait_ms=300.0, excess_wait_ms=10.0, cpu_growth=0.5))
+    assert (finding.ranks, finding.cause) == ((3,), "compute")
+
+
+def test_a_rank_that_sleeps_for_longer_than_ranks_wait_is_named_on_a_crowded_machine() -> None:
+    (finding,) = judged(on_shared_cores(31, wait_ms=60.0, excess_wait_ms=0.0, cpu_growth=0.0))
+    assert (finding.ranks, finding.cause) == ((3,), "host")
+    assert "idle off-CPU" in finding.summary

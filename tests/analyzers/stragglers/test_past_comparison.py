@@ -59,6 +59,45 @@ def test_what_all_ranks_share_is_nobodys_fault(seed: int) -> None:
     assert find_slower_than_before(longer) == []
 
 
+def restless(timings: Timings, seed: int, rank: int) -> Timings:
+    """A rank that loses its core in every other step, for as long as its own work takes: two shared cores."""
+    rng = np.random.default_rng(seed)
+    num = len(timings.steps)
+    lost_ms = np.where(rng.random(num) < 0.5, rng.exponential(60.0, num), 0.0)
+    own = {phase: values.copy() for phase, values in timings.own.items()}
+    own["backward"][rank] += lost_ms.astype(np.float32)
+    return replace(timings, own=own)
+
+
+@pytest.mark.parametrize("machine", ["quiet", "busy"])
+def test_a_stage_that_is_slow_in_most_steps_is_found_beside_a_restless_one(machine: str) -> None:
+    """Four of five judged steps are slow: those before them are the measure all the same."""
+    hits = 0
+    for seed in range(20):
+        fault = Slow(rank=1, step=31, factor=60.0)
+        timings = one_rank_a_stage(seed, ranks=2, steps=150, machine=machine, faults=[fault])
+        found = find_slower_than_before(restless(timings, seed, 0))
+        assert named(found) in ([], [(1, "compute")]), seed
+        assert all(abs(straggler.first_step - 31) <= 12 for straggler in found), seed
+        hits += bool(found)
+    assert hits >= 19
+
+
+@pytest.mark.parametrize("begin", [9, 21, 51])
+def test_who_waits_long_for_a_slow_stage_is_not_slow_itself(begin: int) -> None:
+    """Its caches are cold after each wait: 3 times its optimizer, where the slow stage sleeps half a second."""
+    for seed in range(5):
+        timings = one_rank_a_stage(seed, ranks=2, steps=100)
+        own = {phase: values.copy() for phase, values in timings.own.items()}
+        own["forward"][1, timings.steps >= begin] += 500
+        own["optimizer"][0, timings.steps >= begin] *= 3
+        for steps in range(30, 100, 5):  # as it is judged while it trains
+            part = {phase: values[:, :steps] for phase, values in own.items()}
+            short = replace(timings, own=part, steps=timings.steps[:steps], wait=timings.wait[:, :steps],
+                            duration=timings.duration[:, :steps])  # fmt: skip
+            assert 0 not in {rank for rank, _ in named(find_slower_than_before(short))}, (seed, steps)
+
+
 def test_ranks_with_peers_are_left_to_the_comparison_with_them() -> None:
     timings = simulate(2, ranks=8, stages=4, steps=200, faults=[Slow(rank=3, step=100, factor=1.5)])
     assert find_slower_than_before(timings) == []

@@ -3,12 +3,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from analyzers.account.timings import GAPS, OWN_PHASES, Timings, load_timings, others_median
+from analyzers.account.timings import OWN_PHASES, Timings, others_median
 from analyzers.finding import Finding
 from analyzers.report.wording.explained import why
 from analyzers.scope import Scope
@@ -16,11 +15,9 @@ from analyzers.source import Source
 from analyzers.stragglers.analyze import stragglers
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
 from analyzers.stragglers.policy import StragglerPolicy
-from store import Store
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
-from tests.factories import make_run
 
 
 def judged(source: Source) -> list[Finding]:
@@ -345,47 +342,3 @@ def test_a_straggler_keeps_a_slow_link_quiet_only_if_it_explains_it(fault: Slow,
     assert (fault.rank,) in [finding.ranks for finding in found if finding.cause != "communication"]
     links = [finding.ranks for finding in found if finding.cause == "communication"]
     assert links == ([] if explains else [(5,)])
-
-
-@pytest.mark.parametrize("gap", GAPS)
-def test_work_between_phases_is_judged_like_work_in_a_phase(tmp_path: Path, gap: str) -> None:
-    gaps_ms = dict.fromkeys(GAPS, 5.0)
-    run = make_run(tmp_path, ranks=4, steps=60, gaps_ms=gaps_ms, slow={2: 5.0}, phase=gap, slow_from=30)
-    with Store.open(run) as store:
-        (found,) = judged(store)
-    assert (found.ranks, found.evidence["place"]) == ((2,), gap)
-    assert abs((found.first_step or 0) - 30) <= 2
-    assert found.evidence["excess_ms"] == pytest.approx(20, abs=2)
-    words = {
-        "before_forward": "before the forward pass", "forward_to_backward": "between forward and backward",
-        "backward_to_optimizer": "between backward and the optimizer", "after_optimizer": "after the optimizer",
-    }  # fmt: skip
-    assert f"per step {words[gap]} (" in found.summary
-
-
-def test_gaps_of_a_rank_on_a_gpu_are_not_own_work(tmp_path: Path) -> None:
-    """There the host waits for its device, and so for others, wherever it reads a value back."""
-    devices = {rank: {"device": f"cuda:{rank}"} for rank in range(4)}
-    run = make_run(
-        tmp_path, steps=60, gaps_ms={"after_optimizer": 5.0}, slow={2: 5.0}, phase="after_optimizer",
-        identities=devices,
-    )  # fmt: skip
-    with Store.open(run) as store:
-        timings = load_timings(store, 0)
-        assert timings is not None
-        assert set(timings.own) == set(OWN_PHASES)
-        (found,) = judged(store)
-    assert found.status == "insufficient_data", "not compared is not healthy"
-    assert "GPU" in found.summary
-
-
-def test_without_gaps_on_the_tapes_phases_are_judged(tmp_path: Path) -> None:
-    run = make_run(tmp_path, ranks=4, steps=60, slow={2: 1.5})
-    with Store.open(run) as store, store.session(
-        steps="SELECT * REPLACE (CAST(NULL AS BIGINT) AS before_forward_ns) FROM steps"
-    ) as session:  # fmt: skip
-        timings = load_timings(session, 0)
-        assert timings is not None
-        assert set(timings.own) == set(OWN_PHASES)
-        (found,) = judged(session)
-    assert found.ranks == (2,)

@@ -1,0 +1,85 @@
+"""Onset of a rank that computes more, from its CPU time.
+
+    slow = with_onset(source, timings, slow, peers=[0, 1, 2], policy)     # slow.first_step: 60 instead of 58
+
+Other jobs delay a rank's steps by the wall clock, and a delay right before the onset is taken for its begin, a quiet
+step after it for a later one. They hardly change the CPU time that the steps cost.
+
+1. The CPU time of each step over the median of the peers', in `onset_reach` observations on both sides of the onset,
+   and as many more on each to know the level before and after.
+2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
+   those before and after, as many of their noises from each: what takes longer varies more.
+3. It stands only where the levels are `onset_sigmas` of a single step's noise apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.robust import difference_sigma
+from analyzers.source import Source, floats, ints
+from analyzers.stragglers.corroboration import some_peers
+from analyzers.stragglers.peer_comparison import Straggler, num_steps_of
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = ["with_onset"]
+
+_LEAST = 5
+"""Observations whose median is a level."""
+
+
+def with_onset(
+    source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy
+) -> Straggler:
+    """The rank with its first segment's begin where its CPU time rose; unchanged where that is not clear."""
+    segment, reach = slow.segments[0], policy.onset_reach
+    first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + 2 * reach)
+    steps = timings.steps[first:last]
+    if segment.begin - first < reach + _LEAST or last - segment.begin < 2 * _LEAST or (np.diff(steps) <= 0).any():
+        return slow  # too few, or steps that ran again: their CPU time is not told apart
+    excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
+    if excess is None:
+        return slow
+    low, high = segment.begin - reach - first, min(segment.begin + reach - first, len(steps) - _LEAST)
+    before, after = float(np.median(excess[:low])), float(np.median(excess[high:]))
+    noise, noise_after = (
+        max(difference_sigma(part), policy.change.min_noise_ratio) for part in (excess[:low], excess[high:])
+    )
+    if after - before < policy.onset_sigmas * noise:
+        return slow
+    level = before + (after - before) * noise / (noise + noise_after)
+    votes = np.clip(excess, before, after) - level
+    gains = np.cumsum(votes[low:][::-1])[::-1]
+    begin = first + low + int(np.argmax(gains[: high - low]))
+    segments = (replace(segment, begin=begin), *slow.segments[1:])
+    return replace(
+        slow,
+        segments=segments,
+        first_step=int(timings.steps[begin]),
+        num_steps=sum(num_steps_of(timings.steps, part) for part in segments),
+    )
+
+
+def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]) -> Matrix | None:
+    """CPU time of the first rank over the median of the others, less one, by step; None where a step lacks it."""
+    table = source.query(
+        f"""
+        SELECT rank, step, arg_max(cpu_ns, start_ns) AS cpu_ns FROM steps
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND cpu_ns > 0
+          AND rank IN ({", ".join(map(str, ranks))}) GROUP BY rank, step
+        """,
+        [attempt, steps[0], steps[-1]],
+    )
+    values: Matrix = np.full((len(ranks), len(steps)), np.nan, dtype=np.float32)
+    row_of, column_of = ({value: i for i, value in enumerate(known)} for known in (ranks, steps))
+    for rank, step, cpu_ns in zip(ints(table["rank"]), ints(table["step"]), floats(table["cpu_ns"]), strict=True):
+        if int(step) in column_of:
+            values[row_of[int(rank)], column_of[int(step)]] = cpu_ns
+    if len(ranks) < 2 or np.isnan(values).any():
+        return None
+    excess: Matrix = values[0] / others_median(values)[0] - 1
+    return excess

@@ -1,0 +1,41 @@
+"""The onset of a rank that computes more, by its CPU time: what other jobs delay by the wall clock does not move it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.analyzers.stragglers.test_corroboration import counted
+from tests.analyzers.stragglers.test_straggler import judged
+
+ONSET = 60
+DELAY = 40_000_000
+
+
+@pytest.mark.parametrize("delayed", [(), (58, 59), (57, 58, 59), (54, 58)], ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_another_job_delays_before_are_no_part_of_it(seed: int, delayed: tuple[int, ...]) -> None:
+    store = counted(seed)
+    for step in delayed:  # the wall clock alone: another process has the core
+        store.connection.execute(
+            f"UPDATE steps SET forward_ns = forward_ns + {DELAY}, duration_ns = duration_ns + {DELAY}, "
+            f"run_delay_ns = run_delay_ns + {DELAY} WHERE rank = 3 AND step = {step}"
+        )
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.cause, finding.first_step) == ((3,), "compute", ONSET)
+
+
+def test_steps_of_which_its_peers_were_delayed_are_a_part_of_it() -> None:
+    store = counted(1)
+    store.connection.execute(
+        f"UPDATE steps SET forward_ns = forward_ns + {DELAY}, duration_ns = duration_ns + {DELAY}, "
+        f"run_delay_ns = run_delay_ns + {DELAY} WHERE rank < 3 AND step BETWEEN {ONSET} AND {ONSET + 2}"
+    )
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.first_step) == ((3,), ONSET)
+
+
+def test_without_cpu_time_the_wall_clock_dates_it() -> None:
+    store = counted(1)
+    store.connection.execute("UPDATE steps SET cpu_ns = NULL WHERE step = 58")
+    (finding,) = judged(store)
+    assert abs((finding.first_step or 0) - ONSET) <= 1
