@@ -15,7 +15,7 @@ for all are a drop of the throughput: both are faults. The findings here are abo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,12 @@ from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
 from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding
+from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
-from analyzers.wording import group_text, number, rate_text
+from analyzers.wording import group_text, is_number, percent, ranks_text, rate_text
 
 __all__ = ["ANALYSES", "communication"]
 
@@ -56,17 +57,29 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
     for attempt in reversed(attempts(source)):
         if scope.attempt not in (None, attempt):
             continue
+        if away := ranks_not_here(source, attempt):
+            others = ranks_text(sorted(away))
+            return [_insufficient(f"there are no records of {others}, so waiting for them would look like a transfer")]
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
         measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + policy.warm_up_steps))
         if measured.num_steps >= policy.min_steps:
-            return _judged(source, attempt, measured, policy)
+            return _judged(source, attempt, measured, policy, _planned_ratio(scope.manifest))
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     if num_ranks < 2:
         return []
     return [_insufficient(f"it needs {policy.min_steps} steps with collectives after the first {policy.warm_up_steps}")]
 
 
-def _judged(source: Source, attempt: int, measured: Exposure, policy: CommunicationPolicy) -> list[Finding]:
+def _planned_ratio(manifest: Mapping[str, Any]) -> float | None:
+    """Share of the step that the trainer's plan gives to exposed communication."""
+    plan = manifest.get("planned")
+    ratio: Any = plan.get("communication_ratio") if isinstance(plan, Mapping) else None
+    return float(ratio) if is_number(ratio) and 0 <= ratio <= 1 else None
+
+
+def _judged(
+    source: Source, attempt: int, measured: Exposure, policy: CommunicationPolicy, planned_ratio: float | None
+) -> list[Finding]:
     phases = [
         str(phase)
         for (phase,) in source.rows(
@@ -75,21 +88,33 @@ def _judged(source: Source, attempt: int, measured: Exposure, policy: Communicat
         )
     ]
     classes = call_classes(source, attempt, phases=phases)
-    found = [_exposed(attempt, measured, classes, policy)]
+    found = [_exposed(attempt, measured, classes, policy, planned_ratio)]
     if slow := _slow_dimension(attempt, classes, policy):
         found.append(slow)
     ((num_steps,),) = source.rows("SELECT count(DISTINCT step) FROM collectives WHERE attempt = ?", [attempt])
-    if small := _small_buckets(attempt, measured, classes, num_steps, policy):
+    # What is also reduced in a forward pass is no gradient: activations, of tensor or sequence parallelism.
+    rows = source.rows(
+        "SELECT DISTINCT op, process_group, bytes FROM collectives WHERE attempt = ? AND phase = 'forward'", [attempt]
+    )
+    activations = {(str(op), str(group), int(size or 0)) for op, group, size in rows}
+    if small := _small_buckets(attempt, measured, classes, activations, num_steps, policy):
         found.append(small)
     return found
 
 
-def _exposed(attempt: int, measured: Exposure, classes: Sequence[CallClass], policy: CommunicationPolicy) -> Finding:
+def _exposed(
+    attempt: int,
+    measured: Exposure,
+    classes: Sequence[CallClass],
+    policy: CommunicationPolicy,
+    planned_ratio: float | None,
+) -> Finding:
     exposed, transfer = measured.ratio(measured.exposed_ms), measured.ratio(measured.transfer_ms)
     busy = float(measured.busy_ms.sum())
     hidden = float(measured.overlapped_ms.sum()) / busy if busy else 0.0
     step_ms = float(np.median(measured.step_ms))
     is_much = transfer >= policy.exposed_ratio
+    planned = "" if planned_ratio is None else f" (planned: {percent(planned_ratio)})"
     return Finding(
         analyzer="communication",
         kind="exposed_communication",
@@ -98,14 +123,14 @@ def _exposed(attempt: int, measured: Exposure, classes: Sequence[CallClass], pol
         first_step=int(measured.step.min()),
         last_step=int(measured.step.max()),
         cause="transfer" if is_much else "",
-        summary=f"Exposed communication takes {100 * transfer:.0f} % of a median step ({number(transfer * step_ms)} of "
-        f"{number(step_ms)} ms), without waiting for late ranks. "
-        f"{100 * hidden:.0f} % of all communication is overlapped.",
+        summary=f"Exposed communication takes {100 * transfer:.0f} % of the step time{planned}, "
+        f"without waiting for late ranks. {100 * hidden:.0f} % of all communication is overlapped.",
         evidence={
             "exposed_ratio": round(exposed, 4),
             "exposed_transfer_ratio": round(transfer, 4),
             "waiting_for_late_ratio": round(max(0.0, exposed - transfer), 4),
             "overlapped_ratio": round(hidden, 4),
+            **({} if planned_ratio is None else {"planned_ratio": round(planned_ratio, 4)}),
             "exposed_ms": round(exposed * step_ms, 3),
             "step_ms": round(step_ms, 3),
             "steps_measured": measured.num_steps,
@@ -163,9 +188,14 @@ def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: Communic
 
 
 def _small_buckets(
-    attempt: int, measured: Exposure, classes: Sequence[CallClass], num_steps: int, policy: CommunicationPolicy
+    attempt: int,
+    measured: Exposure,
+    classes: Sequence[CallClass],
+    activations: Collection[tuple[str, str, int]],
+    num_steps: int,
+    policy: CommunicationPolicy,
 ) -> Finding | None:
-    """Find gradient buckets of one group that are mostly latency."""
+    """Find gradient buckets of one group that are mostly latency; `activations` (op, group, bytes) are none."""
     step_ms = float(np.median(measured.step_ms))
     exposed_ms = measured.ratio(measured.transfer_ms) * step_ms
     best = max((one.bus_gb_per_s for one in classes), default=0.0)
@@ -175,6 +205,7 @@ def _small_buckets(
             one
             for one in classes
             if (one.process_group, one.op) == (group, op)
+            and (op, group, one.num_bytes) not in activations
             and one.num_bytes >= policy.min_bucket_bytes
             and latency_ms(one, best) >= policy.latency_ratio * one.transfer_ms
         ]
@@ -219,5 +250,10 @@ def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Findin
 
 
 ANALYSES = (
-    Analysis(kinds=("exposed_communication", "low_bandwidth", "small_buckets"), run=communication, records="sampled"),
+    Analysis(
+        kinds=("exposed_communication", "low_bandwidth", "small_buckets"),
+        run=communication,
+        records="sampled",
+        advises=True,
+    ),
 )

@@ -36,6 +36,8 @@ class Piece:
     microbatch: int | None = None
     pipeline: str = ""
     """Where the rank is in the mesh apart from its stage: ranks of one pipeline share it."""
+    zero_ns: int = 0
+    """Epoch time of millisecond 0 on the rank's host."""
 
 
 def timeline(
@@ -73,7 +75,8 @@ def timeline(
     )
     rows = source.rows(
         f"""
-        SELECT p.rank, kind, is_call, start_ns - zero, end_ns - zero, wait_ns, step, detail, stage, microbatch, pipeline
+        SELECT p.rank, kind, is_call, start_ns - zero, end_ns - zero, wait_ns, step, detail, stage, microbatch,
+               pipeline, zero
         FROM (
             SELECT *, min(start_ns) OVER (PARTITION BY coalesce(host, '')) AS zero
             FROM ({chosen}) LEFT JOIN ({hosts}) USING (rank)) p
@@ -85,9 +88,9 @@ def timeline(
         Piece(
             rank=rank, kind=str(kind or "?"), is_call=is_call, start_ms=start / 1e6,
             end_ms=None if end is None else end / 1e6, wait_ms=(wait or 0) / 1e6, step=step, detail=str(detail or ""),
-            stage=stage, microbatch=microbatch, pipeline=str(pipeline or ""),
+            stage=stage, microbatch=microbatch, pipeline=str(pipeline or ""), zero_ns=zero,
         )
-        for rank, kind, is_call, start, end, wait, step, detail, stage, microbatch, pipeline in rows
+        for rank, kind, is_call, start, end, wait, step, detail, stage, microbatch, pipeline, zero in rows
     ]  # fmt: skip
 
 

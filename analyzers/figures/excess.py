@@ -19,7 +19,7 @@ __all__ = ["excess_over_peers"]
 
 def excess_over_peers(matrix: Matrix, stages: Mapping[int, int]) -> Matrix:
     """The matrix less the median of the ranks of the same stage; NaN where a rank has no peer in that step."""
-    values = np.full_like(matrix.values, np.nan)
+    values = np.full(matrix.values.shape, np.nan)  # a measure may be whole numbers, which know no NaN
     of_row = np.array([stages.get(int(rank), 0) for rank in matrix.ranks])
     for stage in np.unique(of_row):
         rows = of_row == stage

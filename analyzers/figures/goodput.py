@@ -24,20 +24,32 @@ def waterfall(account: Account) -> go.Figure:
     wall = account.wall_s or 1.0
     lost = sorted((n for n in CATEGORIES if n != "training"), key=lambda name: -account.seconds[name])
     lost = [name for name in lost if account.seconds[name] >= _LEAST * wall]
-    names = ["wall time", *(CATEGORIES[name] for name in lost), "training"]
+    names = ["wall time", *(account.names[name] for name in lost), "training"]
     lengths = [account.wall_s, *(account.seconds[name] for name in lost), account.seconds["training"]]
     starts, left = [0.0], account.wall_s
     for name in lost:
         left -= account.seconds[name]
         starts.append(max(0.0, left))
+    starts = [*starts, 0.0]
+    colours = [SEQUENCE[7], *(CATEGORY[name] for name in lost), CATEGORY["training"]]
+    # On a narrow screen a text takes nearly half of the width: within a long bar, else on the side with more room.
+    is_long = [length >= wall / 2 for length in lengths]
+    width = 1.3 * wall
+    is_left = [
+        not long and start > width - start - length
+        for long, start, length in zip(is_long, starts, lengths, strict=True)
+    ]
     figure = new_figure(height=90 + 30 * len(names), x="seconds, mean over the ranks", showlegend=False)
     figure.add_bar(
-        y=names, x=lengths, base=[*starts, 0.0], orientation="h", width=0.68,
-        marker={"color": [SEQUENCE[7], *(CATEGORY[name] for name in lost), CATEGORY["training"]], "line": {"width": 0}},
-        text=[_hover(length, wall) for length in lengths], textposition="outside",
+        y=names, orientation="h", width=0.68,
+        x=[-length if left else length for length, left in zip(lengths, is_left, strict=True)],
+        base=[start + length if left else start for start, length, left in zip(starts, lengths, is_left, strict=True)],
+        marker={"color": colours, "line": {"width": 0}}, text=[_hover(length, wall) for length in lengths],
+        textposition=["inside" if long else "outside" for long in is_long], insidetextanchor="middle", textangle=0,
+        insidetextfont={"color": [ink(colour) for colour in colours]},
         cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
-    figure.update_xaxes(range=[0, 1.34 * account.wall_s], ticksuffix=" s")
+    figure.update_xaxes(range=[0, width], ticksuffix=" s")
     figure.update_yaxes(autorange="reversed", showgrid=False)
     return figure
 
@@ -53,7 +65,7 @@ def by_rank(account: Account) -> go.Figure:
         ordered = sorted(ranks, key=lambda rank: account.by_rank[rank]["training"])
         ranks = sorted(ordered[: MAX_RANKS // 2] + ordered[-MAX_RANKS // 2 :])
     figure = new_figure(height=int(150 + 22 * len(ranks)), x="seconds", barmode="stack")
-    for name, text in CATEGORIES.items():
+    for name, text in account.names.items():
         values = [account.by_rank[rank][name] for rank in ranks]
         if max(values) < _LEAST * account.wall_s:
             continue
@@ -72,7 +84,7 @@ def strip(account: Account) -> go.Figure:
     """The wall time as one bar, its parts from training on in the order of `CATEGORIES`."""
     figure = new_figure(height=176, barmode="stack")
     wall = account.wall_s or 1.0
-    for name, text in CATEGORIES.items():
+    for name, text in account.names.items():
         seconds = account.seconds[name]
         if seconds < _LEAST * wall:
             continue

@@ -30,7 +30,7 @@ def ranking(work: Mapping[str, Any], culprits: Sequence[int] = ()) -> go.Figure:
     total = np.sum(list(parts.values()), axis=0) if len(rank) else np.zeros(0)
     order = np.argsort(-total, kind="stable")[:MAX_RANKS]
     figure = new_figure(
-        height=int(130 + 24 * len(order)), x="own work per step, median, without waiting", barmode="stack"
+        height=int(130 + 24 * len(order)), x="medians of the phases of a step, without waiting", barmode="stack"
     )
     names = [f"<b>rank {rank[i]}</b>" if rank[i] in culprits else f"rank {rank[i]}" for i in order]
     for name, words in _PARTS.items():

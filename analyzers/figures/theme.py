@@ -124,7 +124,7 @@ def template(*, dark: bool) -> dict[str, Any]:
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": FONT, "size": 12, "color": text},
             "colorway": list(SEQUENCE),
-            "xaxis": axis,
+            "xaxis": axis | {"ticklabelstandoff": 4},  # else its first number touches that of the other axis
             "yaxis": axis,
             "hoverlabel": {
                 "bgcolor": "#1b222c" if dark else "#ffffff", "bordercolor": line,

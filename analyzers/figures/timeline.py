@@ -4,22 +4,37 @@ figure = draw(activity.timeline(store, attempt=0, first_step=38, last_step=41, r
 
 Each rank has two lanes: its spans above, its collectives below, striped, for there are more kinds than colours that all
 can tell apart. What had not ended when the records end is drawn to the right edge, hatched. In a pipeline thin lines
-follow each microbatch from stage to stage.
+follow each microbatch from stage to stage. Spans that are long enough carry their name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import plotly.graph_objects as go
 
 from analyzers.figures.activity import MAX_PIECES, Piece
+from analyzers.figures.attempt_marks import AttemptMark
 from analyzers.figures.flow import Stop, add_flow
-from analyzers.figures.theme import CALL, PHASE, SEQUENCE, label, new_figure
+from analyzers.figures.theme import ACCUSED, CALL, PHASE, SEQUENCE, ink, label, new_figure
 
-__all__ = ["draw"]
+__all__ = ["draw", "matches"]
+
+FAINT = 0.12
+MAX_STEP_LABELS = 15
+NAME_SIZE = 10
+NAMED_RATIO = 0.04
+"""Part of the width from which a span carries its name: shorter ones have no place for it."""
 
 
-def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
-    """Milliseconds since the first piece of each host."""
+def draw(
+    pieces: list[Piece], marks: Sequence[AttemptMark] = (), *, ranks: list[int] | None = None, find: str = ""
+) -> go.Figure:
+    """Milliseconds since the first piece of each host. Pieces without the words of `find` are faint.
+
+    Of `marks` those are drawn that lie between the first and the last piece.
+    """
     pieces = pieces[:MAX_PIECES]
     ranks = sorted({piece.rank for piece in pieces}) if ranks is None else ranks
     lane = {rank: i for i, rank in enumerate(ranks)}
@@ -46,8 +61,12 @@ def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
             base=[piece.start_ms for piece in of_kind], orientation="h", width=0.26 if is_call else 0.46,
             name=name + (" (in flight)" if is_open else ""), legendgroup=name,
             showlegend=(is_open or name not in named) and not (is_call and not is_open and len(kinds) > 24),
-            marker={"color": colour, "pattern": hatched, "line": {"width": 0.3, "color": "rgba(128,128,128,0.6)"}},
+            marker={
+                "color": colour, "pattern": hatched, "line": {"width": 0.3, "color": "rgba(128,128,128,0.6)"},
+                "opacity": [1.0 if matches(piece, find) else FAINT for piece in of_kind] if find else 1.0,
+            },
             hovertext=[_hover(piece) for piece in of_kind], hovertemplate="%{hovertext}<extra></extra>",
+            **_names(name, colour, of_kind, right),
         )  # fmt: skip
         named.add(name)
     stops = [
@@ -59,10 +78,82 @@ def draw(pieces: list[Piece], *, ranks: list[int] | None = None) -> go.Figure:
     add_flow(figure, stops, half=0.23)
     figure.update_yaxes(
         tickmode="array", tickvals=list(lane.values()), ticktext=[f"rank {rank}" for rank in lane],
-        range=[len(lane) - 0.4, -0.6], showgrid=False,
+        range=[len(lane) - 0.4, -0.85], showgrid=False,
     )  # fmt: skip
     figure.update_xaxes(range=[0, right], ticksuffix=" ms", title={"text": ""})
+    figure.update_layout(uniformtext={"minsize": NAME_SIZE, "mode": "hide"})  # else a narrow bar shrinks its name
+    _add_steps(figure, pieces, right)
+    _add_marks(figure, pieces, marks, right)
     return figure
+
+
+def matches(piece: Piece, find: str) -> bool:
+    """Return True if all words of `find` occur in the piece's name, its rank or its details."""
+    text = f"{piece.kind} rank {piece.rank} step {piece.step} {piece.detail}".lower()
+    return all(word in text for word in find.lower().split())
+
+
+def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
+    """Add a line where the first rank begins each step, with the step's number above it where there is room."""
+    begins: dict[int, float] = {}
+    for piece in pieces:
+        if piece.step is not None:
+            begins[piece.step] = min(piece.start_ms, begins.get(piece.step, piece.start_ms))
+    labelled: list[int] = []
+    for step in sorted(begins, reverse=True):  # beside a step that hangs the others are narrow: it keeps its number
+        if not labelled or begins[labelled[-1]] - begins[step] >= right / MAX_STEP_LABELS:
+            labelled.append(step)
+    for step, start_ms in sorted(begins.items()):
+        at = {"x0": start_ms, "x1": start_ms, "y0": 0, "y1": 1, "yref": "paper"}
+        figure.add_shape(type="line", **at, line={"width": 1, "dash": "dot", "color": "rgba(128,128,128,0.8)"})
+        if step in labelled:
+            figure.add_annotation(
+                x=start_ms, y=1, yref="paper", text=f"step {step}", showarrow=False, xanchor="left", yanchor="top",
+                font={"size": 11},
+            )  # fmt: skip
+
+
+def _names(name: str, colour: str, of_kind: list[Piece], right: float) -> dict[str, Any]:
+    """Names inside the bars of spans that are long enough; calls have none, their lane is too low."""
+    if of_kind[0].is_call:
+        return {}
+    texts = [
+        name if (right if piece.end_ms is None else piece.end_ms) - piece.start_ms >= NAMED_RATIO * right else ""
+        for piece in of_kind
+    ]
+    if not any(texts):
+        return {}
+    return {
+        "text": texts, "texttemplate": "%{text}", "textposition": "inside", "insidetextanchor": "middle",
+        "textangle": 0, "insidetextfont": {"size": NAME_SIZE, "color": ink(colour)},
+    }  # fmt: skip
+
+
+def _add_marks(figure: go.Figure, pieces: list[Piece], marks: Sequence[AttemptMark], right: float) -> None:
+    """Add a line for each mark between the first and the last piece, with its text at the foot.
+
+    The end of an attempt may lie a little after its last piece: the axis is made longer for it.
+    """
+    zeros = {piece.rank: piece.zero_ns for piece in pieces}
+    slack_ms = 0.02 * right
+    is_marked = False
+    for mark in marks if zeros else ():
+        at_ms = (mark.wall_ns - zeros.get(mark.rank, min(zeros.values()))) / 1e6
+        if not -slack_ms <= at_ms <= right + 2 * slack_ms:
+            continue
+        if at_ms > right:
+            figure.update_xaxes(range=[0, at_ms + slack_ms])
+        figure.add_shape(
+            type="line", x0=at_ms, x1=at_ms, y0=0, y1=1, yref="paper", line={"width": 2, "color": ACCUSED[1]}
+        )
+        figure.add_annotation(
+            x=at_ms, y=0, yref="paper", text=label(mark.text), showarrow=False, yanchor="bottom", font={"size": 11},
+            xanchor="right" if at_ms > 0.5 * right else "left",
+        )  # fmt: skip
+        is_marked = True
+    if is_marked:  # a line of text below the last rank
+        bottom, top = figure.layout.yaxis.range
+        figure.update_yaxes(range=[bottom + 0.35, top])
 
 
 def _hover(piece: Piece) -> str:

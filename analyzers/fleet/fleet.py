@@ -1,8 +1,9 @@
-"""The fleet's memory: hosts and devices over many runs, ranked by how often runs had trouble on them.
+"""The fleet's memory: hosts and devices over many runs, ranked by how often runs had trouble on them; and speeds.
 
     found = fleet(histories)
     found.hosts[0].name, found.hosts[0].is_suspicious     # "gpu-07", True
-    found.mtbf_h                                          # hours of a run between incidents that ended an attempt
+    found.mtbf_h                                          # hours of runs between failures that ended an attempt
+    found.speeds[0].status                                # "slower": configurations whose speed changed
 
 What counts is the number of *runs* in which a member had an incident: one bad hour does not condemn a machine.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from analyzers.fleet.history import Incident, RunHistory
 from analyzers.fleet.rates import Prior, Rate, fit, posterior, tail
+from analyzers.fleet.speed_changes import ConfigurationSpeed, speeds
 
 __all__ = ["Fleet", "FleetPolicy", "Member", "fleet"]
 
@@ -65,13 +67,16 @@ class Fleet:
     num_runs: int
     hours: float
     restarts: int
+    failures: int
     hosts: tuple[Member, ...]
     devices: tuple[Member, ...]
+    speeds: tuple[ConfigurationSpeed, ...] = ()
+    """Configurations with two runs and more, those that became slower first."""
 
     @property
     def mtbf_h(self) -> float | None:
-        """Hours between restarts, over all runs; None where there was none."""
-        return self.hours / self.restarts if self.restarts else None
+        """Hours between failures, over all runs; None where there was none."""
+        return self.hours / self.failures if self.failures else None
 
 
 @dataclass(slots=True)
@@ -100,8 +105,10 @@ def fleet(histories: Sequence[RunHistory], policy: FleetPolicy = FleetPolicy()) 
         num_runs=len(histories),
         hours=sum(history.hours for history in histories),
         restarts=sum(history.restarts for history in histories),
+        failures=sum(history.failures for history in histories),
         hosts=_ranked(hosts, policy),
         devices=ranked,
+        speeds=speeds([history.speed for history in histories if history.speed is not None]),
     )
 
 

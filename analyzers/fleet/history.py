@@ -1,4 +1,4 @@
-"""History of one run: its hosts and devices, and the incidents on them.
+"""History of one run: its hosts and devices, the incidents on them, and its speed.
 
 history = history_of(store, run.manifest(), diagnosis)
 history.incidents           # [Incident(kind="xid", host="gpu-07", device="GPU-1a2b", ...)]
@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from analyzers.deaths.failed_attempts import failed_attempts
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
+from analyzers.fleet.run_speed import RunSpeed, run_speed
 from analyzers.kinds import KINDS
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
@@ -38,10 +40,13 @@ class RunHistory:
     run_id: str
     hours: float = 0.0
     restarts: int = 0
+    failures: int = 0
+    """Attempts that failed: one that was stopped on purpose and resumed is a restart, and no failure."""
     hosts: tuple[str, ...] = ()
     host_of_device: Mapping[str, str] = field(default_factory=dict)
     """By UUID."""
     incidents: tuple[Incident, ...] = ()
+    speed: RunSpeed | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, as `of_json` reads them."""
@@ -53,7 +58,8 @@ class RunHistory:
     def of_json(cls, values: Mapping[str, Any]) -> RunHistory:
         """Read plain values. Raises TypeError or KeyError for what is no history."""
         incidents = tuple(Incident(**one) for one in values["incidents"])
-        return cls(**{**values, "hosts": tuple(values["hosts"]), "incidents": incidents})
+        speed = RunSpeed.of_json(values["speed"]) if values["speed"] is not None else None
+        return cls(**{**values, "hosts": tuple(values["hosts"]), "incidents": incidents, "speed": speed})
 
 
 def history_of(source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis) -> RunHistory:
@@ -69,9 +75,11 @@ def history_of(source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis
         run_id=str(manifest.get("run_id") or diagnosis.run.get("run_id") or ""),
         hours=_hours(source),
         restarts=_restarts(source),
+        failures=len(failed_attempts(source, manifest)),
         hosts=tuple(sorted({host for host, _ in places.values() if host})),
         host_of_device={device: host for host, device in places.values() if device},
         incidents=tuple(incidents),
+        speed=run_speed(source, manifest, diagnosis.run),
     )
 
 

@@ -17,6 +17,9 @@ from store.runs_folder import RunsFolder
 
 __all__ = ["Histories", "read_histories"]
 
+FORMAT = 3
+"""Of what is remembered; files of another are made anew."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Histories:
@@ -41,7 +44,7 @@ def _history(folder: RunsFolder, name: str) -> RunHistory:
     run = folder.open(name)
     memory = folder.path / ".fleet" / f"{name}.json"
     with Store.open(run, memory_bytes=MEMORY_BYTES, spills=True) as store:
-        version = [[path.name, path.stat().st_size] for path in run.stores()]
+        version = [FORMAT, *([path.name, path.stat().st_size] for path in run.stores())]
         try:
             known = json.loads(memory.read_text(encoding="utf-8"))
             if known["version"] == version:

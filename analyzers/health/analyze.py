@@ -18,7 +18,7 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding, Severity
-from analyzers.health.counters import host_counter_findings, rise
+from analyzers.health.counters import disk_latency_findings, host_counter_findings, rise
 from analyzers.health.policy import HealthPolicy
 from analyzers.health.xids import xid_findings
 from analyzers.run.not_recorded import missing, not_recorded
@@ -69,6 +69,7 @@ def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = No
     found += _links(source, ranks, policy)
     found += _hosts(source, policy)
     found += host_counter_findings(source, policy)
+    found += disk_latency_findings(source, policy)
     return [*found, *_not_read(source)]
 
 

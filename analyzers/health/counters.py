@@ -1,4 +1,4 @@
-"""Counters of hosts that rose during the run: InfiniBand ports, TCP, the CPU limit of a cgroup, waiting for memory.
+"""Counters of hosts that rose during the run: InfiniBand ports, TCP, a cgroup's CPU limit, waits for memory and disks.
 
     host_counter_findings(store, HealthPolicy())        # kinds link_errors, host_pressure
 
@@ -15,7 +15,7 @@ from analyzers.finding import Finding
 from analyzers.health.policy import HealthPolicy
 from analyzers.source import Source, lacking
 
-__all__ = ["host_counter_findings", "rise"]
+__all__ = ["disk_latency_findings", "host_counter_findings", "rise"]
 
 _COLUMNS = (
     "infiniband_errors_total", "infiniband_downs_total", "tcp_retransmits_total", "tcp_segments_total",
@@ -47,6 +47,36 @@ def host_counter_findings(source: Source, policy: HealthPolicy) -> list[Finding]
         if readings >= policy.min_readings and took_s > 0:
             found += _pressure(node, stopped_s, stalls, took_s, policy)
     return found
+
+
+def disk_latency_findings(source: Source, policy: HealthPolicy) -> list[Finding]:
+    """Advise where a disk was slow in most readings of a host; a reading without requests is not slow."""
+    worst: dict[str, tuple[float, float, str]] = {}
+    for request in ("read", "write"):
+        column = f"disk_{request}_latency_seconds"
+        if lacking(source, health=(column,)):
+            continue
+        for node, slow, readings, median_s in source.rows(
+            f"""
+            SELECT node, count(*) FILTER ({column} >= $1), count(*), median({column}) FILTER ({column} >= $1)
+            FROM health WHERE device = 'host' GROUP BY node ORDER BY node
+            """,
+            [policy.disk_latency_s],
+        ):
+            if slow >= max(policy.min_readings, policy.disk_latency_ratio * readings):
+                worst[node] = max(worst.get(node, (0.0, 0.0, "")), (slow / readings, median_s, request))
+    return [
+        Finding.advise(
+            "health",
+            "host_pressure",
+            f"A disk of host {node} took {1e3 * median_s:.0f} ms a {request} in {100 * ratio:.0f} % of the readings.",
+            cause="disk_latency",
+            evidence={"node": node, "device": "host", "request": request, "slow_ratio": ratio,
+                      "latency_median_s": median_s},
+            advice="host-pressure-disk_latency",
+        )
+        for node, (ratio, median_s, request) in sorted(worst.items())
+    ]  # fmt: skip
 
 
 def _links(node: str, errors: int | None, downs: int | None, policy: HealthPolicy) -> Iterator[Finding]:

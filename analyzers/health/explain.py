@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
+from analyzers.health.policy import HealthPolicy
 from analyzers.wording import is_number, number, percent, sentence, size_text
 
 __all__ = ["NEXT", "WHY"]
@@ -54,6 +55,13 @@ def _why_pressure(finding: Finding) -> str:
         return f"{size_text(of.get('disk_free_bytes'))} are free now, and {least} at the lowest."
     if finding.cause == "cpu_limit":
         return f"That is {percent(of.get('throttled_ratio'))} of the time, as the cgroup counts it (throttled_usec)."
+    if finding.cause == "disk_latency":
+        slow = f"{of.get('request') or 'request'}s from {number(1e3 * HealthPolicy().disk_latency_s)} ms on"
+        median_s = of.get("latency_median_s")
+        took = (
+            f"a median of {number(1e3 * median_s)} ms" if median_s is not None and is_number(median_s) else "no median"
+        )
+        return f"{percent(of.get('slow_ratio'))} of the readings had {slow}, with {took}."
     if finding.cause == "memory":
         return f"Pressure stall information: {percent(of.get('memory_pressure_ratio'))} on average over the readings."
     return (
@@ -106,6 +114,7 @@ NEXT: Mapping[str, Callable[[Finding], str]] = {
         {
             "cpu_limit": "Raise or remove the CPU limit of the container, or use fewer threads and loader workers.",
             "memory": "Use fewer loader workers, smaller buffers or a host with more memory.",
+            "disk_latency": "Check what else writes there (iostat -x), and move data or checkpoints to a faster disk.",
             "disk": "Free space on that disk, keep fewer checkpoints, or write the run elsewhere.",
             "run_queue": "Use fewer loader workers or OMP_NUM_THREADS=1, or move other jobs off that host.",
         },

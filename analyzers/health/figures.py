@@ -161,6 +161,13 @@ def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield from reading_figure(
             source, "100 * memory_pressure_ratio", _place(finding), title="Waiting for memory", y="of the time (%)"
         )
+    elif finding.cause == "disk_latency" and finding.evidence.get("request") in ("read", "write"):
+        column, limit = f"disk_{finding.evidence['request']}_latency_seconds", 1e3 * HealthPolicy().disk_latency_s
+        if not lacking(source, health=(column,)):
+            yield from reading_figure(
+                source, f"1000 * {column}", _place(finding), title=f"Time of a {finding.evidence['request']}", y="ms",
+                join="max", limit=(limit, f"{limit:g} ms"),
+            )  # fmt: skip
     elif finding.cause == "run_queue" and not lacking(source, health=("load_1m",)):
         cpus = float(finding.evidence.get("num_cpus") or 0)
         yield from reading_figure(

@@ -48,3 +48,8 @@ class HealthPolicy:
     """Runnable processes over CPUs (ratio), from which ranks wait for a core. Source: convention."""
     queue_ratio: float = 0.5
     """Share of readings above `queue_factor`. Source: convention."""
+    disk_latency_s: float = 0.1
+    """Time of a read or write (seconds), from which a disk is slow. Source: convention; solid-state disks take below
+    0.001 s, spinning ones 0.01 s, and several times that under load."""
+    disk_latency_ratio: float = 0.5
+    """Share of readings with a request that slow. Source: convention; a checkpoint being written is shorter."""

@@ -178,18 +178,20 @@ def _dropped(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) ->
 
 
 def _ranks_of(source: Source, attempt: int, expert: int, num_experts: int) -> tuple[int, ...]:
-    """The ranks that have an expert if experts are divided over ranks; none if all ranks have it."""
+    """The ranks that have an expert if experts are divided over ranks, those of `ep` and `tp` together; none if all
+    ranks have it."""
     if missing_tables(source, "ranks"):
         return ()
     places = source.rows(
-        "SELECT rank, arg_max(ep, wall_ns) FROM ranks WHERE attempt = ? AND rank >= 0 AND ep IS NOT NULL "
-        "GROUP BY rank ORDER BY rank",
+        "SELECT rank, arg_max(ep, wall_ns), coalesce(arg_max(tp, wall_ns), 0) FROM ranks "
+        "WHERE attempt = ? AND rank >= 0 AND ep IS NOT NULL GROUP BY rank ORDER BY rank",
         [attempt],
     )
-    size = max((place for _, place in places), default=0) + 1
-    if size == 1 or num_experts % size:
+    ep, tp = (max((place[dim] for place in places), default=0) + 1 for dim in (1, 2))
+    if ep * tp == 1 or num_experts % (ep * tp):
         return ()
-    return tuple(int(rank) for rank, place in places if place == expert // (num_experts // size))
+    holder = expert // (num_experts // (ep * tp))
+    return tuple(int(rank) for rank, *place in places if place[0] * tp + place[1] == holder)
 
 
 def _more(count: int, what: str) -> str:

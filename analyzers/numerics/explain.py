@@ -27,7 +27,8 @@ def _non_finite(finding: Finding) -> str:
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
     if of.get("ranks_with_nonfinite_local_loss"):
-        return f"The local loss was NaN or Inf on {ranks_text(of['ranks_with_nonfinite_local_loss'])}."
+        shared = ", which sum over their tensor-parallel group" if of.get("named_by") == "tensor_parallel_group" else ""
+        return f"The local loss was NaN or Inf on {ranks_text(of['ranks_with_nonfinite_local_loss'])}{shared}."
     if of.get("num_checked_inputs"):
         return f"All {of['num_checked_inputs']} checked inputs of collectives were finite before their reduction."
     return "Inputs of collectives were not checked, so only a rank's own loss or gradients can identify it."

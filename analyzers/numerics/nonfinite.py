@@ -5,13 +5,15 @@
 2. A reduction hands a NaN to every member, so each input is flagged before it is reduced. The earliest flagged
    collective of the step, by the time since each rank's own begin of the step (no clocks are compared), names the
    ranks whose input was already bad. Later flags are fallout of that result.
-3. Without flags the ranks whose own loss is not finite are named; without those, none is (`suspect`).
+3. Without flags the ranks whose own loss is not finite are named; without those, none is (`suspect`). Members of one
+   tensor-parallel group have it together, so that is then all that is known.
 4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient was finite before its reduction
    and the result is not (the first flags, if any, are the norm's); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
    the model's order was first. Sharded gradients are checked on all ranks: the bad element lies in one shard.
 6. If the step was replayed (`analyzers.numerics.replay_result`), whether it came back and in which operation is
-   stronger evidence than all of that; it also names ranks where nothing else does.
+   stronger evidence than all of that; it also names ranks where nothing else does. Each rank watches its own operations
+   there: what came back while no rank made it was made by a reduction.
 
 While the run lives, only steps of the newest attempt that all its ranks have ended are judged: the response to a step
 comes before its end, and the records of one rank may be in the store before those of another.
@@ -23,18 +25,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from analyzers.account.timings import TP, load_places
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
 from analyzers.numerics.nonfinite_origin import Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
 from analyzers.numerics.policy import NonFinitePolicy
-from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
+from analyzers.numerics.replay_result import REPLAY_EVENTS, Origin, ReplayResult, find_replay
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 
-__all__ = ["non_finite_values"]
+__all__ = ["WITHIN_GROUP", "non_finite_values"]
+
+WITHIN_GROUP = "tensor_parallel_group"
+"""What named the ranks: their losses, which a group that sums within the forward pass has together."""
 
 _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.LOSS_SCALE)
 
@@ -214,18 +220,23 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
         committed=any(committed) if committed else None,
     )  # fmt: skip
     replayed = find_replay(log, attempt=episode.attempt, step=episode.step, turn=episode.turn)
-    if replayed is not None and replayed.origin is not None and not where.ranks:
+    if replayed is not None and replayed.origin is not None and _is_narrower(replayed.origin, where):
         origin = replayed.origin
         phase: Phase = "forward" if origin.phase == "forward" else "backward"
         where = replace(where, ranks=origin.ranks, phase=phase, how="replay")
         on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
+    elif replayed is not None and _is_by_reduction(replayed, where, evidence):
+        where = replace(where, phase="reduction", how="replay")
     named = bool(where.ranks) or where.phase == "reduction"
+    if where.how == "local_loss" and _share_sums(source, episode.attempt, where.ranks):
+        where = replace(where, how=WITHIN_GROUP)
+    again = "" if replayed is None else f" {replayed.text(() if on_all else where.ranks)}"
     return Finding(
         analyzer="nonfinite",
         kind="non_finite",
         severity="warning" if response.handled else "critical",
         status="fired" if named else "suspect",
-        summary=_summary(where, step, episode, on_all, response, replayed),
+        summary=_summary(where, step, episode, _who(where, evidence, on_all=on_all), response, again),
         ranks=where.ranks,
         first_step=step,
         last_step=episode.last_step,
@@ -236,19 +247,44 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     )
 
 
-def _summary(
-    where: Location, step: int, episode: _Episode, on_all: bool, response: Response, replayed: ReplayResult | None
-) -> str:
-    who = "all ranks" if on_all else ranks_text(where.ranks) if where.ranks else "an unidentified rank"
+def _is_narrower(origin: Origin, where: Location) -> bool:
+    """Return True if the replay names ranks where nothing else does, or some of those whose loss was not finite: ranks
+    of a tensor-parallel group have it together."""
+    return not where.ranks or (where.how == "local_loss" and set(origin.ranks) < set(where.ranks))
+
+
+def _is_by_reduction(replayed: ReplayResult, where: Location, evidence: StepEvidence) -> bool:
+    """Return True if it came back although every rank of several watched its operations and none of them made it."""
+    is_whole = replayed.came_back and 1 < replayed.num_ranks == len(evidence.rows)
+    return is_whole and replayed.origin is None and where.how == "nothing" and evidence.data_parallel
+
+
+def _share_sums(source: Source, attempt: int, ranks: Sequence[int]) -> bool:
+    """Return True if these are several ranks of one tensor-parallel group, whose sums hand a NaN to all its members."""
+    stage, beside = load_places(source, attempt)
+    if len(ranks) < 2 or not all(rank in beside for rank in ranks):
+        return False
+    places = {(stage.get(rank, 0), *beside[rank][:TP], *beside[rank][TP + 1 :]) for rank in ranks}
+    return len(places) == 1 and len({beside[rank][TP] for rank in ranks}) == len(ranks)
+
+
+def _who(where: Location, evidence: StepEvidence, *, on_all: bool) -> str:
+    if where.ranks:
+        return "all ranks" if on_all else ranks_text(where.ranks)
+    by_reduction = where.how == "nothing" and where.phase == "backward" and evidence.data_parallel
+    return "an unidentified rank or the reduction" if by_reduction else "an unidentified rank"
+
+
+def _summary(where: Location, step: int, episode: _Episode, who: str, response: Response, again: str) -> str:
     when = f"at step {step}" if episode.num_steps == 1 else f"from step {step} to {episode.last_step}"
     parameter = f" ({where.parameter})" if where.parameter else ""
+    made = ", made by one of them or in their batch" if where.how == WITHIN_GROUP else ""
     what = {
-        "forward": f"The forward pass of {who} gave a NaN or Inf loss {when}",
+        "forward": f"The forward pass of {who} gave a NaN or Inf loss {when}{made}",
         "backward": f"{who[0].upper()}{who[1:]} produced a NaN or Inf gradient {when}",
         "reduction": f"Finite gradients overflowed in their reduction {when}",
         "unknown": f"Values of {who} were NaN or Inf {when}",
     }[where.phase]
-    again = "" if replayed is None else f" {replayed.text(() if on_all else where.ranks)}"
     return f"{what}{parameter}.{again} {response.text}"
 
 

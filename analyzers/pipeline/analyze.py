@@ -8,6 +8,8 @@
 3. Imbalance: the one coordinate with the most work is over the median of the others by `excess_ratio`, on every
    pipeline, in the first third of the steps as in the last. A rank that is slow by itself is slow on one pipeline or
    from some step on: that is a straggler.
+4. On GPUs spans are those of hosts that run ahead, so no bubble is measured. Work of a rank is then its step without
+   its waits, from the durations of calls (`account.device_timings`): the excess of a heavy stage is the least.
 
 What a balanced split would gain: the slowest stage sets the pace, so a step's pipeline takes mean / largest of what it
 takes now, with the same total work.
@@ -19,8 +21,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from analyzers.account.bubble import StepIdle
 from analyzers.account.device_timings import has_device_calls
+from analyzers.account.timings import load_timings
 from analyzers.account.wait_split import pipelines
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
@@ -41,9 +46,11 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     if not found:
         return []
     attempt = max(number for number, _ in found)
+    every = [ranks for number, ranks in found if number == attempt]
     if has_device_calls(source, attempt):
-        return [_insufficient(attempt, "spans are those of the host, which runs ahead of its device")]
-    members = [ranks for number, ranks in found if number == attempt][: policy.max_pipelines]
+        why = "spans are those of the host, which runs ahead of its device"
+        return [_insufficient(attempt, why), *_on_devices(source, attempt, every, policy)]
+    members = every[: policy.max_pipelines]
     loaded = (
         load_pipeline(source, attempt, ranks, first_steps=policy.warm_up_steps, max_steps=policy.max_steps)
         for ranks in members
@@ -52,12 +59,37 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     bubble = summarise(measured, _schedule(scope.manifest), policy)
     if bubble is None:
         return [_insufficient(attempt, "too few steps have all spans of all ranks")]
-    every = [ranks for number, ranks in found if number == attempt]
     measurement = _bubble(attempt, bubble, measured)
     heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
     if heavy is None:
         return [measurement]
-    return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in every], measured)]
+    work_ns = [
+        median(step.ranks[one.ranks[place]].busy_ns for one in measured for step in one.steps)
+        for place in range(len(measured[0].ranks))
+    ]
+    span = (measured[0].steps[0].step, measured[0].steps[-1].step)
+    return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in every], work_ns, span)]
+
+
+def _on_devices(source: Source, attempt: int, every: Sequence[Sequence[int]], policy: PipelinePolicy) -> list[Finding]:
+    """Judge the stages by the steps of their ranks without waits."""
+    timings = load_timings(source, attempt, skip_first=policy.warm_up_steps)
+    if timings is None or len(timings.steps) < policy.min_steps:
+        return []
+    row = {int(rank): number for number, rank in enumerate(timings.ranks)}
+    if any(rank not in row for ranks in every for rank in ranks):
+        return []
+    own_ns, third = timings.compute.astype(np.float64) * 1e6, len(timings.steps) // 3
+    pipelines_ns = [own_ns[[row[rank] for rank in ranks]] for ranks in every[: policy.max_pipelines]]
+    parts = (slice(None, third), slice(-third, None))
+    work = [[np.nanmedian(own[:, part], axis=1).tolist() for part in parts] for own in pipelines_ns]
+    heavy = heaviest(work, policy)
+    if heavy is None:
+        return []
+    work_ns = np.nanmedian(np.concatenate(pipelines_ns, axis=1), axis=1).tolist()
+    span = (int(timings.steps[0]), int(timings.steps[-1]))
+    ranks = [ranks[heavy] for ranks in every]
+    return [_imbalance(attempt, heavy, ranks, work_ns, span, least="at least ")]
 
 
 def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) -> int | None:
@@ -102,14 +134,13 @@ def _bubble(attempt: int, bubble: Bubble, measured: Sequence[Pipeline]) -> Findi
     )
 
 
-def _imbalance(attempt: int, heavy: int, ranks: Sequence[int], measured: Sequence[Pipeline]) -> Finding:
-    by_coordinate: Mapping[int, float] = {
-        place: median(step.ranks[one.ranks[place]].busy_ns for one in measured for step in one.steps)
-        for place in range(len(measured[0].ranks))
-    }
-    mean = sum(by_coordinate.values()) / len(by_coordinate)
-    others = median(value for place, value in by_coordinate.items() if place != heavy)
-    gain = by_coordinate[heavy] / mean
+def _imbalance(
+    attempt: int, heavy: int, ranks: Sequence[int], work_ns: Sequence[float], span: tuple[int, int], least: str = ""
+) -> Finding:
+    """`work_ns`: per step, by coordinate; `span`: first and last step."""
+    mean = sum(work_ns) / len(work_ns)
+    others = median(value for place, value in enumerate(work_ns) if place != heavy)
+    gain = work_ns[heavy] / mean
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     return Finding(
         analyzer="stage_balance",
@@ -117,17 +148,18 @@ def _imbalance(attempt: int, heavy: int, ranks: Sequence[int], measured: Sequenc
         severity="info",
         status="fired",
         ranks=tuple(sorted(ranks)),
-        first_step=measured[0].steps[0].step,
-        last_step=measured[0].steps[-1].step,
+        first_step=span[0],
+        last_step=span[1],
         cause="imbalance",
         summary=(
-            f"Pipeline stage {heavy} ({who}) has {by_coordinate[heavy] / others:.2f}x the work of the others. "
-            f"Moving {100 * (1 - mean / by_coordinate[heavy]):.0f} % of its layers away would balance it."
+            f"Pipeline stage {heavy} ({who}) has {least}{work_ns[heavy] / others:.2f}x the work of the others. "
+            f"Moving {100 * (1 - mean / work_ns[heavy]):.0f} % of its layers away would balance it."
         ),
         evidence={
-            "work_ms_by_coordinate": [round(value / 1e6, 3) for value in by_coordinate.values()],
-            "work_factor_ratio": round(by_coordinate[heavy] / others, 3),
+            "work_ms_by_coordinate": [round(value / 1e6, 3) for value in work_ns],
+            "work_factor_ratio": round(work_ns[heavy] / others, 3),
             "pipeline_speedup_ratio": round(gain, 3),
+            **({"measured_by": "durations of calls over their members"} if least else {}),
         },
         advice="stage-imbalance",
         attempt=attempt,

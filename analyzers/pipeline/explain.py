@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from analyzers.finding import Finding
-from analyzers.wording import listed, number, percent
+from analyzers.wording import is_number, listed, number, percent
 
 __all__ = ["NEXT", "WHY"]
 
@@ -23,8 +24,24 @@ def _imbalance(finding: Finding) -> str:
     return f"Work per step of the pipeline stages: {listed(work)}."
 
 
+def _next_bubble(finding: Finding) -> str:
+    """Change that would shorten it most, with its number: another cut of the stages, or more microbatches."""
+    of = finding.evidence
+    names = ("excess_imbalance_ratio", "idle_expected_ratio", "num_microbatches")
+    uneven, own, count = (cast("Any", of.get(name)) for name in names)
+    if of.get("heaviest_stage") is not None and is_number(uneven) and is_number(own) and uneven >= own / 2:
+        return f"Move {percent(of.get('lighten_ratio'))} of stage {of['heaviest_stage']} away (parallel.stage_costs)."
+    if not is_number(own) or not is_number(count) or of.get("idle_expected_from") != "formula":
+        return "Use more microbatches or an interleaved schedule, or balance the stages."
+    # Idle a / (m + a) of the time with m microbatches, for a that the schedule and the stages decide.
+    return (
+        f"Use {2 * count} microbatches instead of {count} ({percent(own / (2 - own))} idle by the schedule, now "
+        f"{percent(own)}), or an interleaved schedule."
+    )
+
+
 WHY: Mapping[str, Callable[[Finding], str]] = {"bubble": _bubble, "stage_imbalance": _imbalance}
 NEXT: Mapping[str, Callable[[Finding], str]] = {
-    "bubble": lambda _: "Use more microbatches or an interleaved schedule, or balance the stages.",
+    "bubble": _next_bubble,
     "stage_imbalance": lambda _: "Give that stage fewer layers (parallel.stage_costs).",
 }

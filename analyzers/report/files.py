@@ -66,7 +66,7 @@ def write_reports(
 
 def write_trace_file(source: Source, path: Path, *, steps: tuple[int, int] | None = None) -> tuple[int, int]:
     """A Chrome trace, compressed if its name ends in .gz; its events and bytes. Raises ReportError."""
-    from analyzers.report.chrome_trace import write_trace
+    from analyzers.report.chrome_trace.write import write_trace
 
     with _replacing(path) as fresh:
         num_events = write_trace(source, fresh, steps=steps, compressed=path.suffix == ".gz")

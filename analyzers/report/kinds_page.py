@@ -13,7 +13,7 @@ from analyzers.kinds import KINDS, Kind
 
 __all__ = ["markdown"]
 
-_LIVE = {"never": "", "each_tick": "each second", "periodic": "every few seconds"}
+_LIVE = {"never": "", "each_tick": "each round", "periodic": "every few seconds"}
 
 
 def markdown() -> str:
@@ -28,7 +28,8 @@ def _lines() -> Iterator[str]:
     yield "In the order of the verdict: of findings that are equally severe, the first in this table is the verdict."
     yield ""
     yield "* *judged by*: the package of `analyzers`; its thresholds are in [thresholds.md](thresholds.md)."
-    yield "* *live*: how often `watch` judges it while the run lives; empty: only `rankscope analyze` does."
+    yield "* *live*: how often `watch` judges it while the run lives; empty: only `rankscope analyze` does. A round"
+    yield "  comes every second, later every 1 to 4 s, by what it costs; hangs and deaths are judged each second."
     yield "* *lasts*: `watch` reports when it is over. All others are incidents, which have happened."
     yield "* *same finding*: fields in which two reports of one finding agree; they make its id."
     yield ""

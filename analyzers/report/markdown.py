@@ -16,8 +16,9 @@ from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
-from analyzers.report.wording.account_lines import goodput_line, pipeline_line, wall_s, what_if_line
+from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.wording import batches_text, counted, number, number_ranges, sentence
 
@@ -123,6 +124,9 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
         rows.append(("what-if", what_if_line(diagnosis.what_if, diagnosis.findings)))
     if pipeline := pipeline_line(diagnosis.findings):
         rows.append(("pipeline", pipeline))
+    if phases := phases_line(facts.get("named_phases") or ()):
+        rows.append(("phases", phases))
+    rows += [(label.lower(), text) for label, text in file_lines(facts)]
     command = manifest.get("command")
     if isinstance(command, list):
         rows.append(("command", " ".join(map(str, command))))

@@ -15,14 +15,16 @@ from typing import Any
 from analyzers.account.time_classes import own
 from analyzers.analysis import Analysis
 from analyzers.checkpoints.interval import suggest
+from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.finding import Finding
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.setting import number, setting
 from analyzers.scope import Scope
+from analyzers.settings.plan_deviation import against_plan
 from analyzers.settings.policy import ConfigurationPolicy
 from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
-from analyzers.wording import percent
+from analyzers.wording import percent, size_text
 
 __all__ = ["ANALYSES", "RULES", "configuration"]
 
@@ -192,7 +194,7 @@ def _interval(run: _Run) -> Advice:
             "run_s": round(whole_s, 1)
         }
     best = suggest(run.source, run.manifest)
-    if best is None or not step_s:
+    if best is None or not step_s or not FailurePolicy().knows_rate(best.num_failures):
         return None
 
     def lost_ratio(every_s: float) -> float:
@@ -259,6 +261,55 @@ def _share(run: _Run, expression: str) -> float:
     return float(share or 0.0)
 
 
+def _plan(run: _Run) -> Advice:
+    """Memory, traffic or the time of a step that is not what the trainer planned."""
+    plan = run.manifest.get("planned")
+    if not isinstance(plan, Mapping):
+        return None
+    ((step_s, count),) = run.source.rows(
+        """
+        SELECT median(duration_ns) / 1e9, count(DISTINCT step) FROM steps
+        WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > ? AND attempt = (SELECT max(attempt) FROM steps)
+        """,
+        [run.policy.warm_up_steps],
+    )
+    if count < run.policy.min_planned_steps:
+        return None
+    off = [
+        (each.what, each.ratio, size_text(each.measured_bytes), size_text(each.planned_bytes))
+        for each in against_plan(run.source, run.manifest)
+        if not each.as_planned
+    ]
+    planned_s = plan.get("step_s")
+    if isinstance(planned_s, (int, float)) and 0 < planned_s * run.policy.slower_than_planned_ratio <= step_s:
+        off.append(("time of a step", step_s / planned_s, f"{step_s:.3g} s", f"{planned_s:.3g} s"))
+    if not off:
+        return None
+    listed = ", ".join(
+        f"{what} {measured} instead of {planned} ({100 * (ratio - 1):+.0f} %)"
+        for what, ratio, measured, planned in off[:4]
+    )
+    numbers = {f"{what.replace(' ', '_')}_of_planned_ratio": round(ratio, 4) for what, ratio, *_ in off}
+    return f"The run is not as planned: {listed}.", numbers
+
+
+def _utilisation(run: _Run) -> Advice:
+    """GPUs that run no kernel for a part of the time."""
+    if lacking(run.source, health=("gpu_utilization_ratio",)):
+        return None
+    ((share, samples),) = run.source.rows(
+        "SELECT median(gpu_utilization_ratio), count(*) FROM health "
+        "WHERE device <> 'host' AND gpu_utilization_ratio IS NOT NULL"
+    )
+    if samples < run.policy.min_samples or share >= run.policy.utilisation_ratio:
+        return None
+    return (
+        f"GPU utilization is {100 * share:.0f} % in the median of {samples:,} samples, below "
+        f"{100 * run.policy.utilisation_ratio:.0f} %.",
+        {"gpu_utilization_ratio": round(share, 4), "num_samples": samples},
+    )
+
+
 RULES: dict[str, Callable[[_Run], Advice]] = {
     "buckets": _buckets,
     "microbatches": _microbatches,
@@ -269,6 +320,8 @@ RULES: dict[str, Callable[[_Run], Advice]] = {
     "checkpoint_interval": _interval,
     "workers": _workers,
     "evaluation": _evaluation,
+    "plan": _plan,
+    "utilisation": _utilisation,
 }
 """By cause, which is a part of the anchor in the runbook."""
 
@@ -281,5 +334,5 @@ def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Findin
 
 ANALYSES = (
     Analysis(kinds=("slow_startup",), run=slow_startup, records="sampled"),
-    Analysis(kinds=("configuration",), run=configuration, records="histories"),
+    Analysis(kinds=("configuration",), run=configuration, records="histories", advises=True),
 )

@@ -36,8 +36,19 @@ def _why_startup(finding: Finding) -> str:
     return f"Parts of the start: {', '.join(parts).replace('first_step', 'first step')}."
 
 
+_ADVICE = {
+    "plan": "Compare the layout, the batch and the devices with those of `rankscope plan`.",
+    "utilisation": "Find in the report's account what devices wait for: data, communication, the bubble, the host.",
+}
+"""By cause, where no single setting is to be changed."""
+
+
+def _next_configuration(finding: Finding) -> str:
+    return _ADVICE.get(finding.cause, "Change the setting, and compare the two runs with `rankscope compare`.")
+
+
 WHY: Mapping[str, Callable[[Finding], str]] = {"configuration": _why_configuration, "slow_startup": _why_startup}
 NEXT: Mapping[str, Callable[[Finding], str]] = {
-    "configuration": lambda finding: "Change the setting, and compare the two runs with `rankscope compare`.",
+    "configuration": _next_configuration,
     "slow_startup": lambda finding: "Check what this part of the start reads, compiles or waits for.",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ConfigurationPolicy", "PlanPolicy", "StartupPolicy"]
+__all__ = ["ConfigurationPolicy", "LiveAdvicePolicy", "PlanPolicy", "StartupPolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,15 @@ class ConfigurationPolicy:
     """Share of the run that another interval between saves would gain. Source: convention."""
     warm_up_steps: int = 5
     """First steps of a run (count) whose time is in no share. Source: convention; caches settle in them."""
+    utilisation_ratio: float = 0.9
+    """GPU utilisation (ratio, median over samples and devices) with advice below. Source: convention; the counter
+    includes every kernel, so a device below it is idle for certain, and one above it may still be."""
+    min_samples: int = 60
+    """Samples of a device's utilisation (count) from which that is known: a minute. Source: convention."""
+    min_planned_steps: int = 10
+    """Steps after the first ones (count) from which a run is compared with its plan. Source: convention."""
+    slower_than_planned_ratio: float = 1.5
+    """Time of a step over the planned one. Source: convention; a plan assumes half of the devices' peak."""
     min_run_s: float = 600.0
     """Length (seconds) from which a run without any checkpoint is reported. Source: convention."""
 
@@ -57,3 +66,14 @@ class PlanPolicy:
     """Deviation of measured from planned bytes. Source: convention; allocators round up."""
     smallest_call_bytes: int = 256
     """Payload of a collective (bytes) that counts as traffic. Source: loss, norm and votes of a step are smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveAdvicePolicy:
+    """When advice is looked for while the run trains."""
+
+    at_steps: tuple[int, ...] = (20, 80, 320, 1280)
+    """Finished steps of an attempt (count). Source: convention; the first number is what the analyses need, and a later
+    one sees what needs a minute or a checkpoint. Beyond the last one a change is no advice but a finding."""
+    window_steps: int = 300
+    """Newest steps that are judged (count). Source: as other live analyses."""

@@ -3,7 +3,7 @@
     verdict(findings, facts, what_if)      # "No problems found (200 steps, 4 ranks)."
 
 It claims no more than the evidence: a run of whose time too much was not measured or not compared is not said to be
-free of problems, and a gain that the what-if promises and no finding explains is mentioned.
+free of problems, and a gain that the what-if promises and no finding explains is mentioned, with the advice that does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def verdict(
     missing = f"{_checks(len(unjudged))} more data: {LISTED_BELOW}." if unjudged else ""
     incomplete = _incomplete(facts)
     missing = f"{incomplete} {missing}".strip()
-    gain = _unexplained_gain(wrong, what_if, policy)
+    gain = _gain(findings, what_if, policy)
     if wrong:
         others = "" if len(wrong) == 1 else f"{len(wrong) - 1} more finding{'s' * (len(wrong) > 2)}."
         if wrong[0].severity == "critical":  # a dead or hanging run: its speed is on the line of the what-if
@@ -114,10 +114,12 @@ def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts:
     return "hangs could not be checked" if has_peers and "hang" in unjudged else ""
 
 
-def _unexplained_gain(wrong: Sequence[Finding], what_if: WhatIf | None, policy: VerdictPolicy) -> str:
-    """A gain of the what-if that no finding explains."""
-    if what_if is None or not what_if.is_beyond_error or any(found.kind in EXPLAINS_GAIN for found in wrong):
+def _gain(findings: Sequence[Finding], what_if: WhatIf | None, policy: VerdictPolicy) -> str:
+    """A gain of the what-if that no finding explains; advice may."""
+    explained_by = {found.status for found in findings if found.kind in EXPLAINS_GAIN}
+    if what_if is None or not what_if.is_beyond_error or explained_by & {"fired", "suspect"}:
         return ""
     if what_if.gain < 1 + policy.min_gain_ratio:
         return ""
-    return f"Balanced ranks would be {what_if.gain:.2f}x faster, and no finding explains why."
+    why = "the advice says why" if "advice" in explained_by else "no finding explains why"
+    return f"Balanced ranks would be {what_if.gain:.2f}x faster, and {why}."

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import analyzers
+from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.diagnose import Diagnosis, conclude, diagnose, reaches
 from analyzers.external.logs import wording as log_wording
 from analyzers.finding import Finding
@@ -146,7 +147,11 @@ def test_an_empty_store_is_not_healthy() -> None:
     diagnosis = diagnose(MemoryStore(), {})
     assert diagnosis.fired == ()
     assert len(diagnosis.not_judged) >= 4
-    assert "not judged" in text_of(diagnosis)
+    lines = text_of(diagnosis).splitlines()
+    assert sum(line.startswith("Not judged  ") for line in lines) == len(diagnosis.not_judged)
+    first = next(place for place, line in enumerate(lines) if line.startswith("Not judged"))
+    last = next(place for place, line in enumerate(lines) if place > first and not line.strip())
+    assert {line[:12].strip() for line in lines[first:last]} == {"Not judged", ""}, "what wraps is below its text"
 
 
 def test_exit_codes() -> None:
@@ -216,7 +221,15 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "non-finite": set(get_args(Phase)),
         "straggler": {"compute", "data", "communication", "host", "sequence-length", "gpu-clock"},
         "loss-spike": {"batch", "learning_rate", "divergence", "weights", "transient"},
-        "rank-lost": {*get_args(DeathCause), "no_dump", "killed_all", "store_lost", "connection_lost", "launcher_lost"}
+        "rank-lost": {
+            *get_args(DeathCause),
+            "no_dump",
+            "killed_all",
+            "store_lost",
+            "connection_lost",
+            "launcher_lost",
+            ON_PURPOSE,
+        }
         | ({*log_wording.DO} - log_wording.HANGS),
         "throughput": {"compute", "communication", "data", "between_runs"},
         "configuration": {*RULES},
@@ -225,7 +238,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
         "gpu-throttled": {cause for cause, _ in THROTTLE_BITS.values()},
         "link-errors": {"nvlink", "pcie", "infiniband", "infiniband_down", "tcp"},
         "expert-imbalance": {"hot", "dead", "dropped"},
-        "host-pressure": {"disk", "run_queue", "cpu_limit", "memory"},
+        "host-pressure": {"disk", "disk_latency", "run_queue", "cpu_limit", "memory"},
         "desync": {"skipped", "extra"},
         "hang": hang_causes() | log_wording.HANGS,
     }

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.live import LivePolicy, LiveState, live_findings, remembered
+from analyzers.live import LivePolicy, LiveState, live_findings, record_findings, remembered, standstill_findings
 from analyzers.run.policy import StallPolicy
+from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.numerics.test_nonfinite import run_with_nan
 from tests.analyzers.plain_run import BEGIN_NS, S, plain_run, save
@@ -38,6 +39,23 @@ def test_a_hang_is_told_once() -> None:
     assert told(world.store, state, world.after(2.5)) == []
     assert told(world.store, state, world.after(3.5)) == [("hang", "fired", (1,))]
     assert told(world.store, state, world.after(60)) == []
+
+
+@pytest.mark.parametrize(("waiting", "named"), [((0, 1), ()), ((0,), (1,))], ids=["all-wait", "one-does-not"])
+def test_ranks_of_other_nodes_without_records_are_not_blamed(waiting: tuple[int, ...], named: tuple[int, ...]) -> None:
+    """A node with a disk of its own knows nothing of the others' ranks; its stacks were taken on the leader's word."""
+    world = World(ranks=2, groups={"dp[0,1,2,3]": (0, 1, 2, 3)})
+    world.store.add("ranks", [{"attempt": 0, "rank": 0, "wall_ns": 1, "world_size": 4}])
+    for rank in waiting:
+        world.enter(rank)
+    world.event("stacks", 6.0, path="stacks", ranks=[0, 1])
+    (finding,) = standstill_findings(world.store, LiveState(sees_part=True), world.after(7))
+    assert finding.ranks == named
+    assert (finding.cause == "not_seen") is not bool(named)
+    assert finding.evidence.get("unseen_ranks", []) == ([] if named else [2, 3])
+    checked([finding])
+    (finding,) = standstill_findings(world.store, LiveState(), world.after(7))
+    assert finding.ranks == (*named, 2, 3), "where all record here, a rank without a record has not come"
 
 
 def test_a_hang_is_told_again_when_more_is_known_and_when_it_is_over() -> None:
@@ -241,3 +259,27 @@ def test_waiting_for_data_and_missing_saves_are_told_once_and_when_they_are_over
     store.connection.execute("UPDATE steps SET data_ns = 1000000, duration_ns = 100000000")
     over = live_findings(store, state, now_ns)
     assert {(finding.kind, finding.status) for finding in over} == {("data_bound", "ok"), ("checkpoint_age", "ok")}
+
+
+def test_steps_between_two_calls_are_all_judged_however_many_they_are() -> None:
+    store = plain_run(steps=200)
+    state = LiveState(policy=LivePolicy(window_steps=30))
+    store.connection.execute("DELETE FROM events WHERE kind = 'run_ended'")
+    store.connection.execute("CREATE TABLE later AS SELECT * FROM steps WHERE step > 40")
+    store.connection.execute("DELETE FROM steps WHERE step > 40")
+    assert live_findings(store, state, BEGIN_NS + 5 * S) == []
+    store.connection.execute("INSERT INTO steps SELECT * FROM later")
+    store.connection.execute("UPDATE steps SET nonfinite_count = 3, loss = 'nan' WHERE step = 60 AND rank = 1")
+    found = live_findings(store, state, BEGIN_NS + 21 * S)
+    assert [(finding.kind, finding.first_step) for finding in found if finding.kind == "non_finite"] == [
+        ("non_finite", 60)
+    ]
+
+
+def test_periodic_analyses_keep_their_period_where_calls_are_rarer() -> None:
+    store = plain_run(steps=200)
+    store.connection.execute("UPDATE steps SET data_ns = 80000000, duration_ns = 179000000 WHERE step > 100")
+    store.connection.execute("DELETE FROM events WHERE kind = 'run_ended'")
+    state = LiveState(policy=LivePolicy(periodic_ticks=5))
+    kinds = [{f.kind for f in record_findings(store, state, BEGIN_NS + 27 * S, num_ticks=3)} for _ in range(2)]
+    assert kinds == [set(), {"data_bound"}]

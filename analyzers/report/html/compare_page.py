@@ -45,6 +45,7 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
         findings=[],
         advised=[],
         not_judged=[],
+        files=[],
         sections=list(_sections(sheet, comparison, a, b)),
         settings=[],
         footer=f"Made by rankscope {version} from the records of both runs.".replace("  ", " "),

@@ -24,6 +24,7 @@ from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.terminal.why_spike_text import tables
 from analyzers.report.wording.account_lines import wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
@@ -56,6 +57,7 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
         findings=findings,
         advised=[f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised],
         not_judged=[finding.summary for finding in diagnosis.not_judged],
+        files=[f"{label} {text}".strip() for label, text in file_lines(diagnosis.run)],
         sections=sections,
         settings=_settings(manifest),
         footer=f"Made by rankscope {version} from the run's own records.".replace("  ", " "),

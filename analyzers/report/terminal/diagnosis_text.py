@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.printable import visible
+from analyzers.profiling.capture_lines import capture_line
 from analyzers.report.terminal.trace_table import render_ranks
-from analyzers.report.wording.account_lines import goodput_line, pipeline_line, wall_s, what_if_line
+from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
+from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
@@ -60,14 +63,15 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         _finding(finding, console, shown_above=number == 0)
         if link := finding_link(diagnosis.run, finding):
             console.print(_indented(f"page: {link}", "dim"), soft_wrap=True)
-    if diagnosis.advised:
-        console.print()
-        for finding in diagnosis.advised:
-            console.print(_text(visible(f"advice      {sentence(finding.summary)} {next_step(finding)}"), "cyan"))
-    if diagnosis.not_judged:
-        console.print()
-        for finding in diagnosis.not_judged:
-            console.print(_text(visible(f"not judged  {finding.summary}"), "dim"))
+    advice = [f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised]
+    missing = [finding.summary for finding in diagnosis.not_judged]
+    for label, style, texts in (("Advice", "cyan", advice), ("Not judged", "dim", missing)):
+        if texts:
+            console.print()
+            table = _columns()
+            for text in texts:
+                table.add_row(_text(label, style), _text(visible(text), style))
+            console.print(table)
     console.print()
     _facts(diagnosis, console)
     if "trace" in diagnosis.run:  # of profiler traces
@@ -134,10 +138,11 @@ def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
     more = f", more than the {num_steps:,} recorded" if is_number(num_steps) and interval["steps"] > num_steps else ""
     failures = interval["num_failures"]
     rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
+    few = "" if FailurePolicy().knows_rate(failures) else ", too few for a rate: a lower bound"
     return (
         f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
         f"({_duration(interval['interval_s'])}){more}. It loses the least time to saves and repeated steps with {rate} "
-        f"(one failure in {_duration(interval['mtbf_s'])}). "
+        f"(one failure in {_duration(interval['mtbf_s'])}{few}). "
         f"A save stalls training for {1e3 * interval['cost_s']:.1f} ms ({interval['num_saves']} measured)."
     )
 
@@ -178,7 +183,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         counted(facts.get("steps"), "step"),
         counted(facts.get("attempts"), "attempt"),
         f"{seconds:.1f} s" if seconds is not None else "",
-        f"{facts['step_ms_median']:,.1f} ms per step (median)" if is_number(facts.get("step_ms_median")) else "",
+        f"median step {facts['step_ms_median']:,.1f} ms" if is_number(facts.get("step_ms_median")) else "",
         f"{facts['tokens_per_s']:,.0f} tokens/s" if is_number(facts.get("tokens_per_s")) else "",
         f"{100 * facts['mfu_ratio']:.1f} % MFU" if is_number(facts.get("mfu_ratio")) else "",
     ]
@@ -193,6 +198,8 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         rows.append(("What-if", what_if_line(diagnosis.what_if, diagnosis.findings)))
     if pipeline := pipeline_line(diagnosis.findings):
         rows.append(("Pipeline", pipeline))
+    if phases := phases_line(facts.get("named_phases") or ()):
+        rows.append(("Phases", phases))
     if interval := facts.get("checkpoint_interval"):
         rows.append(("Saves", saves_line(interval, facts.get("steps"))))
     if plan := facts.get("against_plan"):
@@ -211,17 +218,14 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
                 f": {rollback['reason'] or 'no reason was recorded'}" + (f", {batches}" if batches else ""),
             )
         )
+    rows += [("Profile", capture_line(capture)) for capture in (facts.get("captures") or [])[-20:]]
     for label, key in (("Dropped", "dropped_records"), ("Probe errors", "probe_errors")):
         counts = facts.get(key) or {}
         if counts:
             rows.append((label, ", ".join(f"{name} {count}" for name, count in counts.items())))
     if few := facts.get("steps_compared"):
         rows.append(("Compared", _compared(few)))
-    problems = facts.get("file_problems") or []
-    label = "Left out" if "input" in facts else "Damaged"  # of other input, links and second files are listed, too
-    rows += [(label, f"{found['path']}: {found['problem']}") for found in problems[:10]]
-    if len(problems) > 10:
-        rows.append(("", f"... and {len(problems) - 10} more files"))
+    rows += file_lines(facts)
     table = _columns()
     for label, text in rows:
         table.add_row(_text(label, "dim"), _text(visible(text), ""))

@@ -17,12 +17,12 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.report.rank_rows import rank_rows
 from analyzers.report.terminal.rank_table import Heading, rank_table
+from analyzers.run.folder_state import folder_state
 from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
 from analyzers.run.policy import stall_policy
 from analyzers.run.setting import number
-from analyzers.run.state import run_state
 from probes.tape.rundir import RunDir
-from store import Store, is_watched
+from store import Store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,11 +45,12 @@ class RankScreen:
 def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankScreen:
     """Read the run and draw it in at most `height` lines, but for four ranks at least. Raises RunError, StoreError."""
     manifest = folder.manifest()
-    watched = is_watched(folder.stores())
     with Store.open(folder) as store:
-        state = run_state(store, stall_policy(manifest), now_ns=now_ns, is_watched=watched)
+        state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
         findings = _findings(store, state.attempt) if state.is_live else _diagnosed(store, folder, manifest)
-        found = rank_rows(store, findings, now_ns=now_ns if state.is_live else (state.last_ns or now_ns))
+        found = rank_rows(
+            store, findings, now_ns=state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
+        )
     steps = number(manifest, "train.steps")
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:

@@ -3,6 +3,7 @@
 goodput_line(diagnosis.goodput)      # "Of 40.2 s of wall time: 81 % training, 12 % exposed communication."
 what_if_line(diagnosis.what_if)      # "Balanced ranks would be 1.09x faster (mean step ...)."
 pipeline_line(diagnosis.findings)    # the summary of the bubble, or ""
+phases_line(diagnosis.run["named_phases"])   # "Of the steps: 58 % generation, ...", or "" without phases of own names
 wall_s(diagnosis.goodput, diagnosis.run)     # 40.2: the one wall time that a report shows
 """
 
@@ -11,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analyzers.account.goodput import CATEGORIES, Account
+from analyzers.account.goodput import Account
 from analyzers.finding import Finding
 from analyzers.whatif.what_if import WhatIf, exceeds_error
 from analyzers.wording import is_number, number, percent, ranks_text
 
-__all__ = ["bubble_of", "goodput_line", "pipeline_line", "wall_s", "what_if_line"]
+__all__ = ["bubble_of", "goodput_line", "phases_line", "pipeline_line", "wall_s", "what_if_line"]
 
 
 def wall_s(account: Account | None, facts: Mapping[str, Any]) -> float | None:
@@ -31,7 +32,7 @@ def goodput_line(account: Account) -> str:
     ordered = sorted(shares, key=lambda name: (name != "training", -shares[name]))
     always = "training" if account.goodput_ratio is not None else ""
     shown = [name for name in ordered if name == always or shares[name] >= 0.005]
-    parts = [f"{100 * shares[name]:.0f} % {CATEGORIES[name]}" for name in shown]
+    parts = [f"{100 * shares[name]:.0f} % {account.names[name]}" for name in shown]
     return f"Of {account.wall_s:.1f} s of wall time: {', '.join(parts)}."
 
 
@@ -103,3 +104,15 @@ def pipeline_line(findings: Sequence[Finding]) -> str:
     """The bubble, its excess over the schedule and the cause; empty without a pipeline."""
     found = bubble_of(findings)
     return found.summary if found else ""
+
+
+def phases_line(phases: Sequence[Mapping[str, Any]]) -> str:
+    """Shares of the phases that the loop has named, training among them, and the longest; empty without any."""
+    if not phases:
+        return ""
+    parts = [f"{percent(one['share_ratio'])} {one['name']}" for one in phases]
+    longest = phases[0]
+    return (
+        f"Of the time of the steps: {', '.join(parts)}. "
+        f"The slowest is {longest['name']}: {number(longest['own_ms'], 4)} ms a step."
+    )

@@ -40,7 +40,7 @@ def test_silence() -> None:
 
 
 def one_group(*, slow: bool, core_wait: bool = False) -> MemoryStore:
-    store = stored(simulate(1, ranks=4, steps=60))
+    store = stored(simulate(1, ranks=4, steps=140))
     group = {"attempt": 0, "process_group": "dp:0-3", "members": (0, 1, 2, 3)}
     store.add("process_groups", [group | {"rank": rank} for rank in range(4)])
     store.connection.execute("UPDATE steps SET run_delay_ns = 1000000")
@@ -68,6 +68,17 @@ def test_a_link_is_not_slower_than_before_where_its_ranks_wait_for_cores_all_the
     assert judged(store) == []
     store.connection.execute("UPDATE steps SET run_delay_ns = 1000000")
     assert len(judged(store)) == 1
+
+
+@pytest.mark.parametrize(("step_ms", "slower_ms", "is_found"), [(33, 20, False), (90, 50, False), (500, 100, True)])
+def test_a_burst_at_the_end_of_a_short_run_is_no_slow_link(step_ms: int, slower_ms: int, is_found: bool) -> None:
+    """A clean run of 90 steps in three seconds, whose last third of a second another job used the cores."""
+    store = one_group(slow=False)
+    for table in ("steps", "collectives"):
+        store.connection.execute(f"DELETE FROM {table} WHERE step > 90")
+    store.connection.execute(f"UPDATE steps SET duration_ns = {step_ms} * 1000000")
+    store.connection.execute(f"UPDATE collectives SET end_ns = end_ns + {slower_ms} * 1000000 WHERE step >= 80")
+    assert [(finding.ranks, finding.cause) for finding in judged(store)] == [((0, 1, 2, 3), "communication")] * is_found
 
 
 def test_a_machine_without_free_cores_is_no_slow_link() -> None:

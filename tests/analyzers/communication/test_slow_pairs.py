@@ -12,7 +12,7 @@ from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import simulate
 from tests.analyzers.stragglers.test_straggler import judged, stored
 
-STAGES, STEPS, ONSET, MICROBATCHES = 4, 45, 20, 4
+STAGES, STEPS, ONSET, MICROBATCHES = 4, 120, 20, 4
 NS = 1e6
 Slow = Callable[[int, int], float]
 

@@ -26,6 +26,12 @@ def test_ranks_are_compared_within_their_stage_and_a_rank_alone_with_nobody() ->
     assert np.isnan(found.values[2]).all()
 
 
+def test_whole_numbers_without_a_peer_have_no_excess_either() -> None:
+    found = excess_over_peers(matrix([[10, 10], [12, 10], [50, 50]]), {0: 0, 1: 0, 2: 1})
+    assert np.isnan(found.values[2]).all()
+    assert found.values[:2].tolist() == [[-1, 0], [1, 0]]
+
+
 def test_colours_of_an_excess_begin_at_zero_and_findings_are_marked() -> None:
     mark = heatmap.Mark(rank=2, first_step=2, last_step=3, text="straggler")
     figure = heatmap.draw(matrix([[-1, 0], [0, 3]]), is_excess=True, marks=[mark])

@@ -162,6 +162,20 @@ def test_hosts(tmp_path: Path) -> None:
     assert (queue.kind, queue.cause, queue.status) == ("host_pressure", "run_queue", "advice")
 
 
+def test_a_slow_disk_is_advice(tmp_path: Path) -> None:
+    """Slow in most readings; a checkpoint that is written slowly is not."""
+    slow, usual = {"disk_write_latency_seconds": 0.4}, {"disk_write_latency_seconds": 0.002}
+    (found,) = Node(tmp_path / "a").minute(host={**slow, "disk_read_latency_seconds": 0.01}).findings()
+    assert (found.kind, found.cause, found.status) == ("host_pressure", "disk_latency", "advice")
+    assert "400 ms a write in 50 % of the readings" in found.summary
+    assert "50 % of the readings had writes from 100 ms on, with a median of 400 ms" in WHY[found.kind](found)
+    node = Node(tmp_path / "b")
+    for second in range(60):
+        node.read("GPU-0", second, **GPU)
+        node.read("host", second, **{**HOST, **(slow if second < 25 else usual)})
+    assert node.findings() == []
+
+
 def test_an_xid_is_told_with_what_to_do(tmp_path: Path) -> None:
     node = Node(tmp_path).minute()
     node.xid(79)

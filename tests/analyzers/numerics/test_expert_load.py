@@ -30,6 +30,7 @@ def routed(
     steps: range = range(10, 210, 10),
     dropped: float = 0.0,
     ep: int = 1,
+    tp: int = 1,
 ) -> MemoryStore:
     """Four layers of eight experts on four ranks; `loads`: by expert, relative to even, in one layer's odd steps."""
     dice = random.Random(0)
@@ -47,7 +48,8 @@ def routed(
                                  "tokens": tokens, "dropped": lost})  # fmt: skip
     store = MemoryStore()
     store.add("experts", rows)
-    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "ep": rank % ep} for rank in range(4)])
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "ep": rank // tp % ep, "tp": rank % tp}
+                        for rank in range(4)])  # fmt: skip
     return store
 
 
@@ -77,6 +79,7 @@ def test_a_hot_expert_is_named_with_the_ranks_that_have_it() -> None:
     assert finding.evidence["load_ratio"] == pytest.approx(8 * 8 / 15, rel=0.1)
     assert "Expert 5 of block 3 on ranks 1 and 3 gets 4." in finding.summary
     assert only(routed({5: 8.0})).ranks == (), "every rank has all experts"
+    assert only(routed({5: 8.0}, ep=2, tp=2)).ranks == (2,), "two experts on each of four ranks"
 
 
 def test_the_highest_load_depends_on_the_choices_of_a_token() -> None:

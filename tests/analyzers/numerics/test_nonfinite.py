@@ -229,3 +229,33 @@ def test_a_flag_in_the_forward_pass_is_nearer_than_the_losses() -> None:
     flags = [replace(flag(rank, 5, rank == 1, group="tp[0,1]"), phase="forward") for rank in (0, 1)]
     where = locate(StepEvidence(rows=rows(0, 1), flags=flags))
     assert (where.phase, where.ranks) == ("forward", (1,))
+
+
+def of_two_by_two(*bad_losses: int, num_bad_gradients: int = 0) -> Finding:
+    """The finding of a bad step of four ranks, dp_shard 2 x tp 2, whose calls were recorded on devices."""
+    store = MemoryStore()
+    same = {"attempt": 0, "step": 7, "start_ns": STEP_NS, "duration_ns": STEP_NS}
+    for rank, row in enumerate(rows(*bad_losses)):
+        store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 0, "dp_shard": rank // 2, "tp": rank % 2, "pp": 0}])
+        store.add("steps", [same | {"rank": rank, "local_loss": row.local_loss, "nonfinite_count": num_bad_gradients}])
+    store.add("gradients", [{"attempt": 0, "step": 7, "rank": 0, "parameter": "head.weight",
+                             "nonfinite_count": num_bad_gradients}])  # fmt: skip
+    (finding,) = plain(non_finite_values(store, Scope()))
+    return finding
+
+
+def test_what_a_tensor_parallel_group_sums_was_made_within_it() -> None:
+    finding = of_two_by_two(2, 3)
+    assert (finding.status, finding.ranks, finding.cause) == ("fired", (2, 3), "forward")
+    assert finding.evidence["named_by"] == "tensor_parallel_group"
+    assert "of ranks 2 and 3 gave a NaN or Inf loss at step 7, made by one of them or in their" in finding.summary
+
+
+def test_ranks_of_several_groups_each_have_their_own() -> None:
+    assert of_two_by_two(1, 2).evidence["named_by"] == "local_loss"
+
+
+def test_without_looks_before_the_reduction_it_may_be_the_reductions() -> None:
+    finding = of_two_by_two(num_bad_gradients=3)
+    assert (finding.status, finding.ranks) == ("suspect", ())
+    assert "unidentified rank or the reduction" in finding.summary

@@ -114,6 +114,54 @@ def test_the_finding_says_whether_it_came_back_and_a_replay_names_whom_nothing_e
     assert finding.evidence["origin_samples"] == [812]
 
 
+def data_parallel(store: MemoryStore) -> MemoryStore:
+    store.add("ranks", [{"attempt": 0, "rank": rank, "wall_ns": 1, "dp_replicate": rank} for rank in range(4)])
+    return store
+
+
+@pytest.mark.parametrize(
+    ("replays", "status", "cause"),
+    [
+        ({"back": True}, "fired", "reduction"),
+        ({"back": False}, "suspect", "backward"),
+        ({"back": True, "origins": {1: origin("head", phase="backward")}}, "fired", "backward"),
+    ],
+    ids=["made by no rank", "does not come back", "made by a rank"],
+)
+def test_what_comes_back_while_no_rank_makes_it_is_the_reductions(
+    replays: dict[str, Any], status: str, cause: str
+) -> None:
+    """Without checks of every buffer, as on GPUs, only the replay has looked at what each rank reduced."""
+    store = data_parallel(MemoryStore())
+    finite_loss = step_rows(40, 2.0)
+    store.add("steps", [row | {"grad_norm": math.inf} for row in finite_loss])
+    store.event("nonfinite", rank=0, step=40, phase="backward", parameters=["head.weight"])
+    add_replay(store, **replays)
+    (finding,) = plain(non_finite_values(store, Scope()))
+    assert (finding.status, finding.cause) == (status, cause)
+
+
+def test_a_rank_that_did_not_replay_may_have_made_it() -> None:
+    store = data_parallel(MemoryStore())
+    store.add("steps", [row | {"grad_norm": math.inf} for row in step_rows(40, 2.0)])
+    for rank in range(3):
+        store.event("replay", rank=rank, step=40, wall_ns=1, state="same", came_back=True, origin=None)
+    (finding,) = plain(non_finite_values(store, Scope()))
+    assert finding.status == "suspect"
+
+
+def test_a_replay_names_one_rank_of_those_that_share_a_loss() -> None:
+    """A sum over a tensor-parallel group hands one rank's NaN to the others, whose loss is then NaN, too."""
+    store = MemoryStore()
+    rows = [row | {"local_loss": math.nan if row["rank"] < 2 else 2.0} for row in step_rows(40, math.nan)]
+    store.add("steps", rows)
+    (before,) = plain(non_finite_values(store, Scope()))
+    assert (before.ranks, before.cause) == ((0, 1), "forward")
+    add_replay(store, back=True, origins={0: origin("blocks.1", how="module"), 1: origin("blocks.1.mlp.up")})
+    (finding,) = plain(non_finite_values(store, Scope()))
+    assert (finding.ranks, finding.cause) == ((1,), "forward")
+
+
 @pytest.mark.parametrize(
     ("back", "older", "cause"), [(False, None, "transient"), (True, False, "weights"), (True, True, "batch")]
 )

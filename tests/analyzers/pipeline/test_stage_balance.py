@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzers.pipeline.analyze import heaviest, pipeline
+from analyzers.pipeline.explain import NEXT
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.scope import Scope
+from analyzers.wording import percent
 from tests.analyzers.account.test_bubble import MS, Span, gpipe
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
@@ -49,6 +53,18 @@ def test_a_balanced_pipeline_is_measured_and_not_blamed() -> None:
     assert bubble.evidence["idle_expected_ratio"] == pytest.approx(expected, abs=1e-4)
 
 
+def test_the_next_step_has_the_number_that_it_would_bring() -> None:
+    (bubble,) = pipeline(pipelines({0: steps(20)}), GPIPE)
+    twice = (STAGES - 1) / (2 * MICROBATCHES + STAGES - 1)
+    assert NEXT["bubble"](bubble).startswith(
+        f"Use {2 * MICROBATCHES} microbatches instead of {MICROBATCHES} ({percent(twice)} idle by the schedule"
+    )
+    bubble, _ = pipeline(pipelines({0: steps(20, slow=2, factor=2)}), GPIPE)
+    assert NEXT["bubble"](bubble) == "Move 38 % of stage 2 away (parallel.stage_costs)."
+    without = replace(bubble, evidence={})
+    assert NEXT["bubble"](without) == "Use more microbatches or an interleaved schedule, or balance the stages."
+
+
 def test_a_heavy_stage_is_named_with_all_its_ranks() -> None:
     store = pipelines({0: steps(20, slow=2, factor=2), 1: steps(20, slow=2, factor=2)})
     bubble, heavy = explained(pipeline(store, GPIPE))
@@ -77,3 +93,40 @@ def test_the_heaviest_must_be_the_same_everywhere() -> None:
     assert heaviest([[[1.0, 1.3, 1.0], [1.0, 1.3, 1.0]]], policy) == 1
     assert heaviest([[[1.0, 1.3, 1.0], [1.3, 1.0, 1.0]]], policy) is None
     assert heaviest([[[1.0, 1.1, 1.0], [1.0, 1.1, 1.0]]], policy) is None, "how layers divide"
+
+
+def on_devices(work_ms: dict[int, float], *, ranks_of_stage: int = 2, num_steps: int = 30) -> MemoryStore:
+    """Steps of 100 ms on GPUs in which a rank receives for as long as it has no work."""
+    store = MemoryStore()
+    for pp, work in work_ms.items():
+        for replica in range(ranks_of_stage):
+            rank = pp * ranks_of_stage + replica
+            store.add("ranks", [{"attempt": 0, "wall_ns": 1, "rank": rank, "pp": pp, "dp_replicate": replica,
+                                 "device": "cuda:0"}])  # fmt: skip
+            store.add("nccl_groups", [{"attempt": 0, "rank": rank, "communicator": 0, "process_group": "pp:0"}])
+            for step in range(1, num_steps + 1):
+                begin = step * 100 * MS
+                store.add("steps", [{"attempt": 0, "rank": rank, "step": step, "start_ns": begin,
+                                     "duration_ns": 100 * MS}])  # fmt: skip
+                store.add("spans", [{"attempt": 0, "rank": rank, "step": step, "stage": pp, "microbatch": 0,
+                                     "kind": "forward", "start_ns": begin, "end_ns": begin + MS}])  # fmt: skip
+                store.add("collectives", [{
+                    "attempt": 0, "rank": rank, "step": step, "seq": step, "op": "recv", "process_group": "pp:0",
+                    "peer": (rank + ranks_of_stage) % (len(work_ms) * ranks_of_stage), "issue_ns": begin,
+                    "end_ns": begin + int((100 - work) * MS), "wait_ns": None,
+                }])  # fmt: skip
+    return store
+
+
+def test_on_devices_a_heavy_stage_shows_in_what_its_ranks_do_not_wait() -> None:
+    """Spans are those of hosts that run ahead: no bubble, but the durations of calls tell each rank's own work."""
+    bubble, heavy = explained(pipeline(on_devices({0: 60, 1: 90, 2: 60, 3: 62}), Scope()))
+    assert (bubble.kind, bubble.status) == ("bubble", "insufficient_data")
+    assert (heavy.kind, heavy.status, heavy.ranks) == ("stage_imbalance", "fired", (2, 3))
+    assert heavy.evidence["work_factor_ratio"] == pytest.approx(1.5)
+    assert "at least 1.50x the work" in heavy.summary
+
+
+def test_on_devices_even_stages_are_not_blamed() -> None:
+    (bubble,) = explained(pipeline(on_devices({0: 60, 1: 63, 2: 60, 3: 62}), Scope()))
+    assert bubble.kind == "bubble"

@@ -115,6 +115,21 @@ def test_a_timeline_leaves_open_what_never_ended(tmp_path: Path) -> None:
     )
 
 
+def test_a_timeline_names_its_steps_and_makes_faint_what_is_not_searched_for() -> None:
+    pieces = [
+        activity.Piece(rank=rank, kind=kind, is_call=kind == "all_gather", start_ms=at + rank, end_ms=at + 5, step=step)
+        for step, at in ((7, 10.0), (8, 30.0))
+        for kind in ("forward", "all_gather")
+        for rank in range(2)
+    ]
+    figure = timeline.draw(pieces, ranks=[0, 1], find="all_gather rank 1")
+    assert [(note.text, note.x) for note in figure.layout.annotations] == [("step 7", 10.0), ("step 8", 30.0)]
+    assert [line.x0 for line in figure.layout.shapes] == [10.0, 30.0]
+    shown = {trace.name: [value == 1 for value in trace.marker.opacity] for trace in figure.data}
+    assert shown == {"forward": [False] * 4, "all_gather": [False, True, False, True]}
+    assert {trace.marker.opacity for trace in timeline.draw(pieces).data} == {1.0}
+
+
 def test_a_timeline_follows_microbatches_within_each_pipeline() -> None:
     store = MemoryStore()
     store.add("ranks", [
@@ -173,7 +188,8 @@ def test_the_waterfall_ends_where_training_begins(tmp_path: Path) -> None:
         calls = bandwidth.call_columns(store)
     assert account is not None
     (bars,) = goodput.waterfall(account).data
-    begins, lengths = list(bars.base), list(bars.x)
+    begins = [min(base, base + length) for base, length in zip(bars.base, bars.x, strict=True)]
+    lengths = [abs(length) for length in bars.x]  # a bar on the right is drawn to the left, where its text has room
     assert (begins[0], lengths[0]) == (0, account.wall_s)
     for i in range(1, len(begins) - 1):  # each begins where the one above ends
         above = begins[i - 1] if i > 1 else account.wall_s

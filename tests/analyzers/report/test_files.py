@@ -14,8 +14,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from analyzers.diagnose import Diagnosis, diagnose
-from analyzers.report import chrome_trace
-from analyzers.report.chrome_trace import write_trace
+from analyzers.report.chrome_trace import choice
+from analyzers.report.chrome_trace.tracks import RUN
+from analyzers.report.chrome_trace.write import write_trace
 from analyzers.report.files import ReportError, step_range
 from analyzers.report.html.diagnosis_page import render
 from analyzers.report.markdown import to_markdown
@@ -133,14 +134,15 @@ def test_a_trace_of_one_attempt_and_some_ranks_holds_nothing_else(tmp_path: Path
         return [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] != "M"]
 
     def steps_of(found: list[dict[str, Any]]) -> list[tuple[int, str]]:
-        return sorted((event["pid"], event["name"]) for event in found if event["name"].startswith("step "))
+        return sorted((e["pid"], e["name"]) for e in found if e["ph"] in "XB" and e["name"].startswith("step "))
 
     assert len(steps_of(events(steps=(5, 6)))) == 3 * 2 * 2
     assert steps_of(events(steps=(5, 6), attempt=1, ranks=[0, 2])) == [
         (rank, f"step {step}") for rank in (0, 2) for step in (5, 6)
     ]
     chosen = events(steps=(5, 6), attempt=1, ranks=[2])
-    assert {event["pid"] for event in chosen if event["ph"] != "i"} == {2}
+    assert {event["pid"] for event in chosen} == {2, RUN}
+    assert {event["ph"] for event in chosen if event["pid"] == RUN} <= {"X", "C", "i"}
 
 
 def test_reports_of_an_empty_store(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_a_trace_of_a_hostile_run_is_plain_json_of_bounded_texts(tmp_path: Path)
 
 
 def test_a_long_trace_takes_no_more_memory_than_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome_trace, "CHUNK_ROWS", 1_000)
+    monkeypatch.setattr(choice, "CHUNK_ROWS", 1_000)
     store = MemoryStore()
     num = 12_000
     store.connection.execute(

@@ -18,6 +18,7 @@ def finding(kind: str, cause: str, ranks: tuple[int, ...] = (2,), **evidence: ob
         ("out_of_memory", "the memory of rank 2"),
         ("exit", "the log of rank 2"),
         ("killed_all", "the scheduler's record"),
+        ("ended_from_outside", "Resume the run"),
         ("store_lost", "the host of the rendezvous store"),
         ("connection_lost", "the network between the hosts"),
     ],
@@ -40,6 +41,7 @@ def test_what_to_do_about_a_lost_rank_follows_its_cause(cause: str, words: str) 
         ("order_inversion", "the groups in one order"),
         ("checkpoint", "disk"),
         ("gil", "native code"),
+        ("not_seen", "the folders of all nodes together"),
         ("not_entered", "the stack of rank 2"),
     ],
 )

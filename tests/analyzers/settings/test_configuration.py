@@ -37,7 +37,10 @@ def told(store: MemoryStore, **settings: Any) -> dict[str, Finding]:
     manifest = copy.deepcopy(MANIFEST)
     for name, value in settings.items():
         section, _, key = name.partition("__")
-        manifest["config"][section][key] = value
+        if key:
+            manifest["config"][section][key] = value
+        else:
+            manifest[name] = value
     found = checked(configuration(store, Scope(manifest=manifest)))
     assert {finding.status for finding in found} <= {"advice"}
     assert all(finding.advice == f"configuration-{finding.cause}" for finding in found)
@@ -54,6 +57,18 @@ def pipelined(microbatches: int) -> MemoryStore:
     store = plain_run()
     row = {"attempt": 0, "rank": 0, "step": 3, "kind": "forward", "stage": 0}
     store.add("spans", [row | {"microbatch": number} for number in range(microbatches)])
+    return store
+
+
+def with_utilisation(share: float, samples: int = 60) -> MemoryStore:
+    store = plain_run()
+    readings = [
+        {"sample_ns": number, "node": "a", "device": f"GPU-{device}", "gpu_utilization_ratio": share}
+        for number in range(samples)
+        for device in range(4)
+    ]
+    store.add("health", readings)
+    store.add("health", [{"sample_ns": 0, "node": "a", "device": "host"}])
     return store
 
 
@@ -82,6 +97,9 @@ def test_a_sound_configuration_is_silent() -> None:
         ("workers", lambda: changed(f"UPDATE steps SET data_ns = {30 * MS}"), {}, "30 % of a step"),
         ("evaluation", lambda: changed(f"UPDATE steps SET evaluate_ns = {20 * MS}"),
          {"train__eval_interval": 5}, "20 %"),
+        ("plan", plain_run, {"planned": {"rank": 0, "step_s": 0.04}},
+         "time of a step 0.1 s instead of 0.04 s (+150 %)"),
+        ("utilisation", lambda: with_utilisation(0.71), {}, "GPU utilization is 71 % in the median of 240 samples"),
     ],
 )  # fmt: skip
 def test_each_rule_fires_on_what_a_setting_did(cause: str, store: Any, settings: dict[str, Any], words: str) -> None:
@@ -105,6 +123,10 @@ def test_every_rule_is_tried() -> None:
         (lambda: changed("UPDATE ranks SET host = 'node-' || rank"), {}),
         (lambda: changed("UPDATE steps SET tokens = 256"), {}),
         (plain_run, {"train__precision": "fp16"}),
+        (plain_run, {"planned": {"rank": 0, "step_s": 0.08}}),
+        (lambda: plain_run(steps=14), {"planned": {"rank": 0, "step_s": 0.01}}),
+        (lambda: with_utilisation(0.95), {}),
+        (lambda: with_utilisation(0.5, samples=10), {}),
     ],
 )
 def test_a_setting_that_did_no_harm_is_not_blamed(store: Any, settings: dict[str, Any]) -> None:
@@ -200,3 +222,10 @@ def test_no_interval_is_advised_that_is_longer_than_the_run() -> None:
     for one in (advice, planned["checkpoint_interval"]):
         assert "Daly" not in one.summary
         assert "0.0 %" not in one.summary
+
+
+@pytest.mark.parametrize(("steps_an_attempt", "is_advised"), [(50, False), (40, False), (20, True)])
+def test_a_failure_or_two_give_no_rate_to_advise_by(steps_an_attempt: int, is_advised: bool) -> None:
+    store = changed(f"UPDATE checkpoints SET stall_ns = {1 * MS}")
+    store.connection.execute(f"UPDATE steps SET attempt = (step - 1) // {steps_an_attempt}")
+    assert ("checkpoint_interval" in told(store)) is is_advised

@@ -59,6 +59,16 @@ def test_a_gain_that_nothing_explains_is_said() -> None:
     assert verdict((), FACTS, replace(GAIN, withheld="no recorded work ran in 34 % of the time")) == verdict((), FACTS)
 
 
+def test_a_gain_that_advice_explains_is_said_with_it() -> None:
+    advice = Finding(
+        analyzer="straggler", kind="straggler", severity="info", status="advice", summary="...", ranks=(0,)
+    )
+    said = verdict((advice,), FACTS, GAIN)
+    gain = "Balanced ranks would be 1.25x faster, and the advice says why."
+    assert said == f"Nothing was found (50 steps, 2 ranks). {gain} 1 piece of advice."
+    assert_plain(said)
+
+
 def test_no_gain_is_claimed_beside_a_run_without_problems() -> None:
     """Whatever the what-if comes to, the line about it and the verdict of a run without findings agree."""
     draw = random.Random(0)

@@ -1,0 +1,290 @@
+"""Speed of the same configuration over runs and versions: where it changed for good.
+
+    for configuration in speeds(runs):
+        configuration.status                      # slower | faster | no_change | too_few_runs
+        configuration.changes[-1].versions        # {"torch": ("2.12.0", "2.13.0")}
+
+1. Runs of one configuration in the order of their starts; what is judged is the rank of each run's speed among them, so
+   that one run on a bad host counts as one run, however slow it was.
+2. The statistic is the largest difference of mean ranks before and after a split, over all splits with `least_runs` on
+   each side, each in units of what it varies by under a random order (Pettitt, 1979, with equal weight of the splits).
+   Where no split passes, the same of a stretch of runs and all others finds what went and came back (circular binary
+   segmentation: Olshen et al., 2004). Each of the two has half of the permitted error.
+3. The p-value is the share of random orders of the same runs with as large a statistic: valid for small samples, with
+   no assumption on how speeds vary. Below the number of runs at which a perfect separation could pass there is
+   no verdict (`too_few_runs`); a single configuration needs twelve.
+4. The limit is shared by all configurations tested (Bonferroni).
+5. The parts are searched again, by the same rules. At last a change stays only where the runs directly before and after
+   it differ, by the same test, and by `least_change_ratio`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.fleet.run_speed import RunSpeed
+
+__all__ = ["ConfigurationSpeed", "SpeedChange", "SpeedChangePolicy", "SpeedStatus", "speeds"]
+
+SpeedStatus = Literal["slower", "faster", "no_change", "too_few_runs"]
+MAX_RUNS = 200
+"""Of one configuration, the newest."""
+_BATCH = 100
+_TESTS = 2
+"""Of a part of the runs, which share the limit."""
+_ENOUGH = 50
+"""Random orders as extreme as the one seen, after which the p-value is known well enough."""
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedChangePolicy:
+    """When the speed of a configuration changed between its runs."""
+
+    family_error_ratio: float = 0.01
+    """Probability of a change in any configuration where there is none (ratio). Source: convention, Bonferroni; below
+    0.05 because the list is judged again after each run."""
+    least_runs: int = 3
+    """Runs on each side of a change (count). Source: convention; one or two may share a bad host."""
+    least_change_ratio: float = 0.02
+    """Change of the median speed (ratio). Source: repeated runs of one configuration commonly differ by 1 to 2 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedChange:
+    """Runs before and after a change point."""
+
+    first_run: str
+    """The first run after it."""
+    index: int
+    """Of that run, in the configuration's runs."""
+    before: float
+    """Median speed of the runs between the change before this one, or the first run, and this one."""
+    after: float
+    p_value: float
+    versions: Mapping[str, tuple[str, str]]
+    """Versions that changed with it: {name: (before, after)}."""
+
+    @property
+    def ratio(self) -> float:
+        """Speed after it over that before it."""
+        return self.after / self.before
+
+    @property
+    def with_versions(self) -> str:
+        """Text of the versions: `torch 2.12.0 -> 2.13.0`."""
+        return ", ".join(f"{name} {old[:12]} -> {new[:12]}" for name, (old, new) in self.versions.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationSpeed:
+    """The runs of one configuration, in the order of their starts."""
+
+    fingerprint: str
+    configuration: Mapping[str, str]
+    unit: Literal["tokens/s", "steps/s"]
+    run_ids: tuple[str, ...]
+    speeds: tuple[float, ...]
+    versions: tuple[Mapping[str, str], ...]
+    changes: tuple[SpeedChange, ...]
+    status: SpeedStatus
+    """Of the newest change."""
+
+    @property
+    def title(self) -> str:
+        """Script, model, mesh, batch and device, as far as they are known."""
+        of = self.configuration
+        mesh = " x ".join(f"{name.removeprefix('mesh.')} {of[name]}" for name in of if name.startswith("mesh."))
+        parameters, tokens = of.get("num_parameters", ""), of.get("tokens_per_step", "")
+        parts = (
+            of.get("script", ""),
+            f"{int(parameters):,} parameters" if parameters.isdecimal() else "",
+            mesh or (f"{of['world_size']} ranks" if "world_size" in of else ""),
+            f"batch {of['train.global_batch_size']}" if "train.global_batch_size" in of else "",
+            f"{int(tokens):,} tokens a step" if tokens.isdecimal() else "",
+            of.get("device_name") or of.get("devices", ""),
+        )
+        return ", ".join(part for part in parts if part) or "not recorded"
+
+    @property
+    def newest(self) -> float:
+        """Median speed of the runs since the last change."""
+        return float(np.median(self.speeds[self.changes[-1].index if self.changes else 0 :]))
+
+
+def speeds(runs: Sequence[RunSpeed], policy: SpeedChangePolicy = SpeedChangePolicy()) -> tuple[ConfigurationSpeed, ...]:
+    """Judge each configuration with two runs and more; those that became slower first, then those with most runs."""
+    groups: dict[str, list[RunSpeed]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.started_ns, run.run_id)):
+        groups[run.fingerprint].append(run)
+    known = {name: of[-MAX_RUNS:] for name, of in groups.items() if len(of) > 1}
+    tested = sum(_is_enough(len(of), policy.family_error_ratio, policy) for of in known.values())
+    limit = policy.family_error_ratio / max(1, tested)
+    found = [_judged(name, of, limit, policy) for name, of in known.items()]
+    order = ("slower", "faster", "no_change", "too_few_runs")
+    return tuple(sorted(found, key=lambda one: (order.index(one.status), -len(one.run_ids), one.fingerprint)))
+
+
+def _judged(name: str, runs: Sequence[RunSpeed], limit: float, policy: SpeedChangePolicy) -> ConfigurationSpeed:
+    with_tokens = all(run.tokens_per_s for run in runs)
+    values = np.array([run.per_s if with_tokens else 1e3 / run.step_ms for run in runs])
+    splits = dict(_real(values, _splits(values, 0, limit, policy), limit, policy))
+    bounds = [0, *sorted(splits), len(runs)]
+    medians = [float(np.median(values[begin:end])) for begin, end in pairwise(bounds)]
+    changes = tuple(
+        SpeedChange(
+            first_run=runs[index].run_id, index=index, before=medians[place], after=medians[place + 1],
+            p_value=splits[index], versions=_changed(runs[bounds[place] : index], runs[index : bounds[place + 2]]),
+        )
+        for place, index in enumerate(sorted(splits))
+    )  # fmt: skip
+    status: SpeedStatus = "no_change" if _is_enough(len(runs), limit, policy) else "too_few_runs"
+    if changes:
+        status = "slower" if changes[-1].ratio < 1 else "faster"
+    return ConfigurationSpeed(
+        fingerprint=name, configuration=runs[-1].configuration, unit="tokens/s" if with_tokens else "steps/s",
+        run_ids=tuple(run.run_id for run in runs), speeds=tuple(float(value) for value in values),
+        versions=tuple(run.versions for run in runs), changes=changes, status=status,
+    )  # fmt: skip
+
+
+def _is_enough(count: int, limit: float, policy: SpeedChangePolicy) -> bool:
+    """Decide whether a perfect separation of so many runs could pass; an odd number has two middles."""
+    orders = math.comb(count, count // 2) / (2 if count % 2 == 0 else 4)
+    return count >= 2 * policy.least_runs and _TESTS / orders < limit
+
+
+def _splits(values: Floats, offset: int, limit: float, policy: SpeedChangePolicy) -> list[tuple[int, float]]:
+    """(index, p-value) of each possible change."""
+    if not _is_enough(len(values), limit, policy):
+        return []
+    ranks = _ranks(values)
+    for arcs in (_Arcs.to_the_newest(len(values), policy.least_runs), _Arcs.between(len(values), policy.least_runs)):
+        p_value, best = _test(arcs, ranks, limit / _TESTS)
+        if _TESTS * p_value < limit:
+            break
+    else:
+        return []
+    inner = [int(end) for end in (arcs.begin[best], arcs.end[best]) if end < len(values)]
+    found = [(offset + index, _TESTS * p_value) for index in inner]
+    for begin, end in pairwise([0, *inner, len(values)]):
+        found += _splits(values[begin:end], offset + begin, limit, policy)
+    return sorted(found)
+
+
+def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
+    """p-value and the stretch that differs most; 1 where there is none to test."""
+    if not len(arcs.begin):
+        return 1.0, 0
+    statistics = arcs.statistics(ranks[None])[0]
+    best = int(np.argmax(statistics))
+    return _p_value(ranks, lambda orders: arcs.statistics(orders).max(axis=1), float(statistics[best]), limit), best
+
+
+def _real(
+    values: Floats, splits: Sequence[tuple[int, float]], limit: float, policy: SpeedChangePolicy
+) -> list[tuple[int, float]]:
+    """Those at which the runs directly before and after differ; the least certain is dropped first."""
+    kept = list(splits)
+    while kept:
+        bounds = [0, *(index for index, _ in kept), len(values)]
+        doubts = [
+            _doubt(values[a:b], values[b:c], limit, policy)
+            for a, b, c in zip(bounds, bounds[1:], bounds[2:], strict=False)
+        ]
+        worst = int(np.argmax(doubts))
+        if doubts[worst] < limit:
+            break
+        del kept[worst]
+    return kept
+
+
+def _doubt(before: Floats, after: Floats, limit: float, policy: SpeedChangePolicy) -> float:
+    """Probability of such a difference between two groups of runs in a random order; 1 for a small difference."""
+    if abs(float(np.median(after) / np.median(before)) - 1) < policy.least_change_ratio:
+        return 1.0
+    ranks = _ranks(np.concatenate([before, after]))
+
+    def difference(orders: Floats) -> Floats:
+        sums: Floats = np.abs(orders[:, : len(before)].sum(axis=1))
+        return sums
+
+    return _p_value(ranks, difference, float(difference(ranks[None])[0]), limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arcs:
+    """Stretches of runs, from `begin` up to `end`."""
+
+    begin: Indices
+    end: Indices
+    count: int
+
+    @classmethod
+    def to_the_newest(cls, count: int, least: int) -> _Arcs:
+        """Those after a split."""
+        begin = np.arange(least, count - least + 1)
+        return cls(begin, np.full_like(begin, count), count)
+
+    @classmethod
+    def between(cls, count: int, least: int) -> _Arcs:
+        """Those with runs before and after them."""
+        begin, end = np.meshgrid(np.arange(least, count), np.arange(least, count - least + 1), indexing="ij")
+        valid = end - begin >= least
+        return cls(begin[valid], end[valid], count)
+
+    def statistics(self, orders: Floats) -> Floats:
+        """One a row of ranks and stretch."""
+        sums = np.concatenate([np.zeros((len(orders), 1)), np.cumsum(orders, axis=1)], axis=1)
+        length = self.end - self.begin
+        found: Floats = np.abs(sums[:, self.end] - sums[:, self.begin]) / np.sqrt(length * (self.count - length))
+        return found
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks around their mean; equal values share theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    shared = np.cumsum(counts) - (counts + 1) / 2
+    ranks: Floats = shared[inverse] - (len(values) - 1) / 2
+    return ranks
+
+
+def _p_value(ranks: Floats, statistic: Callable[[Floats], Floats], seen: float, limit: float) -> float:
+    """Share of random orders with as large a statistic, the order seen counted too; an upper estimate above `limit`.
+
+    Stops once the share cannot come below the limit any more (Besag and Clifford, 1991).
+    """
+    rng = np.random.default_rng(0)
+    larger = total = 0
+    while total < _ENOUGH / limit and larger < _ENOUGH:
+        orders = rng.permuted(np.tile(ranks, (_BATCH, 1)), axis=1)
+        larger += int((statistic(orders) >= seen * (1 - 1e-9)).sum())
+        total += _BATCH
+    return (1 + larger) / (1 + total)
+
+
+def _changed(before: Sequence[RunSpeed], after: Sequence[RunSpeed]) -> dict[str, tuple[str, str]]:
+    """Versions that most runs before have in common and most after do not: the place of a change is known to a run or
+    two only."""
+    found = {}
+    for name in sorted({name for run in (*before, *after) for name in run.versions}):
+        old, new = (_common(name, side) for side in (before, after))
+        if old and new and old != new:
+            found[name] = (old, new)
+    return found
+
+
+def _common(name: str, runs: Sequence[RunSpeed]) -> str:
+    """The version that two thirds of the runs have; empty where none is."""
+    ((value, count),) = Counter(run.versions.get(name, "") for run in runs).most_common(1)
+    return value if 3 * count >= 2 * len(runs) else ""

@@ -1,0 +1,1 @@
+"""Captures of torch's profiler: one rank's steps, and a rank against its peer."""

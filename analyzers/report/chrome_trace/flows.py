@@ -1,0 +1,89 @@
+"""Arrows between the ranks of one collective call, and from a send to its receive.
+
+    flows.add(Call(...))                # every call of a piece of the run
+    yield from flows.drain(clock)       # the arrows between those added
+
+The arrow of a collective leads from rank to rank in the order in which they made the call; the last one to come is at
+its head. That of a transfer leads from the begin of the send to the end of the receive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.report.chrome_trace.clock import TraceClock
+from analyzers.report.chrome_trace.plain_values import text
+
+__all__ = ["Call", "CallFlows"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of one rank; `end_ns` None: it never ended."""
+
+    attempt: int
+    rank: int
+    thread: int
+    op: str
+    group: str | None
+    number: int | None
+    peer: int | None
+    begin_ns: int
+    end_ns: int | None
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for all ranks of one call; None where it is not known which ones belong together."""
+        if self.group is None or self.number is None or (self.end_ns is not None and self.end_ns <= self.begin_ns):
+            return None
+        if not self.is_transfer:
+            return (self.attempt, self.group, self.number)
+        if self.peer is None:
+            return None
+        ends = (self.rank, self.peer) if self.op.startswith("send") else (self.peer, self.rank)
+        return (self.attempt, self.group, self.number, *ends)
+
+    @property
+    def is_transfer(self) -> bool:
+        """Point to point."""
+        return self.op.startswith(("send", "recv"))
+
+
+class CallFlows:
+    """Calls that wait for those of other ranks. Ids count up: one for each group and number."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Hashable, list[Call]] = {}
+        self._num_flows = 0
+
+    def add(self, call: Call) -> None:
+        """Keep a call until `drain`."""
+        if (key := call.key) is not None:
+            self._calls.setdefault(key, []).append(call)
+
+    def drain(self, clock: TraceClock) -> Iterator[dict[str, Any]]:
+        """Flow events between the calls that were added; calls of one rank alone have none."""
+        calls, self._calls = self._calls, {}
+        for same in calls.values():
+            if len(same) < 2 or len({call.rank for call in same}) < len(same):
+                continue  # two calls of one rank with the same number: which one was answered is not known
+            self._num_flows += 1
+            stops = _stops(same)
+            for place, (at_ns, call) in enumerate(stops):
+                ph = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"
+                event = {
+                    "ph": ph, "cat": "call", "name": text(f"{call.group} number {call.number}"), "id": self._num_flows,
+                    "pid": call.rank, "tid": call.thread, "ts": clock.us(at_ns),
+                }  # fmt: skip
+                yield event | {"bp": "e"} if ph == "f" else event
+
+
+def _stops(calls: list[Call]) -> list[tuple[int, Call]]:
+    """Return where an arrow begins, passes and ends, each inside the slice of its call."""
+    if calls[0].is_transfer:
+        send, receive = sorted(calls, key=lambda call: not call.op.startswith("send"))
+        if receive.end_ns is not None and receive.end_ns - 1 >= send.begin_ns:
+            return [(send.begin_ns, send), (receive.end_ns - 1, receive)]
+    return sorted(((call.begin_ns, call) for call in calls), key=lambda stop: (stop[0], stop[1].rank))

@@ -1,0 +1,23 @@
+"""Files of a run that could not be read, or not wholly, for every form of a report.
+
+for label, text in file_lines(diagnosis.run): ...     # ("Damaged", "telemetry.duckdb: is damaged: ...")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["file_lines"]
+
+MAX_FILES = 10
+
+
+def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A line a file, the first ten, and how many more there are."""
+    problems = facts.get("file_problems") or []
+    label = "Left out" if "input" in facts else "Damaged"  # of other input, links and second files are listed, too
+    lines = [(label, f"{found['path']}: {found['problem']}") for found in problems[:MAX_FILES]]
+    if len(problems) > MAX_FILES:
+        lines.append(("", f"... and {len(problems) - MAX_FILES} more files"))
+    return lines

@@ -1,0 +1,32 @@
+"""The numbers of steps above the timeline do not cover each other."""
+
+from __future__ import annotations
+
+from analyzers.figures.activity import Piece
+from analyzers.figures.timeline import draw
+
+
+def labels(pieces: list[Piece]) -> list[str]:
+    return sorted(found.text for found in draw(pieces).layout.annotations)
+
+
+def forward(step: int, start_ms: float, end_ms: float) -> Piece:
+    return Piece(rank=0, kind="forward", is_call=False, step=step, start_ms=start_ms, end_ms=end_ms)
+
+
+def test_each_of_a_few_steps_has_its_number() -> None:
+    assert labels([forward(step, 100.0 * step, 100.0 * step + 90) for step in range(12)]) == sorted(
+        f"step {step}" for step in range(12)
+    )
+
+
+def test_steps_before_a_hang_are_too_narrow_for_theirs() -> None:
+    assert labels([forward(28, 0, 90), forward(29, 100, 190), forward(30, 200, 7_000)]) == ["step 30"]
+
+
+def test_names_of_bars_have_one_size_or_are_left_out() -> None:
+    pieces = [Piece(rank=0, kind="forward", is_call=False, start_ms=0.0, end_ms=50.0, step=1)]
+    figure = draw(pieces)
+    (bar,) = [trace for trace in figure.data if trace.text is not None]
+    assert bar.insidetextfont.size == figure.layout.uniformtext.minsize
+    assert figure.layout.uniformtext.mode == "hide"
