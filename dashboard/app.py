@@ -9,6 +9,7 @@ RANKSCOPE_DASHBOARD_RUNS; what is shown is in the address: `?run=<id>&finding=<i
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _H
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
+from analyzers.printable import visible  # noqa: E402
 from dashboard import frame, login, navigation  # noqa: E402
 from dashboard.data import prefetch  # noqa: E402
 from dashboard.drawing import live_chart  # noqa: E402
@@ -71,7 +73,7 @@ def _no_runs(folder: RunsFolder) -> None:
     st.title("No runs yet", anchor=False)
     st.text(f"There is no run in {folder.path}.")
     st.markdown("Start a run, and it appears here:")
-    st.code("rankscope train examples/gpt-demo.toml", language="bash")
+    st.code(f"rankscope train gpt-demo --set run.dir={shlex.quote(visible(str(folder.path)))}", language="bash")
 
     @st.fragment(run_every=frame.POLL_S)
     def wait() -> None:

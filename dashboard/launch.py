@@ -21,11 +21,13 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+from analyzers.report.wording.links import DEFAULT_PORT
 from dashboard import token_file as token_files
 from probes.attach.own_process import own_process
+from probes.tape.no_run import no_folder
 from probes.tape.rundir import RunDir
 
-__all__ = ["DashboardError", "DashboardServer"]
+__all__ = ["LOOPBACK", "DashboardError", "DashboardServer", "usable_port"]
 
 READY_S = 60.0
 LOOPBACK = "127.0.0.1"
@@ -112,11 +114,19 @@ def _token_variable(token_file: Path | None) -> dict[str, str]:
 def _folder_and_run(runs: Path) -> tuple[Path, str]:
     """The folder of runs, and the run to open if `runs` is one."""
     if not runs.exists():
-        raise DashboardError(f"no folder {runs}: name the folder that holds the runs, e.g. rankscope dashboard runs/")
+        raise DashboardError(no_folder(runs))
     if not runs.is_dir():
-        raise DashboardError(f"{runs} is a file: name the folder that holds the runs")
+        raise DashboardError(f"{runs} is a file: name the folder that holds the runs; unpack a shared run first")
     path = runs.resolve()
     return (path.parent, path.name) if RunDir.is_run(path) else (path, "")
+
+
+def usable_port(preferred: int = DEFAULT_PORT) -> int:
+    """The preferred port, by default that of the links in reports, if it is free on this machine; else any other."""
+    try:
+        return _free_port(LOOPBACK, preferred)
+    except DashboardError:
+        return _free_port(LOOPBACK, 0)
 
 
 def _free_port(address: str, port: int) -> int:

@@ -45,6 +45,10 @@ FIRST_QUERIES: tuple[Query, ...] = (
     (queries.extent, ()),
     (collectives.load_calls, ()),
     (pipeline.load_pipelines, ()),
+    (checkpoints.load_timeline, (None,)),
+    (health.load_health, ()),
+    (events.load_kinds, ()),
+    (system.load_system, ()),
     (ranks.load_matrix, ("step time", True)),
 )
 """The first queries of the pages, prefetched for a large run."""

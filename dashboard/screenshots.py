@@ -33,7 +33,7 @@ PAGES = {
     "configuration": "configuration", "system": "system", "compare": "compare-runs", "sql": "sql", "fleet": "fleet",
 }  # fmt: skip
 """{name of the picture: path of the page}."""
-WIDTHS = {"desktop": 1440, "laptop": 1280, "narrow": 420}
+WIDTHS = {"desktop": 1440, "laptop": 1280, "tablet": 800, "narrow": 420}
 MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
@@ -66,6 +66,8 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
                     page.goto(f"{url}/{address}?{urlencode({'run': run})}")
                     if name == "home":  # the server may have been started on one run, which its bare address shows
                         page.get_by_role("link", name="Runs", exact=True).click()
+                        page.get_by_role("heading", name="Runs", exact=True).wait_for()
+                        page.mouse.move(WIDTHS[width] / 2, 2)  # the link under it looks chosen
                     path = out / f"{name}-{theme}-{width}.png"
                     path.write_bytes(small(_picture(page, WIDTHS[width])))
                     yield path

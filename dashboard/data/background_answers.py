@@ -6,10 +6,10 @@
     answer.pending                      # future of the computation that runs; None: there is none
 
 Every open page polls its queries every two seconds. Each is computed once for all of them, in a thread, and again only
-when the store has changed. A page waits for `patience_s`; a slower result comes with a later poll, and until then the
-former one is shown (`is_fresh` False). A slow query is not repeated for ten times its duration, so that watching a huge
-run costs a tenth of a core at most and rarely delays its writer; but the pause is never longer than the query has been
-polled for, since results of a run's first seconds are soon out of date.
+when the store has changed. A page waits for `patience_s`, once; a slower result comes with a later poll, and until then
+the former one is shown (`is_fresh` False). A slow query is not repeated for ten times its duration, so that watching a
+huge run costs a tenth of a core at most and rarely delays its writer; but the pause is never longer than the query has
+been polled for, since results of a run's first seconds are soon out of date.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Answers:
         again_s: float = 0.1,
         rest_factor: float = REST_FACTOR,
     ) -> Answer:
-        """The newest answer; waits `patience_s` for the first one, `again_s` for a newer one."""
+        """The newest answer; waits `patience_s` from when it was first asked, `again_s` for a newer one."""
         with self._lock:
             entry = self._entries.setdefault(key, _Entry())
             self._entries.move_to_end(key)
@@ -87,9 +87,10 @@ class Answers:
                 entry.first_at = entry.first_at or time.monotonic()
                 entry.running = self._pool.submit(self._compute, entry, version, compute)
             running = None if settled else entry.running
+            first_s = max(0.0, entry.first_at + patience_s - time.monotonic())
         if running is not None:
             try:
-                running.result(again_s if entry.has_value or entry.error else patience_s)
+                running.result(again_s if entry.has_value or entry.error else first_s)
             except TimeoutError:
                 pass
         with self._lock:

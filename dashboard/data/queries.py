@@ -74,7 +74,7 @@ def pulse(source: Source) -> dict[str, float | None]:
     if attempt is None:
         return dict.fromkeys(names)
     finished = f"attempt = {attempt} AND rank >= 0 AND duration_ns IS NOT NULL"
-    ((step,),) = source.rows(f"SELECT arg_max(step, start_ns) FROM steps WHERE {finished}")
+    ((step,),) = source.rows(f"SELECT (SELECT step FROM steps WHERE {finished} ORDER BY start_ns DESC LIMIT 1)")
     if step is None:
         return dict.fromkeys(names)
     ((*found,),) = source.rows(
@@ -127,7 +127,10 @@ def speed(source: Source) -> Columns:
 
 def newest_attempt(source: Source) -> int | None:
     """The newest attempt that has steps."""
-    return max(last_steps(source), default=None)
+    if not source.has("steps"):
+        return None
+    newest = source.rows("SELECT attempt FROM steps WHERE rank >= 0 ORDER BY attempt DESC LIMIT 1")
+    return int(newest[0][0]) if newest else None
 
 
 def places(source: Source) -> Columns:

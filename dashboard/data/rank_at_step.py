@@ -10,6 +10,7 @@ from typing import Any
 
 from analyzers.account.time_classes import GAPS, NOT_MEASURED, PHASES, WAITED, own
 from analyzers.source import Source, lacking
+from dashboard.data.event_queries import event_text
 
 __all__ = ["rank_at_step"]
 
@@ -26,7 +27,7 @@ _CLASSES = {
 
 def rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
     """`attempt` None if the rank has no such step. Of a step that ran again, the last time counts."""
-    found: dict[str, Any] = {"attempt": None, "account": {}, "calls": [], "events": [], "num_peers": 0}
+    found: dict[str, Any] = {"attempt": None, "account": {}, "calls": [], "events": [], "num_peers": 0, "place": None}
     if not source.has("steps"):
         return found
     rows = source.rows(
@@ -39,7 +40,19 @@ def rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
     found |= {"attempt": attempt} | _account(source, attempt, rank, step)
     found["calls"] = _calls(source, attempt, rank, step, start_ns)
     found["events"] = _events(source, attempt, rank, step)
+    found["place"] = _place(source, attempt, rank)
     return found
+
+
+def _place(source: Source, attempt: int, rank: int) -> tuple[str, str] | None:
+    """Host and device of the rank in the attempt; None where they were not recorded."""
+    if lacking(source, ranks=("host", "device", "wall_ns")):
+        return None
+    ((host, device),) = source.rows(
+        "SELECT arg_max(host, wall_ns), arg_max(device, wall_ns) FROM ranks WHERE attempt = ? AND rank = ?",
+        [attempt, rank],
+    )
+    return (str(host), str(device)) if host and device else None
 
 
 def _account(source: Source, attempt: int, rank: int, step: int) -> dict[str, Any]:
@@ -96,6 +109,6 @@ def _events(source: Source, attempt: int, rank: int, step: int) -> list[dict[str
         [attempt, step, rank],
     )
     return [
-        {"event": kind, "from": "the rank" if by >= 0 else "a node", "detail": (detail or "")[:2_000]}
+        {"event": kind, "from": "the rank" if by >= 0 else "a node", "fields": event_text(detail)}
         for kind, by, detail in rows
     ]

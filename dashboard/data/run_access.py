@@ -20,14 +20,15 @@ from typing import Any
 from analyzers.compare.two_runs import Side, compare
 from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.figures.course import loss_curve
+from analyzers.run.folder_state import folder_state
 from analyzers.run.policy import stall_policy
-from analyzers.run.state import RunState, run_state
+from analyzers.run.state import RunState
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
 from dashboard.data.diagnosis_process import diagnose_in_process
 from dashboard.data.run_summary import run_summary
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
-from store.published.copy_time import recorded_until_ns
+from store.published.copy_time import stored_until_ns
 from store.sql import process as sql_process
 from store.sql.console import ConsoleAnswer
 
@@ -128,7 +129,7 @@ class RunAccess:
 
         def compute() -> RunState:
             with self.open() as store:
-                found = run_state(store, policy, now_ns=recorded_until_ns(self.run), is_watched=watched)
+                found = folder_state(self.run, store, policy, now_ns=time.time_ns())
             self._last_state = found
             return found
 
@@ -139,18 +140,17 @@ class RunAccess:
             rest_factor=OFTEN_REST_FACTOR,
         )  # fmt: skip
 
-    def summary(self) -> Answer:
-        """The line of this run in the table of runs (`run_summary`); nobody waits for it."""
+    def summary(self, answers: Answers) -> Answer:
+        """The line of this run in the table of runs (`run_summary`), among `answers`; nobody waits for it."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
         def compute() -> dict[str, Any]:
             with self.open() as store:
-                self._last_state = run_state(store, policy, now_ns=recorded_until_ns(self.run), is_watched=watched)
+                self._last_state = folder_state(self.run, store, policy, now_ns=time.time_ns())
                 return run_summary(store, self._last_state)
 
-        return self._answers.get(
-            ("summary", str(self.run.path)), (self.version(), watched), compute, patience_s=0.0, again_s=0.0
-        )  # fmt: skip
+        key = ("summary", str(self.run.path))
+        return answers.get(key, (self.version(), watched), compute, patience_s=0.0, again_s=0.0)
 
     def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
         """The Diagnosis of the whole run, as in `rankscope analyze`; a slow one comes with a later poll."""
@@ -171,7 +171,7 @@ class RunAccess:
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
-        other.state()  # sets whether the run may grow: unknown, it would count as growing forever
+        other.state()  # sets whether the run may grow
         key = ("compare", str(self.run.path), str(other.run.path))
         return self._answers.get(key, (self.version(), other.version()), compute, patience_s=FIRST_S)
 
@@ -183,7 +183,7 @@ class RunAccess:
         known = self._last_diagnosis
         if known is not None and known[0] == version:
             return known[1]
-        now_ns = recorded_until_ns(self.run) if self.is_watched else None
+        now_ns = stored_until_ns(self.run) if self.is_watched else None
         if self.size_bytes() >= LARGE_BYTES:
             self.open().close()  # ingests the tapes of a run without a watch
             found = diagnose_in_process(self.run, now_ns=now_ns)
@@ -194,4 +194,5 @@ class RunAccess:
         return found
 
     def _may_grow(self) -> bool:
-        return self._last_state.word == "" or self._last_state.is_live
+        """Return True if its last state was that of a live run; an unknown one is none, or the first is asked twice."""
+        return self._last_state.is_live

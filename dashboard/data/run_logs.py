@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from store.readers.logs.prefix import clean, read_prefix
 from store.readers.logs.step_lines import step_of
 from store.readers.logs.timestamps import Clock
 
-__all__ = ["LogLine", "RunLogs", "run_logs"]
+__all__ = ["LogLine", "RunLogs", "lines_at", "run_logs"]
 
 MAX_FILES = 4_096
 MAX_FILE_BYTES = 1 << 20
@@ -90,6 +90,11 @@ def run_logs(source: Source, path: str) -> RunLogs:
     if len(files) > MAX_FILES:
         problems.append(f"{len(files) - MAX_FILES:,} more files were not read")
     return RunLogs(lines=tuple(lines), num_files=len(files), num_cut=num_cut, problems=tuple(problems))
+
+
+def lines_at(lines: Sequence[LogLine], *, rank: int, step: int, attempt: int) -> list[LogLine]:
+    """Lines that a rank printed in one step of an attempt; a file without an attempt in its name is of any."""
+    return [line for line in lines if (line.rank, line.step) == (rank, step) and line.attempt in (None, attempt)]
 
 
 def _plain_files(folder: Path) -> Iterator[tuple[Path, int, int]]:

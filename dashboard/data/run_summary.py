@@ -8,9 +8,11 @@ Of a run's records only the newest steps, the findings that `watch` reported and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from analyzers.finding import SEVERITIES
+from analyzers.diagnose import reading_order
+from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
 from analyzers.run.state import RunState
@@ -25,8 +27,12 @@ NUM_LOSSES = 40
 def run_summary(source: Source, state: RunState) -> dict[str, Any]:
     """Plain values by name; None or empty where nothing was recorded."""
     pulse = queries.pulse(source)
-    reports = [one for one in newest_reports(reported_findings(source)) if one.status in ("fired", "suspect")]
-    reports.sort(key=lambda one: (bool(why_closed(one, state.attempt)), SEVERITIES.index(one.severity)))
+    reports = [
+        _as_of_now(one, state)
+        for one in newest_reports(reported_findings(source))
+        if one.status in ("fired", "suspect")
+    ]
+    reports.sort(key=lambda one: (state.is_live and bool(why_closed(one, state.attempt)), reading_order(one)))
     worst = reports[0] if reports else None
     kind = KINDS.get(worst.kind) if worst is not None else None
     return {
@@ -35,6 +41,12 @@ def run_summary(source: Source, state: RunState) -> dict[str, Any]:
         "finding": "" if worst is None else kind.title if kind is not None else worst.kind,
         "severity": "" if worst is None else worst.severity, "num_findings": len(reports), "losses": _losses(source),
     }  # fmt: skip
+
+
+def _as_of_now(report: Finding, state: RunState) -> Finding:
+    """The report; what ended an earlier attempt of a run that went on is a warning, as in the diagnosis."""
+    went_on = report.attempt is not None and state.attempt is not None and report.attempt < state.attempt
+    return replace(report, severity="warning") if went_on and report.severity == "critical" else report
 
 
 def _losses(source: Source) -> list[float]:

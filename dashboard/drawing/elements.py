@@ -72,6 +72,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 [data-testid="stButtonGroup"] div:has(> button) { flex-wrap: wrap; overflow: visible; max-width: 100%; }
 [data-testid="stSidebarHeader"] { padding-bottom: 0; }
 [data-testid="stSidebar"] [data-testid="stSelectbox"] [data-baseweb="select"] { font-size: 0.82rem; }
+.st-key-chart-library { display: none; }
 .st-key-menu [data-testid="stCaptionContainer"] { margin-top: 0.5rem; }
 [data-testid="stStatusWidget"] { visibility: hidden; }
 </style>
@@ -144,7 +145,7 @@ def table(
     frame = pd.DataFrame({name: _shown_values(values) for name, values in columns.items()})
     if height is None and len(frame) > MAX_ROWS_SHOWN:
         height = 36 + 33 * MAX_ROWS_SHOWN
-    return st.dataframe(frame, hide_index=True, key=key, height=height or "content", **more)
+    return st.dataframe(frame, hide_index=True, key=key, height=height or "content", placeholder="–", **more)
 
 
 def _shown_values(values: Any) -> Any:

@@ -25,7 +25,7 @@ __all__ = ["prepare", "show_in_place"]
 
 _NAME = "rankscope_chart"
 _PACKAGE_DATA = Path(plotly.__file__).parent / "package_data"
-_JS = """
+_LIBRARY_JS = """
 function library(url) {
   window.rankscopePlotly ??= new Promise((done, failed) => {
     const script = document.createElement("script");
@@ -40,7 +40,11 @@ function library(url) {
   });
   return window.rankscopePlotly;
 }
-
+"""
+_LOADER_JS = _LIBRARY_JS + "export default function ({ data }) { library(data).catch(() => {}); }"
+_JS = (
+    _LIBRARY_JS
+    + """
 const AXIS = /^([xy]axis\\d*)(?:\\.(?:range|autorange).*)?$/;
 
 function follow(host) {  // reports what the reader zooms to: all axes whose range is not the figure's own
@@ -132,14 +136,19 @@ export default function ({ data, parentElement, setTriggerValue }) {
   });
 }
 """
+)
 
 
 _chart = v2.component(_NAME, html='<div class="rankscope-chart" role="figure"></div>', js=_JS, isolate_styles=False)
+_loader = v2.component(f"{_NAME}_library", html="<span></span>", js=_LOADER_JS, isolate_styles=False)
+_URL = f"component/{__name__}.plotly/plotly.min.js"
 
 
 def prepare() -> None:
-    """Have the server serve plotly.js."""
+    """Have the server serve plotly.js, and the browser load it while the page's queries are answered."""
     v1.declare_component("plotly", path=str(_PACKAGE_DATA))
+    with st.container(key="chart-library"):  # hidden by the style sheet
+        _loader(key="library", data=_URL)
 
 
 def show_in_place(
@@ -157,8 +166,8 @@ def show_in_place(
     `zoomed`: ranges of axes; `on_zoom` is called with all of them before the page is drawn after a zoom. Returns
     {"x", "y"} of the mark that was clicked just now, if `clickable`.
     """
-    url = f"component/{__name__}.plotly/plotly.min.js"
-    rest = json.dumps({"key": key, "config": config, "alt": what, "url": url, "clickable": clickable, "zoomed": zoomed})
+    shown = {"key": key, "config": config, "alt": what, "url": _URL, "clickable": clickable, "zoomed": zoomed}
+    rest = json.dumps(shown)
     data = f'{{"figure": {figure_json}, {rest[1:]}'.encode()
 
     def zoom() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import streamlit as st
 
+from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.figures import recovery
 from analyzers.run.event_log import EventLog
 from analyzers.run.timeline import measure
@@ -18,9 +19,6 @@ from dashboard.frame import View, framed
 from probes.tape import event_kinds
 
 __all__ = ["checkpoints"]
-
-MIN_FAILURES = 3
-"""Fewer failures than these give no failure rate."""
 
 
 def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
@@ -103,7 +101,7 @@ def _failure_rate(failures: Any) -> str:
     if not isinstance(failures, int) or failures <= 0:
         return "No rank failed in this run: the failure rate is assumed."
     times = "failure" if failures == 1 else "failures"
-    few = ", too few for a rate: take it as a lower bound" if failures < MIN_FAILURES else ""
+    few = "" if FailurePolicy().knows_rate(failures) else ", too few for a rate: take it as a lower bound"
     return f"The failure rate is that of {failures} {times} in this run{few}."
 
 

@@ -132,14 +132,14 @@ def _exposed(view: View) -> None:
     tiles(
         [
             (
-                "Exposed", units.percent(share["communication"]), "communication",
+                "Exposed", units.percent(share["communication"]), "of the wall time",
                 "Share of wall time in which ranks were blocked in transfers. Communication hidden behind computation "
                 "does not count.",
             ),
             (
-                "Late members", units.percent(share["straggler"]), "waiting",
+                "Late members", units.percent(share["straggler"]), "of the wall time",
                 "Share of wall time in which ranks waited in a collective for its last member.",
             ),
-            ("Training", units.percent(share["training"]), None, None),
+            ("Training", units.percent(share["training"]), "of the wall time", None),
         ], key="collectives",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Page of the fleet: hosts and devices over all runs of the folder, those with the most trouble first."""
+"""Page of the fleet: hosts and devices over all runs of the folder, those with the most trouble first; and speeds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ import streamlit as st
 
 from analyzers.fleet.exclude_list import FORMS, exclude_list
 from analyzers.fleet.fleet import Fleet, Member
+from analyzers.fleet.speed_changes import ConfigurationSpeed
 from dashboard.data.fleet_process import FleetAnswer, fleet_in_process, fleet_version
 from dashboard.drawing import units
-from dashboard.drawing.elements import empty_state, markdown_text, table, tiles
+from dashboard.drawing.elements import chart, empty_state, markdown_text, table, tiles
+from dashboard.drawing.fleet_speed import speed_history
 from dashboard.frame import IDLE_S, POLL_S, runs_folder, shared_answers
 
 __all__ = ["fleet"]
 
-PATIENCE_S = 1.0
+PATIENCE_S = 0.4
 RETRY_S = 10.0
 """Between two tries to read runs that could not be read."""
 MAX_SHOWN = 500
 """Members a table, those with the highest rates."""
 MAX_PROBLEMS = 5
+MAX_DRAWN = 5
+"""Configurations whose runs are drawn."""
 ALL_WELL = "No host or device has more trouble than chance explains."
 
 
@@ -74,7 +78,7 @@ def _draw(found: Fleet) -> None:
             ("Hours", f"{found.hours:,.1f}", None, "From the first record of a run to its last, over all runs."),
             ("Hosts", f"{len(found.hosts):,}", None, None),
             ("Devices", f"{len(found.devices):,}", None, "Devices with a UUID, which ranks on GPUs record."),
-            ("Hours between restarts", f"{found.mtbf_h:,.1f}" if found.mtbf_h else "no restart", None, None),
+            ("Hours between failures", f"{found.mtbf_h:,.1f}" if found.mtbf_h else "no failure", None, None),
         ],
         key="fleet",
     )  # fmt: skip
@@ -94,6 +98,8 @@ def _draw(found: Fleet) -> None:
         "that of its own hours and of the fleet together (empirical Bayes), with its interval of 90 %; `chance` is the "
         "probability that an ordinary member has as many. The same in a terminal: `rankscope fleet RUNS_DIR`."
     )
+    st.subheader("Speed of the same configuration", anchor=False)
+    _speeds(found.speeds)
 
 
 def _exclude(found: Fleet) -> None:
@@ -113,6 +119,41 @@ def _members(members: Sequence[Member], *, key: str, missing: str) -> None:
     table([_row(place, member) for place, member in enumerate(members[:MAX_SHOWN], 1)], key=key)
     if len(members) > MAX_SHOWN:
         st.caption(f"{len(members) - MAX_SHOWN:,} more with lower rates.")
+
+
+def _speeds(speeds: Sequence[ConfigurationSpeed]) -> None:
+    """A row a configuration and change, and the runs of those that changed."""
+    if not speeds:
+        empty_state("No two runs of the same configuration say how fast they were.")
+        return
+    slower = [one for one in speeds if one.status == "slower"]
+    if slower:
+        names = markdown_text("; ".join(one.title for one in slower), 400)
+        st.warning(f"Slower than before: {names}.", icon=":material/trending_down:")
+    table([row for one in speeds[:MAX_SHOWN] for row in _speed_rows(one)], key="fleet-speeds")
+    for one in [one for one in speeds if one.changes][:MAX_DRAWN]:
+        st.markdown(markdown_text(one.title, 200))
+        what = f"Speed of each run of {one.title} ({one.unit}), and the medians between changes."
+        chart(speed_history, one, key=f"fleet-speed-{one.fingerprint}", what=what)
+    st.caption(
+        "Runs with the same settings, mesh and devices, in the order of their starts; drills are left out. A change is "
+        "one that random orders of the same runs reach with a probability of at most 1 % over all configurations, and "
+        "of 2 % at least; which versions changed with it is no proof that they caused it."
+    )
+
+
+def _speed_rows(one: ConfigurationSpeed) -> list[dict[str, Any]]:
+    known = {"configuration": one.title, "runs": len(one.run_ids), "now": f"{one.newest:,.4g} {one.unit}"}
+    if not one.changes:
+        words = {"too_few_runs": "too few runs to tell"}.get(one.status, "none found")
+        return [known | {"change": words, "since run": "", "changed with it": "", "p": ""}]
+    return [
+        known | {
+            "change": f"{100 * (change.ratio - 1):+.1f} %", "since run": change.first_run,
+            "changed with it": change.with_versions, "p": f"{change.p_value:.2g}",
+        }
+        for change in one.changes
+    ]  # fmt: skip
 
 
 def _row(place: int, member: Member) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def goodput(view: View) -> None:
         names = [name for name in CATEGORIES if account.seconds[name] > 0]
         table(
             {
-                "category": [CATEGORIES[name] for name in names],
+                "category": [account.names[name] for name in names],
                 "seconds, mean over the ranks": [round(account.seconds[name], 3) for name in names],
                 "share (%)": [round(100 * account.seconds[name] / account.wall_s, 2) for name in names],
             }, key="goodput-table",

@@ -44,6 +44,8 @@ _READINGS = {
     "cpu_pressure_ratio": ("Waiting for a core", "of the time (%)", 100.0, "avg"),
     "memory_pressure_ratio": ("Waiting for memory", "of the time (%)", 100.0, "avg"),
     "io_pressure_ratio": ("Waiting for a disk", "of the time (%)", 100.0, "avg"),
+    "disk_read_latency_seconds": ("Time of a read", "ms, slowest disk", 1e3, "max"),
+    "disk_write_latency_seconds": ("Time of a write", "ms, slowest disk", 1e3, "max"),
     "swapped_pages_total": ("Pages swapped", "in or out, during the run", 1.0, "max"),
 }
 """{column: (title, axis, factor to its unit, aggregate of a bucket)}."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from analyzers.printable import visible
+from dashboard.data.background_answers import Answers
 from dashboard.drawing import units
 from dashboard.drawing.elements import empty_state, markdown_text
 from dashboard.finding_link import page_link
@@ -17,12 +21,18 @@ from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
 from dashboard.views.compare import MAX_RUNS
 from probes.tape.rundir import RunDir, RunError
 from store.runs.run_notes import RunNotes, read_notes
+from store.runs_folder import RunsFolder
 
 __all__ = ["home"]
 
 MAX_SUMMARIES = 100
 """Runs whose records are read, the newest that match the filter; older ones are listed by name."""
 MAX_PROBLEMS = 3
+_HIDDEN = ["name", "problem", "pending", "is_live", "last_ns", "is_settled"]
+_WIDTHS = {"state": 90, "severity": 75, "step": 65, "step time": 80, "tokens/s": 70, "loss": 65}
+"""Pixels of columns: the browser fits them to the first cells, which are empty while the runs are being read."""
+MAX_KEPT = 2_000
+"""Ended runs whose cells are kept."""
 
 
 def home() -> None:
@@ -41,7 +51,8 @@ def home() -> None:
 
 def _table() -> bool:
     """Draw filter, buttons and table; returns whether there is more to come soon."""
-    names = runs_folder().run_ids()
+    folder = runs_folder()
+    names = folder.run_ids()
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         text = st.text_input(
             "Filter",
@@ -55,14 +66,14 @@ def _table() -> bool:
     rows: list[dict[str, Any]] = []
     is_pending = False
     for name in names:
-        row = _row(name, is_read=len(rows) < MAX_SUMMARIES)
+        row = _row(folder, name, is_read=len(rows) < MAX_SUMMARIES)
         is_pending |= row["pending"] or row["is_live"]
         if _matches(row, words):
             rows.append(row)
     if not rows:
         empty_state("No run matches the filter.")
         return is_pending
-    frame = pd.DataFrame(rows).drop(columns=["name", "problem", "pending", "is_live"])
+    frame = pd.DataFrame(rows).drop(columns=_HIDDEN)
     frame = frame.drop(columns=[name for name in ("tags", "note") if not any(row[name] for row in rows)])
     # Selected are places in the table: with other rows they would be other runs.
     place = hash(tuple(row["name"] for row in rows))
@@ -70,10 +81,11 @@ def _table() -> bool:
         frame, hide_index=True, key=f"runs-table-{place}", height=min(800, 38 + 35 * len(rows)), on_select="rerun",
         selection_mode="multi-row",
         column_config={
-            "losses": st.column_config.LineChartColumn("loss over the steps", width="small"),
+            **{name: st.column_config.Column(width=width) for name, width in _WIDTHS.items()},
+            "losses": st.column_config.LineChartColumn("loss curve", width=80),
             "run": st.column_config.TextColumn("run", width="medium", pinned=True),
-            "finding": st.column_config.TextColumn("worst finding"),
-            "age": st.column_config.TextColumn("last record"),
+            "finding": st.column_config.TextColumn("worst finding", width=120),
+            "age": st.column_config.TextColumn("last record", width=115),
             "tags": st.column_config.ListColumn("tags"),
         },
     )  # fmt: skip
@@ -104,23 +116,67 @@ def _actions(place: Any, selected: list[str]) -> None:
         page_link("Compare runs", "Compare", "compare_arrows", of_some, key="compare-runs", is_disabled=not some)
 
 
-def _row(name: str, *, is_read: bool) -> dict[str, Any]:
+@st.cache_resource(show_spinner=False)
+def _summaries() -> Answers:
+    """Summaries for all visitors, read one after the other: a run that is opened meanwhile waits for none of them."""
+    return Answers(threads=1)
+
+
+@st.cache_resource(show_spinner=False)
+def _ended() -> dict[Path, tuple[Hashable, dict[str, Any]]]:
+    """Cells of ended runs with the stamp of the folder that they were read from, of all visitors."""
+    return {}
+
+
+def _stamp(path: Path) -> Hashable:
+    """A value that changes with any file directly in the folder of a run, and with each new attempt."""
+    with os.scandir(path) as entries:
+        found = [
+            (entry.name, entry.stat(follow_symlinks=False))
+            for entry in entries
+            if not entry.name.endswith(".lock")  # readers write it
+        ]
+    return tuple(sorted((name, of.st_mtime_ns, of.st_size) for name, of in found))
+
+
+def _row(folder: RunsFolder, name: str, *, is_read: bool) -> dict[str, Any]:
+    """A run's cells; those of an ended run are read again only when its folder has changed."""
+    path = folder.path / name
+    kept = _ended()
+    try:
+        stamp = _stamp(path) if is_read else None
+    except OSError:
+        stamp = None
+    former = kept.get(path)
+    if former is not None and stamp is not None and former[0] == stamp:
+        row = former[1]
+    else:
+        row = _read_row(path, is_read=is_read)
+        if stamp is not None and row["is_settled"] and len(kept) < MAX_KEPT:
+            kept[path] = (stamp, row)
+    last_ns = row["last_ns"]
+    return row | {"age": f"{units.age(time.time() - last_ns / 1e9)} ago" if last_ns else ""}
+
+
+def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
     """A run's cells; those that are not known yet are empty."""
+    name = path.name
     found: dict[str, Any] = {}
     notes = RunNotes()
-    pending, problem = False, ""
+    pending, problem, is_settled = False, "", False
     if is_read:
         try:
-            run = RunDir.open(runs_folder().path / name)
+            run = RunDir.open(path)
             notes = read_notes(run)
-            answer = access_to(run).summary()
+            answer = access_to(run).summary(_summaries())
             found, problem = answer.value or {}, "" if answer.error is None else str(answer.error)
             pending = not found and not problem
+            is_settled = answer.is_fresh and not found.get("is_live")
         except RunError as error:
             problem = str(error)
     if problem and not found:
         found = {"state": "cannot be read"}
-    last_ns, loss = found.get("last_ns"), found.get("loss")
+    loss = found.get("loss")
     more = f" +{found['num_findings'] - 1}" if found.get("num_findings", 0) > 1 else ""
     step_ms = found.get("step_ms")
     return {
@@ -131,7 +187,8 @@ def _row(name: str, *, is_read: bool) -> dict[str, Any]:
         "tokens/s": units.amount(found["tokens_per_s"]) if found.get("tokens_per_s") else "",
         "loss": "" if loss is None else f"{loss:.4f}" if math.isfinite(loss) else "not finite",
         "losses": found.get("losses") or [],
-        "age": f"{units.age(time.time() - last_ns / 1e9)} ago" if last_ns else "",
+        "age": "",
         "tags": [visible(tag) for tag in notes.tags], "note": visible(notes.text),
         "problem": problem, "pending": pending, "is_live": bool(found.get("is_live")),
+        "last_ns": found.get("last_ns"), "is_settled": is_settled,
     }  # fmt: skip

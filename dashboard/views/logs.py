@@ -11,6 +11,7 @@ from dashboard.data.run_logs import LogLine, RunLogs, run_logs
 from dashboard.data.step_range import contains, numbers
 from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.frame import View, framed
+from store.published.copy_time import is_copy
 
 __all__ = ["logs"]
 
@@ -32,7 +33,7 @@ def logs(view: View) -> None:
     for problem in found.problems[:MAX_PROBLEMS]:
         st.caption(markdown_text(f"Not read: {problem}", 300))
     if not found.lines:
-        _nothing(found)
+        _nothing(found, of_address=is_copy(view.access.run))
         return
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         rank_text = st.text_input("Rank", key="log-rank", placeholder="any: 3 or 0-7", width=150, bind="query-params")
@@ -94,8 +95,13 @@ def _unaligned(found: RunLogs) -> str:
     return f"Of {num:,} lines the step is not known: they carry neither a step nor a time." if num else ""
 
 
-def _nothing(found: RunLogs) -> None:
-    if found.num_files:
+def _nothing(found: RunLogs, *, of_address: bool) -> None:
+    if of_address:
+        empty_state(
+            "Logs are not published: they lie in the run's folder on its nodes.",
+            "These pages show what the nodes have sent to an address. For the logs open the folder itself.",
+        )
+    elif found.num_files:
         empty_state(
             f"The processes of this run printed nothing: {found.num_files} log files are empty.",
             "What a training script prints stands here; the trainer itself writes to its tapes (see Events).",

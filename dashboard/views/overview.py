@@ -41,7 +41,7 @@ def overview(view: View) -> None:
     if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()
-    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
+    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt, is_live=view.state.is_live)
     _pulse(view, pulse, diagnosis)
     account = diagnosis.goodput if diagnosis is not None else None
     with st.container(key="overview-account"):
@@ -89,10 +89,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
         ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),
         ("Loss", _loss_text(pulse["loss"]), None, "Of the newest step."),
         ("Tokens/s", units.amount(pulse["tokens_per_s"]), None, "Of all ranks, over the newest steps."),
-        (
-            "Step time", units.duration(pulse["step_ms"] / 1e3 if pulse["step_ms"] is not None else None), None,
-            "Median over ranks and the newest steps.",
-        ),
+        _step_time(pulse["step_ms"], diagnosis),
         _work_rate(view.manifest, pulse["tokens_per_s"]),
         ("Goodput", units.percent(goodput_ratio), None, "Share of wall time spent on training steps that were kept."),
         (
@@ -103,6 +100,14 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     tiles(numbers, key="pulse")
     if planned and step is not None and view.state.is_live:
         st.progress(min(1.0, step / planned))
+
+
+def _step_time(newest_ms: float | None, diagnosis: Diagnosis | None) -> tuple[str, str, str | None, str]:
+    """The newest steps, with the median of all steps, which is the number of the report, beneath."""
+    of_all_ms = diagnosis.run.get("step_ms_median") if diagnosis is not None else None
+    beneath = f"{units.duration(of_all_ms / 1e3)} of all" if of_all_ms is not None else None
+    more = f"Median over ranks and the newest {queries.RECENT_STEPS} steps. Beneath: over ranks and all steps."
+    return "Step time", units.duration(newest_ms / 1e3 if newest_ms is not None else None), beneath, more
 
 
 def _loss_text(loss: float | None) -> str:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
+from analyzers.hangs.stacks import read_stack
+from analyzers.printable import visible
 from analyzers.source import Source
 from dashboard.data.rank_at_step import rank_at_step
-from dashboard.drawing.elements import empty_state, table
+from dashboard.data.run_logs import RunLogs, lines_at
+from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.finding_link import page_link
 from dashboard.frame import View
+from dashboard.views.logs import load_logs
+from store.published.copy_time import is_copy
 
 __all__ = ["rank_and_step"]
+
+MAX_LINES = 16
+"""Lines of the log: the page of logs is one click away, and what is beneath them is to be seen."""
+MAX_CALLS, CALLS_HEIGHT = 7, 300
+"""Rows of the table of calls that are visible at once, and its height (pixels) where there are more."""
 
 
 def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
@@ -20,20 +31,33 @@ def load_rank_at_step(source: Source, rank: int, step: int) -> dict[str, Any]:
     return rank_at_step(source, rank, step)
 
 
+def load_stack(source: Source, stacks_dir: str, rank: int, step: int) -> tuple[int, list[str]]:
+    """Return the newest attempt with this step that has a stack of the rank, and its frames, innermost first.
+
+    A step that hung is run again in the next attempt, where no stack is taken. Without one the frames are empty.
+    """
+    sql = "SELECT DISTINCT attempt FROM steps WHERE rank = ? AND step = ? ORDER BY attempt DESC"
+    attempts = [int(attempt) for (attempt,) in source.rows(sql, [rank, step])]
+    found = ((attempt, read_stack(Path(stacks_dir), attempt, rank)) for attempt in attempts)
+    return next(((attempt, frames) for attempt, frames in found if frames), (max(attempts, default=0), []))
+
+
 def rank_and_step(view: View) -> None:
-    """Draw the account of one rank in one step, its calls and its events; without an address, how to choose one."""
+    """Draw the account, calls, events, log lines and stack of one rank in one step; or how to choose one."""
     rank, step = _number("rank"), _number("step")
     if rank is None or step is None:
-        st.caption("Click a cell to see that rank in that step: its account, its calls, its events.")
+        st.caption("Click a cell to see that rank in that step: its account, calls, events, log lines and stack.")
         return
     with st.container(border=True, key="rank-and-step"):
         with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
             st.subheader(f"Rank {rank} in step {step:,}", anchor=False, width="content")
-            with st.container(horizontal=True, gap="small", width="content"):
+            with st.container(horizontal=True, vertical_alignment="center", gap="small", width="content"):
                 _buttons(view, rank, step)
         found = view.ask(load_rank_at_step, rank, step)
         if found is not None:
             _draw(found)
+            if found["attempt"] is not None:
+                _draw_texts(view, rank, step, found["attempt"])
 
 
 def _buttons(view: View, rank: int, step: int) -> None:
@@ -41,8 +65,9 @@ def _buttons(view: View, rank: int, step: int) -> None:
         "Timeline": {"timeline-last": str(step), "timeline-num": "1"},
         "Logs": {"log-rank": str(rank), "log-step": str(step)},
         "Events": {"event-step": f"{max(1, step - 1)}-{step + 1}"},
+        "Health": {},
     }
-    icons = {"Timeline": "view_timeline", "Logs": "article", "Events": "event_note"}
+    icons = {"Timeline": "view_timeline", "Logs": "article", "Events": "event_note", "Health": "device_thermostat"}
     for title, address in of_step.items():
         page_link(title, title, icons[title], {"run": view.run_id} | address, key=f"to-{title.lower()}")
     if st.button("Close", key="close-rank-and-step", icon=":material/close:", type="tertiary"):
@@ -65,17 +90,51 @@ def _draw(found: dict[str, Any]) -> None:
                 "more": [None if None in pair else _ms(pair[0] - pair[1]) for pair in account.values()],
             }, key="rank-account",
         )  # fmt: skip
-        peers = f"the median of the {found['num_peers']} other ranks of its pipeline stage"
+        num = found["num_peers"]
+        peers = f"the median of the {num} other ranks of its pipeline stage"
+        peers = "the other rank of its pipeline stage" if num == 1 else peers if num else "it has none in its stage"
         st.caption(f"Own work by phase and gap, milliseconds, attempt {found['attempt']}. Peers: {peers}.")
+        if found["place"] is not None:
+            host, device = found["place"]
+            st.caption(f"It ran on the device {markdown_text(device, 60)} of the host {markdown_text(host, 80)}.")
     with right:
         if found["calls"]:
-            table(found["calls"], key="rank-calls", height=300)
+            table(found["calls"], key="rank-calls", height=CALLS_HEIGHT if len(found["calls"]) > MAX_CALLS else None)
         else:
             st.caption("No collective of this rank was recorded in this step.")
         if found["events"]:
             table(found["events"], key="rank-events")
         else:
             st.caption("Neither the rank nor a node reported an event in this step.")
+
+
+def _draw_texts(view: View, rank: int, step: int, attempt: int) -> None:
+    """Draw what the rank printed in the step, and its newest stack."""
+    if is_copy(view.access.run):
+        st.caption("Log lines and stacks are not published: they lie in the run's folder on its nodes.")
+        return
+    logs: RunLogs | None = view.ask(load_logs, str(view.access.run.path))
+    if logs is not None:
+        lines = lines_at(logs.lines, rank=rank, step=step, attempt=attempt)
+        if lines:
+            st.code("\n".join(visible(line.text) for line in lines[-MAX_LINES:]), language=None)
+            cut = f"The last {MAX_LINES} of {len(lines):,} lines" if len(lines) > MAX_LINES else "Lines"
+            more = " The page Logs has all." if len(lines) > MAX_LINES else ""
+            st.caption(f"{cut} that the rank printed in this step.{more}")
+        else:
+            st.caption("No line of a log is known to be of this rank in this step.")
+    stack: tuple[int, list[str]] | None = view.ask(load_stack, str(view.access.run.stacks), rank, step)
+    if stack is None:
+        return
+    taken_in, frames = stack
+    if frames:
+        st.code("\n".join(visible(frame) for frame in frames), language=None)
+        st.caption(
+            f"The newest stack of the rank in attempt {taken_in}, innermost frame first. It is of the moment in which "
+            "it was taken, whichever step that was."
+        )
+    else:
+        st.caption(f"No stack of the rank was taken in attempt {attempt}: that is done where ranks stand still.")
 
 
 def _ms(value: float | None) -> float | None:

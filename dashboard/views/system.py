@@ -83,8 +83,8 @@ def _versions(manifest: Mapping[str, Any]) -> None:
         table(rows, key="system-versions")
     if not versions:
         st.caption("The versions of Python and torch were not recorded.")
-    missing = "Versions of NCCL, CUDA and the driver are not recorded with a run: `rankscope preflight` shows them."
-    st.caption(missing)
+    others = "NCCL and CUDA" if "gpu driver" in known else "NCCL, CUDA and a GPU driver"
+    st.caption(f"Versions of {others} are not recorded with this run: `rankscope preflight` shows them.")
 
 
 def _settings(manifest: Mapping[str, Any]) -> None:

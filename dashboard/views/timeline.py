@@ -11,8 +11,9 @@ import streamlit as st
 
 from analyzers.figures import activity
 from analyzers.figures import timeline as gantt
+from analyzers.figures.attempt_marks import AttemptMark, attempt_marks
 from analyzers.printable import visible
-from analyzers.report.chrome_trace import write_trace
+from analyzers.report.chrome_trace.write import write_trace
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.source import Source
@@ -29,6 +30,11 @@ MAX_TRACE_STEPS = 200
 def load_pieces(source: Source, attempt: int, first: int, last: int, ranks: tuple[int, ...]) -> Any:
     """Spans and calls."""
     return activity.timeline(source, attempt=attempt, first_step=first, last_step=last, ranks=ranks)
+
+
+def load_marks(source: Source, attempt: int) -> list[AttemptMark]:
+    """Begin and end of the attempt, and its rollbacks."""
+    return attempt_marks(source, attempt)
 
 
 def load_in_flight(source: Source, attempt: int) -> list[dict[str, Any]]:
@@ -61,17 +67,27 @@ def timeline(view: View) -> None:
         empty_state("No step was recorded yet.")
         return
     attempt, first, last, ranks, is_chosen = _chosen(extent)
+    find = st.text_input(
+        "Find", key="timeline-find", placeholder="all_gather, blocks.3, step 60, ...", max_chars=100,
+        bind="query-params", help="Entries without these words are faint.",
+    )  # fmt: skip
     pieces = view.ask(load_pieces, attempt, first, last, tuple(ranks))
     if pieces is None:
         return
     if pieces:
         chart(
-            gantt.draw, pieces, ranks=sorted(ranks), key="timeline", what="Phases and collectives of the ranks",
+            gantt.draw, pieces, view.ask(load_marks, attempt) or [], ranks=sorted(ranks), find=find or "",
+            key="timeline", what="Phases and collectives of the ranks",
             selected=(attempt, first if is_chosen else "newest", last - first, *sorted(ranks)),
         )  # fmt: skip
         flows = "Lines follow microbatches from stage to stage. " if any(p.stage is not None for p in pieces) else ""
         hatched = "Hatched aslant: never ended. " if any(p.end_ms is None for p in pieces) else ""
-        st.caption(f"Above: phases. Below, striped: collectives and transfers. {hatched}{flows}Drag to zoom.")
+        found = (
+            f"{sum(gantt.matches(piece, find) for piece in pieces):,} of {len(pieces):,} entries match. "
+            if find
+            else ""
+        )
+        st.caption(f"{found}Above: phases. Below, striped: collectives and transfers. {hatched}{flows}Drag to zoom.")
         if len(pieces) >= activity.MAX_PIECES:
             st.caption(f"Only the first {activity.MAX_PIECES:,} entries are shown: choose fewer steps or ranks.")
     else:
@@ -125,5 +141,9 @@ def _download(view: View, attempt: int, first: int, last: int, ranks: list[int])
         f"Chrome trace of steps {first} to {last}", packed,
         file_name=f"{visible(view.run_id)[:80]}-{attempt}-{first}-{last}.json.gz",
         mime="application/gzip", icon=":material/download:", on_click="ignore", key="trace",
-        help="For ui.perfetto.dev, of these ranks. All steps: rankscope report RUN --chrome-trace trace.json.gz",
+        help="Of these ranks. All steps: rankscope export RUN --to chrome-trace --out trace.json.gz",
     )  # fmt: skip
+    st.caption(
+        "Open in Perfetto: download the trace and drop it on the page of a Perfetto UI, your own copy or "
+        "`ui.perfetto.dev`, which reads it inside the browser. The dashboard itself sends it nowhere."
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 from streamlit.components.v2.component_manager import BidiComponentManager
 from streamlit.testing.v1 import AppTest
@@ -17,7 +18,7 @@ from streamlit.util import calc_hash
 import dashboard
 from dashboard.screenshots import PAGES
 
-__all__ = ["PAGES", "open_page", "shown"]
+__all__ = ["PAGES", "charts", "open_page", "shown"]
 
 APP = Path(dashboard.__file__).parent / "app.py"
 
@@ -42,6 +43,11 @@ def _components() -> BidiComponentManager:
     manager = BidiComponentManager()
     manager.discover_and_register_components(start_file_watching=False)
     return manager
+
+
+def charts(app: AppTest) -> list[Any]:
+    """The charts of the page, without the element that loads their library."""
+    return [element for element in app.get("bidi_component") if element.key != "library"]
 
 
 def shown(app: AppTest) -> str:

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from dashboard.data import run_access as access
 from dashboard.data.background_answers import Answer
-from tests.dashboard.opened import open_page, shown
+from tests.dashboard.opened import charts, open_page, shown
 from tests.factories import make_run
 from tests.waiting import wait_for
 
@@ -39,7 +39,7 @@ def test_speed_settings_and_losses_of_two_runs_stand_beside_one_another(tmp_path
     text = shown(app)
     assert "x as long" in text
     assert "differs from step 1 on" in text
-    assert len(app.get("bidi_component")) == 1
+    assert len(charts(app)) == 1
     tables = {tuple(table.value.columns): table.value for table in app.dataframe}
     assert set(tables) == {("", "before", "slower")}
     settings = app.dataframe[0].value.set_index("")

@@ -40,13 +40,13 @@ def test_a_link_to_a_finding_that_the_run_does_not_have_is_answered(tmp_path: Pa
     wait_for(lambda: "no such finding" in shown(app) or app.run() is None, "the answer", deadline_s=60)
 
 
-def test_the_overview_puts_a_death_that_the_run_survived_beneath_what_is_open(tmp_path: Path) -> None:
+def test_the_overview_of_an_ended_run_lists_findings_as_the_report_does(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=4, steps=60, kill={1: 20})
     make_run(tmp_path, run=run, attempt=1, ranks=4, steps=120, first_step=11, slow={2: 1.8}, slow_from=40)
     app = open_page(run.path.parent)
     wait_for(lambda: "Straggler" in shown(app) or app.run() is None, "the finding", deadline_s=60)
     text = shown(app)
-    assert text.index("Straggler**") < text.index("Rank lost**")
+    assert text.index("Rank lost**") < text.index("Straggler**"), "the worst first"
     assert "the run continued as attempt 1" in text
 
 

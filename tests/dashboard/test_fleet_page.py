@@ -12,7 +12,7 @@ from analyzers.fleet.fleet import fleet
 from benchmarks.fleet import BAD_HOSTS, histories
 from dashboard.data.fleet_process import FleetAnswer
 from dashboard.views import fleet as fleet_page
-from tests.dashboard.opened import open_page, shown
+from tests.dashboard.opened import charts, open_page, shown
 from tests.factories import make_run
 from tests.waiting import wait_for
 
@@ -59,3 +59,22 @@ def test_suspicious_hosts_stand_first_and_can_be_copied(tmp_path: Path, monkeypa
     assert terms["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == sorted(named)
     assert named[0] in app.warning[0].value.replace("\\", "")
     assert "<b>" not in shown(app)
+    assert "No two runs of the same configuration say how fast they were." in shown(app)
+
+
+def test_a_configuration_that_became_slower_is_drawn_with_its_versions(tmp_path: Path) -> None:
+    """Real folders: seven runs, seven of the same that take a fifth longer, and two of another configuration."""
+    for number in range(14):
+        version, step_ms = ("2.12.0", 50.0) if number < 7 else ("2.13.0", 60.0)
+        make_run(tmp_path, ranks=1, steps=40, step_ms=step_ms, seed=number, versions={"torch": version})
+    for seed in range(2):
+        make_run(tmp_path, ranks=1, steps=40, num_parameters=1000, seed=seed)
+    app = looked_at(tmp_path / "runs")
+    slower, other = app.dataframe[-1].value.to_dict("records")
+    assert (slower["runs"], slower["changed with it"]) == (14, "torch 2.12.0 -> 2.13.0")
+    assert float(slower["change"].removesuffix(" %")) == pytest.approx(-100 / 6, abs=1)
+    assert float(slower["p"]) < 0.01
+    assert (other["runs"], other["change"]) == (2, "too few runs to tell")
+    (drawn,) = charts(app)
+    assert "fleet-speed-" in drawn.key
+    assert [warning.value for warning in app.warning if "Slower than before" in warning.value]

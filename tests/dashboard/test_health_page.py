@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.analyzers.health.test_health import Node
-from tests.dashboard.opened import open_page, shown
+from tests.dashboard.opened import charts, open_page, shown
 
 FLOWN = {"throttle_reasons": 0x20, "temperature_celsius": 96.0, "ecc_uncorrected_total": 2, "remap_pending": 1}
 
@@ -18,7 +18,7 @@ def test_readings_are_drawn_and_a_sound_node_has_no_problems(tmp_path: Path) -> 
     headings = {element.value for element in app.subheader}
     assert {"GPU", "Temperature", "Clock", "Load of the host", "Multiprocessors", "Tensor cores"} <= headings
     assert not {"XID errors", "Throttling, errors, remapped rows"} & headings  # the power cap is ordinary
-    assert len(app.get("bidi_component")) == len(headings)
+    assert len(charts(app)) == len(headings)
     assert "Unchanged on all devices during the run: Memory errors, corrected" in shown(app)
 
 

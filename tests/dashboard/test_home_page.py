@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.data.background_answers import Answers
+from dashboard.data.run_access import RunAccess
+from dashboard.views import home
 from store.runs.run_notes import RunNotes, write_notes
+from store.runs_folder import RunsFolder
 from tests.dashboard.opened import open_page, shown
 from tests.factories import make_run
 from tests.waiting import wait_for
@@ -39,3 +45,38 @@ def test_runs_are_found_by_tag_and_note(tmp_path: Path) -> None:
         app = open_page(folder, "home", filter=words)
         wait_for(lambda app=app, expected=expected: names(app) == expected, f"the runs of {words}")
     assert "No run matches" in shown(open_page(folder, "home", filter="tag:base"))
+
+
+def test_an_ended_run_has_one_version_before_and_after_its_state_is_known(tmp_path: Path) -> None:
+    """Each run of the table was summarised twice: while its state was unknown it counted as growing."""
+    run = make_run(tmp_path, ranks=1, steps=5)
+    known, unknown = RunAccess(run, Answers()), RunAccess(run, Answers())
+    assert known.state().value.word == "finished"
+    assert unknown.version() == known.version()
+
+
+def test_cells_of_an_ended_run_are_read_again_only_when_its_folder_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, ranks=1, steps=5)
+    folder, read = RunsFolder(run.path.parent), home._read_row
+    reads: list[Path] = []
+
+    def counted(path: Path, *, is_read: bool) -> dict[str, Any]:
+        reads.append(path)
+        return read(path, is_read=is_read)
+
+    monkeypatch.setattr(home, "_read_row", counted)
+
+    def row() -> dict[str, Any]:
+        return home._row(folder, run.run_id, is_read=True)
+
+    def is_kept() -> bool:
+        before = len(reads)
+        return bool(row()["state"]) and len(reads) == before
+
+    wait_for(is_kept, "cells that are not read again")
+    assert row()["age"].endswith(" ago")
+    write_notes(run, RunNotes(tags=("baseline",)))
+    assert row()["tags"] == ["baseline"]
+    wait_for(is_kept, "cells that are not read again")

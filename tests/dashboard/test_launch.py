@@ -10,6 +10,7 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
+from dashboard.launch import LOOPBACK, usable_port
 from probes.attach.own_process import own_process
 from tests.waiting import wait_for
 
@@ -22,6 +23,7 @@ def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -
             lines: list[str] = []
             wait_for(lambda: lines.append(process.stdout.readline()) or "http" in lines[-1], "the address")
             url = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])[0]
+            assert process.stdout.readline().startswith(f"There is no run in {tmp_path} yet")
             with urllib.request.urlopen(f"{url}/_stcore/health", timeout=10) as answer:
                 assert answer.status == 200
             port = int(url.rpartition(":")[2])
@@ -34,6 +36,15 @@ def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -
             wait_for(lambda: is_gone(int(server)), "the end of the server")
         finally:
             process.kill()
+
+
+def test_the_port_of_the_links_is_taken_where_it_is_free() -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert usable_port(port) not in (0, port)
+    assert usable_port(port) == port
 
 
 def handshake(port: int, host: str, origin: str) -> int:

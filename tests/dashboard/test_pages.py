@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from tests.analyzers.report.hostile import SCRIPT, hostile_run
-from tests.dashboard.opened import PAGES, open_page, shown
+from tests.dashboard.opened import PAGES, charts, open_page, shown
 from tests.e2e.launched import LaunchedRun
 from tests.waiting import wait_for
 
@@ -79,7 +79,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "In the backward pass",
     ):
         assert words in text, (words, text)
-    assert len(app.get("bidi_component")) == 3
+    assert len(charts(app)) == 3
 
 
 def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:
@@ -154,17 +154,17 @@ def test_the_link_of_an_alert_shows_the_findings_of_its_kind(runs: Path, finishe
 
 def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:
     app = open_page(runs, "ranks")
-    before = len(app.get("bidi_component"))
+    before = len(charts(app))
     app.segmented_control(key="measure").set_value("memory").run()
     assert not app.exception
-    assert len(app.get("bidi_component")) == before >= 3
+    assert len(charts(app)) == before >= 3
 
 
 def test_the_timeline_forgets_its_zoom_with_other_steps_or_ranks(runs: Path) -> None:
     app = open_page(runs, "timeline")
 
     def revision() -> str:
-        (drawn,) = app.get("bidi_component")
+        (drawn,) = charts(app)
         revision: str = json.loads(drawn.proto.bytes)["figure"]["layout"]["uirevision"]
         return revision
 

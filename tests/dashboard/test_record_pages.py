@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 from probes.tape.rundir import RunDir
 from tests.dashboard.opened import open_page, shown
 from tests.factories import RankWriter, make_run
+from tests.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,19 @@ def test_log_lines_are_filtered_by_rank_step_and_text_of_the_address(run: RunDir
     assert lines[["step", "rank", "line"]].values.tolist() == [[6, 1, "step 6 of rank 1"]]
     assert "No line matches" in shown(page(run, "logs", **{"log-rank": "9"}))
     assert "numbers and ranges" in shown(page(run, "logs", **{"log-step": "x"}))
+
+
+def test_the_panel_of_a_rank_shows_the_last_lines_of_a_step(tmp_path: Path) -> None:
+    found = make_run(tmp_path, ranks=2, steps=9)
+    log = found.path / "logs" / "attempt-0" / "rank-00001.out.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"step 5 line {number}\n" for number in range(30)))
+    app = page(found, "ranks", rank="1", step="5")
+    told = "The last 16 of 30 lines that the rank printed in this step. The page Logs has all."
+    text: str = wait_for(lambda: shown(app) if told in shown(app) else app.run() and "", "the panel")
+    assert "line 13\n" not in text
+    assert "line 14\n" in text
+    assert "Peers: the other rank of its pipeline stage." in text
 
 
 def test_events_are_filtered_and_routine_ones_left_out_until_chosen(run: RunDir) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,19 @@ def test_a_slow_first_answer_is_none_and_comes_later() -> None:
     assert (first.value, first.is_fresh, first.error) == (None, False, None)
     gate.set()
     assert answers.get("a", 1, lambda: "never", patience_s=60).value == "there"
+
+
+def test_a_slow_first_answer_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page Fleet waited a second at each poll while the runs were being diagnosed."""
+    now = [100.0]
+    monkeypatch.setattr(answers_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    answers, gate = Answers(), threading.Event()
+    assert answers.get("a", 1, lambda: gate.wait(120), patience_s=0.01).value is None
+    now[0] += 60
+    began = time.monotonic()
+    assert answers.get("a", 1, lambda: "never", patience_s=60).value is None
+    assert time.monotonic() - began < 30
+    gate.set()
 
 
 def test_what_goes_wrong_is_told_beside_the_former_answer() -> None:

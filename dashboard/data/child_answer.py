@@ -1,0 +1,62 @@
+"""Have a process of its own compute an answer for the pages, so that the server stays responsive.
+
+    # in a module `dashboard.data.x_process`:
+    def x_in_process(path: Path) -> X:
+        return ask_child("dashboard.data.x_process", str(path), limit_s=60.0, late="not read within 60 s")
+
+    if __name__ == "__main__":
+        answer_parent(compute)                  # is given the path as text
+
+In a thread of the server the analyzers would hold the GIL that the pages need. The process has a lower priority than
+the server, ends when the server does, and frees its memory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dashboard.serve import end_with
+from store import StoreError
+
+__all__ = ["answer_parent", "ask_child"]
+
+NICENESS = 10
+"""Leaves a tenth of a core that is in use to the child: at 5 it took a quarter, from each refresh of a page."""
+
+
+def ask_child(module: str, *arguments: str, limit_s: float, late: str) -> Any:
+    """The answer of `python -m module`. Raises StoreError: with its last line if it fails, `late` after `limit_s`."""
+    command = [sys.executable, "-m", module, str(os.getpid()), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe) as child:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, child.pid, max(NICENESS, own))  # by us: its imports take a second of a core
+        try:
+            answer, said = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise StoreError(late) from None
+    if child.returncode:
+        lines = said.decode(errors="replace").strip().splitlines()
+        raise StoreError(lines[-1][:500] if lines else f"{module} ended with exit code {child.returncode}")
+    return pickle.loads(answer)  # noqa: S301 - our own child wrote it; nothing of a run is unpickled
+
+
+def answer_parent(compute: Callable[..., Any]) -> None:
+    """The child's side: give `compute(*arguments)` to the process that asked, or end with one line of a StoreError."""
+    parent, *arguments = sys.argv[1:]
+    if sys.platform == "linux":
+        end_with(int(parent))
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed meanwhile must not mix with the answer
+    try:
+        found = compute(*arguments)
+    except StoreError as error:
+        sys.exit(str(error))
+    with out:
+        pickle.dump(found, out)
