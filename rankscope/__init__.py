@@ -4,6 +4,7 @@
 
     rankscope.attach(model, optimizer)          # docs/attach.md
     rankscope.log(loss=loss)
+    with rankscope.phase("generation"): ...     # a name of yours
     rankscope.describe(mesh=device_mesh)        # optional
     guard = rankscope.guard(state, load)
 
@@ -18,12 +19,12 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["__version__", "attach", "describe", "detach", "guard", "log", "open"]
+__all__ = ["__version__", "attach", "describe", "detach", "guard", "log", "open", "phase"]
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from probes.attach.attach import attach, describe, detach, log
+    from probes.attach.attach import attach, describe, detach, log, phase
     from probes.guard.attached_loop import guard
     from rankscope.api import open_run as open
 
@@ -37,6 +38,7 @@ _PLACES = {
     "describe": "probes.attach.attach:describe",
     "detach": "probes.attach.attach:detach",
     "log": "probes.attach.attach:log",
+    "phase": "probes.attach.attach:phase",
     "guard": "probes.guard.attached_loop:guard",
     "open": "api:open_run",
 }

@@ -15,6 +15,7 @@ version and a note in CHANGELOG.md one version ahead (docs/api.md).
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -35,8 +36,8 @@ __all__ = ["Evidence", "Run", "open_run"]
 
 
 def open_run(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidence:
-    """Open a run, the newest run of a folder of runs, the address of one that is published (s3://bucket/prefix/RUN), or
-    the files of any job: logs, dumps, traces, archives.
+    """Open a run, the newest run of a folder of runs, the address of either (s3://bucket/prefix/RUN, s3://bucket/prefix),
+    or the files of any job: logs, dumps, traces, archives.
 
     Raises RunError, AddressError or SourceError (all ValueError), one line: what, where, what to do.
     """
@@ -120,23 +121,20 @@ class Run(_Diagnosed):
     @property
     def state(self) -> RunState:
         """One word (training, stalled, finished, died, ...), the reason, and the time of the newest record."""
+        from analyzers.run.folder_state import folder_state
         from analyzers.run.policy import stall_policy
-        from analyzers.run.state import run_state
-        from store import Store, is_watched
-        from store.published.copy_time import recorded_until_ns
+        from store import Store
 
-        folder = self._folder
-        watched = is_watched(folder.stores())
-        with Store.open(folder) as store:
-            now_ns = recorded_until_ns(folder)
-            return run_state(store, stall_policy(folder.manifest()), now_ns=now_ns, is_watched=watched)
+        with Store.open(self._folder) as store:
+            policy = stall_policy(self._folder.manifest())
+            return folder_state(self._folder, store, policy, now_ns=time.time_ns())
 
     def diagnose(self) -> Diagnosis:
         """Judge what is recorded now; the last diagnosis is kept while no record is added."""
         from analyzers.account.long_run import MEMORY_BYTES
         from analyzers.diagnose import diagnose
         from store import Store, is_watched
-        from store.published.copy_time import recorded_until_ns
+        from store.published.copy_time import stored_until_ns
 
         folder = self._folder
         with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
@@ -144,7 +142,7 @@ class Run(_Diagnosed):
             version = None if watched else self._version()
             if self._known is not None and version is not None and self._known[0] == version:
                 return self._known[1]
-            now_ns = recorded_until_ns(folder) if watched else None
+            now_ns = stored_until_ns(folder) if watched else None
             diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
         self._known = (self._version(), diagnosis)
         return diagnosis
@@ -231,10 +229,11 @@ def _published(address: str) -> Run:
     import weakref
     from tempfile import TemporaryDirectory
 
+    from store.published.listing import newest_run
     from store.published.mirror import Mirror
 
     scratch = TemporaryDirectory(prefix="rankscope-")
-    mirror = Mirror(address, Path(scratch.name))
+    mirror = Mirror(newest_run(address)[0], Path(scratch.name))
     mirror.refresh()
     run = Run(mirror.run, mirror.refresh_if_old)
     weakref.finalize(run, mirror.close)

@@ -63,13 +63,14 @@ class _Record:
     """The events of a rank whose calls the plugin records."""
 
     def __init__(self, identity: Any, words: list[str]) -> None:
+        from rankscope.probes.attach.attached_config import attached_config
         from rankscope.probes.attach.joining import join_run
         from rankscope.probes.collectives.nccl_plugin.loading import load_plugin
         from rankscope.probes.tape.events import EventWriter
 
         self._identity = identity
         manifest = {
-            "config": {"recovery": {"enabled": False}},
+            "config": attached_config({}),
             "attached": True,
             "world_size": identity.world_size,
             "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
@@ -112,7 +113,9 @@ class _Record:
         if identity.rank == 0:
             self._events.write(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if identity.local_rank == 0:
-            self._events.write(event_kinds.RUN_STARTED, node_rank=identity.node_rank)
+            self._events.write(
+                event_kinds.RUN_STARTED, node_rank=identity.node_rank, nproc_per_node=identity.node_size()
+            )
             num_nodes, digests = digest_address()
             leave_watch(self._run.path, identity.node_rank, launcher_pid, num_nodes=num_nodes, digests=digests)
 

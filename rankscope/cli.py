@@ -31,6 +31,7 @@ from rankscope.commands import (
     plan,
     preflight,
     prepare,
+    profile,
     rebuild,
     replay,
     report,
@@ -59,6 +60,7 @@ app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=prepare.EPILOG)(prepare.prepare)
 app.command(epilog=preflight.EPILOG)(preflight.preflight)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
+app.command(epilog=profile.EPILOG)(profile.profile)
 app.command(epilog=replay.EPILOG)(replay.replay)
 app.command(epilog=drill.EPILOG)(drill.drill)
 app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)

@@ -56,6 +56,7 @@ def analyze(
     Flight-recorder dumps, profiler traces, NCCL's RAS and inspector:  rankscope analyze dumps/ traces/ ras.json
 
     A run that is published to an address (publish.address), live or not:  rankscope analyze s3://lake/rankscope/run-7
+    (of the address of several the newest)
 
     A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
 
@@ -89,9 +90,13 @@ def analyze(
 
 
 def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
+    from probes.tape.no_run import where_else
     from probes.tape.rundir import RunDir
+    from store.published.address import address_of
     from watch.sharing.shared_run import is_shared
 
+    if gone := [path for path in paths if not path.exists() and address_of(path) is None]:
+        fail(f"no run at {gone[0]}, and no log or folder either: {where_else(gone[0])}")
     paths = [_newest_run(path) if len(paths) == 1 else path for path in paths]
     runs = [path for path in paths if not path.exists() or RunDir.is_run(path) or is_shared(path)]
     files = [path for path in paths if path not in runs]
@@ -121,12 +126,15 @@ def _newest_run(path: Path) -> Path:
     names = RunsFolder(path).run_ids()
     if not names:
         return path
+    echo(f"rankscope: {path} {_runs_there(names)}", err=True)
+    return path / names[0]
+
+
+def _runs_there(names: Sequence[str]) -> str:
+    """Number of runs of a folder or an address, the newest, and the next."""
     others = f"; others: {', '.join(names[1 : 1 + MAX_LISTED_RUNS])}" if len(names) > 1 else ""
     more = f" and {len(names) - 1 - MAX_LISTED_RUNS} more" if len(names) > 1 + MAX_LISTED_RUNS else ""
-    echo(
-        f"rankscope: {path} holds {len(names)} run{'s' * (len(names) > 1)}; newest: {names[0]}{others}{more}", err=True
-    )
-    return path / names[0]
+    return f"holds {len(names)} run{'s' * (len(names) > 1)}; newest: {names[0]}{others}{more}"
 
 
 def judge_run(run: Path) -> Diagnosis:
@@ -148,11 +156,15 @@ def _opened(run: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
     """The store and the diagnosis of a run's folder, or of a file that `rankscope share` wrote."""
     from probes.tape.rundir import RunDir
     from store.published.address import address_of
+    from store.published.listing import newest_run
     from watch.sharing.published_run import published_run
     from watch.sharing.shared_run import is_shared, shared_run
     from watch.verdicts.diagnosed_run import diagnosed_run
 
-    if address := address_of(run):
+    if given := address_of(run):
+        address, names = newest_run(given)
+        if names:
+            echo(f"rankscope: {given} {_runs_there(names)}", err=True)
         with published_run(address, **options) as (store, diagnosis, note):
             if note:
                 echo(f"rankscope: {address}: {note}", err=True)

@@ -14,13 +14,13 @@ __all__ = ["EPILOG", "dashboard"]
 EPILOG = (
     "\b\nExamples:\nrankscope dashboard\nrankscope dashboard runs/\n"
     "rankscope dashboard runs/latest --port 8600\nrankscope dashboard --port 0\n"
-    "rankscope dashboard s3://lake/rankscope/run-7"
+    "rankscope dashboard s3://lake/rankscope/run-7\nrankscope dashboard s3://lake/rankscope"
 )
 
 
 def dashboard(
     runs: Annotated[
-        Path, typer.Argument(help="Folder of runs, one run, or the address of one.", metavar="[RUNS_DIR]")
+        Path, typer.Argument(help="Folder of runs, one run, or the address of either.", metavar="[RUNS_DIR]")
     ] = Path("runs"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes any free one.")] = 8501,
     token_file: Annotated[
@@ -36,19 +36,23 @@ def dashboard(
     from contextlib import ExitStack
 
     from dashboard.launch import DashboardError, DashboardServer
+    from probes.tape.rundir import RunDir
     from store import StoreError
     from store.published.address import AddressError, address_of
+    from store.runs_folder import RunsFolder
 
     address = address_of(runs)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it as Ctrl-C does
     try:
         with ExitStack() as copy:
             if address is not None:
-                from watch.sharing.published_run import followed
+                from watch.sharing.followed import followed
 
-                runs = copy.enter_context(followed(address, report=_report)).path
+                runs = copy.enter_context(followed(address, report=_report))
             server = copy.enter_context(DashboardServer(runs, port=port, token_file=token_file))
             echo(f"Dashboard of {address or runs}: {server.url}   (Ctrl-C ends it)")
+            if not RunDir.is_run(runs) and RunsFolder(runs).newest() is None:
+                echo(f"There is no run in {runs} yet: the first one appears as soon as it begins.")
             code = server.wait()
     except (DashboardError, AddressError, StoreError) as error:
         fail(str(error))

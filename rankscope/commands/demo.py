@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -50,14 +51,24 @@ def demo(
     if code:
         raise typer.Exit(code)
     run = runs_dir / "latest"
+    port = _port_of_links() if serve else 0
     screen.print(f"\n$ rankscope analyze {run}", style="bold", highlight=False, soft_wrap=True)
     from rankscope.commands.analyze import analyze
 
     analyze([run], output="text", fail_on="", why_spike="")
-    _show_pages(runs_dir, serve=serve)
+    _show_pages(runs_dir, serve=serve, port=port)
 
 
-def _show_pages(runs_dir: Path, *, serve: bool) -> None:
+def _port_of_links() -> int:
+    """The port that the pages will have; links of the report that is printed before lead there."""
+    from dashboard.launch import LOOPBACK, usable_port
+
+    port = usable_port()
+    os.environ.setdefault("RANKSCOPE_DASHBOARD_URL", f"http://{LOOPBACK}:{port}")
+    return port
+
+
+def _show_pages(runs_dir: Path, *, serve: bool, port: int) -> None:
     """Serve the dashboard until Ctrl-C, or print the command that does."""
     import importlib.util
 
@@ -67,7 +78,7 @@ def _show_pages(runs_dir: Path, *, serve: bool) -> None:
         from dashboard.launch import DashboardError, DashboardServer
 
         try:
-            with DashboardServer(runs_dir, port=0) as server:
+            with DashboardServer(runs_dir, port=port) as server:
                 echo(f"\nPages of this run: {server.url}   (Ctrl-C ends it)")
                 server.wait()
         except DashboardError as error:

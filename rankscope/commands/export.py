@@ -152,10 +152,9 @@ def _tables(run: RunDir, out: str) -> None:
 
 
 def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: str) -> None:
-    import time
-
     from analyzers.diagnose import diagnose
     from store import Store, is_watched
+    from store.published.copy_time import stored_until_ns
     from watch.exporting.trackers.feed import INSTALL, TrackerFeed, open_tracker
     from watch.exporting.trackers.tracked_steps import RANKS
     from watch.exporting.trackers.tracker import TrackerError
@@ -176,7 +175,7 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
             while taken := feed.steps(store, is_over=True):
                 num_steps += taken
                 tracker.flush()
-            now_ns = time.time_ns() if is_watched(run.stores()) else None
+            now_ns = stored_until_ns(run) if is_watched(run.stores()) else None
             diagnosis = diagnose(store, manifest, now_ns=now_ns, stacks_dir=run.stacks)
             for finding in (*diagnosis.fired, *diagnosis.advised):
                 tracker.finding(finding.to_json(), feed.ended_s(finding.first_step), is_news=False)

@@ -13,6 +13,7 @@ from rankscope.terminal import console, echo, fail
 if TYPE_CHECKING:
     from analyzers.fleet.fleet import Fleet, Member
     from analyzers.fleet.history import RunHistory
+    from analyzers.fleet.speed_changes import ConfigurationSpeed
     from store.runs_folder import RunsFolder
 
 __all__ = ["EPILOG", "fleet", "suspicious_hosts"]
@@ -36,12 +37,15 @@ def fleet(
 ) -> None:
     """Rank hosts and devices over many runs: hours, incidents by kind, and which have more than chance explains.
 
-    A finished run is diagnosed once and remembered in RUNS_DIR/.fleet. Intervals are those of 90 %.
+    Runs of the same configuration are compared in the order of their starts: where their speed changed for good, and
+    which versions changed with it. A finished run is diagnosed once and remembered in RUNS_DIR/.fleet. Intervals are
+    those of 90 %.
     """
     if output not in ("text", "json", "prometheus"):
         fail(f"--format {output}: choose text, json or prometheus")
     from analyzers.fleet.exclude_list import FORMS, exclude_list
     from analyzers.fleet.fleet import fleet as judge
+    from probes.tape.no_run import no_folder
     from store.runs_folder import RunsFolder
 
     if exclude and exclude not in FORMS:
@@ -49,7 +53,7 @@ def fleet(
     histories: list[RunHistory] = []
     for path in folders:
         if not path.is_dir():
-            fail(f"no folder {path}: name the folder that holds the runs, e.g. rankscope fleet runs/")
+            fail(no_folder(path))
         histories += _histories(RunsFolder(path))
     if not histories:
         fail(f"{folders[0]} holds no run")
@@ -94,7 +98,7 @@ def _histories(folder: RunsFolder) -> list[RunHistory]:
 
 def _print(found: Fleet) -> None:
     screen = console()
-    mtbf = f", one restart in {found.mtbf_h:,.1f} h" if found.mtbf_h else ", no restart"
+    mtbf = f", one failure in {found.mtbf_h:,.1f} h" if found.mtbf_h else ", no failure"
     screen.print(
         f"{found.num_runs:,} runs, {found.hours:,.1f} h, {len(found.hosts)} hosts, {len(found.devices)} devices{mtbf}",
         highlight=False,
@@ -110,6 +114,8 @@ def _print(found: Fleet) -> None:
         )  # fmt: skip
     else:
         screen.print("No host or device has more trouble than chance explains.", highlight=False)
+    if found.speeds:
+        _print_speeds(found.speeds)
 
 
 def _print_members(title: str, members: tuple[Member, ...]) -> None:
@@ -134,3 +140,33 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
     console().print(table, markup=False)
     if len(members) > len(shown):
         console().print(f"{len(members) - len(shown)} more {title}s", style="dim", highlight=False)
+
+
+def _print_speeds(speeds: tuple[ConfigurationSpeed, ...]) -> None:
+    """Changes of speed; configurations without one are counted."""
+    from rich import box
+    from rich.table import Table
+
+    from analyzers.printable import visible
+
+    changed = [one for one in speeds if one.changes]
+    if changed:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("configuration", "runs", "speed", "change", "p", "since run", "changed with it"):
+            table.add_column(name, justify="right" if name in ("runs", "change", "p") else "left", overflow="fold")
+        for one in changed[:MAX_SHOWN]:
+            for change in one.changes:
+                table.add_row(
+                    visible(one.title), str(len(one.run_ids)),
+                    f"{change.before:,.4g} -> {change.after:,.4g} {one.unit}", f"{100 * (change.ratio - 1):+.1f} %",
+                    f"{change.p_value:.2g}", visible(change.first_run), visible(change.with_versions),
+                )  # fmt: skip
+        console().print(table, markup=False)
+        if len(changed) > MAX_SHOWN:
+            console().print(f"{len(changed) - MAX_SHOWN} more configurations", style="dim", highlight=False)
+    counts = {status: sum(one.status == status for one in speeds) for status in ("no_change", "too_few_runs")}
+    console().print(
+        f"Speed of the same configuration: {len(changed)} changed, {counts['no_change']} without a change, "
+        f"{counts['too_few_runs']} with too few runs to tell.",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip

@@ -27,7 +27,9 @@ def mcp(
     import importlib.util
 
     if not runs.is_dir():
-        fail(f"no folder {runs}: name the folder that holds the runs, e.g. rankscope mcp runs/")
+        from probes.tape.no_run import no_folder
+
+        fail(no_folder(runs))
     if importlib.util.find_spec("mcp") is None:
         fail("the package mcp is not installed: pip install 'rankscope[mcp]'")
     from rankscope.mcp_server import make_server

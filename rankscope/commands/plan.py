@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rankscope.terminal import console, echo, fail
+
+if TYPE_CHECKING:
+    from trainer.plan.budget import FailureCost, TrainingCost
+    from trainer.plan.calibration import Calibration
+    from trainer.plan.compute_optimal import BudgetTokens
+    from trainer.plan.expected import Expected
+    from trainer.plan.hardware import Hardware
+    from trainer.plan.strategies import Strategies
 
 __all__ = ["EPILOG", "plan"]
 
@@ -14,6 +24,7 @@ EPILOG = (
     "\b\nExamples:\nrankscope plan llama-8b --gpus 64\n"
     "rankscope plan my.toml --gpus 16 --gpu a100 --gpu-memory 40GB --interconnect nvlink3,ib200\n"
     "rankscope plan llama-8b --gpus 64 --tokens 300B --price-per-gpu-hour 2.5 --failures 0.5\n"
+    "rankscope plan llama-8b --gpus 64 --gpu-hours 50000 --calibrate runs/latest\n"
     "rankscope plan my.toml --gpus 8 --set parallel.tp=2 --no-ladder --format json"
 )
 
@@ -42,7 +53,7 @@ def plan(
     ] = "",
     price_per_gpu_hour: Annotated[
         float | None,
-        typer.Option("--price-per-gpu-hour", min=0, help="With --tokens: price, in the same currency."),
+        typer.Option("--price-per-gpu-hour", min=0, help="With --tokens or --gpu-hours: price, in the same currency."),
     ] = None,
     failures: Annotated[
         float | None,
@@ -50,20 +61,31 @@ def plan(
             "--failures", min=0, metavar="RATE", help="With --tokens: failures per 1,000 GPU-days, and their cost."
         ),
     ] = None,
+    gpu_hours: Annotated[
+        float | None,
+        typer.Option("--gpu-hours", min=0, help="Also estimate the tokens, and the best size, for so many GPU-hours."),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option("--calibrate", metavar="RUN", help="Correct all times by the first steps of a run."),
+    ] = None,
     ladder: Annotated[bool, typer.Option(help="Also try every other layout, the simplest first.")] = True,
     output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
 ) -> None:
     """Estimate a run before it starts: memory, traffic, time, likely problems, and the layouts that fit."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
-    if price_per_gpu_hour is not None and not tokens:
-        fail("--price-per-gpu-hour: needs --tokens, for example --tokens 300B")
+    if price_per_gpu_hour is not None and not tokens and gpu_hours is None:
+        fail("--price-per-gpu-hour: needs --tokens or --gpu-hours, for example --tokens 300B")
     if failures is not None and not tokens:
         fail("--failures: needs --tokens, for example --tokens 300B")
     from trainer.config.load import ConfigError, load_config
     from trainer.layout.plan import resolve
     from trainer.plan.anti_patterns import anti_patterns
     from trainer.plan.budget import failure_cost, parse_tokens, training_cost
+    from trainer.plan.calibration import calibrate as measure
+    from trainer.plan.calibration import calibrated, calibrated_strategies
+    from trainer.plan.compute_optimal import within_budget
     from trainer.plan.expected import expect
     from trainer.plan.hardware import parse_hardware
     from trainer.plan.strategies import strategies
@@ -76,7 +98,13 @@ def plan(
         settings = load_config(config_path(config), overrides or [])
         expected = expect(settings, resolve(settings, gpus), hardware)
         found = strategies(settings, hardware, gpus) if ladder else None
-        cost = lost = None
+        correction = measure(calibrate, hardware) if calibrate is not None else None
+        if correction is not None:
+            expected = calibrated(expected, correction.factor)
+            found = calibrated_strategies(found, correction.factor) if found is not None else None
+        cost = lost = budget = None
+        if gpu_hours is not None:
+            budget = within_budget(expected, gpu_hours=gpu_hours, price_per_gpu_hour=price_per_gpu_hour)
         if tokens:
             cost = training_cost(
                 expected, hardware, num_tokens=parse_tokens(tokens), price_per_gpu_hour=price_per_gpu_hour
@@ -84,24 +112,42 @@ def plan(
             lost = None if failures is None else failure_cost(cost, expected, per_1000_gpu_days=failures)
     except ConfigError as error:
         fail(str(error))
-    warnings = anti_patterns(expected, hardware)
+    report = _Report(
+        expected=expected, hardware=hardware, warnings=anti_patterns(expected, hardware), found=found,
+        costs={"cost": cost, "failures": lost, "budget": budget, "calibration": correction},
+    )  # fmt: skip
     if output == "json":
-        import json
-        from dataclasses import asdict
+        _print_json(report)
+    else:
+        _print_text(report)
 
-        from trainer.plan.json import as_json
 
-        content = as_json(expected, hardware, warnings, found)
-        if cost is not None:
-            content["cost"] = asdict(cost)
-        if lost is not None:
-            content["failures"] = asdict(lost)
-        echo(json.dumps(content, indent=2, allow_nan=False))
-        return
-    from trainer.plan.text import render, render_cost, render_failures
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """Estimate of a run, with the costs that were asked for."""
 
-    render(expected, hardware, warnings, found, console())
-    if cost is not None:
-        render_cost(cost, console())
-    if lost is not None:
-        render_failures(lost, console())
+    expected: Expected
+    hardware: Hardware
+    warnings: list[str]
+    found: Strategies | None
+    costs: dict[str, TrainingCost | FailureCost | BudgetTokens | Calibration | None]
+    """By the name that they have in JSON; None: not asked for."""
+
+
+def _print_json(report: _Report) -> None:
+    import json
+
+    from trainer.plan.json import as_json
+
+    content = as_json(report.expected, report.hardware, report.warnings, report.found)
+    content |= {name: asdict(value) for name, value in report.costs.items() if value is not None}
+    echo(json.dumps(content, indent=2, allow_nan=False))
+
+
+def _print_text(report: _Report) -> None:
+    from trainer.plan.cost_text import render_costs
+    from trainer.plan.text import render
+
+    render_costs([report.costs["calibration"]], report.expected, console())
+    render(report.expected, report.hardware, report.warnings, report.found, console())
+    render_costs([report.costs[name] for name in ("cost", "failures", "budget")], report.expected, console())

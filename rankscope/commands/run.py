@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +25,7 @@ EPILOG = (
     "\b\nExamples:\nrankscope run --nproc-per-node 4 train.py --lr 1e-3\n"
     "rankscope run --nproc-per-node 8 -m my.package.train\n"
     "rankscope run --run-dir runs/try-7 --nproc-per-node gpu --max-restarts 3 train.py\n"
+    "rankscope run --set publish.address=s3://lake/runs --nproc-per-node 8 train.py\n"
     "rankscope run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint host:29500 train.py"
 )
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["--help"]}
@@ -38,26 +42,26 @@ def run(
 
     All options of torchrun are passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
     --no-python it starts a program in any language and records its NCCL calls. In addition, --run-dir DIR sets the
-    folder of the run and --run-name NAME its name. On one machine no rendezvous options are needed.
+    folder of the run, --run-name NAME its name, and --set SECTION.KEY=VALUE, repeatable, a setting of its records or of
+    `watch` (sections: probes, profiler, recovery, metrics, alerts, otel, publish, trackers). On one machine no
+    rendezvous options are needed.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import get_args_parser
     from torch.distributed.run import run as torchrun
 
     from analyzers.report.terminal.safe_console import SafeConsole
+    from probes.attach.attached_config import VARIABLE as ATTACH_CONFIG
     from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
 
     words = [*(arguments or [])]
-    parser = get_args_parser()
-    parser.prog = "rankscope run"
-    parser.add_argument("--run-dir", default="", metavar="DIR")
-    parser.add_argument("--run-name", default="", metavar="NAME")
-    options = parser.parse_args(words)
+    options = _parsed(words)
     if not (options.module or options.no_python or os.path.isfile(options.training_script)):
         fail(f"{options.training_script}: no such script; name a file, or -m MODULE")
+    if options.overrides:
+        os.environ[ATTACH_CONFIG] = json.dumps(_checked(options.overrides))
     own = words[: len(words) - len(options.training_script_args)]
     if not any(word.startswith(_RENDEZVOUS) for word in own):
         options.standalone = True
@@ -83,6 +87,53 @@ def run(
     followed.conclude(exit_code=0, reason="finished")
 
 
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """The options of torchrun and our own; ends the command with one line where one of them is wrong."""
+    from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
+
+    if not words:
+        fail("name a script: rankscope run --nproc-per-node 4 train.py")
+    parser = get_args_parser()
+    parser.prog = "rankscope run"
+    parser.add_argument("--run-dir", default="", metavar="DIR")
+    parser.add_argument("--run-name", default="", metavar="NAME")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):  # argparse writes a page of usage before its one line
+            options: argparse.Namespace = parser.parse_args(words)
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        mistake = told.getvalue().strip().rpartition(": error: ")[2].replace(", training_script_args", "")
+        fail(f"{mistake.replace('training_script', 'SCRIPT')}. See `rankscope run --help`.")
+    try:
+        is_usable = determine_local_world_size(options.nproc_per_node) > 0
+    except ValueError as error:
+        fail(f"--nproc-per-node {options.nproc_per_node}: {str(error).rstrip('.')}; give a number of ranks")
+    if not is_usable:
+        fail(f"--nproc-per-node {options.nproc_per_node}: give a number of ranks, 1 or more")
+    try:
+        parse_min_max_nnodes(options.nnodes)
+    except (ValueError, RuntimeError):
+        fail(f"--nnodes {options.nnodes}: must be a number of nodes, or MIN:MAX")
+    return options
+
+
+def _checked(overrides: list[str]) -> dict[str, dict[str, Any]]:
+    """The settings of `--set`, in JSON's types; ends the command where one is wrong, or of our own trainer."""
+    from probes.attach.attached_config import SECTIONS
+    from trainer.config.load import ConfigError, given_settings
+
+    try:
+        given = given_settings(overrides)
+    except ConfigError as error:
+        fail(str(error))
+    if others := sorted(set(given) - set(SECTIONS)):
+        fail(f"--set {others[0]}....: a section of `rankscope train`; a script's own are {', '.join(SECTIONS)}")
+    return given
+
+
 def _start_attached(options: argparse.Namespace) -> None:
     """Have each rank start with `rankscope.attached_script`, which runs the script, or `rankscope.attached_program`."""
     if options.no_python:
@@ -98,6 +149,8 @@ def _start_attached(options: argparse.Namespace) -> None:
 
 def _first_failure(error: ChildFailedError) -> str:
     """The first rank that failed, as torch's elastic agent found it."""
+    from probes.tape.signal_names import signal_name
+
     rank, failure = error.get_first_failure()
-    how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    how = signal_name(failure.exitcode) or f"exit code {failure.exitcode}"
     return f"rank {rank} ended with {how} before anything was recorded: its output is above"

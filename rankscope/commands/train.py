@@ -14,7 +14,7 @@ from trainer.faults.catalogue import CATALOGUE
 __all__ = ["EPILOG", "train"]
 
 EPILOG = (
-    "\b\nExamples:\nrankscope train examples/gpt-demo.toml\n"
+    "\b\nExamples:\nrankscope train gpt-demo\n"
     "rankscope train my.toml --nproc-per-node 4 --set optim.lr=1e-3\n"
     "rankscope train --resume runs/latest --set train.steps=400\n"
     "rankscope train my.toml --fault nan_grad@step=40,rank=2"
@@ -84,7 +84,7 @@ def train(
 
     try:
         options = Options(
-            config_path=config_path and preset_or_file(config_path),
+            config_path=config_path if config_path is None or resume is not None else preset_or_file(config_path),
             overrides=overrides or [],
             nproc=nproc_per_node,
             faults=faults or [],

@@ -15,13 +15,11 @@ from lightning.pytorch import Callback
 if TYPE_CHECKING:  # a checker knows the packages by their short names only
     from probes.attach.attach import Attached
     from probes.attach.auto_attach import attach_to_whatever_trains
-    from probes.tape import event_kinds
-    from probes.tape.run_facts import described
+    from probes.profiling.memory_snapshots import record_exception
 else:
     from rankscope.probes.attach.attach import Attached
     from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
-    from rankscope.probes.tape import event_kinds
-    from rankscope.probes.tape.run_facts import described
+    from rankscope.probes.profiling.memory_snapshots import record_exception
 
 __all__ = ["RankscopeCallback"]
 
@@ -55,7 +53,7 @@ class RankscopeCallback(Callback):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Record the exception: Lightning handles some itself, so that no hook of the process sees them."""
         if self._attached is not None and not isinstance(exception, KeyboardInterrupt):
-            self._attached.event(event_kinds.EXCEPTION, **described(exception))
+            record_exception(self._attached.recorder, exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._attached is not None:
