@@ -1,4 +1,4 @@
-"""What it brings to leave a slow node out, or to replace it: real runs over gloo, read from what they record.
+"""Gain of leaving a slow node out, or replacing it: real runs over gloo, read from what they record.
 
     python -m benchmarks.actions
     python -m benchmarks.actions --only replace --json actions.json
@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,6 @@ from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store
-from tests.ports import free_port
 
 ARMS = {
     "dry run": ("recovery.on_straggler=exclude", "recovery.exclusion_dry_run=true", "train.global_batch_size=6"),
@@ -87,7 +87,7 @@ def measure(arm: str, folder: Path, *, factor: float, num_steps: int) -> dict[st
     slow = folder / "slow"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DEVICE.replace("FACTOR", str(factor)))
-    port, nodes = free_port(), []
+    port, nodes = _free_port(), []
     try:
         for node_rank in range(NUM_NODES):
             nodes.append(_node(arm, folder, node_rank, port, slow if node_rank == SLOW_NODE else None))
@@ -101,6 +101,14 @@ def measure(arm: str, folder: Path, *, factor: float, num_steps: int) -> dict[st
         return _read(run, acted)
     finally:
         _stop(nodes)
+
+
+def _free_port() -> int:
+    """A TCP port at which nobody listened a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _node(arm: str, folder: Path, node_rank: int, port: int, slow: Path | None) -> subprocess.Popen[bytes]:
@@ -156,6 +164,8 @@ def _read(run: RunDir, acted: dict[str, Any]) -> dict[str, Any]:
     restart_s = (min(later) - newest_before) / 1e9 if later else 0.0
     return {
         **parts,
+        "dry_runs": sum(event["dry_run"] for event in _node_events(run, event_kinds.EXCLUSION_WITHHELD)),
+        "excluded": len(_node_events(run, event_kinds.EXCLUDED)),
         "requests": len(_node_events(run, event_kinds.EXCLUSION_REQUESTED)),
         "attempts_after": max(worlds) - acted["attempt"],
         "restart_s": restart_s,
@@ -215,7 +225,8 @@ def main() -> None:
 
 def _is_right(arm: str, found: dict[str, Any]) -> bool:
     if arm == "dry run":
-        return bool(found["attempts_after"] == 0 and found["restart_s"] == 0)
+        events = (found["dry_runs"], found["excluded"])
+        return bool(events == (1, 0) and found["attempts_after"] == 0 and found["restart_s"] == 0)
     expected = 2 if arm == "exclude" else found["before"]["world_size"]
     return bool(found["after"]["world_size"] == expected and found["after"]["step_ms"] < found["before"]["step_ms"])
 

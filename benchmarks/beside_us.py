@@ -1,4 +1,4 @@
-"""Who names the slow rank and the place: TraceML and Rankscope, each alone on the same script, place after place.
+"""Slow rank and place as named by others: TraceML and Rankscope, each alone on the same script, place after place.
 
     python -m benchmarks.beside_us --traceml-python PYTHON          # of an environment with traceml-ai and torch
     python -m benchmarks.beside_us --traceml-python PYTHON --places forward,nothing --delay-ms 20 --steps 200

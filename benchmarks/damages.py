@@ -216,7 +216,11 @@ def main() -> None:
             result = "no effect" if is_same else judge(references, copy, path)
             if number % WHOLE_EVERY == 0 and copy.checkpoints not in path.parents:
                 brief, judged = records(copy), records(copy, judged=True)
-                if set(brief.named) != set(judged.named):
+                if path in copy.stores():  # damage that only a query meets: it is set aside, made again and listed
+                    is_listed = not brief.named or any(path.name in text for text in judged.named)
+                else:
+                    is_listed = set(brief.named) == set(judged.named)
+                if not is_listed:
                     result = f"analyze lists {judged.named} instead of {brief.named}"
             if result not in ("named", "no effect"):
                 unnamed += 1

@@ -3,6 +3,7 @@
     python -m benchmarks.dashboard                                  # 1,024 ranks x 100,000 steps: 4 GB, some minutes
     python -m benchmarks.dashboard --ranks 64 --steps 10000 --refreshes 100
     python -m benchmarks.dashboard --run runs/huge --refreshes 0    # a run that is there already
+    python -m benchmarks.dashboard --no-pages --refreshes 0         # the table of 500 runs alone
 
 The run has something on every page (`benchmarks.full_run`) and is opened in a real Chromium. Measured for each page:
 
@@ -13,6 +14,7 @@ The run has something on every page (`benchmarks.full_run`) and is opened in a r
 | refresh | to the page drawn again, as at each poll; the median of 5 |
 | CPU | seconds of CPU of the server for the click, for a refresh: what counts where others use the same cores |
 
+The table of a folder of 500 runs is opened in the same way (`--runs`): each has a store of its own, the same one.
 Then an hour is gone through fast: as many refreshes as there are polls in it, of three pages in turn, with one more
 step of every rank in the store before each, and the server's memory is looked at. The browser runs on the same cores.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -40,13 +43,15 @@ from store.database import connect_writer
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-TITLES = {
-    "health": "GPU and host health", "recovery": "Checkpoints and recovery", "compare": "Compare runs", "sql": "SQL",
-}  # fmt: skip
+LINKS = {"home": "Runs", "compare": "Compare runs", "sql": "SQL"}
+"""Names of links in the menu, where they are not the page's with a capital."""
+TITLES = LINKS | {"health": "GPU and host health", "recovery": "Checkpoints and recovery"}
 HOUR = int(3600 / POLL_S)
 """Refreshes of a page that is left open for an hour."""
 COMPARED_RANKS = 64
 """Ranks of the run that the huge one is compared with, which has a tenth of its steps."""
+LISTED_RANKS, LISTED_STEPS = 32, 200
+"""Size of each run of the table."""
 HOUR_RANKS, HOUR_STEPS = 64, 2_000
 """Size of the run that grows for an hour."""
 HOUR_PAGES = ("overview", "ranks", "memory")
@@ -62,7 +67,7 @@ _WATCH = """() => { window.drawnAgain = new Promise(done => {
 def click(page: Page, name: str) -> tuple[float, float]:
     """Seconds from the click on a page's link to the page drawn, and to the last of what it asked for."""
     begun = time.perf_counter()
-    page.click(f".st-key-menu a[href^='{PAGES[name]}?']")
+    page.locator(".st-key-menu").get_by_role("link", name=LINKS.get(name, name.capitalize()), exact=True).click()
     page.wait_for_selector(f"h1:has-text('{TITLES.get(name, name.capitalize())}')", timeout=120_000)
     page.wait_for_selector(f"{SETTLED}, {PENDING}", timeout=300_000, state="attached")
     drawn_s = time.perf_counter() - begun
@@ -102,11 +107,16 @@ def time_pages(page: Page, server: DashboardServer) -> dict[str, dict[str, float
         before = cpu_s(server)
         row["refresh_s"] = statistics.median(refresh(page) for _ in range(5))
         row["refresh_cpu_s"] = (cpu_s(server) - before) / 5
-        print(
-            f"{name:12} first {row['first_s']:6.2f} s  whole {row['whole_s']:6.2f} s  CPU {row['first_cpu_s']:5.2f} s"
-            f"  refresh {1e3 * row['refresh_s']:5.0f} ms  CPU {1e3 * row['refresh_cpu_s']:5.0f} ms", flush=True,
-        )  # fmt: skip
+        show(name, row)
     return rows
+
+
+def show(name: str, row: dict[str, float]) -> None:
+    """Print a row of the table."""
+    print(
+        f"{name:12} first {row['first_s']:6.2f} s  whole {row['whole_s']:6.2f} s  CPU {row['first_cpu_s']:5.2f} s"
+        f"  refresh {1e3 * row['refresh_s']:5.0f} ms  CPU {1e3 * row['refresh_cpu_s']:5.0f} ms", flush=True,
+    )  # fmt: skip
 
 
 def go_through_an_hour(page: Page, server: DashboardServer, run: RunDir, refreshes: int) -> list[float]:
@@ -133,6 +143,36 @@ def add_a_step(run: RunDir) -> None:
         )
     finally:
         connection.close()
+
+
+def make_many(folder: Path, num_runs: int) -> Path:
+    """A folder of finished runs that differ in their names; one store, linked."""
+    first = make_full_run(folder / "run-0000", LISTED_RANKS, LISTED_STEPS)
+    for number in range(1, num_runs):
+        path = folder / f"run-{number:04}"
+        shutil.copytree(first.path, path, copy_function=os.link)
+        manifest = path / "run.json"
+        text = json.dumps(json.loads(manifest.read_text()) | {"run_id": path.name})
+        manifest.unlink()
+        manifest.write_text(text)
+    return folder
+
+
+def time_table(folder: Path) -> dict[str, float]:
+    """Times of the table of runs: first and whole, each from the click on its link, and a refresh."""
+    with ExitStack() as stack:
+        page, server = open_page(stack, folder / "run-0000")
+        before = cpu_s(server)
+        first_s, whole_s = click(page, "home")
+        row = {"first_s": first_s, "whole_s": whole_s, "first_cpu_s": cpu_s(server) - before}
+        last = -1.0
+        while cpu_s(server) - last > 0.2:  # the summaries of the runs are read beside the page
+            last = cpu_s(server)
+            page.wait_for_timeout(1_000)
+        before = cpu_s(server)
+        row["refresh_s"] = statistics.median(refresh(page) for _ in range(5))
+        row["refresh_cpu_s"] = (cpu_s(server) - before) / 5
+    return row
 
 
 def open_page(stack: ExitStack, run: Path) -> tuple[Page, DashboardServer]:
@@ -168,6 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, help="a run that is there; without, one is made")
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--runs", type=int, default=500, help="runs of the table; 0: no table")
     parser.add_argument("--refreshes", type=int, default=HOUR, help="0: no hour")
     parser.add_argument("--no-pages", action="store_true", help="the hour only")
     parser.add_argument("--json", type=Path)
@@ -180,6 +221,9 @@ def main(arguments: list[str] | None = None) -> int:
                 make_full_run(run.parent / "another", COMPARED_RANKS, options.steps // 10)
             with ExitStack() as stack:
                 found["pages"] = time_pages(*open_page(stack, run))
+        if options.runs:
+            found["table"] = time_table(make_many(Path(folder) / "many", options.runs))
+            show(f"{options.runs} runs", found["table"])
         if options.refreshes:
             grown = made(Path(folder) / "grown" / "run", HOUR_RANKS, HOUR_STEPS)
             with ExitStack() as stack:

@@ -13,6 +13,8 @@ disk is. `benchmarks.labelled` says, for each fault, what the findings have to s
 | seen | runs in which anything was fired |
 | kind, rank, cause | runs in which a fired finding has the expected kind; and names the rank; and gives the cause |
 | place | of runs that are slow between phases: the finding names the gap |
+| among | runs in which a finding of the kind says that one of a group did it, and the rank is one of them: not `rank` |
+| suspect | runs in which a finding of the kind says that it does not know the rank; nothing is fired, so not `kind` |
 | wrong | fired findings that are not about the fault, or name another rank |
 | steps | steps from onset to detection: median and 90th percentile of the shortest prefix of the run that shows it |
 
@@ -39,6 +41,7 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.finding import Finding
+from analyzers.numerics.nonfinite import WITHIN_GROUP
 from analyzers.scope import Scope
 from analyzers.verdict.policy import VerdictPolicy
 from analyzers.verdict.verdict import EXPLAINS_GAIN
@@ -74,6 +77,8 @@ class Outcome:
     rank: bool = False
     cause: bool = False
     place: bool = False
+    among: bool = False
+    suspect: bool = False
     contradiction: str = ""
     """A verdict that finds no problems beside a what-if gain beyond its error."""
     wrong: int = 0
@@ -153,8 +158,13 @@ def _compare(outcome: Outcome, expected: Expected, findings: Sequence[Finding], 
     outcome.kind, outcome.rank = bool(of_kind), bool(named)
     outcome.cause = any(not expected.causes or finding.cause in expected.causes for finding in named)
     outcome.place = any(not expected.places or finding.evidence.get("place") in expected.places for finding in named)
-    outcome.right = len(named)
-    wrong = [f for f in alarms if f not in named and f.kind not in expected.also]
+    among = [
+        f for f in of_kind
+        if f not in named and f.evidence.get("named_by") == WITHIN_GROUP and set(truth) <= set(f.ranks)
+    ]  # fmt: skip
+    outcome.right, outcome.among = len(named), bool(among) and not named
+    outcome.suspect = not of_kind and any(f.status == "suspect" and f.kind in expected.kinds for f in findings)
+    wrong = [f for f in alarms if f not in named and f not in among and f.kind not in expected.also]
     outcome.wrong, outcome.wrong_kinds = len(wrong), [f"{f.kind}/{f.cause} {list(f.ranks)[:6]}" for f in wrong]
 
 

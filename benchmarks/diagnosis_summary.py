@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["analyses_of", "offered", "print_table", "summarize", "wilson"]
 
-_COUNTED = ("seen", "kind", "rank", "cause", "place", "wrong")
+_COUNTED = ("seen", "kind", "rank", "cause", "place", "among", "suspect", "wrong")
 
 
 def analyses_of(expected: Expected) -> list[Analysis]:
@@ -69,6 +69,8 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "clean_runs": len(clean),
         "recall": _share(sum(o.kind for o in faulty), len(faulty)),
         "right_rank": _share(named, len(faulty)),
+        "right_rank_among_several": _share(sum(o.among for o in faulty), len(faulty)),
+        "suspect_without_rank": _share(sum(o.suspect for o in faulty), len(faulty)),
         "right_cause_of_named": _share(caused, named),
         "right_place_of_named": _share(sum(o.place for o in outside), sum(o.rank for o in outside)),
         "precision": _share(right, right + wrong),
@@ -87,7 +89,7 @@ def _share(hits: int, total: int) -> dict[str, Any]:
 
 def print_table(summary: dict[str, Any]) -> None:
     """The summary as people read it."""
-    counted = " ".join(f"{key:>5}" for key in _COUNTED)
+    counted = " ".join(f"{key:>{max(5, len(key))}}" for key in _COUNTED)
     print(f"{'fault':26} {'id':4} {'runs':>4} {counted}  {'recall (95 %)':17} steps p50/p90")
     for name, row in summary["faults"].items():
         head = f"{name:26} {row['ids']:4} {row['runs']:4}"
@@ -97,12 +99,12 @@ def print_table(summary: dict[str, Any]) -> None:
         tail = f"  {row['errors']} errors" if row["errors"] else ""
         if row["clean"]:
             told = f"  {row['insufficient']} say what is missing" if EXPECTED[name].told else ""
-            print(f"{head} {row['seen']:5} {'':23} {row['wrong']:5}{told}{tail}")
+            print(f"{head} {row['seen']:5} {'':37} {row['wrong']:5}{told}{tail}")
             continue
         low, high = wilson(row["kind"], row["runs"])
         recall = f"{row['kind'] / row['runs']:.2f} ({low:.2f}-{high:.2f})"
         steps = f"{row['steps_median']}/{row['steps_p90']}" if row["steps_median"] is not None else "-"
-        counts = " ".join(f"{row[key]:5}" for key in _COUNTED)
+        counts = " ".join(f"{row[key]:{max(5, len(key))}}" for key in _COUNTED)
         print(f"{head} {counts}  {recall:17} {steps}{tail}")
     print()
     for key, value in summary["overall"].items():

@@ -21,18 +21,44 @@ from pathlib import Path
 
 import numpy as np
 
+from probes.tape.events import EventWriter
+from probes.tape.names import NameWriter
 from probes.tape.reader import read_header
 from probes.tape.rundir import RunDir
 from probes.tape.schema import TABLES
 from probes.tape.writer import COMPLETE, HEADER_BYTES, TapeWriter, record_layout, segment_name
 from store import Ingester, Store
-from tests.factories import RankWriter, empty_run
 
 NUM_RANKS = 8
 TICKS = 20
 
 
-def write_collectives(writer: RankWriter, num_rows: int) -> None:
+class RankFiles:
+    """The files of one rank; rows are given by column name, what is left out is not recorded."""
+
+    def __init__(self, run: RunDir, rank: int, *, attempt: int) -> None:
+        self.directory, self.rank, self.attempt = run.rank_dir(attempt, rank), rank, attempt
+        self.directory.mkdir(parents=True)
+        self.names = NameWriter(self.directory / "names.jsonl")
+        self._tapes: dict[str, TapeWriter] = {}
+        events = EventWriter(self.directory / "events.jsonl", attempt=attempt, rank=rank)
+        events.write("rank", world_size=NUM_RANKS, local_rank=rank, node_rank=0, host="node-0", device="cpu")
+        events.close()
+
+    def append(self, table: str, **values: int | float | str) -> None:
+        """Store a finished record; texts become name numbers."""
+        if table not in self._tapes:
+            self._tapes[table] = TapeWriter(self.directory, TABLES[table], rank=self.rank, attempt=self.attempt)
+        tape = self._tapes[table]
+        row = tape.unset_row()
+        for i, column in enumerate(TABLES[table].columns):
+            value = values.get(column.name)
+            if value is not None:
+                row[i] = self.names(value) if isinstance(value, str) else value
+        tape.append(COMPLETE, *row)
+
+
+def write_collectives(writer: RankFiles, num_rows: int) -> None:
     """Whole segments of collectives, made from one template: this is not a benchmark of the writer."""
     table = TABLES["collectives"]
     capacity = (table.segment_bytes - HEADER_BYTES) // record_layout(table)[0].size
@@ -61,22 +87,22 @@ def write_collectives(writer: RankWriter, num_rows: int) -> None:
         tape._numbers = iter(range(first + capacity, 1 << 62))
 
 
-def add_a_step(writers: list[RankWriter], step: int) -> None:
+def add_a_step(writers: list[RankFiles], step: int) -> None:
     for writer in writers:
         now = time.monotonic_ns()
-        writer.append("steps", COMPLETE, step=step, start_ns=now, duration_ns=10**7, loss=2.0)
+        writer.append("steps", step=step, start_ns=now, duration_ns=10**7, loss=2.0)
         for kind in ("data", "forward", "backward", "optimizer"):
-            writer.append("spans", COMPLETE, step=step, kind=kind, start_ns=now, end_ns=now + 1, wait_ns=0)
+            writer.append("spans", step=step, kind=kind, start_ns=now, end_ns=now + 1, wait_ns=0)
         for seq in range(10):
-            writer.append("collectives", COMPLETE, step=step, seq=seq, op="all_reduce", issue_ns=now, end_ns=now + 1)
+            writer.append("collectives", step=step, seq=seq, op="all_reduce", issue_ns=now, end_ns=now + 1)
 
 
 def measure(folder: Path, total_rows: int) -> dict[str, float]:
-    run: RunDir = empty_run(folder)
-    writers = [RankWriter(run, rank, attempt=0, ranks=NUM_RANKS) for rank in range(NUM_RANKS)]
+    run = RunDir.create(folder / "runs", name="synthetic", manifest={})
+    writers = [RankFiles(run, rank, attempt=0) for rank in range(NUM_RANKS)]
     for writer in writers:
         write_collectives(writer, total_rows // NUM_RANKS)
-    later = [RankWriter(run, rank, attempt=1, ranks=NUM_RANKS) for rank in range(NUM_RANKS)]
+    later = [RankFiles(run, rank, attempt=1) for rank in range(NUM_RANKS)]
     with Ingester(run) as ingester:
         start = time.perf_counter()
         rows = sum(ingester.catch_up().values())

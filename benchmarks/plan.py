@@ -1,10 +1,10 @@
 """`rankscope plan` against reality: memory that torch's allocator gives out, bytes that the probes record.
 
-    python -m benchmarks.plan               # both tables, about two minutes
-    python -m benchmarks.plan --memory      # without starting trainings
+    python -m benchmarks.plan               # all tables, about three minutes
+    python -m benchmarks.plan --memory      # without the table of traffic
 
-Memory is that of one process on a CPU, step after step, from the allocator's own events; parameters, gradients and
-moments are counted as they are. Traffic is that of real trainings on two and four ranks over gloo.
+Memory is that of one process, and of rank 0 of two and four, on a CPU, from the allocator's own events in a step;
+parameters, gradients and moments are counted as they are. Traffic is that of real trainings over gloo.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.allocator import allocated
+from benchmarks.plan_ranks import measure_layout
 from probes.tape.rundir import RunDir
 from store import Store
 from trainer.config.config import Config
@@ -35,7 +35,7 @@ from trainer.plan.traffic import rank_traffic
 from trainer.training.loss import token_loss
 from trainer.training.optimizer import build_optimizer
 
-__all__ = ["Measured", "allocated", "measure"]
+__all__ = ["Measured", "measure"]
 
 _SMALL = ["data.seq_len=128", "train.global_batch_size=4", "model.hidden_dim=352"]
 _EXPERTS = ["model.num_experts=8", "model.expert_dim=128"]
@@ -48,6 +48,7 @@ _MEMORY = {
     "recompute all": ["train.activation_checkpointing=full"],
     "recompute every second": ["train.activation_checkpointing=every_n"],
     "recompute selectively": ["train.activation_checkpointing=selective"],
+    "moments in 8 bits": ["optim.name=adamw8bit"],
     "8 experts, 2 for a token": [*_EXPERTS],
     "experts with a capacity, bf16": [*_EXPERTS, "model.capacity_factor=1.25", "train.precision=bf16"],
     "experts, recompute all": [*_EXPERTS, "train.activation_checkpointing=full"],
@@ -59,6 +60,44 @@ _PIECES = {
     "half, recompute all": (2, ["train.activation_checkpointing=full"]),
 }
 """Ranks of a `cp` group, and settings."""
+_EP_FSDP = ["parallel.dp_shard=2", "parallel.ep=2", *_EXPERTS]
+_ONE_A_PASS = ["train.micro_batch_size=1"]
+_LAYOUTS = {
+    "context parallel": (2, ["parallel.dp_shard=1", "parallel.cp=2"]),
+    "context parallel, grouped queries": (2, ["parallel.dp_shard=1", "parallel.cp=2", "model.num_kv_heads=2"]),
+    "context parallel, recompute all": (
+        2,
+        ["parallel.dp_shard=1", "parallel.cp=2", "train.activation_checkpointing=full"],
+    ),
+    "context parallel, bf16": (2, ["parallel.dp_shard=1", "parallel.cp=2", "train.precision=bf16"]),
+    "context parallel of 4": (4, ["parallel.dp_shard=1", "parallel.cp=4"]),
+    "context parallel x FSDP": (4, ["parallel.dp_shard=2", "parallel.cp=2"]),
+    "expert parallel x FSDP": (4, _EP_FSDP),
+    "expert parallel x FSDP, recompute all": (4, [*_EP_FSDP, "train.activation_checkpointing=full"]),
+    "expert parallel x FSDP, recompute selectively": (4, [*_EP_FSDP, "train.activation_checkpointing=selective"]),
+    "expert parallel x FSDP, bf16": (4, [*_EP_FSDP, "train.precision=bf16"]),
+    "expert parallel x FSDP, 2 microbatches": (4, [*_EP_FSDP, *_ONE_A_PASS, "train.global_batch_size=8"]),
+    "FSDP, 2 microbatches": (2, ["parallel.dp_shard=2", *_ONE_A_PASS]),
+    "FSDP, 2 microbatches, each reduced": (
+        2,
+        ["parallel.dp_shard=2", *_ONE_A_PASS, "parallel.reduce_every_microbatch=true"],
+    ),
+    "expert parallel": (2, ["parallel.dp_shard=1", "parallel.ep=2", *_EXPERTS]),
+    "FSDP": (2, ["parallel.dp_shard=2"]),
+    "FSDP, bf16": (2, ["parallel.dp_shard=2", "train.precision=bf16"]),
+    "TP": (2, ["parallel.dp_shard=1", "parallel.tp=2"]),
+    "TP, recompute all": (2, ["parallel.dp_shard=1", "parallel.tp=2", "train.activation_checkpointing=full"]),
+    "TP, recompute all, no sequence parallel": (
+        2,
+        [
+            "parallel.dp_shard=1",
+            "parallel.tp=2",
+            "parallel.sequence_parallel=false",
+            "train.activation_checkpointing=full",
+        ],
+    ),
+}
+"""Ranks, and settings."""
 _DDP = ["parallel.dp_replicate=2", "parallel.dp_shard=1"]
 _TRAFFIC = {
     "DDP": (2, ["parallel.dp_replicate=2", "parallel.dp_shard=1"]),
@@ -100,19 +139,6 @@ class Measured:
     optimizer: int
     kept_by_forward: int
     peak: int
-
-
-def allocated(work: Callable[[], object]) -> tuple[int, int]:
-    """Bytes that what `work` returns holds, and the most that was allocated while it ran beyond what was before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        kept = work()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    del kept
-    return now, most
 
 
 def measure(config: Config, *, num_pieces: int = 1) -> Measured:
@@ -171,6 +197,15 @@ def _memory_table() -> None:
         print(f"| context parallel: {name} | {real.kept_by_forward / 1e6:.2f} | {off:+.1%} | - | - |", flush=True)
 
 
+def _rank_table() -> None:
+    print("\n| memory of rank 0, real ranks on a CPU | peak, MB | planned |\n|---|---|---|")
+    for name, (num_ranks, overrides) in _LAYOUTS.items():
+        config = load_config(None, [*_SMALL, *overrides])
+        real = measure_layout(config, num_ranks)
+        need = rank_memory(config, resolve(config, num_ranks), pp_rank=0, device="cpu")
+        print(f"| {name} | {real.peak / 1e6:.2f} | {need.peak / real.peak - 1:+.1%} |", flush=True)
+
+
 def _traffic_table(folder: Path) -> None:
     print("\n| traffic of rank 0 in a step | calls | planned | kB | planned |\n|---|---|---|---|---|")
     for name, (num_ranks, overrides) in _TRAFFIC.items():
@@ -209,10 +244,11 @@ def _recorded(run: RunDir) -> tuple[Counter[str], Counter[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--memory", action="store_true", help="only the table of memory")
+    parser.add_argument("--memory", action="store_true", help="only the tables of memory")
     options = parser.parse_args()
     torch.set_num_threads(1)
     _memory_table()
+    _rank_table()
     if not options.memory:
         with tempfile.TemporaryDirectory() as folder:
             _traffic_table(Path(folder))

@@ -1,6 +1,7 @@
 """Tokens per second of `rankscope prepare` beside the tokenizers library alone, on the same text.
 
     python -m benchmarks.prepare                                   # 200 MB of generated text, three rounds
+    python -m benchmarks.prepare --mb 1000 --kills 5               # a gigabyte, then once more with SIGKILLs
     python -m benchmarks.prepare --mb 5 --rounds 1 --processes 2
     python -m benchmarks.prepare --tokenizer gpt2/tokenizer.json --source 'web/*.jsonl'
 
@@ -8,6 +9,10 @@ A round is one of each, in turns, so that both see the same machine. The library
 `encode_batch_fast` on as many threads as `prepare` has processes, and keeps nothing; `prepare` starts its processes,
 writes, hashes and syncs as well. The tokens of both must be equal in number. Generated text is words with Zipf's
 frequencies; without --tokenizer a byte-level BPE of 8,000 tokens is trained on a part of it.
+
+With `--kills` the whole is prepared once more in a process that gets so many SIGKILLs at random moments and is started
+again after each. Its files must be those of a preparation that nobody killed, byte for byte: no document is lost or
+there twice.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import argparse
 import glob
 import json
 import os
+import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -114,18 +121,61 @@ def _time_library(sources: list[str], tokenizer: str, num_threads: int) -> tuple
     return int(count), float(seconds)
 
 
+def _prepare(sources: list[str], tokenizer: str, num_processes: int, out: Path) -> tuple[int, int]:
+    """Tokens and documents."""
+    request = PrepareRequest(
+        sources=sources, tokenizer=tokenizer, out=out, shard_bytes=_shard_bytes(sources, num_processes)
+    )
+    manifest = prepare(request, num_processes=num_processes, on_progress=lambda progress: None).manifest
+    return manifest.num_tokens, manifest.num_documents
+
+
 def _time_prepare(sources: list[str], tokenizer: str, num_processes: int) -> tuple[int, int, float]:
     with tempfile.TemporaryDirectory(prefix="prepare-") as name:
-        request = PrepareRequest(
-            sources=sources,
-            tokenizer=tokenizer,
-            out=Path(name) / "out",
-            shard_bytes=_shard_bytes(sources, num_processes),
-        )
         began = time.perf_counter()
-        manifest = prepare(request, num_processes=num_processes, on_progress=lambda progress: None).manifest
-        seconds = time.perf_counter() - began
-        return manifest.num_tokens, manifest.num_documents, seconds
+        num_tokens, num_documents = _prepare(sources, tokenizer, num_processes, Path(name) / "out")
+        return num_tokens, num_documents, time.perf_counter() - began
+
+
+_KILLED = """
+import json, sys
+from pathlib import Path
+from benchmarks.prepare import _prepare
+
+if __name__ == "__main__":
+    sources, tokenizer, processes, out = json.loads(sys.argv[1])
+    _prepare(sources, tokenizer, processes, Path(out))
+"""
+"""A file of its own: worker processes import the main module again."""
+
+
+def _kill_and_compare(sources: list[str], tokenizer: str, num_processes: int, kills: int, folder: Path) -> None:
+    """Prepare in a process that is killed so often. Raises SystemExit where the files differ from those of one that
+    was not."""
+    whole, out, program = folder / "whole", folder / "killed", folder / "killed.py"
+    began = time.perf_counter()
+    num_tokens, num_documents = _prepare(sources, tokenizer, num_processes, whole)
+    longest_s, moments = time.perf_counter() - began, random.Random(0)
+    program.write_text(_KILLED)
+    command = [sys.executable, str(program), json.dumps([sources, tokenizer, num_processes, str(out)])]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    struck = 0
+    while struck < kills:
+        process = subprocess.Popen(command, env=environment)
+        try:
+            process.wait(longest_s / kills * moments.uniform(0.3, 1.5))
+            break  # it was done before
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            struck += 1
+            print(f"kill {struck}: {len(list(out.glob('shard-*.json')))} shards are written", flush=True)
+    subprocess.run(command, env=environment, check=True)
+    names = sorted(path.name for path in whole.iterdir() if path.name != "plan.json")
+    different = [name for name in names if (whole / name).read_bytes() != (out / name).read_bytes()]
+    if different or sorted(path.name for path in out.iterdir() if path.name != "plan.json") != names:
+        raise SystemExit(f"{struck} kills changed the result: {different or 'other files'}")
+    print(f"{struck} kills: {num_documents:,} documents, {num_tokens:,} tokens, every file the same", flush=True)
 
 
 def _shard_bytes(sources: list[str], num_processes: int) -> int:
@@ -138,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, default=200, help="MB of generated text")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=0, help="prepare once more, with so many SIGKILLs")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokenizer", default="", help="tokenizer.json; default: one is trained")
     parser.add_argument("--source", default="", help="glob of JSONL files with a field text; default: generated")
@@ -147,15 +198,23 @@ def main() -> None:
         sources = sorted(glob.glob(options.source)) if options.source else generate(folder, int(options.mb * 1e6))
         tokenizer = options.tokenizer or train_tokenizer(sources, folder / "tokenizer.json")
         ratios = []
-        print(f"{'round':>5}  {'library, tokens/s':>18}  {'prepare, tokens/s':>18}  {'ratio':>6}")
+        print(f"{sum(os.path.getsize(source) for source in sources) / 1e6:,.0f} MB of JSONL", flush=True)
+        print(f"{'round':>5}  {'library, tokens/s':>18}  {'prepare, tokens/s':>18}  {'ratio':>6}", flush=True)
         for number in range(options.rounds):
             alone, alone_s = _time_library(sources, tokenizer, options.processes)
             num_tokens, num_documents, own_s = _time_prepare(sources, tokenizer, options.processes)
             if alone != num_tokens - num_documents:
                 raise SystemExit(f"{num_tokens - num_documents:,} tokens were prepared, the library has {alone:,}")
             ratios.append((num_tokens / own_s) / (alone / alone_s))
-            print(f"{number:>5}  {alone / alone_s:>18,.0f}  {num_tokens / own_s:>18,.0f}  {ratios[-1]:>6.2f}")
-        print(f"{num_tokens:,} tokens of {num_documents:,} documents; median ratio {statistics.median(ratios):.2f}")
+            print(
+                f"{number:>5}  {alone / alone_s:>18,.0f}  {num_tokens / own_s:>18,.0f}  {ratios[-1]:>6.2f}", flush=True
+            )
+        print(
+            f"{num_tokens:,} tokens of {num_documents:,} documents; median ratio {statistics.median(ratios):.2f}",
+            flush=True,
+        )
+        if options.kills:
+            _kill_and_compare(sources, tokenizer, options.processes, options.kills, folder)
 
 
 if __name__ == "__main__":

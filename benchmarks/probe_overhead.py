@@ -264,7 +264,6 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     checked = [dist.new_group([other]) for other in range(options.ranks)][rank]
     install(recorder, check_nonfinite=False)
     quiet = [dist.new_group([other]) for other in range(options.ranks)][rank]
-    uninstall()
 
     result: dict[str, Any] = {"loops": [], "ranks": options.ranks}
     for kind in options.kind:
@@ -275,6 +274,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         result["records_us"] = record_costs(recorder)
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
+    uninstall()
     recorder.close()
     dist.destroy_process_group()
 

@@ -3,6 +3,7 @@
     python -m benchmarks.soak --minutes 60                  # 4 ranks of the demo's model, a fault every 20 s
     python -m benchmarks.soak --minutes 3 --seed 7 --json soak.json
     python -m benchmarks.soak --faults 10 --apart 12        # as many as in 3 minutes, in one: the test suite
+    python -m benchmarks.soak --environments 60             # a bad environment every minute besides; needs a C compiler
 
 Faults are drawn by seed from the drill's catalogue (killed, stopped, hung, crashed, poisoned and slow ranks, bad
 batches, a killed watch, a damaged store, ...), none twice before all had their turn, and tied to steps, so many steps
@@ -33,12 +34,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.soak_environments import BadTimes
 from store import Store
 from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import Scenario
@@ -111,8 +114,9 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
         return {"problem": executed.problem}
     with Store.open(executed.run) as store:
         steps = store.query(
-            "SELECT step, batch_index, loss, start_ns, duration_ns FROM steps WHERE committed AND rank = 0 "
-            "AND duration_ns IS NOT NULL ORDER BY start_ns"
+            "SELECT attempt, step, batch_index, loss, duration_ns, start_ns - clock_offset_ns AS mono_ns FROM steps "
+            "JOIN (SELECT attempt, any_value(clock_offset_ns) AS clock_offset_ns FROM ranks WHERE rank = 0 "
+            "GROUP BY attempt) USING (attempt) WHERE committed AND rank = 0 AND duration_ns IS NOT NULL"
         )
         skipped = store.query(
             "SELECT CAST(json_extract_string(detail, '$.batch_index') AS BIGINT) AS batch FROM events "
@@ -131,13 +135,14 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
     events = dict(zip(counts["kind"].tolist(), counts["n"].tolist(), strict=True))
     if not len(steps["step"]):
         return {"problem": f"not one step was taken: {executed.problem}"}
+    steps = as_taken(steps)
     lasting = {int(step): place for place, step in enumerate(steps["step"])}  # the last time that a step was taken
     order = [lasting[step] for step in sorted(lasting)]
-    ends = np.asarray(steps["start_ns"] + steps["duration_ns"], dtype=np.float64) / 1e9
+    ends = (steps["mono_ns"] + steps["duration_ns"]) / 1e9
     gaps = np.diff(ends)
     loss = np.asarray(steps["loss"], dtype=np.float64)[order]
     tenth = max(1, len(loss) // 10)
-    useful_s, span_s = float(steps["duration_ns"][order].sum()) / 1e9, float(ends.max() - steps["start_ns"].min() / 1e9)
+    useful_s, span_s = float(steps["duration_ns"][order].sum()) / 1e9, float(ends.max() - steps["mono_ns"].min() / 1e9)
     return {
         "steps": len(order),
         "attempts": events.get("attempt_started", 0),
@@ -152,6 +157,12 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
         "loss_last": round(float(np.median(loss[-tenth:])), 4) if len(loss) else None,
         "exit_code": executed.exit_code,
     }  # fmt: skip
+
+
+def as_taken(steps: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Steps in the order in which they were taken, whatever the wall clock showed: by attempt and monotonic time."""
+    order = np.lexsort((steps["mono_ns"], steps["attempt"]))
+    return {name: np.asarray(values)[order] for name, values in steps.items()}
 
 
 def named(struck: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -198,9 +209,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps, limit_s = 10_000_000, options.minutes * 60
         print(f"a clean step takes {1e3 * step_s:.0f} ms; {len(faults)} faults, {apart} steps apart or so", flush=True)
         found["step_ms"] = round(1e3 * step_s, 1)
+    bad = BadTimes.under(folder, options.seed) if options.environments else None
+    if bad is not None:
+        base = replace(base, overrides=(*base.overrides, *bad.settings))
+        bad.start(options.environments)
     start = time.monotonic()
-    done = run(faults, steps, base, folder / "soak", limit_s)
+    done = run(faults, steps, base, folder / "runs", limit_s)
     found["minutes"] = round((time.monotonic() - start) / 60, 1)
+    if bad is not None:
+        bad.stop()
+        found["environments"] = dict(Counter(each["environment"] for each in bad.told))
     found |= judge(done, options.wedged_after)
     for key, value in found.items():
         if isinstance(value, list):
@@ -222,6 +240,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="from a fault to the next")
     parser.add_argument("--faults", type=int, default=0, metavar="N", help="end after so many, not after --minutes")
     parser.add_argument("--apart", type=int, default=50, metavar="STEPS", help="with --faults: from one to the next")
+    parser.add_argument(
+        "--environments", type=float, default=0.0, metavar="SECONDS", help="from one to the next; 0: none"
+    )
     parser.add_argument("--wedged-after", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--config", type=Path, default=Path("examples/gpt-demo.toml"))
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")

@@ -68,7 +68,7 @@ class Stage:
 
     folder: Path
     control: Path
-    server: PreforkServer
+    server: PreforkServer | None
     disk: LoopDisk | None = None
     process: StartedCommand | None = None
     reader: subprocess.Popen[bytes] | None = None
@@ -210,17 +210,17 @@ def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Ce
     os.kill(stage.pid(VICTIM), fault)
     if environment.needs_disk:  # ranks train on with nothing recorded; that they do shows once there is space
         _wait(stage, lambda: stage.attempt() > 0 or _has_ended(stage), "next attempt")
-        _relieve(stage)
+        relieve(stage)
     if not _goes_on(stage, 0, may_end=environment.may_end):
         cell.how = "exit 75, then --resume"
-        _relieve(stage)
+        relieve(stage)
         _check_end(stage)
         stage.launch("--resume", str(stage.runs / "latest"))
         _goes_on(stage, 0, may_end=False)
     else:
         cell.how = "restarted"
     cell.seconds = time.monotonic() - begin
-    _relieve(stage)
+    relieve(stage)
     assert stage.process is not None
     stage.process.terminate()
     _wait(stage, lambda: stage.process is not None and stage.process.poll() is not None, "the end of the run")
@@ -300,7 +300,7 @@ def _wait(stage: Stage, done: Callable[[], bool], what: str, *, goes_on: bool = 
         time.sleep(0.1)
 
 
-def _relieve(stage: Stage) -> None:
+def relieve(stage: Stage) -> None:
     stage.set()
     if stage.disk is not None:
         (stage.disk.path / "ballast").unlink(missing_ok=True)
@@ -312,7 +312,7 @@ def _relieve(stage: Stage) -> None:
 
 def _end(stage: Stage) -> None:
     """Kill what is left of the run."""
-    _relieve(stage)
+    relieve(stage)
     if stage.process is not None:
         stage.process.kill()
     for process in Path("/proc").glob("[0-9]*"):  # all of them were started in this folder

@@ -6,7 +6,8 @@
 1. Of several ranks on GPUs the step clock measures neither the device's phases and gaps nor waits: UNSET. Loading,
    checkpoints and evaluations are the host's. Spans have no wait.
 2. Calls are those of the plugin (`nccl_calls`): enqueued when the rank came to them, handed to the device then, started
-   when the former call of the same group, or pair, was over, and spinning until the last member's has started.
+   when the former call of the same group, or pair, was over, and spinning until the last member's has started. What is
+   queued behind a call that never ends neither starts nor ends.
 3. What the wrapper knows is not there: shapes, callers, whether a buffer held NaN, how long a host waited.
 
 Simplified: the host does not run ahead of its device, so its spans are as long as the device's work.
@@ -25,7 +26,7 @@ from probes.tape.writer import COMPLETE, OPEN
 from .layout import WORLD, Layout
 from .records import Columns, Floats, Log
 
-__all__ = ["GROUPS_FIRST_ID", "communicators_of", "nccl_columns", "span_columns", "step_columns"]
+__all__ = ["GROUPS_FIRST_ID", "communicators_of", "nccl_columns", "nccl_queue_times", "span_columns", "step_columns"]
 
 GROUPS_FIRST_ID = 1
 _NONE_I32, _NONE_I64 = int(UNSET["i32"]), int(UNSET["i64"])
@@ -67,7 +68,7 @@ def nccl_columns(log: Log, collectives: Columns, until: Floats, *, is_closed: bo
     peer = collectives["peer"]
     stage = layout.coordinates()["pp"]
     peer = np.where(peer < 0, _NONE_I32, stage[np.maximum(peer, 0)])
-    start = _starts(rank, communicator, collectives["op"], peer, issue, end, until)
+    start, end = nccl_queue_times(rank, communicator, collectives["op"], peer, issue, end, until)
     texts = ["", *log.names.texts]
     function, dtype, item = (np.zeros(len(texts), np.int64) for _ in range(3))
     for number, text in enumerate(texts):
@@ -95,20 +96,25 @@ def nccl_columns(log: Log, collectives: Columns, until: Floats, *, is_closed: bo
     return calls, _communicators(log, groups, until, is_closed=is_closed)
 
 
-def _starts(rank: Any, communicator: Any, op: Any, peer: Any, issue: Any, end: Any, until: Floats) -> Any:
-    """When kernels started: after the former call of the group, or of the pair in one direction."""
+def nccl_queue_times(
+    rank: Any, communicator: Any, op: Any, peer: Any, issue: Any, end: Any, until: Floats
+) -> tuple[Any, Any]:
+    """When kernels started and ended: after the former call of the group, or of the pair in one direction."""
     direction = np.where(peer >= 0, op, 0)
     order = np.lexsort((np.arange(len(rank)), peer, direction, communicator, rank))
     key = np.stack((rank, communicator, direction, peer))[:, order]
     follows = np.concatenate(([False], (key[:, 1:] == key[:, :-1]).all(axis=0)))
     ended = end[order]
+    num_open = np.cumsum(ended < 0) - (ended < 0)
+    is_behind = num_open > np.maximum.accumulate(np.where(follows, 0, num_open))
+    ended = np.where(is_behind, _NONE_I64, ended)
     former = np.where(follows, np.concatenate(([0], ended[:-1])), 0)
     began = np.maximum(issue[order] + SEEN_LATE_NS, former)
     began = np.where(ended >= 0, np.minimum(began, ended), began)
     began = np.where((former < 0) | (began >= until[rank[order]]), _NONE_I64, began)
-    start = np.empty_like(began)
-    start[order] = began
-    return start.astype(np.int64)
+    start, in_order = np.empty_like(began), np.empty_like(ended)
+    start[order], in_order[order] = began, ended
+    return start.astype(np.int64), in_order
 
 
 def _communicators(log: Log, groups: list[str], until: Floats, *, is_closed: bool) -> Columns:
