@@ -43,11 +43,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 # What only the checks need: linters, trackers, and the frameworks whose examples the tests run.
 $(VENV)/.checks: $(VENV)/.installed
 	@echo "Installing what the checks need"
-	@$(PIP_INSTALL) --editable '.[dev,train,dashboard,otel,trackers,lake,remote,stacks,mcp,hf,lightning,docs]'
+	@$(PIP_INSTALL) --editable '.[dev,train,fp8,dashboard,otel,trackers,lake,remote,stacks,mcp,hf,lightning,docs]'
 	@touch $@
 
 demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, then say what went wrong
 	$(BIN)/rankscope demo --no-dashboard
+	@echo "(first, in this folder: . $(BIN)/activate)"
 
 # What tests start but pip does not install: Prometheus, Alertmanager and Slurm, unpacked and not installed.
 .programs/.fetched: tests/fetch_programs.sh
