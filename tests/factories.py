@@ -195,7 +195,8 @@ def make_run(
     node = _node_events(run)
     wall = everybody[0].writer.wall_minus_mono_ns
     if attempt == 0:
-        node.write("run_started", wall_ns=begin + wall, attempt=attempt)
+        first_node = sum(rank.writer.identity.get("node_rank", 0) == 0 for rank in everybody)
+        node.write("run_started", wall_ns=begin + wall, attempt=attempt, node_rank=0, nproc_per_node=first_node)
     node.write("attempt_started", wall_ns=begin + wall, attempt=attempt, world_size=ranks)
     for rank in everybody:
         rank.writer.event("process_group", process_group=group, description="default_pg", members=list(range(ranks)))

@@ -20,12 +20,16 @@ from flask import Flask
 from moto.server import create_backend_app
 from werkzeug.serving import make_server
 
-__all__ = ["Fault", "ObjectStore", "s3_server"]
+__all__ = ["KEYS", "Fault", "ObjectStore", "s3_server"]
 
 BUCKET = "checkpoints"
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIAVERYSECRETNAME", "AWS_SECRET_ACCESS_KEY": "very-secret-value"}
+"""Of the server, in the environment; must stand in no file and no message."""
+TRICKLE_S = 0.02
+LONGEST_S = 60.0
+"""A fault that nobody released ends: a test that failed must not hang."""
 _ENVIRONMENT = {
-    "AWS_ACCESS_KEY_ID": "testing",
-    "AWS_SECRET_ACCESS_KEY": "testing",
+    **KEYS,
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
     "MOTO_ALLOW_NONEXISTENT_REGION": "true",
@@ -35,12 +39,14 @@ _ENVIRONMENT = {
 @dataclass(kw_only=True)
 class Fault:
     """What happens to the next `times` requests of a method whose path contains `part`: 500 or 503, cut (the
-    connection, in the middle), short (half of the body, then the connection ends)."""
+    connection, in the middle), short (half of the body, then the connection ends), slow (nothing until `released`),
+    trickle (a byte every now and then until `released`, so that no read of a socket times out)."""
 
     action: str
     method: str
     part: str = ""
     times: int = 1
+    released: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -84,6 +90,11 @@ class _Failing:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(f"{fault.action} Error", [("Content-Length", "0")])
             return []
+        if fault.action == "slow":
+            fault.released.wait(LONGEST_S)
+            return self._app(environ, start_response)
+        if fault.action == "trickle":
+            return self._bytes(environ, start_response, fault.released)
         if fault.action == "short":
             return self._half(environ, start_response)
         with contextlib.suppress(OSError):
@@ -92,6 +103,14 @@ class _Failing:
 
     def _is_for(self, fault: Fault, method: str, path: str) -> bool:
         return fault.times > 0 and fault.method == method and fault.part in path
+
+    def _bytes(self, environ: dict[str, Any], start_response: Any, released: threading.Event) -> Iterable[bytes]:
+        body = b"".join(self._app(environ, start_response))
+        sent = 0
+        while sent < len(body) - 1 and not released.wait(TRICKLE_S):
+            yield body[sent : sent + 1]
+            sent += 1
+        yield body[sent:]
 
     def _half(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         body = b"".join(self._app(environ, start_response))

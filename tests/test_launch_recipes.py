@@ -1,4 +1,4 @@
-"""The recipes of `examples/launch`: shells parse and lint, YAML fits the schemas there are, and what they call exists.
+"""The recipes of `examples/launch`: shells and container file lint, YAML fits the schemas, and what they call exists.
 
 The models of Kubeflow Trainer's own API (kubeflow-trainer-api) check the TrainJob, and Kubernetes' pod in both.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rankscope.cli import app
 from trainer.config.load import load_config
 
 LAUNCH = Path(__file__).parent.parent / "examples" / "launch"
+CONTAINERFILE = LAUNCH / "Containerfile"
 SHELLS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
 POD_FILES = ("kubeflow-trainjob.yaml", "kubeflow-pytorchjob.yaml")
 
@@ -103,6 +106,45 @@ def test_the_pytorchjob_has_pods(role: str) -> None:
     assert unknown(template, models.IoK8sApiCoreV1PodTemplateSpec.from_dict(template).to_dict()) == []
     (container,) = template["spec"]["containers"]
     assert container["name"] == "pytorch", "the operator looks for this name"
+
+
+@pytest.fixture(scope="module")
+def hadolint() -> str:
+    found = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:  # its wheels are for Linux and macOS on two processors
+        pytest.skip("no hadolint for this platform")
+    return found
+
+
+def test_the_container_file_lints(hadolint: str) -> None:
+    done = subprocess.run([hadolint, str(CONTAINERFILE)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_mistake_in_the_container_file_is_found(hadolint: str) -> None:
+    text = CONTAINERFILE.read_text().replace("--no-cache-dir ", "").replace("USER 10001:10001", "USER root")
+    done = subprocess.run([hadolint, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert {"DL3042", "DL3002"} <= set(re.findall(r"DL\d+", done.stdout)), done.stdout
+
+
+def test_the_image_is_that_of_the_manifests_and_its_user_is_not_root() -> None:
+    text = CONTAINERFILE.read_text()
+    project = tomllib.loads((LAUNCH.parent.parent / "pyproject.toml").read_text())["project"]
+    (tag,) = re.findall(r"--tag (\S+)", text)
+    assert tag.endswith(f":{project['version']}")
+    trainjob = document("kubeflow-trainjob.yaml")["spec"]
+    images = {template["spec"]["containers"][0]["image"] for template in pods().values()}
+    assert images | {trainjob["trainer"]["image"]} == {tag}
+    (user,) = re.findall(r"^USER (\d+):\1$", text, re.MULTILINE)
+    replicated = trainjob["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    specs = [replicated["template"]["spec"]["template"]["spec"], *(template["spec"] for template in pods().values())]
+    for spec in specs:
+        context = spec["securityContext"]
+        assert (context["runAsNonRoot"], str(context["runAsUser"]), str(context["fsGroup"])) == (True, user, user)
+    (extras,) = re.findall(r"^ARG EXTRAS=(\S+)", text, re.MULTILINE)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert "train" in extras.split(",")
+    assert "HEALTHCHECK" not in re.sub(r"^#.*", "", text, flags=re.MULTILINE)
 
 
 def test_a_mistake_in_a_pod_is_found() -> None:

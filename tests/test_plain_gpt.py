@@ -35,13 +35,20 @@ def test_both_have_the_same_rates() -> None:
 
 
 def test_figures_of_two_seeds() -> None:
+    times = {
+        "ours_s": [9.0, 1.0],
+        "plain_s": [9.0, 1.0],
+        "ours_cpu_s": [9.0, 2.0],
+        "plain_cpu_s": [9.0, 1.0],
+    }
     runs = [
-        {"seed": 0, "ours": [5.0, 4.0], "plain": [5.0, 4.1], "ours_s": [9.0, 1.0], "plain_s": [9.0, 1.0]},
-        {"seed": 1, "ours": [5.0, 4.4], "plain": [5.0, 4.3], "ours_s": [9.0, 1.0], "plain_s": [9.0, 1.0]},
+        {"seed": 0, "ours": [5.0, 4.0], "plain": [5.0, 4.1], **times},
+        {"seed": 1, "ours": [5.0, 4.4], "plain": [5.0, 4.3], **times},
     ]
     found = summary(runs)
     assert found["difference"] == pytest.approx(0.0)
     assert found["largest_difference"] == pytest.approx(0.1)
     assert found["first_difference_step"] == [2, 2]
     assert found["seed_noise"] == pytest.approx(0.2 / 2**0.5)
-    assert found["ratio"] == pytest.approx(1.0)
+    assert found["ratio_low_high"] == pytest.approx([1.0, 1.0, 1.0])
+    assert found["cpu_ratio_low_high"] == pytest.approx([0.5, 0.5, 0.5])

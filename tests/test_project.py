@@ -15,7 +15,10 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OURS = ("dev", "train", "dashboard", "otel", "stacks", "trackers", "lake", "remote", "mcp", "hf", "lightning", "docs")
+OURS = (
+    "dev", "train", "fp8", "dashboard", "otel", "stacks", "trackers", "lake", "remote", "mcp", "hf", "lightning",
+    "docs",
+)  # fmt: skip
 # What `make` installs: the frameworks too, whose examples the tests run.
 INSTALLED = [*PROJECT["dependencies"], *(line for extra in OURS for line in EXTRAS[extra])]
 
@@ -36,7 +39,7 @@ def test_every_dependency_is_pinned_within_its_range(declared: str) -> None:
 
 def test_make_installs_the_extras_that_are_ours() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    asked = re.search(r"\.checks:.*?--editable '\.\[([a-z,]+)\]'", makefile, re.DOTALL)
+    asked = re.search(r"\.checks:.*?--editable '\.\[([a-z0-9,]+)\]'", makefile, re.DOTALL)
     assert asked is not None
     assert set(asked[1].split(",")) == set(OURS)
 

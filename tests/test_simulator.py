@@ -28,6 +28,7 @@ from benchmarks.simulator import (
     write,
 )
 from benchmarks.simulator.faults import CONTROL
+from benchmarks.simulator.on_devices import nccl_queue_times
 from benchmarks.simulator.scale import Size, write_big
 from benchmarks.simulator.tapes import record_dtype, write_segments
 from probes.step_clock import not_measured_on_devices
@@ -326,3 +327,14 @@ def test_wilson_interval() -> None:
 
 def test_every_fault_has_an_analysis_that_can_report_it() -> None:
     assert [name for name, expected in EXPECTED.items() if not offered(expected)] == []
+
+
+def test_behind_a_call_that_never_ends_no_call_of_its_communicator_ends() -> None:
+    """A device works through a queue, so the next bucket of a hung reduction is not reduced; other groups go on."""
+    rank, op, peer = np.zeros(5, np.int64), np.ones(5, np.int64), np.full(5, -1)
+    communicator = np.array([0, 0, 1, 0, 1])
+    issue, end = np.array([0, 10, 11, 12, 40]) * 1_000_000, np.array([5, -1, 20, 30, 50]) * 1_000_000
+    end[1] = -1
+    start, ended = nccl_queue_times(rank, communicator, op, peer, issue, end, np.array([1e12]))
+    assert (ended >= 0).tolist() == [True, False, True, False, True]
+    assert (start >= 0).tolist() == [True, True, True, False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,8 @@ from tests.e2e.launched import STARTED
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_running() -> Iterator[None]:
+def nothing_is_left_running(tmp_path: Path) -> Iterator[None]:
+    """It asks for `tmp_path` so that the run is still there when its account is checked."""
     yield
     paths = {run.runs_dir / "latest" for run in STARTED if (run.runs_dir / "latest").exists()}
     while STARTED:

@@ -19,7 +19,8 @@ def broken_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def test_each_fault_of_a_run_is_one_finding(broken_run: LaunchedRun) -> None:
-    assert sorted(finding["kind"] for finding in broken_run.findings()) == ["hang", "non_finite", "rank_lost"]
+    findings = broken_run.findings()
+    assert sorted(finding["kind"] for finding in findings) == ["hang", "non_finite", "rank_lost"], findings
 
 
 def test_nan_gradient_is_named_refused_and_its_batch_trained_again(broken_run: LaunchedRun) -> None:

@@ -1,4 +1,4 @@
-"""The examples for Hugging Face's Trainer, Lightning and Accelerate, run with the real libraries.
+"""The examples for Hugging Face's Trainer, Lightning, its Fabric and Accelerate, run with the real libraries.
 
 Each is run without us, with us, and with us on data that holds a NaN, all at the same time.
 """
@@ -21,7 +21,7 @@ from tests.e2e.script_ranks import ROOT, ScriptRanks
 from tests.waiting import wait_for
 
 STEPS = 16
-WORLD = {"huggingface": 2, "lightning": 1, "accelerate": 2}
+WORLD = {"huggingface": 2, "lightning": 1, "accelerate": 2, "fabric": 2}
 POISON = 70
 """Row of the data; the step that meets it comes after the first and before the last."""
 
@@ -35,7 +35,7 @@ def rows(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of one framework: `plain.pt`, `ours.pt`, and the runs `ours/run` and `poisoned/run`."""
     name = request.param
-    pytest.importorskip({"huggingface": "transformers"}.get(name, name))
+    pytest.importorskip({"huggingface": "transformers", "fabric": "lightning"}.get(name, name))
     folder = tmp_path_factory.mktemp(name)
     with ExitStack() as stack:
 

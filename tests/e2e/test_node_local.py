@@ -44,7 +44,10 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.fixture
 def nodes(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> list[RunDir]:
     """The folders of both nodes: ranks 0 and 1 wait for rank 3 of node 1, as does rank 2."""
-    where = {rank: {"node_rank": rank // 2, "pid": process.pid} for rank, process in enumerate(processes)}
+    where = {
+        rank: {"node_rank": rank // 2, "local_rank": rank % 2, "pid": process.pid}
+        for rank, process in enumerate(processes)
+    }
     whole = make_run(tmp_path, steps=20, hang={CULPRIT: 20}, identities=where)
     folders = []
     for node in (0, 1):
@@ -80,6 +83,11 @@ def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     assert [processes[rank].poll() for rank in (0, 1, 2)] == [None] * 3
     processes[-2].terminate()
     assert processes[-2].wait(30) == 0
+
+    alone = rankscope("analyze", str(nodes[0].path)).stdout
+    assert "Nothing is recorded here of ranks 2 and 3" in alone
+    assert "no records of ranks 2 and 3 in this folder" in alone
+    assert "Rank 3 did not reach" in rankscope("analyze", str(nodes[1].path)).stdout, "it is recorded there"
 
     into = tmp_path / "collected"
     done = rankscope("collect", *(str(run.path) for run in nodes), "--into", str(into))

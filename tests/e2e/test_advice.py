@@ -1,0 +1,34 @@
+"""What `rankscope train` says of a run by itself: advice once, when the first steps show it, and why it ended."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.e2e.launched import start, train, unhurried
+
+EVERY_STEP = ["train.steps=80", "train.eval_interval=1", "train.eval_batches=2", "data.validation_ratio=0.1"]
+
+
+def test_a_run_that_leaves_its_plan_is_told_while_it_trains(tmp_path: Path) -> None:
+    """An evaluation in each step gathers the parameters more often than the plan says, which counts training alone."""
+    run = train(tmp_path, "fsdp", settings=EVERY_STEP, faults=unhurried(4))
+    lines = [line for line in run.output.splitlines() if line.startswith("ADVICE")]
+    (line,) = [line for line in lines if "not as planned" in line]
+    assert re.search(r"all_gather [\d.]+ [KM]iB instead of [\d.]+ [KM]iB \(\+\d+ %\)", line)
+    assert "Compare the layout, the batch and the devices with those of `rankscope plan`" in line
+    told = [(event["finding_kind"], event["cause"]) for event in run.events("advice")]
+    assert len(told) == len(set(told)) == len(lines)
+    known = {(found["kind"], found["cause"]) for found in run.analyze()["findings"] if found["status"] == "advice"}
+    assert ("configuration", "plan") in known
+    (said,) = [event for event in run.events("advice") if event["cause"] == "plan"]
+    (ended,) = run.events("run_ended")
+    assert said["wall_ns"] < ended["wall_ns"], "it is said when it is known, not when the run is over"
+
+
+def test_what_a_device_cannot_do_is_one_line_with_what_to_do(tmp_path: Path) -> None:
+    """A rank finds out, and the launcher says why it ended."""
+    run = start(tmp_path, "two", settings=["train.float8=tensorwise", "train.steps=5"]).finish(exit_code=2)
+    (line,) = [line for line in run.output.splitlines() if line.startswith("Failed")]
+    assert "train.float8 = 'tensorwise': a CPU has no products in fp8" in line
+    assert "train.float8_emulated = true to try the numbers" in line
