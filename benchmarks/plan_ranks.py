@@ -14,7 +14,9 @@ import tempfile
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
+from statistics import mean
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ import torch.multiprocessing as mp
 from benchmarks.allocator import allocated
 from trainer.checkpoint.state import local_tensors, training_tensors
 from trainer.config.config import Config
+from trainer.data.batches import Batch
 from trainer.layout.plan import resolve
 from trainer.training.build import build
 
@@ -31,8 +34,10 @@ __all__ = ["RankMeasured", "measure_layout", "measured_rank"]
 _WARM_UP_STEPS = 2
 """They make the optimizer's state and what FSDP keeps from step to step."""
 
-_STEPS = 6
-"""Measured; the one that needed least counts."""
+_BATCHES_OF_EXPERTS = 3
+"""Measured, since a rank's experts get more of the tokens of one batch than of another; without experts one will do."""
+_REPEATS = 10
+"""Steps with each batch; the one that needed least counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,30 +47,34 @@ class RankMeasured:
     parameters: int
     optimizer: int
     peak: int
-    """The most within a step, parameters and optimizer state included."""
+    """The most within a step, parameters and optimizer state included; the mean over batches."""
 
 
 def measured_rank(config: Config, world_size: int) -> RankMeasured:
     """A step of this rank, in whatever process group there is; called on all ranks alike."""
     training = build(config, resolve(config, world_size), torch.device("cpu"))
 
-    def step(number: int) -> None:
-        training.forward_backward(batches[number])
-        training.clip()
-        training.step(number)
+    numbers = count()
 
-    batches = [training.batch(number) for number in range(_WARM_UP_STEPS + _STEPS)]
+    def step(batch: Batch) -> None:
+        training.forward_backward(batch)
+        training.clip()
+        training.step(next(numbers))
+
     for number in range(_WARM_UP_STEPS):
-        step(number)
-    # gloo's threads may hold a buffer for a moment longer than the call that it was for.
-    most = min(allocated(partial(step, number))[1] for number in range(_WARM_UP_STEPS, len(batches)))
+        step(training.batch(number))
+    num_batches = _BATCHES_OF_EXPERTS if config.model.num_experts else 1
+    batches = [training.batch(_WARM_UP_STEPS + number) for number in range(num_batches)]
+    # gloo's threads may hold a buffer for a moment longer than the call that it was for: less is nearer to the need of
+    # the same batch, and only of the same.
+    most = [min(allocated(partial(step, batch))[1] for _ in range(_REPEATS)) for batch in batches]
     training.close()
     sizes = {
         name: value.numel() * value.element_size() for name, value in local_tensors(training_tensors(training)).items()
     }
     parameters = sum(size for name, size in sizes.items() if name.startswith("model."))
     state = sum(sizes.values())
-    return RankMeasured(parameters=parameters, optimizer=state - parameters, peak=state + most)
+    return RankMeasured(parameters=parameters, optimizer=state - parameters, peak=state + round(mean(most)))
 
 
 def measure_layout(config: Config, num_ranks: int) -> RankMeasured:
