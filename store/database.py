@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +42,7 @@ __all__ = [
     "connect_memory",
     "connect_writer",
     "ingested_until_ns",
+    "interruptible",
     "is_watched",
     "log_of",
     "quarantine",
@@ -96,6 +98,7 @@ _DAMAGED = (
     "Corrupt database", "not a valid DuckDB", "Could not read enough bytes", "Failed to load metadata",
     "This WAL ", "WAL does not match",  # killed between a checkpoint and the removal of the log that it made useless
 )  # fmt: skip
+_INTERRUPTED = "Query interrupted"
 _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
 _STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
@@ -351,3 +354,18 @@ def quarantine(path: Path) -> Path | None:
     if path.exists():
         path.replace(aside)
     return aside
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt where a signal has ended a query of the block: Ctrl-C, or SIGTERM with a handler.
+
+    What the handler raises is lost: DuckDB raises RuntimeError in its place, which everything that survives the errors
+    of an analysis would survive, and go on.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) == _INTERRUPTED:
+            raise KeyboardInterrupt from error
+        raise

@@ -23,7 +23,15 @@ import numpy.typing as npt
 
 from probes.tape.rundir import RunDir
 from store.catch_up import stores_up_to_date
-from store.database import StoreCorruptError, StoreError, connect_attached, connect_foreign, lock_down, translated
+from store.database import (
+    StoreCorruptError,
+    StoreError,
+    connect_attached,
+    connect_foreign,
+    interruptible,
+    lock_down,
+    translated,
+)
 from store.ddl import quoted
 from store.sql.console import ConsoleAnswer
 from store.sql.console import run as run_console
@@ -153,7 +161,8 @@ class Store:
             self._connection.execute("CREATE SCHEMA IF NOT EXISTS memory.sessions")
             for relation, select in relations.items():
                 copies[relation] = f"memory.sessions.{quoted(f'{relation}_{uuid4().hex}')}"
-                self._connection.execute(f"CREATE TABLE {copies[relation]} AS {select}")
+                with interruptible():
+                    self._connection.execute(f"CREATE TABLE {copies[relation]} AS {select}")
             for relation, copy in copies.items():  # a temporary view comes before the views of `main`
                 cursor.execute(f"CREATE TEMP VIEW {quoted(relation)} AS SELECT * FROM {copy}")
         except duckdb.Error as error:
@@ -207,7 +216,8 @@ class Store:
         import duckdb
 
         try:
-            return getattr(self._connection.execute(sql, params), fetch)()
+            with interruptible():
+                return getattr(self._connection.execute(sql, params), fetch)()
         except duckdb.Error as error:
             raise self._translated(error) from error
 

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from analyzers.printable import visible
 from analyzers.run.policy import stall_policy
@@ -59,14 +58,6 @@ examples:
   rankscope watch runs/latest                              # a run that was started without it
   rankscope watch runs/latest --listen 127.0.0.1:9400      # metrics on a fixed port
 """
-
-
-class _Stop(BaseException):
-    """SIGTERM or SIGINT arrived. No Exception: what guards a single analysis or event must not swallow it."""
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise _Stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,8 +163,8 @@ def _sync_s(run: RunDir) -> float:
 def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, heartbeat: Heartbeat) -> None:
     """Tick until the run has ended or a signal arrives."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, _stop)
-    with contextlib.suppress(_Stop), ingest.running():
+        signal.signal(signal_number, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), ingest.running():
         try:
             _tick_on(loop, heartbeat)
         finally:
@@ -198,8 +189,6 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat) -> None:
         start = time.monotonic()
         try:
             loop.tick()
-        except _Stop:
-            raise
         except Exception:  # a tick that fails must not end the watch; the log has each one
             logger.exception("Tick failed, trying again.")
         heartbeat.beat()

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from probes.tape.rundir import RunDir
-from store.database import connect_memory
+from store.database import connect_memory, interruptible
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.newest_folders import NewestFolders
 from store.ingest.read_positions import ReadState
@@ -46,14 +46,15 @@ class RecentRecords:
         """Take in what is new, and return the store. It stays open; do not close it."""
         self._ticks += 1
         transfer = Transfer(self._connection, self._dictionary, self._state)
-        for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
-            if isinstance(new, Problem):
-                continue  # the writer of the store's file reports it
-            if isinstance(new, NewEvents):
-                transfer.take_events(self._by_this_clock(new))
-            else:
-                transfer.take_segment(new, anchor_ns=self._anchor(new), names=self._book(new))
-        changes = transfer.finish()
+        with interruptible():
+            for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
+                if isinstance(new, Problem):
+                    continue  # the writer of the store's file reports it
+                if isinstance(new, NewEvents):
+                    transfer.take_events(self._by_this_clock(new))
+                else:
+                    transfer.take_segment(new, anchor_ns=self._anchor(new), names=self._book(new))
+            changes = transfer.finish()
         self._state = self._state.updated(changes)
         self.num_rows += sum(transfer.rows.values())
         return self._store

@@ -36,6 +36,7 @@ from store.database import (
     WriterLock,
     connect_writer,
     drop_useless_log,
+    interruptible,
     quarantine,
     translated,
 )
@@ -234,10 +235,11 @@ class Ingester:
             transfer = Transfer(connection, self._dictionary, self._state)
             if self._set_aside:
                 transfer.take_problem(self.path.name, self._set_aside)
-            self._take_all(transfer, thorough)
-            changes = transfer.finish()
-            save(connection, changes)
-            connection.execute("COMMIT")
+            with interruptible():
+                self._take_all(transfer, thorough)
+                changes = transfer.finish()
+                save(connection, changes)
+                connection.execute("COMMIT")
         except duckdb.Error as error:
             raise translated(error, self.path) from error
         finally:

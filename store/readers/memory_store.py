@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.tape.schema import TABLES, Column
-from store.database import connect_memory
+from store.database import connect_memory, interruptible
 from store.ddl import SQL_TYPES, quoted, store_columns
 
 __all__ = ["MemoryStore"]
@@ -47,18 +47,21 @@ class MemoryStore:
             picked = ", ".join(_picked(column) for column in columns)
             self._connection.register("batch_rows", arrays)
             try:
-                self._connection.execute(f"INSERT INTO {quoted(table)} SELECT {picked} FROM batch_rows")
+                with interruptible():
+                    self._connection.execute(f"INSERT INTO {quoted(table)} SELECT {picked} FROM batch_rows")
             finally:
                 self._connection.unregister("batch_rows")
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
         """The answer as one array a column."""
-        found: dict[str, npt.NDArray[Any]] = self._connection.execute(sql, params).fetchnumpy()
+        with interruptible():
+            found: dict[str, npt.NDArray[Any]] = self._connection.execute(sql, params).fetchnumpy()
         return found
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The answer as tuples."""
-        found: list[tuple[Any, ...]] = self._connection.execute(sql, params).fetchall()
+        with interruptible():
+            found: list[tuple[Any, ...]] = self._connection.execute(sql, params).fetchall()
         return found
 
     def has(self, table: str) -> bool:

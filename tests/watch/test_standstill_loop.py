@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,3 +261,30 @@ def test_that_ranks_are_watched_no_longer_is_recorded_before_a_slow_round_ends(
         ingest.close()
     assert set(known) == {1}
     assert len(watched.said("watch_stopped")) == 1
+
+
+def test_a_signal_in_the_middle_of_a_query_ends_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB makes an error of its own of what a signal's handler raises."""
+    watched = Watched(make_run(tmp_path, steps=5), monkeypatch)
+    nowhere = Exports(None, None, None, None)
+    judge = LiveJudge(watched.run.manifest(), watched.events, nowhere)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    ticks = 0
+
+    def endless_tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        watched.tapes.source().rows("SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b")
+
+    monkeypatch.setattr(watched.loop, "tick", endless_tick)
+    monkeypatch.setattr(watched.loop, "is_needed", lambda: True)
+    with Ingester(watched.run, 0) as ingester:
+        ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
+        try:
+            _run_until_needed(watched.loop, ingest, Heartbeat(-1))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        ingest.close()
+    assert ticks == 1
