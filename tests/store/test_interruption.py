@@ -54,10 +54,13 @@ def test_ctrl_c_ends_what_asks(program: str) -> None:
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
         assert asking.stdout is not None
-        assert asking.stdout.readline() == "asking\n", asking.communicate(timeout=60)
-        began_s = processor_s(asking.pid)
-        wait_for(lambda: processor_s(asking.pid) > began_s + 0.3, "a query that computes")
-        asking.send_signal(signal.SIGINT)
-        _, said = asking.communicate(timeout=60)
+        try:
+            assert asking.stdout.readline() == "asking\n"
+            began_s = processor_s(asking.pid)
+            wait_for(lambda: processor_s(asking.pid) > began_s + 0.3, "a query that computes")
+            asking.send_signal(signal.SIGINT)
+            _, said = asking.communicate(timeout=60)
+        finally:
+            asking.kill()
     assert asking.returncode == -signal.SIGINT, said
     assert said.splitlines()[-1] == "KeyboardInterrupt"
