@@ -121,8 +121,8 @@ def test_the_steps_move_and_the_zoom_stays(visit: Visit) -> None:
     drawn = visit.page.evaluate(LAST_DRAWN)
     second: int = wait_for(lambda: visit.step() if visit.step() > first else 0, "a later step")
     wait_for(lambda: visit.step() > second, "a step later still")
-    wait_for(lambda: visit.page.evaluate(LAST_DRAWN) > drawn, "a longer line in the chart", deadline_s=30)
-    wait_for(lambda: visit.page.evaluate(RANGE) == pytest.approx(zoomed), "the zoom in the longer chart", deadline_s=10)
+    wait_for(lambda: visit.page.evaluate(LAST_DRAWN) > drawn, "a longer line in the chart")
+    wait_for(lambda: visit.page.evaluate(RANGE) == pytest.approx(zoomed), "the zoom in the longer chart")
     visit.page.wait_for_url("**zoom-overview-loss=**", timeout=LONGEST_MS)
     visit.page.reload()  # a session of its own, which knows the address only
     visit.page.wait_for_selector(".st-key-overview-lines .nsewdrag", timeout=LONGEST_MS)

@@ -64,8 +64,9 @@ def test_the_rank_that_ended_is_named_with_its_code(tmp_path: Path, end: str, ve
     assert f"Verdict  {verdict}" in done.stderr, done.stderr
     assert f"rankscope analyze runs/{run_dir.name}" in done.stderr
     events = read_events(RunDir(run_dir).node_dir(0) / "events.jsonl")[0]
-    first = next(event for event in events if event["kind"] == "rank_exit")
-    assert (first["exit_rank"], first["exit_code"]) == (1, code)
+    # Rank 0 loses its connection and may be gone before the launcher looks again: the order of the two is no promise.
+    codes = {event["exit_rank"]: event["exit_code"] for event in events if event["kind"] == "rank_exit"}
+    assert codes[1] == code
 
 
 def test_a_script_that_fails_before_it_trains_is_no_clean_run(tmp_path: Path) -> None:

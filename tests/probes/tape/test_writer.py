@@ -140,7 +140,7 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
     # A thread may be suspended in the middle for some ten milliseconds, in which the others fill 10 000 records: well
     # within two segments of the size that is used.
     tape = _writer(tmp_path)
-    count, threads = 15_000, 4
+    count, threads = 13_000, 4
 
     def write(thread: int) -> None:
         for i in range(count):

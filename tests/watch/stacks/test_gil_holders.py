@@ -41,13 +41,14 @@ def pids() -> Iterator[dict[str, int]]:
         process.communicate()
 
 
-def test_only_who_sleeps_with_the_lock_is_named(pids: dict[str, int]) -> None:
+def test_only_who_sleeps_with_the_lock_is_named(pids: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         spied = subprocess.run([program(), "dump", "--pid", str(pids["sleep"])], capture_output=True, check=False)
     except StacksError:
         pytest.skip("py-spy is not installed")
     if spied.returncode:
         pytest.skip("py-spy may not look into processes here")
+    monkeypatch.setattr("watch.stacks.gil_holders.SAMPLE_LIMIT_S", 60.0)
     assert gil_holders({7: pids["lock"], 8: pids["sleep"], 9: pids["loop"]}) == [7]
 
 
