@@ -112,15 +112,18 @@ class LaunchedRun:
         return newest
 
     def kill_all(self) -> None:
-        """SIGKILL to every process of the run: launcher, watch, ranks."""
-        self.process.kill()
-        if not (self.runs_dir / "latest").exists():
-            return
-        for event in self.events("watch_started"):
-            kill(event["pid"])
-        for pid in self.pids().values():
-            kill(pid)
-        self.process.wait(60)
+        """SIGKILL to every process of the run: watch, ranks, launcher."""
+        # The launcher goes last, and does nothing meanwhile: its death ends the ranks, and a watch would record it.
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            if (self.runs_dir / "latest").exists():
+                for event in self.events("watch_started"):
+                    kill(event["pid"])
+                for pid in self.pids().values():
+                    kill(pid)
+        finally:
+            self.process.kill()
+            self.process.wait(60)
 
     def logs(self) -> str:
         """The end of every log file, for a failed assertion."""
