@@ -35,16 +35,28 @@ def main(words: list[str]) -> int:
     if not probes_disabled():
         with failing_open("attached_program"):
             record = _Record(Identity.from_environment(), words)
-    try:
-        child = subprocess.Popen(words, preexec_fn=lambda: signal_at_parent_death(signal.SIGKILL))
-    except OSError as error:
-        sys.exit(f"rankscope: cannot run {words[0]}: {error.strerror}")
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # came while the program was being started
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        child.send_signal(number)
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
 
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
+    ignored = [number for number in PASSED_ON if signal.signal(number, pass_on) == signal.SIG_IGN]
+
+    def before_exec() -> None:
+        signal_at_parent_death(signal.SIGKILL)
+        for number in ignored:  # `exec` would give it the default, and end a program under nohup
+            signal.signal(number, signal.SIG_IGN)
+
+    try:
+        child = subprocess.Popen(words, preexec_fn=before_exec)
+    except OSError as error:
+        sys.exit(f"rankscope: cannot run {words[0]}: {error.strerror}")
+    for number in early:
+        child.send_signal(number)
     launcher_pid = end_with_launcher()
     if record is not None:
         with failing_open("attached_program"):

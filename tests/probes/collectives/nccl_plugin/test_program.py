@@ -18,6 +18,21 @@ from store.ingest.ingest import Ingester
 from store.reader import Store
 from tests.waiting import wait_for
 
+# A launcher that is asked to end before it knows the child's pid: by then the child has set its trap.
+ENDED_EARLY = """
+import os, pathlib, signal, subprocess, sys, time
+from rankscope.attached_program import main
+started = subprocess.Popen
+def start(*arguments, **named):
+    child = started(*arguments, **named)
+    while not pathlib.Path("trapped").exists() and child.poll() is None:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return child
+subprocess.Popen = start
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 @pytest.fixture(scope="module")
 def driver(plugin_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -70,6 +85,30 @@ def test_signal_that_ends_the_program_ends_its_parent(driver: Path, plugin_libra
     process.stdout.close()
     assert process.wait(timeout=30) in (-signal.SIGTERM, -signal.SIGPIPE)
     assert kinds(run, 1) == ["rank", "nccl_plugin"]  # no clean end
+
+
+def test_signal_while_the_program_is_started_is_passed_on(tmp_path: Path) -> None:
+    script = "trap 'exit 7' TERM; touch trapped; for i in $(seq 600); do sleep 0.1; done"
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED_EARLY, "sh", "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"RANKSCOPE_DISABLED": "1"},
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 7
+
+
+def test_signal_that_is_ignored_is_ignored_by_the_program(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rankscope.attached_program", "sh", "-c", "kill -HUP $$; exit 3"],
+        cwd=tmp_path,
+        env=os.environ | {"RANKSCOPE_DISABLED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 3
 
 
 def test_program_that_is_not_there(plugin_library: Path, tmp_path: Path) -> None:
