@@ -7,6 +7,7 @@ so the wait has a deadline above that. Ranks without a pipe, such as all on gloo
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Iterable, Mapping
@@ -14,15 +15,20 @@ from pathlib import Path
 
 from probes.tape.dump_pipe import dump_path, pipe_path
 from probes.tape.rundir import RunDir
+from probes.tape.safe_open import open_plain
 
 __all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 
 WAIT_S = 3.0
 LOOK_S = 0.05
+STILL_S = 1.0
+"""How long a file that is no pickle must not have changed: its writer may have been off its core."""
+_PICKLE_END = re.compile(rb"[su](?:q.|r.{4})?\.\Z", re.DOTALL)
+"""Of a dictionary, which a dump is: its items are set, torch puts it into the memo, and the pickle stops."""
 
 
 def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float = WAIT_S) -> list[int]:
-    """Ask ranks for their dumps; returns those whose dump is there, complete or not growing any more."""
+    """Ask ranks for their dumps; returns those whose dump is there and complete."""
     paths = {rank: dump_path(run, attempt, rank) for rank in ranks}
     before = {path: file_state(path) for path in paths.values()}
     asked = {path: before[path] for rank, path in paths.items() if not ask_for_dump(pipe_path(run, attempt, rank))}
@@ -33,18 +39,19 @@ def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float
 def wait_for_dumps(before: Mapping[Path, tuple[int, int]], wait_s: float) -> set[Path]:
     """Wait for files to be written; `before` is their `file_state` when they were asked for.
 
-    Returns those that have changed since and do not grow any more: torch makes a file first and fills it then.
+    Returns those that have changed since and are complete: torch makes a file first and fills it then.
     """
-    last: dict[Path, tuple[int, int]] = {}
+    last: dict[Path, tuple[tuple[int, int], float]] = {}  # what was seen last, and since when it is so
     written: set[Path] = set()
     deadline = time.monotonic() + wait_s
     while len(written) < len(before) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         for path in before.keys() - written:
-            state = file_state(path)
-            if state != before[path] and state[1] and last.get(path) == state:
+            state, now_s = file_state(path), time.monotonic()
+            if path not in last or last[path][0] != state:
+                last[path] = state, now_s
+            elif state != before[path] and state[1] and (now_s - last[path][1] >= STILL_S or _ends_as_pickle(path)):
                 written.add(path)
-            last[path] = state
     return written
 
 
@@ -73,3 +80,12 @@ def file_state(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return found.st_mtime_ns, found.st_size
+
+
+def _ends_as_pickle(path: Path) -> bool:
+    try:
+        with open(open_plain(path), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8))
+            return _PICKLE_END.search(file.read()) is not None
+    except OSError:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,12 +21,15 @@ from tests.factories import empty_run
 from watch import culprit
 from watch.digests.link import Verdict
 from watch.live_tapes import RankProcess
-from watch.stacks.recorder_dumps import take_dumps
+from watch.stacks import recorder_dumps
+from watch.stacks.recorder_dumps import STILL_S, take_dumps, wait_for_dumps
 
-# What DumpPipe of ProcessGroupNCCL.hpp does, for the rank in argv: polled, answered with a file.
+WHOLE = pickle.dumps({"version": "2.10", "entries": []})
+# What DumpPipe of ProcessGroupNCCL.hpp does, for the rank in argv: polled, answered with a file. It is off its core in
+# the middle of writing it, for longer than the watch needs to look at it a few times.
 RANK = """
 import os, sys, time
-rank = sys.argv[1]
+rank, whole = sys.argv[1], bytes.fromhex(sys.argv[2])
 pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
 os.mkfifo(pipe, 0o666)
 fd = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -34,10 +38,10 @@ while True:
     try:
         if os.read(fd, 128):
             with open(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + rank, "wb") as file:
-                file.write(b"half")
+                file.write(whole[:20])
                 file.flush()
-                time.sleep(0.02)
-                file.write(b"whole")
+                time.sleep(0.5)
+                file.write(whole[20:])
     except BlockingIOError:
         pass
     time.sleep(0.1)
@@ -59,7 +63,7 @@ def run(tmp_path: Path) -> RunDir:
 @pytest.fixture
 def rank(run: RunDir) -> Iterator[subprocess.Popen[str]]:
     assert offer_dump_pipe(run, 2)
-    process = subprocess.Popen([sys.executable, "-c", RANK, "3"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", RANK, "3", WHOLE.hex()], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     yield process
@@ -69,9 +73,25 @@ def rank(run: RunDir) -> Iterator[subprocess.Popen[str]]:
 
 def test_rank_with_a_pipe_answers(run: RunDir, rank: subprocess.Popen[str]) -> None:
     assert take_dumps(run, 2, [0, 3], wait_s=30) == [3]
-    assert dump_path(run, 2, 3).read_bytes() == b"halfwhole"
+    assert dump_path(run, 2, 3).read_bytes() == WHOLE
     dump_path(run, 2, 3).write_bytes(b"of the last time")
     assert take_dumps(run, 2, [3], wait_s=30) == [3]
+    assert dump_path(run, 2, 3).read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize("end", [b"u.", b"uq\x0b.", b"ur\n\x01\x00\x00."], ids=["no memo", "short", "long"])
+def test_a_whole_pickle_is_known_by_its_end(end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch puts the dictionary into the memo, under a number of one byte or of four."""
+    monkeypatch.setattr(recorder_dumps, "STILL_S", 1000.0)
+    (tmp_path / "dump").write_bytes(pickle.dumps({"version": "2.10", "entries": []}, protocol=2)[:-2] + end)
+    assert wait_for_dumps({tmp_path / "dump": (0, 0)}, 30) == {tmp_path / "dump"}
+
+
+def test_what_is_no_pickle_counts_once_it_has_been_still(tmp_path: Path) -> None:
+    (tmp_path / "dump").write_bytes(b'{"version": "2.10"')
+    start = time.monotonic()
+    assert wait_for_dumps({tmp_path / "dump": (0, 0)}, 30) == {tmp_path / "dump"}
+    assert time.monotonic() - start >= STILL_S
 
 
 def test_a_culprit_is_dumped_before_it_is_killed(
@@ -84,7 +104,7 @@ def test_a_culprit_is_dumped_before_it_is_killed(
         [Verdict(attempt=2, ranks=(3,), summary="Rank 3 hangs.")], 2, {3: RankProcess(pid=rank.pid)}, {3}, stands=True
     )
     assert rank.wait(30) == -signal.SIGKILL
-    assert dump_path(run, 2, 3).read_bytes() == b"halfwhole"
+    assert dump_path(run, 2, 3).read_bytes() == WHOLE
 
 
 def test_rank_that_is_gone_does_not_block(run: RunDir, rank: subprocess.Popen[str]) -> None:
