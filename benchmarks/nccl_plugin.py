@@ -145,8 +145,8 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
     calls, communicators = _records(tape, "nccl_calls"), _records(tape, "nccl_communicators")
     if calls is None or communicators is None:  # killed before its first record
         return Kill(version=version, completed=completed, lost=completed, gaps=0, in_flight=0)
-    (first,) = communicators["communicator"][communicators["comm_hash"] == 0]  # that of the thread that reports
-    own = calls[calls["communicator"] == first]
+    first = communicators["communicator"][communicators["comm_hash"] == 0]  # of the thread that reports, once it began
+    own = calls[np.isin(calls["communicator"], first)]
     kept = own["nccl_seq"][own["state"] == COMPLETE]
     gaps = 0
     for communicator in communicators["communicator"]:

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.nccl_plugin import compile_driver, kill_driver, measure, start_driver
+from benchmarks.nccl_plugin import Kill, _compare, compile_driver, kill_driver, measure, start_driver
 from benchmarks.played.nccl_interface import VERSIONS
 from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
 from probes.tape.reader import read_segment, segment_paths
-from probes.tape.writer import COMPLETE
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, OPEN, TapeWriter
 
 ALL_EVENTS = "calls,kernels,links,channels,steps"
 
@@ -82,6 +83,19 @@ def test_killed_driver_loses_no_finished_call(driver: Path, plugin_library: Path
     assert [kill.lost for kill in kills] == [0] * 4
     assert [kill.gaps for kill in kills] == [0] * 4
     assert all(kill.in_flight <= 4 for kill in kills)
+
+
+def test_driver_killed_before_its_first_thread_began_lost_nothing(tmp_path: Path) -> None:
+    values = {
+        "nccl_communicators": {"communicator": 0, "comm_hash": 2},
+        "nccl_calls": {"communicator": 0, "nccl_seq": 0},
+    }
+    for table, known in values.items():
+        tape = TapeWriter(tmp_path, TABLES[table], rank=0, attempt=0)
+        row = zip(TABLES[table].columns, tape.unset_row(), strict=True)
+        tape.append(OPEN, *(known.get(column.name, unset) for column, unset in row))
+        tape.close()
+    assert _compare(tmp_path, 5, 0) == Kill(version=5, completed=0, lost=0, gaps=0, in_flight=1)
 
 
 def test_measuring_counts_events(driver: Path, plugin_library: Path, tmp_path: Path) -> None:
