@@ -54,7 +54,7 @@ __all__ = ["Agent"]
 
 STRANDED_S = 3.0
 """How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
-EXITING_S = 1.0
+EXITING_S = 5.0
 """How long the kernel may take to end a process that others have already lost: it frees its memory first."""
 EXIT_BARRIER_S = 30.0
 _OVER = "rankscope/over"

@@ -3,7 +3,7 @@
     ranks = RankProcesses(logs, arguments=["--fault", "kill@step=20"], zygote=zygote)
     ranks.start(attempt=0, environments={0: {...}, 1: {...}})       # by local rank; {0: pid, 1: pid}
     ranks.exit_codes()                # {0: None, 1: -9}: None while it runs, negative for a signal
-    ranks.wait_for_exiting(1.0)       # until the kernel is through with those that it has begun to end
+    ranks.wait_for_exiting(5.0)       # until the kernel is through with those that it has begun to end
     ranks.stop(signal.SIGTERM, 30.0)  # then SIGKILL; returns when all are gone
 
 What a rank prints goes to `logs/attempt-<a>/rank-<local>.out.log` and `.err.log` of its node.
