@@ -30,11 +30,17 @@ from probes.tape.rundir import RunDir
 __all__ = ["LOOPBACK", "DashboardError", "DashboardServer", "usable_port"]
 
 READY_S = 60.0
+PORT_TRIES = 3
+"""How often a free port is chosen: another process may take it before the server does."""
 LOOPBACK = "127.0.0.1"
 
 
 class DashboardError(ValueError):
     """The dashboard cannot be started; the text is one line: what, where, what to do."""
+
+
+class _EndedError(DashboardError):
+    """The server ended before it was ready."""
 
 
 class DashboardServer:
@@ -45,19 +51,19 @@ class DashboardServer:
         if importlib.util.find_spec("streamlit") is None:
             raise DashboardError("streamlit is not installed: pip install 'rankscope[dashboard]'")
         token = _token_variable(token_file)
-        port = _free_port(address, port)
-        self.url = f"http://{address}:{port}"
         command, environment = own_process("dashboard.serve")
-        command += ["--server.address", address, "--server.port", str(port), "--server.headless", "true"]
+        command += ["--server.address", address, "--server.headless", "true"]
         environment |= {"RANKSCOPE_DASHBOARD_RUNS": str(folder), "RANKSCOPE_DASHBOARD_RUN": run_id}
         environment = {name: value for name, value in environment.items() if name != token_files.VARIABLE} | token
         environment["RANKSCOPE_DASHBOARD_PARENT"] = str(os.getpid())
-        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
-        try:
-            self._await_ready()
-        except BaseException:
-            self.close()
-            raise
+        for tries_left in reversed(range(1 if port else PORT_TRIES)):
+            chosen = _free_port(address, port)
+            try:
+                self._start([*command, "--server.port", str(chosen)], environment, f"http://{address}:{chosen}")
+                break
+            except _EndedError:
+                if not tries_left or _is_free(address, chosen):
+                    raise
 
     @property
     def pid(self) -> int:
@@ -86,11 +92,21 @@ class DashboardServer:
     ) -> None:
         self.close()
 
+    def _start(self, command: list[str], environment: dict[str, str], url: str) -> None:
+        """Start the server at an address, and wait until it answers."""
+        self.url = url
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            self._await_ready()
+        except BaseException:
+            self.close()
+            raise
+
     def _await_ready(self) -> None:
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise DashboardError(f"Streamlit ended with exit code {self._process.returncode}: see its output above")
+                raise _EndedError(f"Streamlit ended with exit code {self._process.returncode}: see its output above")
             try:
                 with urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=2) as answer:
                     if answer.status == 200:
@@ -123,10 +139,15 @@ def _folder_and_run(runs: Path) -> tuple[Path, str]:
 
 def usable_port(preferred: int = DEFAULT_PORT) -> int:
     """The preferred port, by default that of the links in reports, if it is free on this machine; else any other."""
+    return _free_port(LOOPBACK, preferred if _is_free(LOOPBACK, preferred) else 0)
+
+
+def _is_free(address: str, port: int) -> bool:
     try:
-        return _free_port(LOOPBACK, preferred)
+        _free_port(address, port)
     except DashboardError:
-        return _free_port(LOOPBACK, 0)
+        return False
+    return True
 
 
 def _free_port(address: str, port: int) -> int:

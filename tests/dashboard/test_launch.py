@@ -10,7 +10,10 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
-from dashboard.launch import LOOPBACK, usable_port
+import pytest
+
+from dashboard import launch
+from dashboard.launch import LOOPBACK, DashboardError, DashboardServer, usable_port
 from probes.attach.own_process import own_process
 from tests.waiting import wait_for
 
@@ -45,6 +48,29 @@ def test_the_port_of_the_links_is_taken_where_it_is_free() -> None:
         port = taken.getsockname()[1]
         assert usable_port(port) not in (0, port)
     assert usable_port(port) == port
+
+
+def test_a_port_that_was_lost_before_the_server_took_it_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server((LOOPBACK, 0)) as other:
+        lost = other.getsockname()[1]
+        real, chosen = launch._free_port, [lost]
+        monkeypatch.setattr(launch, "_free_port", lambda *where: chosen.pop() if chosen else real(*where))
+        with DashboardServer(tmp_path, port=0) as server:
+            assert not chosen
+            assert server.url != f"http://{LOOPBACK}:{lost}"
+            with urllib.request.urlopen(f"{server.url}/_stcore/health", timeout=10) as answer:
+                assert answer.status == 200
+
+
+def test_a_port_that_the_user_named_is_not_chosen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((LOOPBACK, 0)) as other:
+        named = other.getsockname()[1]
+        free = [named]  # when it was looked at
+        monkeypatch.setattr(launch, "_free_port", lambda *_: free.pop())
+        with pytest.raises(DashboardError, match="Streamlit ended with exit code 1"):
+            DashboardServer(tmp_path, port=named)
 
 
 def handshake(port: int, host: str, origin: str) -> int:
