@@ -45,10 +45,22 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 class Watched:
-    """A run of four ranks with a standstill loop over it, and clocks that a test can set."""
+    """A run of four ranks with a standstill loop over it, and clocks that a test can set.
+
+    The monotonic clock goes on with sleeps and `advance` alone: a slow machine adds nothing to it.
+    """
 
     def __init__(self, run: RunDir, monkeypatch: pytest.MonkeyPatch, *, launcher_pid: int = 0) -> None:
-        self.run, self._monkeypatch, self._real_ns = run, monkeypatch, time.monotonic_ns
+        self.run, self._monkeypatch = run, monkeypatch
+        self._start_ns, self._slept_ns, self._shift_ns, real_sleep = time.monotonic_ns(), 0, 0, time.sleep
+
+        def sleep(seconds: float) -> None:
+            real_sleep(seconds)
+            self._slept_ns += round(seconds * 1e9)
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        monkeypatch.setattr(time, "monotonic_ns", self._now_ns)
+        monkeypatch.setattr(time, "monotonic", lambda: self._now_ns() / 1e9)
         folder = run.node_dir(0)
         folder.mkdir(parents=True, exist_ok=True)
         self.events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
@@ -57,15 +69,16 @@ class Watched:
         self.loop = StandstillLoop(run, self.tapes, self.judge, self.events, launcher_pid=launcher_pid)
 
     def advance(self, seconds: float) -> None:
-        """Let the monotonic clock go on."""
-        shift = round(seconds * 1e9)
-        self._monkeypatch.setattr(time, "monotonic_ns", lambda: self._real_ns() + shift)
-        self._monkeypatch.setattr(time, "monotonic", lambda: (self._real_ns() + shift) / 1e9)
+        """Let the monotonic clock go on, to so many seconds after the start."""
+        self._shift_ns = round(seconds * 1e9)
 
     def set_wall_clock(self, by_ns: int) -> None:
         real = time.time_ns
         self._monkeypatch.setattr(time, "time_ns", lambda: real() + by_ns)
         self._monkeypatch.setattr(time, "time", lambda: (real() + by_ns) / 1e9)
+
+    def _now_ns(self) -> int:
+        return self._start_ns + self._slept_ns + self._shift_ns
 
     def said(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.events.path)[0] if event["kind"] == kind]
