@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,13 @@ class SampledNode:
     def readings(self) -> int:
         return self.nvml.asked["nvmlDeviceGetUtilizationRates"]
 
-    def num_records(self) -> int:
+    def records(self) -> list[int]:
+        """Numbers of complete records, one for each device that has some."""
         tapes = [read_segment(path).records for path in segment_paths(self.folder, "health")]
-        return sum(int((records["state"] == COMPLETE).sum()) for records in tapes)
+        counts: Counter[int] = Counter()
+        for records in tapes:
+            counts.update(records["device"][records["state"] == COMPLETE].tolist())
+        return list(counts.values())
 
     def store(self) -> Store:
         return Store.open(self.run)
@@ -61,7 +66,7 @@ def node(tmp_path: Path) -> SampledNode:
 
 
 def test_readings_reach_the_store_and_the_metrics(node: SampledNode) -> None:
-    node.sample(lambda: node.readings() > 20)
+    node.sample(lambda: len(node.records()) == 3 and min(node.records()) >= 5)
     with node.store() as store:
         counts = dict(store.rows("SELECT device, count(*) FROM health GROUP BY device"))
         samples = list(health_samples(store))
@@ -95,12 +100,13 @@ def fails(name: str, value: Any) -> Callable[[FakeNvml], None]:
 def test_each_fault_of_a_device_is_found(
     node: SampledNode, breaks: Callable[[FakeNvml], None], kind: str, cause: str
 ) -> None:
-    half = []
+    broken_after: list[int] = []
 
     def later() -> bool:
-        if node.readings() > 24 and not half:
-            half.append(breaks(node.nvml))
-        return node.readings() > 60
+        if node.readings() > 24 and not broken_after:
+            broken_after.append(node.readings())
+            breaks(node.nvml)
+        return bool(broken_after) and node.readings() > 2.5 * broken_after[0]
 
     node.sample(later)
     with node.store() as store:
@@ -126,7 +132,7 @@ def test_each_class_of_xid_is_a_finding(node: SampledNode, code: int, cause: str
 
 def test_a_driver_that_never_answers_holds_up_neither_the_host_nor_the_end(node: SampledNode) -> None:
     node.nvml.hangs.set()
-    node.sample(lambda: node.num_records() >= 5)
+    node.sample(lambda: sum(node.records()) >= 5)
     assert [thread for thread in threading.enumerate() if thread.name == "health NVML"], "it still waits for its answer"
     node.nvml.released.set()
     with node.store() as store:
@@ -138,6 +144,6 @@ def test_a_driver_that_never_answers_holds_up_neither_the_host_nor_the_end(node:
 def test_a_source_that_fails_is_told_once(node: SampledNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("watch.health.sampler.FAILED_PERIOD_S", 0.01)
     node.nvml.failing["nvmlInit"] = 1
-    node.sample(lambda: node.nvml.asked["nvmlInit"] > 5)
+    node.sample(lambda: node.nvml.asked["nvmlInit"] > 5 and node.num_events("health_failed") >= 2)
     told = [event for event in read_events(node.folder / "events.jsonl")[0] if event["kind"] == "health_failed"]
     assert sorted(event["source"] for event in told) == ["NVML", "XID"]
