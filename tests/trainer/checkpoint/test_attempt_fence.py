@@ -84,6 +84,7 @@ def test_a_rank_that_wakes_up_after_the_next_attempt_began(moment: str, tmp_path
         run = RunDir.open(tmp_path / "latest")
         _wait(lambda: bool(list(run.checkpoints.glob("*.tmp"))) == (moment == "inside a save"), process)
         process.send_signal(signal.SIGSTOP)
+        _wait(lambda: _is_stopped(process.pid), process)  # a thread in the middle of a write ends it first
         assert fence.claim(run) == 1
         fence.sweep(run.checkpoints)
         before = _contents(run.checkpoints)
@@ -101,6 +102,14 @@ def test_a_rank_that_wakes_up_after_the_next_attempt_began(moment: str, tmp_path
 
 def _contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # a thread has ended since
+        return False
+    return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
 
 
 def _wait(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
