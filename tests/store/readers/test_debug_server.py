@@ -71,7 +71,9 @@ def test_a_job_that_hangs_now(tmp_path: Path) -> None:
 
         def verdict() -> str:
             done = rankscope("dumps", f"localhost:{port}", "--into", str(folder))
-            assert done.returncode == 0, done.stderr
+            if done.returncode:  # the server does not listen yet, or a rank did not answer in time
+                print(done.stderr)
+                return ""
             return " ".join(rankscope("analyze", str(folder)).stdout.split())
 
         text = "Rank 1 did not reach all_reduce #5 (group world:0-1)"
