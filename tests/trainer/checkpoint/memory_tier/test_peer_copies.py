@@ -54,7 +54,8 @@ def _stand_on_node(node: int, local_rank: int) -> None:
     )  # fmt: skip
 
 
-def _dies(session: Session) -> None:
+def _copies_arrive(session: Session) -> None:
+    """Wait after each step until the copies are with the other node: one that is on its way delays the next."""
     taken = session.recovery.taken
 
     def taking(position: Position, batch_index: int) -> Position:
@@ -64,6 +65,17 @@ def _dies(session: Session) -> None:
                 copy.sealing.result(30)  # which sets `sending`
             if copy.sending is not None:
                 copy.sending.result(30)
+        return after
+
+    session.recovery.taken = taking  # type: ignore[method-assign]
+
+
+def _dies(session: Session) -> None:
+    _copies_arrive(session)
+    taken = session.recovery.taken
+
+    def taking(position: Position, batch_index: int) -> Position:
+        after = taken(position, batch_index)
         if position.step + 1 == LAST:
             raise ProcessEnd
         return after
@@ -133,6 +145,7 @@ def _a_peer_is_deaf(rank: int, world_size: int, folder: Path) -> list[str]:
     config = with_steps(small(parallel={"dp_shard": 2}), STEPS)
 
     def deaf(session: Session) -> None:
+        _copies_arrive(session)
         peers = session.recovery.copies.memory.peers
         assert peers is not None
         if rank == 1:
