@@ -21,6 +21,7 @@ from torch.autograd import Variable
 
 from ..fail_open import record_error
 from .call_records import Call, Calls
+from .thread_state import keep_thread_state
 
 __all__ = ["BackwardWait"]
 
@@ -44,6 +45,7 @@ class BackwardWait:
 
         def completed(done: Any) -> None:
             end = _monotonic_ns()  # on gloo's thread: the less it does, the less it keeps others from Python
+            keep_thread_state()
             try:
                 done.value()
             except Exception:  # the call failed: its record stays open, and whoever waits gets the error

@@ -37,6 +37,7 @@ from ..nonfinite import holds_nonfinite, nonfinite_and_peak
 from ..tape.schema import UNSET
 from ..tape_recorder import TapeRecorder
 from .caller import CallerNames
+from .thread_state import keep_thread_state
 
 __all__ = ["Call", "Calls", "GroupCalls"]
 
@@ -169,8 +170,12 @@ class Calls:
             self._adrift.append((call, work))
             self._settle()
             return
-        finish = self.finish
-        future.add_done_callback(lambda done: finish(call, _monotonic_ns(), 0))
+
+        def completed(done: object) -> None:
+            keep_thread_state()
+            self.finish(call, _monotonic_ns(), 0)
+
+        future.add_done_callback(completed)
 
     def _settle(self) -> None:
         now = _monotonic_ns()
