@@ -4,8 +4,8 @@
     def done(future): keep_thread_state(); ...
 
 A thread of C++ that calls Python gets a state at the call and loses it when the call returns. With it goes the memory
-of its frames: mapped and unmapped each time, and the unmapping interrupts the other cores on which the process runs. Of a
-DDP step of 4 ms that was a tenth. A thread that keeps its state pays once.
+of its frames: mapped and unmapped each time, and the unmapping interrupts the other cores on which the process runs. Of
+a DDP step of 4 ms that was a tenth. A thread that keeps its state pays once.
 
 What is kept of a thread that ends (some 20 kB) is freed at the end of the process: two threads for each gloo group.
 """
