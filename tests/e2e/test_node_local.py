@@ -76,11 +76,13 @@ def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     clocks = wait_for(lambda: said(nodes[0], 0, "clock_offset"), "offset of the clock")  # more where an answer was slow
     assert all(abs(clock["offset_ns"]) <= clock["error_ns"] for clock in clocks), "one machine, one clock"
 
+    assert not said(nodes[0], 0, "culprit_killed"), "who waits is left alone"
+    assert [processes[rank].poll() for rank in (0, 1, 2)] == [None] * 3
+
     processes[-1].kill()  # node 1's watch
     (silent,) = wait_for(lambda: said(nodes[0], 0, "node_silent"), "word that the node is silent")
     assert (silent["node_rank"], silent["ranks"]) == (1, [2, 3])
-    assert not said(nodes[0], 0, "culprit_killed"), "who waits is left alone"
-    assert [processes[rank].poll() for rank in (0, 1, 2)] == [None] * 3
+    assert not said(nodes[0], 0, "culprit_killed"), "nor is a rank killed for the silence"
     processes[-2].terminate()
     assert processes[-2].wait(30) == 0
 

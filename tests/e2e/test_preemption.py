@@ -21,18 +21,13 @@ def _losses(run: LaunchedRun) -> dict[int, float]:
         return dict(store.rows("SELECT step, loss FROM steps WHERE rank = 0 AND committed ORDER BY attempt, start_ns"))
 
 
-def _is_at(run: LaunchedRun, step: int) -> bool:
-    with Store.open(run.run) as store:
-        return bool(store.rows("SELECT 1 FROM steps WHERE step >= ? AND duration_ns IS NOT NULL LIMIT 1", [step]))
-
-
 def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "cut").mkdir()
     whole = train(tmp_path / "whole", "two", settings=SHORT)
     # A slow rank gives the signal time to arrive; SIGTERM goes to one rank, as when one node is drained.
     cut = start(tmp_path / "cut", "two", settings=SHORT, faults=["slow_data@step=10,rank=1,factor=20"])
-    wait_for(lambda: cut.pids().keys() >= {0, 1} and _is_at(cut, 10), "step 10", cut)
+    wait_for(lambda: cut.events("fault_injected", rank=1), "the slow rank", cut)
     kill(cut.pids()[1], signal.SIGTERM)
     cut.finish(exit_code=143)
     assert "The ranks finished their step and saved a checkpoint." in cut.output

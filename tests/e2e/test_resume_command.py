@@ -22,11 +22,11 @@ from trainer.guard.ledger_file import save_ledger
 def test_a_run_that_lost_everything_goes_on_with_another_mesh_and_more_steps(tmp_path: Path) -> None:
     run = start(tmp_path, "fsdp", settings=["train.steps=100000"])
     wait_for(run.is_saved, "a checkpoint", run)
-    run.process.kill()  # the launcher: its ranks live on
+    kill(run.pids()[0], signal.SIGSTOP)  # before the launcher: without it a rank that runs may end
+    run.process.kill()
     run.process.wait()
     (watch,) = run.events("watch_started")
     kill(watch["pid"])
-    kill(run.pids()[0], signal.SIGSTOP)
 
     refused = resume(run)
     refused.finish(exit_code=2)
