@@ -94,6 +94,7 @@ def test_a_save_condemned_on_its_way_never_becomes_complete(tmp_path: Path, monk
             after = refuse(*arguments)
             assert after.step == 4
             disk.release.set()
+            session.recovery.copies.disk.background.submit(bool).result()  # what was being written is over
             return after
 
         session.recovery.refuse = refusing  # type: ignore[method-assign]

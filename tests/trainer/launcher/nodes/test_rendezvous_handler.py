@@ -104,6 +104,7 @@ def test_leaving_takes_no_longer_than_it_may(
     monkeypatch.setattr("trainer.launcher.nodes.rendezvous_handler.LEAVE_S", 0.2)
     patient = ResponsiveHandler(silent, endpoint(listener))  # type: ignore[arg-type]
     assert not patient.shutdown()
+    monkeypatch.setattr("trainer.launcher.nodes.rendezvous_handler.LEAVE_S", 60.0)
     silent.power.set()
     assert patient.shutdown()
 
