@@ -18,7 +18,9 @@ import torch
 import torch.distributed as dist
 
 what, rank = sys.argv[1], int(os.environ["RANK"])
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
+dist.init_process_group("gloo")
+dist.barrier()  # a rank may be long in coming
+dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=6))
 size = 4
 for step in range(20):
     print(f"step: {step} loss: {2.5 - 0.01 * step}", flush=True)
