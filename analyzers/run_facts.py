@@ -18,13 +18,14 @@ from analyzers.numerics.learning import loss_fall
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import captures
 from analyzers.run.event_log import EventLog
+from analyzers.run.file_problems import file_problems
 from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
 from analyzers.source import Source, every_kth
 from probes.tape import event_kinds
 
-__all__ = ["file_problems", "run_facts"]
+__all__ = ["run_facts"]
 
 MAX_ROWS = 20_000_000
 """Rows whose median is taken; of more, those of every k-th step."""
@@ -186,14 +187,6 @@ def _learning(source: Source) -> dict[str, Any]:
         "loss_noise": _round(fall.noise_nat, 5) if fall else None,
         "loss_drop_in_noise": _round(fall.margin_ratio, 2) if fall and fall.noise_nat else None,
     }
-
-
-def file_problems(source: Source) -> list[dict[str, str]]:
-    """Files of the run that could not be read, or not wholly, and why."""
-    if not source.has("ingest_problems"):
-        return []
-    rows = source.rows("SELECT path, problem FROM ingest_problems ORDER BY path")
-    return [{"path": str(path), "problem": str(problem)} for path, problem in rows]
 
 
 def _losses(log: EventLog) -> tuple[dict[str, int], dict[str, int]]:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzers.run_facts import file_problems
+from analyzers.run.file_problems import file_problems
 from probes.guard.ledger import Ledger
 from probes.tape.rundir import RunDir, RunError
 from store import Store, StoreError

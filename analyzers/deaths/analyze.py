@@ -9,6 +9,7 @@
 5. Where a launcher was lost, its ranks ended with it: nothing of theirs is a cause (`launcher_loss`). The same holds
    for a node that stopped as a whole (`node_loss`).
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
+7. An attempt that began and of which no record is left was lost whole (`unrecorded_attempts`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from analyzers.deaths.node_loss import node_lost
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.rank_lost import ON_PURPOSE, rank_lost
 from analyzers.deaths.resume_mismatch import resume_mismatches
+from analyzers.deaths.unrecorded_attempts import unrecorded_attempts
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import find_culprits
 from analyzers.run.endings import Death, find_deaths, stopped_ranks
@@ -52,13 +54,13 @@ MAX_MESSAGE = 80
 def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
     """Findings of kind `rank_lost`, of every attempt. Without a policy, the run's own stall limits apply."""
     policy = policy or stall_policy(scope.manifest)
+    findings = unrecorded_attempts(source, scope)
     if missing_tables(source, "ranks") or not source.has("steps"):
-        return [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
+        return findings or [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
     if not source.has("events"):  # without the ends of processes, each end of the records would look like a kill
-        return [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
+        return findings or [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
     log = EventLog.load(source, SNAPSHOT_EVENTS)
     known = attempts(source)
-    findings = []
     for attempt in known:
         if scope.attempt not in (None, attempt):
             continue

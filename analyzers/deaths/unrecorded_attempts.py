@@ -1,0 +1,67 @@
+"""Attempts of which every record was lost: a power cut seconds after their start leaves their tapes blank.
+
+1. An attempt of which no rank and no step is stored, while files of its ranks are blank or damaged, had begun: its
+   ranks reserve their tapes when they start.
+2. Where a launcher recorded how its ranks ended, the records of that end stand, and nothing is reported here.
+3. While the run lives, its newest attempt may only be starting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from analyzers.deaths.rank_lost import rank_lost
+from analyzers.finding import Finding
+from analyzers.run.event_log import EventLog
+from analyzers.run.file_problems import file_problems
+from analyzers.run.restarts import restart_sentence
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts
+from analyzers.scope import Scope
+from analyzers.source import Source
+from analyzers.wording import ranks_text
+from probes.tape import event_kinds
+
+__all__ = ["unrecorded_attempts"]
+
+_RANK_FILE = re.compile(r"tapes/attempt-(\d+)/rank-(\d+)/")
+_CRASHED = "launcher_lost"
+"""Reason of an end that a later launcher recorded because the attempt's own launcher was gone."""
+
+
+def unrecorded_attempts(source: Source, scope: Scope) -> list[Finding]:
+    """Findings of kind `rank_lost`, one for each attempt that began and of which no record of a rank is left."""
+    files: dict[int, dict[int, list[str]]] = {}
+    for problem in file_problems(source):
+        if found := _RANK_FILE.match(problem["path"]):
+            files.setdefault(int(found[1]), {}).setdefault(int(found[2]), []).append(problem["path"])
+    known = attempts(source)
+    lost = sorted(set(files) - set(known))
+    if not lost:
+        return []
+    log = EventLog.load(source, SNAPSHOT_EVENTS) if source.has("events") else None
+    everything = sorted({*files, *known})
+    return [
+        _finding(source, attempt, files[attempt], everything)
+        for attempt in lost
+        if scope.attempt in (None, attempt)
+        and not (scope.is_live and attempt == everything[-1])
+        and not (log is not None and _is_explained(log, attempt))
+    ]
+
+
+def _is_explained(log: EventLog, attempt: int) -> bool:
+    ends = log.of(event_kinds.RUN_ENDED, attempt=attempt)
+    return bool(log.of(event_kinds.RANK_EXIT, attempt=attempt)) or any(end.text("reason") != _CRASHED for end in ends)
+
+
+def _finding(source: Source, attempt: int, files: dict[int, list[str]], everything: Sequence[int]) -> Finding:
+    ranks = sorted(files)
+    view = AttemptView(attempt=attempt, ranks={}, world_size=len(ranks))
+    summary = (
+        f"Records incomplete: {ranks_text(ranks)} began attempt {attempt}, nothing they recorded is left, and nothing "
+        "recorded how they ended. The machine lost its power, or they were killed within seconds of their start."
+    )
+    evidence = {"lost_files": sorted(path for paths in files.values() for path in paths)}
+    again = restart_sentence(source, attempt, everything) if source.has("steps") else ""
+    return rank_lost(view, "killed_all", summary, evidence, step=None, again=again)
