@@ -99,6 +99,8 @@ _DAMAGED = (
     "This WAL ", "WAL does not match",  # killed between a checkpoint and the removal of the log that it made useless
 )  # fmt: skip
 _INTERRUPTED = "Query interrupted"
+_IN_PYTHON = "KeyboardInterrupt"
+"""Last line of DuckDB's error where the signal came while it read columns in Python."""
 _USELESS_LOG = re.compile(r"File checkpoint iteration: (\d+), WAL checkpoint iteration: (\d+)")
 _STORAGE_VERSION = "v1.4.0"  # the oldest DuckDB that should open our file
 
@@ -360,12 +362,13 @@ def quarantine(path: Path) -> Path | None:
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt where a signal has ended a query of the block: Ctrl-C, or SIGTERM with a handler.
 
-    What the handler raises is lost: DuckDB raises RuntimeError in its place, which everything that survives the errors
-    of an analysis would survive, and go on.
+    What the handler raises is lost: DuckDB raises an error in its place, which everything that survives the errors of
+    an analysis would survive, and go on.
     """
     try:
         yield
-    except RuntimeError as error:
-        if str(error) == _INTERRUPTED:
+    except Exception as error:  # RuntimeError, or duckdb.Error, which this file does not import
+        text = str(error)
+        if text == _INTERRUPTED or text.rstrip().rpartition("\n")[2].startswith(_IN_PYTHON):
             raise KeyboardInterrupt from error
         raise

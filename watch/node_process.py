@@ -160,13 +160,25 @@ def _sync_s(run: RunDir) -> float:
     return 5.0 if given is None or not 0 <= given < 86400 else given
 
 
+class _EndRequest:
+    """Signals that ask the watch to end, kept: DuckDB makes an error of its own of what a signal's handler raises."""
+
+    def __init__(self) -> None:
+        self.is_made = False
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signal_number, self._make)
+
+    def _make(self, signal_number: int, frame: object) -> None:
+        self.is_made = True
+        raise KeyboardInterrupt  # at once: a tick may take seconds
+
+
 def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, heartbeat: Heartbeat) -> None:
     """Tick until the run has ended or a signal arrives."""
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, signal.default_int_handler)
+    end = _EndRequest()
     with contextlib.suppress(KeyboardInterrupt), ingest.running():
         try:
-            _tick_on(loop, heartbeat)
+            _tick_on(loop, heartbeat, end)
         finally:
             ingest.leave()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -182,14 +194,16 @@ def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
             break
 
 
-def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat) -> None:
+def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> None:
     is_first = True
-    while is_first or loop.is_needed():
+    while is_first or (loop.is_needed() and not end.is_made):
         is_first = False
         start = time.monotonic()
         try:
             loop.tick()
         except Exception:  # a tick that fails must not end the watch; the log has each one
+            if end.is_made:
+                return
             logger.exception("Tick failed, trying again.")
         heartbeat.beat()
         time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from store.database import connect_memory, interruptible
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +67,16 @@ def test_ctrl_c_ends_what_asks(program: str) -> None:
             asking.kill()
     assert asking.returncode == -signal.SIGINT, said
     assert said.splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_a_signal_while_columns_are_read_is_no_error_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB reads columns through numpy, and makes a `duckdb.Error` of what is raised there."""
+    read = np.ma.getdata
+
+    def read_and_be_asked_to_end(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(np.ma, "getdata", read_and_be_asked_to_end)
+    with connect_memory(threads=1) as connection, pytest.raises(KeyboardInterrupt), interruptible():
+        connection.register("columns", {"value": np.ma.masked_array(np.arange(3))})

@@ -301,3 +301,35 @@ def test_a_signal_in_the_middle_of_a_query_ends_the_watch(tmp_path: Path, monkey
                 signal.signal(number, handler)
         ingest.close()
     assert ticks == 1
+
+
+def test_a_signal_that_becomes_an_error_of_the_tick_ends_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a handler raises is raised wherever the signal arrives, also where a library catches it."""
+    watched = Watched(make_run(tmp_path, steps=5), monkeypatch)
+    nowhere = Exports(None, None, None, None)
+    judge = LiveJudge(watched.run.manifest(), watched.events, nowhere)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except KeyboardInterrupt as error:
+            raise ValueError("columns cannot be read") from error
+
+    monkeypatch.setattr(watched.loop, "tick", tick)
+    monkeypatch.setattr(watched.loop, "is_needed", lambda: ticks < 3)
+    with Ingester(watched.run, 0) as ingester:
+        ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
+        try:
+            _run_until_needed(watched.loop, ingest, Heartbeat(-1))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        ingest.close()
+    assert ticks == 1
