@@ -44,7 +44,7 @@ from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
 from trainer.launcher.rank_processes import RankProcesses
-from trainer.launcher.recorded_ends import record_exit, record_stop, was_stopped
+from trainer.launcher.recorded_ends import failure_of, record_exit, record_stop, was_stopped
 from trainer.launcher.requested_exclusion import refusal
 from trainer.layout.plan import fitting_world
 from watch.exclusion.request import RequestFile
@@ -210,12 +210,8 @@ class Agent(SimpleElasticAgent):
     def _failed(self, worker_group: WorkerGroup, local_rank: int, code: int, *, is_blamed: bool) -> ProcessFailure:
         """Record how a rank ended and what follows for the run; `is_blamed`: it counts against its device and node."""
         worker = worker_group.workers[local_rank]
-        failure = ProcessFailure(
-            local_rank=local_rank,
-            pid=int(worker.id),
-            exitcode=code,
-            error_file=str(self._error_file(self.attempts[-1], worker.global_rank)),
-        )
+        error_file = self._error_file(self.attempts[-1], worker.global_rank)
+        failure = failure_of(local_rank=local_rank, pid=int(worker.id), code=code, error_file=error_file)
         name = signal_name(code)
         ended_by = f"Rank {worker.global_rank} ended with {name or f'exit code {code}'}"
         if code == EXIT_PREEMPTED or (code == -signal.SIGTERM and not self.failure):

@@ -6,14 +6,18 @@ record_stop(events, rank=3, pid=4711, code=-signal.SIGTERM)
 
 from __future__ import annotations
 
+import json
 import signal
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.signal_names import signal_name
 from trainer.exit_codes import EXIT_PREEMPTED
 
-__all__ = ["record_exit", "record_stop", "was_stopped"]
+__all__ = ["failure_of", "record_exit", "record_stop", "was_stopped"]
 
 MAX_MESSAGE = 4000
 
@@ -21,6 +25,19 @@ MAX_MESSAGE = 4000
 def was_stopped(code: int | None, *, is_killed: bool) -> bool:
     """Return True if a rank that the launcher told to end has ended of that. `is_killed`: it had to be killed."""
     return code in (-signal.SIGTERM, EXIT_PREEMPTED) or is_killed
+
+
+def failure_of(*, local_rank: int, pid: int, code: int, error_file: Path) -> ProcessFailure:
+    """The failure of a rank as torch's agent returns it. `error_file`: what the rank left of its exception, if any.
+
+    torch raises where that file is not whole, as one is that was written to a full disk.
+    """
+    try:
+        message = json.loads(error_file.read_bytes())["message"]
+        is_whole = isinstance(message, str) or int(message["extraInfo"]["timestamp"]) >= 0
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        is_whole = False
+    return ProcessFailure(local_rank=local_rank, pid=pid, exitcode=code, error_file=str(error_file) if is_whole else "")
 
 
 def record_stop(events: EventWriter, *, rank: int, pid: int, code: int | None) -> None:

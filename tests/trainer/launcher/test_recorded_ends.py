@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from probes.tape.events import EventWriter, read_events
@@ -19,6 +20,7 @@ from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
 from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.recorded_ends import failure_of
 
 WAITS = "echo ready; while :; do sleep 0.1; done"
 RANKS = {
@@ -78,3 +80,26 @@ def test_ranks_that_are_ended_for_a_new_start_are_recorded_as_stopped(tmp_path: 
     ended = {event["exit_rank"]: event["exit_code"] for event in said if event["kind"] == "rank_exit"}
     assert ended == {13: 1}
     assert len(said) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"message": {"message": "ValueError: bad sample", "extraInfo": {"timestamp": "1795000000"}}}', "bad sample"),
+        ('{"message": "killed by its driver", "timestamp": 1795000000}', "killed by its driver"),
+        ("", "To enable traceback"),  # a full disk
+        ('{"message": {"mess', "To enable traceback"),
+        ('{"message": []}', "To enable traceback"),
+        ("[]", "To enable traceback"),
+    ],
+)
+def test_what_a_rank_left_of_its_exception_may_be_torn(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rank-00000.error.json"
+    path.write_text(text)
+    failure = failure_of(local_rank=0, pid=7, code=1, error_file=path)
+    assert message in str(failure.message)
+
+
+def test_a_rank_may_have_left_nothing_of_its_exception(tmp_path: Path) -> None:
+    failure = failure_of(local_rank=0, pid=7, code=-9, error_file=tmp_path / "rank-00000.error.json")
+    assert "SIGKILL" in failure.message
