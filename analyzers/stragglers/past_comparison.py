@@ -29,7 +29,6 @@ from analyzers.stragglers.peer_comparison import (
     Cause,
     Straggler,
     complete,
-    is_large,
     is_significant,
     num_steps_of,
     outlasts_bursts,
@@ -61,8 +60,6 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     compared = [(cause, "", values, whole) for cause, values in own.items()]
     for place in timings.places("compute"):  # noise of other places is not in it
         values = complete(timings.own[place])
-        if is_large(values, whole, policy):
-            continue
         compared.append(("compute", place, values, with_median_rest(values, whole)))
     for cause, place, values, noisy in compared:
         if not len(single[cause]):

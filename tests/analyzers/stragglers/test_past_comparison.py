@@ -83,6 +83,23 @@ def test_a_stage_that_is_slow_in_most_steps_is_found_beside_a_restless_one(machi
     assert hits >= 19
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_slow_stage_is_found_though_its_history_was_disturbed_elsewhere(seed: int) -> None:
+    """A thread of its own library held its core in most steps before: four times its work, but not in its forward."""
+    rng = np.random.default_rng(seed)
+    timings = one_rank_a_stage(seed, ranks=2, steps=85, faults=[Slow(rank=1, step=21, factor=160.0)])
+    own = {phase: values / 50 for phase, values in timings.own.items()}  # steps of a millisecond
+    for phase in ("backward", "optimizer"):
+        own[phase][1, 20:] /= 160  # it is slow in its forward only
+    own["backward"][1, 5:17] += 14.0
+    for row in range(2):
+        hit = rng.random(85) < 0.3
+        own["backward"][row, hit] += rng.exponential(4.0, int(hit.sum())).astype(np.float32)
+    found = find_slower_than_before(replace(timings, own=own))
+    assert named(found) == [(1, "compute")]
+    assert abs(found[0].first_step - 21) <= 12
+
+
 @pytest.mark.parametrize("begin", [9, 21, 51])
 def test_who_waits_long_for_a_slow_stage_is_not_slow_itself(begin: int) -> None:
     """Its caches are cold after each wait: 3 times its optimizer, where the slow stage sleeps half a second."""
