@@ -35,6 +35,8 @@ MAX_NAME = 40
 """Characters of a group's name in a sentence: some list all of their members."""
 KEPT_CALLS = 4
 """Calls in flight that are kept for each group or peer of a rank."""
+_UNNAMED = r"regexp_matches(concat_ws(' ', op, process_group, dtype, shape), '(^| )\?[0-9]+( |$)')"
+"""A call with a text that `names.jsonl` lost: it cannot be compared with those of other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,8 @@ class RecordedCalls:
     """Newest number of a collective that a host has enqueued, where its device is behind, by (group, rank)."""
     queued_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """The same of p2p calls, by (rank, send or recv, peer)."""
+    unnamed: frozenset[int] = frozenset()
+    """Ranks of whose calls it is not known which they were: the names that they refer to were lost."""
 
 
 def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -> RecordedCalls:
@@ -129,7 +133,12 @@ def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -
             found.last_seq[group, rank] = max(seq, found.last_seq.get((group, rank), -1))
         key = (rank, group, direction, peer if is_p2p else None)
         done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
-    found.in_flight.update(_in_flight(source, attempt, since_step, cut_ns, done))
+    unnamed = source.rows(
+        f"SELECT DISTINCT rank FROM collectives WHERE attempt = ? AND step >= ? AND {_UNNAMED}", [attempt, since_step]
+    )
+    found = replace(found, unnamed=frozenset(int(rank) for (rank,) in unnamed))
+    in_flight = _in_flight(source, attempt, since_step, cut_ns, done)
+    found.in_flight.update({rank: calls for rank, calls in in_flight.items() if rank not in found.unnamed})
     _keep_started(source, attempt, cut_ns, found)
     return found
 
@@ -225,7 +234,7 @@ def differing_calls(
         f"""
         WITH wanted AS (
             SELECT *, coalesce(process_group, '') AS of_group FROM collectives
-            WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND op NOT IN ('send', 'recv')
+            WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND op NOT IN ('send', 'recv') AND NOT {_UNNAMED}
               AND (coalesce(process_group, ''), seq) IN ({", ".join(["(?, ?)"] * len(numbers))})
         ), odd AS (
             SELECT of_group, seq FROM wanted GROUP BY ALL HAVING count(DISTINCT row(op, dtype, bytes, shape)) > 1

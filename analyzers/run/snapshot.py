@@ -112,7 +112,7 @@ class AttemptView:
     longest_step_ns: int = 0
     world_size: int = 0
     elsewhere: frozenset[int] = frozenset()
-    """Ranks of other nodes of which there are no records here: what they do is unknown."""
+    """Ranks of which it is unknown what they do: of other nodes, without records here, or the names of calls lost."""
     stood_still_ns: int | None = None
     """When `watch` reported the standstill in which the attempt ended: nothing was begun after it."""
 
@@ -172,7 +172,8 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         median_step_ns=median_ns,
         longest_step_ns=longest_ns,
         world_size=world_size,
-        elsewhere=ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns) - views.keys(),
+        elsewhere=calls.unnamed
+        | (ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns) - views.keys()),
         stood_still_ns=stood_still_ns,
     )
 

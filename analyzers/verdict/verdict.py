@@ -20,6 +20,7 @@ __all__ = ["LISTED_BELOW", "verdict"]
 
 LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made; every report has it under this heading."""
+INCOMPLETE = "Records incomplete: "
 EXPLAINS_GAIN = ("straggler", "stage_imbalance", "data_bound", "expert_imbalance")
 """Kinds of findings that explain why balanced ranks would be faster."""
 
@@ -35,6 +36,8 @@ def verdict(
     unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
     missing = f"{_checks(len(unjudged))} more data: {LISTED_BELOW}." if unjudged else ""
     incomplete = _incomplete(facts)
+    if wrong and wrong[0].summary.startswith(INCOMPLETE):
+        incomplete = incomplete.removeprefix(INCOMPLETE)
     missing = f"{incomplete} {missing}".strip()
     gain = _gain(findings, what_if, policy)
     if wrong:
@@ -79,7 +82,7 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
     first = problems[0]
     name, others = str(first["path"]).removesuffix("#checksum"), len(problems) - 1
     more = f", and {others} more file{'s' * (others > 1)}" if others else ""
-    return f"Records incomplete: {name} {first['problem']}{more}."
+    return f"{INCOMPLETE}{name} {first['problem']}{more}."
 
 
 def _preempted(facts: Mapping[str, Any]) -> str:

@@ -238,6 +238,9 @@ class Ingester:
             with interruptible():
                 self._take_all(transfer, thorough)
                 changes = transfer.finish()
+                for path, book in self._books.items():
+                    if book.problem:
+                        transfer.take_problem(path, book.problem)
                 save(connection, changes)
                 connection.execute("COMMIT")
         except duckdb.Error as error:

@@ -60,6 +60,14 @@ class NameBook:
         self._dictionary = dictionary
         self._table: npt.NDArray[np.int64] = np.zeros(1, dtype=np.int64)  # code by number, -1: unknown
         self._size = -1
+        self._unexplained: set[int] = set()
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the file, for those who read the records; empty if nothing is."""
+        if not self._unexplained:
+            return ""
+        return f"lacks names that records refer to ({len(self._unexplained)}): they read `?<number>`"
 
     def codes(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Codes of a column of name numbers. A number that `names.jsonl` does not explain reads `?<number>`."""
@@ -69,6 +77,7 @@ class NameBook:
             found = self._find(numbers)
             for number in np.unique(numbers[found < 0]).tolist():
                 found[numbers == number] = self._dictionary.code(f"?{number}")
+                self._unexplained.add(number)
         return found
 
     def _find(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -107,6 +107,22 @@ def test_calls_that_do_not_fit_are_told_although_nobody_says_how_the_run_ended()
     assert judged_losses(world.store, POLICY) == []
 
 
+def test_a_rank_whose_names_a_power_cut_took_has_skipped_nothing() -> None:
+    """Its calls are recorded, but which they were is lost: a later step proves no skipped call, and the run ended."""
+    world = World(ranks=2)
+    world.enter(0)
+    groups = [{"attempt": 0, "process_group": "world:0-1", "members": [0, 1]}]
+    world.store.add("process_groups", groups)
+    step = {"attempt": 0, "rank": 1, "step": world.step + 1, "start_ns": world.now_ns, "duration_ns": None}
+    world.store.add("steps", [step])
+    (skipped,) = judged_hangs(world.store, POLICY)
+    assert skipped.cause == "skipped"
+    world.store.connection.execute("UPDATE collectives SET op = '?3', process_group = '?7' WHERE rank = 1")
+    assert judged_hangs(world.store, POLICY) == []
+    (lost,) = judged_losses(world.store, POLICY)
+    assert lost.cause == "killed_all"
+
+
 def test_two_stages_that_wait_for_each_other_miss_a_message() -> None:
     """Rank 1 waits for a message that rank 0 never sent; rank 0 has gone on to the next collective."""
     world = World(ranks=2)

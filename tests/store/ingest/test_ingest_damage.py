@@ -36,6 +36,22 @@ def test_a_truncated_tape_gives_what_is_there(tmp_path: Path) -> None:
     assert "shorter than its header says" in problems(run)["spans.00000.tape"]
 
 
+def test_names_that_are_lost_are_told(tmp_path: Path) -> None:
+    """A power cut took the file of names, and left records that refer to it."""
+    run = make_run(tmp_path, ranks=2, steps=10)
+    os.truncate(run.rank_dir(0, 1) / "names.jsonl", 0)
+    with Ingester(run) as ingester:
+        ingester.catch_up()
+    assert problems(run)["names.jsonl"].startswith("lacks names that records refer to (")
+    with Store.open(run) as store:
+        (path,) = (path for path, _ in store.rows("SELECT * FROM ingest_problems"))
+        assert path == "tapes/attempt-0/rank-00001/names.jsonl"
+        assert store.rows("SELECT count(*) FROM collectives WHERE rank = 1 AND op LIKE '?%'") != [(0,)]
+    with Ingester(run) as ingester:
+        assert ingester.tick(thorough=True).num_rows == 0
+    assert "names.jsonl" in problems(run)
+
+
 @pytest.mark.parametrize(
     ("blob", "problem"),
     [
