@@ -203,7 +203,7 @@ def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState)
 def _with_elsewhere(view: AttemptView, state: LiveState) -> AttemptView:
     if not state.sees_part:
         return view  # all ranks record here: one without a record has never started
-    return replace(view, elsewhere=view.elsewhere | (frozenset(range(view.world_size)) - view.ranks.keys()))
+    return replace(view, elsewhere=frozenset(range(view.world_size)) - view.ranks.keys())
 
 
 def _period(source: Source, attempt: int, policy: LivePolicy) -> int:

@@ -78,5 +78,9 @@ def test_a_signal_while_columns_are_read_is_no_error_of_the_query(monkeypatch: p
         return read(*arguments, **options)
 
     monkeypatch.setattr(np.ma, "getdata", read_and_be_asked_to_end)
-    with connect_memory(threads=1) as connection, pytest.raises(KeyboardInterrupt), interruptible():
-        connection.register("columns", {"value": np.ma.masked_array(np.arange(3))})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # torch's launcher sets one, in other tests
+    try:
+        with connect_memory(threads=1) as connection, pytest.raises(KeyboardInterrupt), interruptible():
+            connection.register("columns", {"value": np.ma.masked_array(np.arange(3))})
+    finally:
+        signal.signal(signal.SIGINT, before)
