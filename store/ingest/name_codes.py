@@ -61,11 +61,12 @@ class NameBook:
         self._table: npt.NDArray[np.int64] = np.zeros(1, dtype=np.int64)  # code by number, -1: unknown
         self._size = -1
         self._unexplained: set[int] = set()
+        self._is_refused = False
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file, for those who read the records; empty if nothing is."""
-        if not self._unexplained:
+        """What is wrong with the file's content; empty if nothing is, or if it is refused (`RunDir.problems`)."""
+        if not self._unexplained or self._is_refused:
             return ""
         return f"lacks names that records refer to ({len(self._unexplained)}): they read `?<number>`"
 
@@ -92,8 +93,12 @@ class NameBook:
             if size == self._size:
                 return
             known, self.skipped = read_names(self._path)
+        except FileNotFoundError:
+            return
         except OSError:
-            return  # no plain file: `RunDir.problems` tells it
+            self._is_refused = True
+            return
+        self._is_refused = False
         self._size = size
         table = np.full(max(known, default=0) + 1, -1, dtype=np.int64)
         table[0] = 0
