@@ -219,12 +219,9 @@ def _line(event: dict[str, Any]) -> str:
             f"{f', {batches}' if batches else ''}."
         )
     if kind == event_kinds.REPLAY and event.get("state") == "same":
-        again = (
-            "A replay repeated it"
-            if event.get("came_back")
-            else "A replay was clean, so suspect the device, not the batch"
-        )
-        return escape(f"{where}{again}.")
+        what = "The NaN or Inf" if event.get("verdict") == "non_finite" else "The loss spike"
+        again = "came again" if event.get("came_back") else "did not come again, so suspect the device, not the batch"
+        return escape(f"{where}{what} was replayed: it {again}.")
     if kind == event_kinds.FAULT_INJECTED:
         return f"[dim]{where}Injected {escape(str(event.get('fault')))} on rank {event.get('rank')}.[/]"
     if kind == event_kinds.CULPRIT_KILLED:

@@ -47,3 +47,17 @@ def test_progress_goes_on_when_the_first_segments_are_gone(tmp_path: Path, monke
             path.unlink()
         write(2 * STEPS + 1)
         wait_for(lambda: f"step   {3 * STEPS}/" in written.getvalue(), "the last line")
+
+
+def test_a_replayed_spike_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_LINE_S", 0.0)
+    run = empty_run(tmp_path)
+    writer = RankWriter(run, 0)
+    written = io.StringIO()
+    view = progress.ProgressView(run, steps=STEPS, plan=resolve(Config(), 1), console=Console(file=written, width=200))
+    with view:
+        for verdict, came_back in (("spike", True), ("non_finite", False)):
+            writer.events.write("replay", step=7, verdict=verdict, state="same", came_back=came_back)
+        wait_for(lambda: "NaN" in written.getvalue(), "the second line")
+    assert "step     7  The loss spike was replayed: it came again." in written.getvalue()
+    assert "The NaN or Inf was replayed: it did not come again, so suspect the device" in written.getvalue()
