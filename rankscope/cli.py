@@ -87,6 +87,10 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streaml
 """Packages that only some commands need, and the extra that installs them."""
 
 
+_OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
+"""A failing import of one of these is an error of ours, and its traceback says where."""
+
+
 def main() -> None:
     """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
     try:
@@ -99,13 +103,21 @@ def main() -> None:
         code = error.exit_code
     except typer.Abort:
         code = 1
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in _OWN:
             raise
-        sys.stderr.write(f"rankscope: this command needs {error.name}: pip install 'rankscope[{extra}]'\n")
+        sys.stderr.write(f"rankscope: {_import_problem(package, error)}\n")
         code = 2
     sys.exit(code)
+
+
+def _import_problem(package: str, error: ImportError) -> str:
+    """What a command lacks and how to install it."""
+    if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(package)):
+        return f"this command needs {error.name}: pip install 'rankscope[{extra}]'"
+    reason = " ".join(str(error).split())
+    return f"{package} cannot be imported ({reason}): pip install --force-reinstall rankscope"
 
 
 def _help_of(error: TyperException) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -124,3 +126,22 @@ def test_a_mistake_is_one_line(
     assert lines[0].startswith("rankscope: ")
     assert all(word in lines[0] for word in words), lines
     assert {path.name: path.readlink() if path.is_symlink() else None for path in runs.iterdir()} == before
+
+
+def test_a_package_that_is_installed_and_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
+    from tests.factories import empty_run
+
+    run = empty_run(tmp_path / "place", world_size=1)
+    (tmp_path / "duckdb.py").write_text('raise ImportError("libmissing.so: cannot open", name="duckdb")\n')
+    search = os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))
+    command = [sys.executable, "-m", "rankscope", "sql", str(run.path), "SELECT 1"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": search},
+        cwd=tmp_path / "place",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "duckdb cannot be imported (libmissing.so: cannot open): pip install" in done.stderr
