@@ -127,7 +127,7 @@ def ask_rankscope(script: Path, words: list[str], folder: Path) -> dict[str, Any
     """Run the script under `rankscope run` and judge it."""
     run = RunDir(folder / "run")
     command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run.path), "--nproc-per-node", "2"]
-    _launch([*command, str(script), *words, "rankscope"], folder / "rankscope.log", os.environ)
+    launch([*command, str(script), *words, "rankscope"], folder / "rankscope.log", os.environ)
     with diagnosed_run(run, is_over=True) as (_, diagnosis):
         found = [
             {
@@ -143,12 +143,12 @@ def ask_traceml(python: str, script: Path, words: list[str], folder: Path) -> di
     """Run the script under `traceml run` and read its summary."""
     command = [python, "-c", LAUNCH_TRACEML, "run", str(script), "--nproc-per-node", "2"]
     command += ["--logs-dir", str(folder / "traceml"), "--run-name", "run", "--args", *words, "traceml"]
-    _launch(command, folder / "traceml.log", {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"})
+    launch(command, folder / "traceml.log", {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"})
     summary = json.loads((folder / "traceml" / "run" / "final_summary.json").read_text())
     return {"primary": summary["primary_diagnosis"], "step_time": summary["step_time"]["diagnosis"]}
 
 
-def _launch(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+def launch(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
     with log.open("w") as output:
         done = subprocess.run(
             command, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
