@@ -48,7 +48,8 @@ class ProgressView:
         self.console = console
         self.steps = steps
         self.plan = plan
-        self._finding_ids: set[str] = set()  # a finding is reported again each time its figures change
+        self._summaries: dict[str, str] = {}
+        """Newest sentence by finding: one is reported again each time its severity or figures change."""
         self._reader = _StepReader(run)
         self._node_events = run.node_dir(node_rank) / "events.jsonl"
         self._event_bytes = _size(self._node_events)  # events of an earlier launch were shown then
@@ -125,7 +126,7 @@ class ProgressView:
 
     def _figures(self, latest: dict[str, float]) -> str:
         tokens = latest["tokens_per_s"] * self.plan.data_size  # ranks of one data rank read the same text
-        count = len(self._finding_ids)
+        count = len(self._summaries)
         found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
         return (
             f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step  "
@@ -138,7 +139,9 @@ class ProgressView:
         for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
             line = _line(event)
             if event["kind"] == event_kinds.FINDING and event.get("status") == "fired":
-                self._finding_ids.add(str(event.get("id")))
+                summary, known = str(event.get("summary")), self._summaries.get(str(event.get("id")))
+                self._summaries[str(event.get("id"))] = summary
+                line = line if summary != known else ""
             if line:
                 self.console.print(line, highlight=False, soft_wrap=True)
 

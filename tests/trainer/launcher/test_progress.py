@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from probes.tape.events import EventWriter
 from probes.tape.reader import segment_paths
+from probes.tape.rundir import NODE_RANK
 from probes.tape.schema import TABLES
 from probes.tape.writer import COMPLETE, TapeWriter
 from tests.factories import RankWriter, empty_run
@@ -61,3 +63,17 @@ def test_a_replayed_spike_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wait_for(lambda: "NaN" in written.getvalue(), "the second line")
     assert "step     7  The loss spike was replayed: it came again." in written.getvalue()
     assert "The NaN or Inf was replayed: it did not come again, so suspect the device" in written.getvalue()
+
+
+def test_a_sentence_is_printed_once_though_its_severity_rises(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    run.node_dir(0).mkdir()
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    written = io.StringIO()
+    view = progress.ProgressView(run, steps=STEPS, plan=resolve(Config(), 1), console=Console(file=written, width=200))
+    with view:
+        for severity, summary in (("warning", "slow"), ("critical", "slow"), ("critical", "slower")):
+            detail = {"id": "straggler-0-r1", "finding_kind": "straggler", "status": "fired"}
+            events.write("finding", severity=severity, summary=summary, **detail)
+        wait_for(lambda: "slower" in written.getvalue(), "the last sentence")
+    assert written.getvalue().split() == ["STRAGGLER", "slow", "STRAGGLER", "slower"]
