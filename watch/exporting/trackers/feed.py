@@ -32,7 +32,8 @@ class TrackerFeed:
     def __init__(self, tracker: Tracker, *, ranks: Any = "sampled", progress: Mapping[str, Any] | None = None) -> None:
         progress = progress or {}
         self._tracker = tracker
-        self._steps = TrackedSteps(ranks=ranks, done={int(a): ns for a, ns in progress.get("done", {}).items()})
+        done, leads = ({int(attempt): n for attempt, n in progress.get(of, {}).items()} for of in ("done", "leads"))
+        self._steps = TrackedSteps(ranks=ranks, done=done, leads=leads)
         self._last_step = int(progress.get("last_step", 0))
         self._reported_ns = int(progress.get("told_ns", 0))
         self._ends: dict[int, float] = {}
@@ -40,7 +41,8 @@ class TrackerFeed:
     @property
     def progress(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"done": self._steps.done, "last_step": self._last_step, "told_ns": self._reported_ns}
+        progress: dict[str, Any] = {"done": self._steps.done, "leads": self._steps.leads}
+        return progress | {"last_step": self._last_step, "told_ns": self._reported_ns}
 
     def steps(self, source: Source, *, is_over: bool = False) -> int:
         """Hand over new steps; returns how many. Call it again until it is 0. Raises TrackerError."""

@@ -4,7 +4,8 @@
     for step in cursor.take(store): tracker.step(step)        # those that ended since the last call
 
 1. The lowest rank with steps leads: its executions of steps, by their start, are the order of training. A step is
-   executed again with the same number after a rollback; each execution counts.
+   executed again with the same number after a rollback; each execution counts. It leads the attempt to its end, also
+   where records of a lower rank come later: the same step has another start on each rank.
 2. A record of another rank belongs to the execution of the same step whose start is nearest.
 3. An execution is taken once all ranks have ended it, or a later one is, or the run is over (`is_over`).
 
@@ -33,13 +34,21 @@ _SHARED = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/learning
 
 
 class TrackedSteps:
-    """A cursor over the executions of steps; `done` is {attempt: start of the newest one taken, epoch ns}."""
+    """A cursor over the executions of steps.
+
+    `done` is {attempt: start of the newest one taken, epoch ns}, `leads` {attempt: the rank that leads}.
+    """
 
     def __init__(
-        self, *, ranks: Literal["none", "sampled", "all"] = "sampled", done: Mapping[int, int] | None = None
+        self,
+        *,
+        ranks: Literal["none", "sampled", "all"] = "sampled",
+        done: Mapping[int, int] | None = None,
+        leads: Mapping[int, int] | None = None,
     ) -> None:
         self._choice = ranks
         self.done: dict[int, int] = dict(done or {})
+        self.leads: dict[int, int] = dict(leads or {})
 
     def take(self, source: Source, *, is_over: bool = False) -> list[TrackedStep]:
         """At most `MAX_STEPS` new steps."""
@@ -55,10 +64,12 @@ class TrackedSteps:
         return []
 
     def _of(self, source: Source, attempt: int, is_over: bool) -> Iterator[TrackedStep]:
-        executions = self._executions(source, attempt, is_over)
+        ((lowest,),) = source.rows("SELECT min(rank) FROM steps WHERE attempt = ? AND rank >= 0", [attempt])
+        lead = self.leads.get(attempt, lowest)
+        executions = self._executions(source, attempt, lead, is_over)
         if not executions:
             return
-        by_rank = self._by_rank(source, attempt, [int(row[1]) for row in executions])
+        by_rank = self._by_rank(source, attempt, lead, [int(row[1]) for row in executions])
         layers = _layers(source, attempt, [int(row[0]) for row in executions])
         newest = {step: begin for step, begin, *_ in executions}
         for step, begin_ns, end_ns, _, took, slowest, own_ratio, wait, tokens, memory, *rest in executions:
@@ -77,9 +88,9 @@ class TrackedSteps:
                 step=step, attempt=attempt, wall_s=end_ns / 1e9, values=values, ranks=by_rank.get(begin_ns, {}),
                 layers=layers.get(step, {}) if newest[step] == begin_ns else {},
             )  # fmt: skip
-        self.done[attempt] = int(executions[-1][1])
+        self.done[attempt], self.leads[attempt] = int(executions[-1][1]), int(lead)
 
-    def _executions(self, source: Source, attempt: int, is_over: bool) -> list[tuple[Any, ...]]:
+    def _executions(self, source: Source, attempt: int, lead: int, is_over: bool) -> list[tuple[Any, ...]]:
         """(step, start, end, finished ranks, ...) of the executions that can be taken."""
         medians = ", ".join(f"median({own(phase)})" for phase in PHASES)
         shared = ", ".join(f"max({column})" for column in _SHARED.values())  # NaN is the largest of all
@@ -92,7 +103,7 @@ class TrackedSteps:
             FROM (SELECT *, {OWN_WORK} AS own_ns, {WAITED} AS waited_ns FROM nearest)
             GROUP BY step, begin_ns HAVING end_ns IS NOT NULL ORDER BY begin_ns
             """,
-            self._since(attempt),
+            self._since(attempt, lead),
         )
         if is_over:
             return rows
@@ -103,7 +114,9 @@ class TrackedSteps:
         whole = [i for i, row in enumerate(rows) if row[3] >= num_ranks]
         return rows[: whole[-1] + 1] if whole else []
 
-    def _by_rank(self, source: Source, attempt: int, begins: Sequence[int]) -> dict[int, dict[int, dict[str, float]]]:
+    def _by_rank(
+        self, source: Source, attempt: int, lead: int, begins: Sequence[int]
+    ) -> dict[int, dict[int, dict[str, float]]]:
         """{start of the execution: {rank: values}}."""
         ranks = self._ranks(source, attempt)
         if not ranks:
@@ -113,7 +126,7 @@ class TrackedSteps:
         for begin_ns, rank, took, wait, own_ns, memory, loss in source.rows(
             f"WITH {_NEAREST} SELECT begin_ns, rank, duration_ns, {WAITED}, {OWN_WORK}, memory_bytes, local_loss "
             f"FROM nearest WHERE duration_ns IS NOT NULL AND rank IN ({marks}) AND begin_ns <= ?",
-            [*self._since(attempt), *ranks, begins[-1]],
+            [*self._since(attempt, lead), *ranks, begins[-1]],
         ):
             values = {"rank/step_seconds": took / 1e9}
             if wait is not None:
@@ -134,17 +147,16 @@ class TrackedSteps:
         ranks = [int(rank) for (rank,) in found]
         return spaced_sample(ranks, SAMPLED_RANKS) if self._choice == "sampled" else ranks
 
-    def _since(self, attempt: int) -> list[int]:
+    def _since(self, attempt: int, lead: int) -> list[int]:
         done_ns = self.done.get(attempt, 0)
-        return [attempt, attempt, done_ns, MAX_STEPS, attempt, done_ns - _SLACK_NS]
+        return [attempt, lead, done_ns, MAX_STEPS, attempt, done_ns - _SLACK_NS]
 
 
 _SLACK_NS = 60 * 10**9
 """How far another node's clock may be behind the leading rank's."""
 _NEAREST = """
     lead AS (SELECT step, start_ns AS begin_ns FROM steps
-             WHERE attempt = ? AND rank = (SELECT min(rank) FROM steps WHERE attempt = ? AND rank >= 0)
-                   AND duration_ns IS NOT NULL AND start_ns > ? ORDER BY start_ns LIMIT ?),
+             WHERE attempt = ? AND rank = ? AND duration_ns IS NOT NULL AND start_ns > ? ORDER BY start_ns LIMIT ?),
     nearest AS (SELECT steps.*, lead.begin_ns FROM steps JOIN lead USING (step)
                 WHERE attempt = ? AND rank >= 0 AND start_ns > ?
                 QUALIFY row_number() OVER (
