@@ -102,6 +102,8 @@ class Calls:
         self._training_thread = get_ident()
         self._adrift: list[tuple[Call, Any]] = []
         self._backward = recorder.name("backward")
+        self.measures_peaks = False
+        """Whether the pass over a gradient also finds its largest value: it then takes twice as long."""
         self.gradient_peaks: dict[str, float] = {}
         """Largest absolute value of what was reduced since they were last taken, by dimension of the mesh."""
 
@@ -124,7 +126,7 @@ class Calls:
             self._settle()
         nonfinite = _NONE_BOOL
         if reduces and self._check_nonfinite:
-            if group.dimension and recorder.phase == self._backward:
+            if self.measures_peaks and group.dimension and recorder.phase == self._backward:
                 nonfinite, peak = nonfinite_and_peak(tensors)
                 before = self.gradient_peaks.get(group.dimension, 0.0)
                 self.gradient_peaks[group.dimension] = peak if peak > before or peak != peak else before

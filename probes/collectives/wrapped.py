@@ -100,9 +100,10 @@ def unreduced_gradients() -> Unreduced | None:
 
 def take_gradient_peaks() -> dict[str, float]:
     """Largest absolute value of this rank's gradients before they were reduced, by mesh dimension, since the last call;
-    NaN where one was not finite."""
+    NaN where one was not finite. Measured from the first call on."""
     if _probe is None:
         return {}
+    _probe.calls.measures_peaks = True
     taken, _probe.calls.gradient_peaks = _probe.calls.gradient_peaks, {}
     return taken
 

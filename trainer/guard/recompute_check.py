@@ -60,6 +60,8 @@ class RecomputeCheck:
         on_host = training.device.type == "cpu"  # elsewhere it would be a pass more over all gradients, and a wait
         applies = probed and on_host and config.recovery.enabled and self._dimension and plan.world_size <= MAX_RANKS
         self._num_peaks = plan.world_size if applies else 0
+        if applies:
+            take_gradient_peaks()  # so that those of the first step are measured
         self.detector = GradientOutlierDetector()
         self._peaks: tuple[float, ...] = ()
         self._first: tuple[int, GradientOutlier, tuple[float, ...]] | None = None
