@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,17 @@ from dashboard.screenshots import PAGES
 __all__ = ["PAGES", "charts", "open_page", "shown"]
 
 APP = Path(dashboard.__file__).parent / "app.py"
+UNFINISHED = ("Loading more…", "Reading the run…", "Computing from the records…", "Computing the account…")
+"""What stands on a page for a part that is still being computed."""
+WHOLE_S = 60.0
+"""Time that a page gets to be whole; it is returned as it is then."""
 
 
 def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: str | list[str]) -> AppTest:
-    """The page after its first run, with `?run=...` and other parts of the address."""
+    """The page once it is whole, with `?run=...` and other parts of the address.
+
+    A crowded machine computes some parts for longer than a page waits for them: it is drawn again, as by its poll.
+    """
     os.environ["RANKSCOPE_DASHBOARD_RUNS"] = str(runs)  # conftest takes it away again
     app = AppTest.from_file(APP, default_timeout=60)
     app._bidi_component_manager = _components()
@@ -34,7 +42,11 @@ def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: s
         app.query_params["run"] = run
     for name, value in address.items():
         app.query_params[name] = value
-    return app.run()
+    app.run()
+    deadline = time.monotonic() + WHOLE_S
+    while any(text in shown(app) for text in UNFINISHED) and time.monotonic() < deadline:
+        app.run()  # waits for what is computed
+    return app
 
 
 @functools.cache
