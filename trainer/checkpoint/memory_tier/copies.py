@@ -187,7 +187,13 @@ class MemoryCopies:
     # Pieces of the above.
 
     def _free(self) -> HostCopy:
-        """Buffers without borrowers."""
+        """Buffers without borrowers.
+
+        Waits where the thread that hashes is further behind than there are copies: memory stays bounded.
+        """
+        hashing = [copy.sealing for copy in self._spare if copy.sealing is not None and not copy.sealing.done()]
+        if len(hashing) > self._limit:
+            hashing[0].exception()
         for copy in self._spare:
             if not copy.in_use:
                 self._spare.remove(copy)

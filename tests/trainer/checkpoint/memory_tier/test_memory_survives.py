@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,35 @@ def test_after_sigkill_the_newest_vetted_copy_is_gone_on_from(tmp_path: Path) ->
     whole = run_loop(_config(), tmp_path / "whole", rank=0, world_size=1)
     assert_same_bits(again, whole, steps=range(13, STEPS + 1))
     assert not shared_folder(tmp_path / "killed").exists(), "the end of a run gives the memory back"
+
+
+def test_hashing_that_is_far_behind_bounds_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that hashes gets no time until the training waits for it."""
+    real, held, most = Slot.seal, threading.Event(), [0]
+
+    def starved(slot: Slot, *args: Any) -> None:
+        held.wait(60)
+        real(slot, *args)
+
+    def change(session: Session) -> None:
+        copies = session.recovery.copies.memory
+        taken = session.recovery.taken
+
+        def taking(position: Position, batch_index: int) -> Position:
+            most[0] = max(most[0], len(copies._copies) + len(copies._spare))
+            if len(copies._spare) >= copies._limit:
+                threading.Timer(0.2, held.set).start()
+            return taken(position, batch_index)
+
+        session.recovery.taken = taking  # type: ignore[method-assign]
+        limits.append(copies._limit)
+
+    limits: list[int] = []
+    monkeypatch.setattr(Slot, "seal", starved)
+    config = _config(checkpoint={"memory_interval": 1})
+    run_loop(config, tmp_path / "run", rank=0, world_size=1, change=change)
+    assert held.is_set(), "the hashing fell behind"
+    assert most[0] <= 2 * limits[0] + 2
 
 
 def _both_die(rank: int, world_size: int, folder: Path, vetted_on: int, damaged_on: int) -> int:
