@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _import_problem(package: str, error: ImportError) -> str:
-    """What a command lacks and how to install it."""
+    """Name the package that is missing or broken, and how to install it."""
     if isinstance(error, ModuleNotFoundError) and (extra := _EXTRAS.get(package)):
         return f"this command needs {error.name}: pip install 'rankscope[{extra}]'"
     reason = " ".join(str(error).split())

@@ -65,7 +65,7 @@ class NameBook:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the file's content; empty if nothing is, or if it is refused (`RunDir.problems`)."""
+        """Problem of the file's content; empty if there is none, or if the file is refused (`RunDir.problems`)."""
         if not self._unexplained or self._is_refused:
             return ""
         return f"lacks names that records refer to ({len(self._unexplained)}): they read `?<number>`"
