@@ -9,6 +9,7 @@ network, no extension, no setting. Here the rest: nothing but reading, and nothi
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsoleAnswer", "run"]
 
-_READING = ("SELECT", "EXPLAIN")
-"""Kinds of statements that only read; DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT to DuckDB."""
+_READING = "SELECT"
+"""Kind of the statements that only read; DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT to DuckDB."""
+_EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b)?(?P<options>\s*\([^()]*\))?(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,9 @@ def run(connection: DuckDBPyConnection, sql: str, *, max_rows: int, limit_s: flo
     if len(statements) > 1:
         raise StoreError(f"one statement at a time; there are {len(statements)}")
     kind = statements[0].type.name
-    if kind not in _READING:
+    if kind == "EXPLAIN":
+        kind = _explained(connection, statements[0].query)
+    if kind != _READING:
         raise StoreError(f"{kind} is not allowed: this console only reads")
     timer = threading.Timer(limit_s, connection.interrupt)
     timer.start()
@@ -66,3 +70,18 @@ def run(connection: DuckDBPyConnection, sql: str, *, max_rows: int, limit_s: flo
     return ConsoleAnswer(
         names=names, rows=rows[:max_rows], is_cut=len(rows) > max_rows, took_s=time.monotonic() - began
     )
+
+
+def _explained(connection: DuckDBPyConnection, sql: str) -> str:
+    """The kind of what EXPLAIN stands before. EXPLAIN ANALYZE carries it out, and COPY may write to attached files."""
+    import duckdb
+
+    parts = _EXPLAIN.fullmatch(sql)
+    for rest in (parts["rest"], (parts["options"] or "") + parts["rest"]) if parts else ():
+        try:
+            statements = connection.extract_statements(rest)
+        except duckdb.Error:
+            continue
+        if len(statements) == 1:
+            return statements[0].type.name
+    return "EXPLAIN of this"

@@ -23,6 +23,11 @@ REFUSED = [
     "SELECT * FROM glob('/*')",
     "SELECT * FROM query('COPY steps TO ''{folder}/stolen.csv''')",
     "EXPLAIN ANALYZE COPY steps TO '{folder}/stolen.csv'",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{store}' (FORMAT csv, USE_TMP_FILE false)",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{store}.wal'",
+    "/* a */ EXPLAIN /* b */ ANALYZE /* c */ COPY (SELECT 1) TO '{store}.wal'",
+    "EXPLAIN (ANALYZE, FORMAT json) COPY (SELECT 1) TO '{store}.wal'",
+    "EXPLAIN COPY (SELECT 1) TO '{store}.wal'",
     "INSTALL httpfs",
     "LOAD httpfs",
     "SET enable_external_access = true",
@@ -43,9 +48,27 @@ REFUSED = [
 
 @pytest.mark.parametrize("statement", REFUSED)
 def test_what_is_no_reading_of_the_store_is_refused(runs: Path, tmp_path: Path, statement: str) -> None:
-    with Store.open(RunDir.open(runs / "latest"), memory_bytes=1 << 30) as store, pytest.raises(StoreError):
-        store.typed(statement.format(folder=tmp_path))
+    run = RunDir.open(runs / "latest")
+    with Store.open(run, memory_bytes=1 << 30) as store, pytest.raises(StoreError):
+        before = {path.name: path.read_bytes() for path in run.path.glob("*.duckdb*")}
+        store.typed(statement.format(folder=tmp_path, store=run.store(0)))
+    assert {path.name: path.read_bytes() for path in run.path.glob("*.duckdb*")} == before
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "EXPLAIN SELECT count(*) FROM steps",
+        "explain analyze FROM steps",
+        "EXPLAIN (FORMAT json) SELECT 1",
+        "EXPLAIN (SELECT 1)",
+        "-- why is it slow?\nEXPLAIN ANALYZE SELECT 1",
+    ],
+)
+def test_a_query_can_be_explained(runs: Path, statement: str) -> None:
+    with Store.open(RunDir.open(runs / "latest"), memory_bytes=1 << 30) as store:
+        assert store.typed(statement).rows
 
 
 def test_a_long_question_is_ended_and_a_large_one_refused(runs: Path) -> None:
