@@ -20,7 +20,7 @@ from pathlib import Path
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.safe_open import file_problem, folder_problem, open_plain
 
-__all__ = ["Collected", "collect"]
+__all__ = ["Collected", "collect", "plain_files"]
 
 FOLDERS = ("tapes", "stacks", "logs")
 MARK = ".collected"
@@ -29,7 +29,7 @@ MARK = ".collected"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Content of the collected folder. `left_out`: what was no regular file."""
+    """Content of the collected folder. `left_out`: what was no plain file or folder."""
 
     run: RunDir
     nodes: tuple[int, ...]
@@ -104,24 +104,34 @@ def _is_same(one: Path, other: Path) -> bool:
     return len(matching) == len(names)
 
 
-def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
-    """Names of the plain files of a run, relative to it."""
+def plain_files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
+    """Names of the plain files in these folders of a run, relative to it; anything else goes to `left_out`."""
     for name in folders:
-        for place, inside, files in os.walk(run.path / name, followlinks=False):
+        if problem := folder_problem(run.path / name):  # os.walk would follow it: it spares only links further down
+            left_out.append(f"{run.path / name} {problem}")
+            continue
+        for place, inside, files in os.walk(run.path / name):
             linked = [folder for folder in inside if Path(place, folder).is_symlink()]
-            inside[:] = [folder for folder in inside if folder not in linked]
+            inside[:] = sorted(folder for folder in inside if folder not in linked)
             for found in sorted((*files, *linked)):
                 path = Path(place, found)
                 relative = path.relative_to(run.path).as_posix()
                 if not relative.isprintable():
                     left_out.append(f"{run.path / relative} has control characters in its name")
-                elif file_problem(path):
-                    left_out.append(f"{run.path / relative} {file_problem(path)}")
+                elif problem := file_problem(path):
+                    left_out.append(f"{path} {problem}")
                 else:
                     yield relative
-    for store in run.stores():
-        if not file_problem(store) and not _is_open(store):
-            yield store.name
+
+
+def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator[str]:
+    """Names of the plain files of a run that are copied as they are."""
+    yield from plain_files(run, folders, left_out)
+    for path in (run.path / "run.json", *run.stores()):
+        if problem := file_problem(path):
+            left_out.append(f"{path} {problem}")
+        elif path.suffix == ".duckdb" and not _is_open(path):  # run.json is written anew
+            yield path.name
 
 
 def _is_open(store: Path) -> bool:

@@ -74,6 +74,21 @@ def test_links_lead_nowhere(nodes: list[Path], tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "into").rglob("*") if path.name in ("more", "key")]
 
 
+@pytest.mark.parametrize("name", ["tapes", "stacks", "logs", "checkpoints", "run.json", "telemetry-node7.duckdb"])
+def test_a_link_in_place_of_a_part_of_the_run_leads_nowhere(name: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", ranks=1, steps=2)
+    outside = tmp_path / "outside"
+    (outside / "attempt-0").mkdir(parents=True)
+    (outside / "attempt-0" / "key").write_text("secret")
+    part = run.path / name
+    if part.exists():
+        part.rename(run.path / "aside")
+    part.symlink_to(outside / "attempt-0" / "key" if part.suffix else outside)
+    done = collect([run.path], tmp_path / "into", checkpoints=True)
+    assert done.left_out == (f"{part} is a link: not followed",)
+    assert not any("secret" in path.read_text("latin-1") for path in done.run.path.rglob("*") if path.is_file())
+
+
 def test_holes_stay_holes_and_odd_names_stay_behind(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", steps=3)
     logs = run.path / "logs"

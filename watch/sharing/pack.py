@@ -28,10 +28,11 @@ from typing import Any
 from analyzers.diagnose import Diagnosis
 from analyzers.report.files import ReportError, write_reports
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import file_problem, open_plain
+from probes.tape.safe_open import open_plain
 from probes.tape.secrets import Redactor
 from store import StoreError, is_watched
 from store.catch_up import stores_up_to_date
+from store.collect import plain_files
 from watch.sharing.redacted_store import copy_store
 from watch.sharing.shared_run import MARK, diagnosed_folder
 from watch.verdicts.run_phase import settled_phase
@@ -114,19 +115,13 @@ def _cut(folder: RunDir, first_step: int) -> None:
 
 def _copy_texts(run: RunDir, folder: RunDir, redactor: Redactor) -> tuple[int, list[str]]:
     """Copy stacks and logs; returns how many, and what was left out."""
-    num, left_out = 0, []
-    for path in _texts(run):
-        name = path.relative_to(run.path)
-        if not str(name).isprintable():
-            left_out.append(f"{name} has control characters in its name")
-            continue
-        if problem := file_problem(path):
-            left_out.append(f"{name} {problem}")
-            continue
+    num = 0
+    left_out: list[str] = []
+    for name in plain_files(run, TEXT_FOLDERS, left_out):
         if num >= MAX_TEXTS:
             left_out.append(f"more than {MAX_TEXTS:,} files of stacks and logs")
             break
-        with open(open_plain(path), "rb") as file:
+        with open(open_plain(run.path / name), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             text = file.read(TAIL_BYTES).decode("utf-8", "replace")
         if text:
@@ -135,13 +130,6 @@ def _copy_texts(run: RunDir, folder: RunDir, redactor: Redactor) -> tuple[int, l
             copy.write_text(redactor(text), encoding="utf-8")
             num += 1
     return num, left_out
-
-
-def _texts(run: RunDir) -> Iterator[Path]:
-    for name in TEXT_FOLDERS:
-        for place, folders, files in os.walk(run.path / name, followlinks=False):
-            folders.sort()
-            yield from (Path(place, file) for file in sorted(files))
 
 
 def _write_reports(store: Any, diagnosis: Diagnosis, folder: RunDir, version: str) -> None:

@@ -69,6 +69,20 @@ def test_no_secret_is_in_it(packed: Path) -> None:
     assert b"step 12 done" in contents["logs/launcher.log"]
 
 
+@pytest.mark.parametrize("name", ["logs", "stacks"])
+def test_a_link_in_place_of_a_folder_leads_nowhere(name: str, tmp_path: Path) -> None:
+    made = make_run(tmp_path / "runs", ranks=1, steps=3)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "id_rsa").write_text("a key")
+    shutil.rmtree(made.path / name, ignore_errors=True)
+    (made.path / name).symlink_to(outside)
+    done = pack(made, tmp_path / "x.tar.gz", version="1")
+    assert done.left_out == (f"{made.path / name} is a link: not followed",)
+    with tarfile.open(done.path) as archive:
+        assert [member for member in archive.getnames() if "id_rsa" in member] == []
+
+
 def test_unpacked_it_is_a_run_for_other_commands(packed: Path, tmp_path: Path) -> None:
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path, filter="data")
