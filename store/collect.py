@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.tape.rundir import RunDir, RunError
+from probes.tape.rundir import RunDir, RunError, make_private
 from probes.tape.safe_open import file_problem, folder_problem, open_plain
 
 __all__ = ["Collected", "collect", "plain_files"]
@@ -49,8 +49,9 @@ def collect(sources: Sequence[Path], into: Path, *, checkpoints: bool = False, f
     left_out: list[str] = []
     num_files = num_bytes = 0
     try:
-        into.mkdir(parents=True, exist_ok=True)
-        (into / MARK).touch()
+        if not (into / MARK).exists():
+            make_private(into)
+            (into / MARK).touch()
         for run in runs:
             for name in _files(run, folders, left_out):
                 num_bytes += _copy(run.path / name, into / name)

@@ -7,6 +7,7 @@ run.rank_dir(attempt=0, rank=3)          # tapes/attempt-0/rank-00003
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ from .safe_open import file_problem, folder_problem, read_plain
 from .schema import SCHEMA_VERSION
 from .secrets import with_secrets, without_secrets
 
-__all__ = ["NODE_RANK", "RunDir", "RunError"]
+__all__ = ["NODE_RANK", "RunDir", "RunError", "make_private"]
 
 NODE_RANK = -1
 """The `rank` of what a node process (watch, launcher) writes."""
@@ -100,7 +101,8 @@ class RunDir:
         is_new = not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir()))
         if not is_new and not cls.is_run(path):
             raise RunError(f"{path} holds something that is no run: name a folder that is new or empty")
-        path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+        if is_new:
+            make_private(path)
         run = cls(path.resolve())
         run._make_folders()
         return run, is_new
@@ -268,6 +270,17 @@ class RunDir:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(json.dumps(content, indent=2, default=str) + "\n")
         fresh.replace(self.path / name)
+
+
+def make_private(path: Path) -> None:
+    """Make the folder of a new run, or close an empty one to others. Raises OSError where it cannot be made.
+
+    What another user owns, or a disk that knows no modes, stays as it is: the run is recorded all the same.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
+    with contextlib.suppress(OSError):
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(PRIVATE)
 
 
 def _digest(content: Mapping[str, Any]) -> str:

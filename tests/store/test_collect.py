@@ -44,6 +44,18 @@ def test_the_whole_run_is_found_and_judged(nodes: list[Path], tmp_path: Path) ->
     assert (again.num_files, again.num_bytes) == (done.num_files, done.num_bytes), "done again, it is the same"
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_collected_folder_is_its_users_own(is_there: bool, nodes: list[Path], tmp_path: Path) -> None:
+    into = tmp_path / "into"
+    if is_there:
+        into.mkdir(mode=0o755)
+    collect(nodes, into)
+    assert into.stat().st_mode & 0o777 == 0o700
+    into.chmod(0o750)
+    collect(nodes, into)
+    assert into.stat().st_mode & 0o777 == 0o750, "opened to others since, it stays so"
+
+
 def test_what_grew_is_copied_anew(nodes: list[Path], tmp_path: Path) -> None:
     collect(nodes, tmp_path / "into")
     events = RunDir(nodes[0]).node_dir(0) / "events.jsonl"

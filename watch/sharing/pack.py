@@ -160,9 +160,10 @@ def _archive(folder: Path, target: Path) -> int:
 
 
 def _nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A member without the names of this machine's user and group."""
+    """A member without the names of this machine's user and group, once unpacked for its owner only."""
     member.uname = member.gname = ""
     member.uid = member.gid = 0
+    member.mode = 0o600
     return member
 
 

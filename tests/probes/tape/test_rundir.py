@@ -35,7 +35,29 @@ def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
 
 
 def test_a_run_is_its_users_own(tmp_path: Path) -> None:
-    for run in (RunDir.create(tmp_path, name="a", manifest={}), RunDir.adopt(tmp_path / "b")[0]):
+    (tmp_path / "empty").mkdir(mode=0o755)
+    for run in (
+        RunDir.create(tmp_path, name="a", manifest={}),
+        *(RunDir.adopt(tmp_path / at)[0] for at in ("b", "empty")),
+    ):
         run.begin_manifest({})
         assert run.path.stat().st_mode & 0o777 == 0o700
         assert (run.path / "run.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_run_that_was_opened_to_others_stays_open(tmp_path: Path) -> None:
+    RunDir.adopt(tmp_path / "a")[0].begin_manifest({})
+    (tmp_path / "a").chmod(0o750)
+    run, is_new = RunDir.adopt(tmp_path / "a")
+    assert (is_new, run.path.stat().st_mode & 0o777) == (False, 0o750)
+
+
+def test_an_empty_folder_whose_mode_cannot_be_changed_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    RunDir.adopt(tmp_path)[0].begin_manifest({})
+    assert RunDir.is_run(tmp_path)

@@ -87,6 +87,7 @@ def test_unpacked_it_is_a_run_for_other_commands(packed: Path, tmp_path: Path) -
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.iterdir()
+    assert [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077] == []
     done = CliRunner().invoke(app, ["sql", str(folder), "SELECT count(*) AS n FROM steps", "--format", "csv"])
     assert done.exit_code == 0, done.output
     assert "240" in done.output
