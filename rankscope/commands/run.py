@@ -53,6 +53,7 @@ def run(
     from analyzers.report.terminal.safe_console import SafeConsole
     from probes.attach.attached_config import VARIABLE as ATTACH_CONFIG
     from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
+    from trainer.launcher.loopback_store import torch_stores_on_loopback
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
 
@@ -65,6 +66,7 @@ def run(
     own = words[: len(words) - len(options.training_script_args)]
     if not any(word.startswith(_RENDEZVOUS) for word in own):
         options.standalone = True
+        options.local_addr = options.local_addr or "localhost"
     os.environ[LAUNCHER_PID] = str(os.getpid())
     if options.run_dir:
         os.environ["RANKSCOPE_RUN_DIR"] = os.path.abspath(options.run_dir)
@@ -75,7 +77,11 @@ def run(
     launch: Callable[[argparse.Namespace], None] = torchrun  # torch does not annotate it
     followed = FollowedRun(SafeConsole(stderr=True))
     try:
-        with followed, recorded(followed):
+        with (
+            followed,
+            recorded(followed),
+            torch_stores_on_loopback() if options.standalone else contextlib.nullcontext(),
+        ):
             launch(options)
     except ChildFailedError as error:
         if not followed.conclude(exit_code=1, reason="failed"):

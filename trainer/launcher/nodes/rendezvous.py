@@ -12,18 +12,18 @@ at their next restart: choose a node that is not preempted. `--resume` with anot
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+from trainer.launcher.loopback_store import loopback_store
 from trainer.launcher.node import Node, NodeRendezvousError
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
 from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
@@ -70,12 +70,14 @@ class NodeRendezvous:
             **here,
         )
         try:
-            backend, self._store = _connected(parameters, may_follow=not shared) if many else _loopback(parameters)
+            backend, self._store = _connected(parameters, may_follow=not shared) if many else _own(parameters)
         except (RendezvousError, ValueError) as error:
             raise NodeRendezvousError(
                 f"--rdzv-endpoint {node.endpoint}: {' '.join(str(error).split())[:200]}"
             ) from None
         handler = create_handler(self._store, SafeStateBackend(backend), parameters)
+        if not many:  # the store of the ranks, which the launcher keeps as well
+            handler._create_tcp_store_server = lambda *_: loopback_store()  # type: ignore[method-assign]
         self.handler: RendezvousHandler = ResponsiveHandler(handler, node.endpoint) if many else handler
 
     def agree_on_run(self, make: Callable[[], Path]) -> Path:
@@ -111,16 +113,9 @@ def check_owner(run_path: Path) -> None:
         )
 
 
-def _loopback(parameters: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
-    """The store of a single node: only this machine can reach it, where torch's own listens on all interfaces."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(1024)
-        port = listening.getsockname()[1]
-        store = TCPStore(
-            "127.0.0.1", port, is_master=True, multi_tenant=True, wait_for_workers=False,
-            timeout=timedelta(seconds=60), master_listen_fd=listening.detach(), use_libuv=False,
-        )  # fmt: skip
+def _own(parameters: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
+    """The store of a single node, which only this machine can reach."""
+    store = loopback_store()
     return C10dRendezvousBackend(store, parameters.run_id), store
 
 

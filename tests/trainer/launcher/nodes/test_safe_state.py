@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import Token, _NodeDesc, _RendezvousState
 
-from trainer.launcher.node import Node, NodeRendezvousError
-from trainer.launcher.nodes.rendezvous import NodeRendezvous, check_owner
+from trainer.launcher.node import NodeRendezvousError
+from trainer.launcher.nodes.rendezvous import check_owner
 from trainer.launcher.nodes.safe_state import SafeStateBackend, check_state
 
 
@@ -69,13 +69,3 @@ def test_a_run_folder_that_others_can_write_is_not_joined(tmp_path: Path) -> Non
         with pytest.raises(NodeRendezvousError, match="other users can write it"):
             check_owner(tmp_path)
     tmp_path.chmod(0o700)
-
-
-def test_the_store_of_one_node_listens_on_loopback_only() -> None:
-    rendezvous = NodeRendezvous(Node(nproc=1), rejoin_s=1.0)
-    port = rendezvous._store.port  # type: ignore[attr-defined]
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    listening = [row[1] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
-    assert listening == [f"0100007F:{port:04X}"]
-    rendezvous._store.set("key", "value")
-    assert rendezvous._store.get("key") == b"value"

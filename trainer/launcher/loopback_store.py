@@ -1,0 +1,51 @@
+"""Stores of a launch on one machine: torch's own listen on all interfaces, these on loopback alone.
+
+store = loopback_store()
+with torch_stores_on_loopback(): torchrun(options)      # all that torch makes in this process meanwhile
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+__all__ = ["loopback_store", "torch_stores_on_loopback"]
+
+TIMEOUT_S = 60
+_BACKLOG = 1024  # all ranks of a node connect at once
+
+
+def loopback_store() -> TCPStore:
+    """A store at a free port of 127.0.0.1, which this process keeps."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(_BACKLOG)
+        port = listening.getsockname()[1]
+        return TCPStore(
+            "127.0.0.1", port, is_master=True, multi_tenant=True, wait_for_workers=False,
+            timeout=timedelta(seconds=TIMEOUT_S), master_listen_fd=listening.detach(), use_libuv=False,
+        )  # fmt: skip
+
+
+@contextmanager
+def torch_stores_on_loopback() -> Iterator[None]:
+    """Have torch's rendezvous make its stores on loopback: the one of the rendezvous and the one of the ranks."""
+    makers: tuple[tuple[Any, str, Any], ...] = (
+        (c10d_rendezvous_backend, "_create_tcp_store", lambda parameters: loopback_store()),
+        (DynamicRendezvousHandler, "_create_tcp_store_server", lambda handler, address, port: loopback_store()),
+    )
+    own = [getattr(place, name) for place, name, _ in makers]
+    try:
+        for place, name, maker in makers:
+            setattr(place, name, maker)
+        yield
+    finally:
+        for (place, name, _), function in zip(makers, own, strict=True):
+            setattr(place, name, function)
