@@ -6,7 +6,8 @@
     problem = mirror.close()                    # after they ended: the newest is there when it returns, or the reason
 
 The newest checkpoint goes first. One that is condemned here is removed there, and so is one that retention removed.
-What cannot be sent is tried again for as long as the run lives; the training does not notice.
+What cannot be sent is tried again for as long as the run lives; the training does not notice. What cannot be read here
+now is neither damaged nor gone: the address stays as it is until it can.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.checkpoint.disk_tier.condemned import condemned_as_damaged
-from trainer.checkpoint.disk_tier.manifest import MANIFEST_NAME, CheckpointError
+from trainer.checkpoint.disk_tier.manifest import MANIFEST_NAME, CheckpointError, StorageError
 from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
 from trainer.checkpoint.remote.copies import RemoteCopies
 from trainer.config.config import CheckpointConfig
@@ -80,19 +81,20 @@ class CheckpointMirror:
         One whose hashes do not agree is left for the one before. Raises RemoteError where there is no checkpoint here
         either, or the address cannot be written: a run that cannot save where it was told to ends before it starts.
         """
-        here = checkpoint_steps(self._run.checkpoints)
+        here: list[int] = []
         resume = self._config.resume
         try:
+            here = checkpoint_steps(self._run.checkpoints)
             with self._opened() as copies:
                 step = self._fetch_newest(copies, max(here, default=-1)) if resume else None
                 if step is None and not here and resume and (num := len(copies.folder.sizes("condemned"))):
                     over = "To start over, set checkpoint.resume=false"
                     raise RemoteError(f"{self.address}: no checkpoint can be used, {num} files are condemned. {over}")
                 copies.folder.write("run.json", (self._run.path / "run.json").read_bytes())
-        except RemoteError as error:
-            self._report("failed", reason=str(error))
+        except (OSError, StorageError) as error:
+            self._report("failed", reason=_line(error))
             if not here:
-                raise
+                raise RemoteError(_line(error)) from None
             return None
         return step
 
@@ -134,7 +136,7 @@ class CheckpointMirror:
                 wait_s = POLL_S if self.sync() else min(max(2 * wait_s, 5.0), MAX_WAIT_S)
 
     def sync(self) -> bool:
-        """Make the address like the folder; False if it could not be reached. Sends at most one checkpoint."""
+        """Make the address like the folder; False if one of them cannot be read now. Sends at most one checkpoint."""
         if self._run.manifest().get("launcher_pid", os.getpid()) != os.getpid():
             return True  # a later launch has taken the run
         try:
@@ -148,11 +150,12 @@ class CheckpointMirror:
                 for step in self._retired(copies, here):
                     copies.remove(step)
                     self._report("removed", step=step, reason="it was removed or condemned on the disk")
-        except RemoteError as error:
+        except (OSError, StorageError) as error:
             if not self._reported:
-                self._reported = str(error)
-                self._report("failed", step=max(self._seen, default=None), reason=str(error))
-            self._copies = None  # read again what is there
+                self._reported = _line(error)
+                self._report("failed", step=max(self._seen, default=None), reason=self._reported)
+            if isinstance(error, RemoteError):
+                self._copies = None  # read again what is there
             return False
         self._reported = ""
         return True
@@ -168,7 +171,7 @@ class CheckpointMirror:
         start = time.monotonic_ns()
         try:
             num_bytes = copies.publish(folder)
-        except (OSError, CheckpointError) as error:
+        except (FileNotFoundError, CheckpointError) as error:
             if folder.is_dir():  # else it was removed meanwhile
                 self._refused.add((step, raw))
                 self._report("failed", step=step, reason=f"it is damaged here: {error}")
@@ -176,7 +179,7 @@ class CheckpointMirror:
         self._report("complete", step=step, bytes=num_bytes, duration_ns=time.monotonic_ns() - start)
 
     def _send_ledger(self, copies: RemoteCopies) -> None:
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             content = (self._run.checkpoints / LEDGER_NAME).read_bytes()
             if content != self._ledger:
                 copies.folder.write(LEDGER_NAME, content)
@@ -184,23 +187,28 @@ class CheckpointMirror:
 
     def _retired(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
         """Steps there that are to be removed: gone here while this process ran, or older than all that are kept."""
+        try:
+            names = set(os.listdir(self._run.checkpoints))
+        except FileNotFoundError:
+            return []  # the whole folder is lost: the copies there are what is left
         every = self._config.keep_every
         oldest = min(here) if len(here) >= self._config.keep else -1
         damaged = condemned_as_damaged(self._run.checkpoints)  # only here: the copy there is what is left of it
         found = []
         for step in copies.steps:
-            condemned = f"step-{step:08d}.condemned"
+            name = f"step-{step:08d}"
+            condemned = f"{name}.condemned"
             is_old = step < oldest and not (every and step % every == 0)
-            is_gone = step in self._seen or (self._run.checkpoints / condemned).exists()
-            if step not in here and condemned not in damaged and (is_gone or is_old):
+            is_gone = step in self._seen or condemned in names
+            if name not in names and condemned not in damaged and (is_gone or is_old):
                 found.append(step)
         return found
 
     def _finished(self) -> dict[int, bytes]:
-        """Step -> manifest of the finished checkpoints here."""
+        """Step -> manifest of the finished checkpoints here. Raises OSError."""
         found = {}
         for step in checkpoint_steps(self._run.checkpoints):
-            with suppress(OSError):
+            with suppress(FileNotFoundError):  # removed meanwhile
                 found[step] = (self._run.checkpoints / f"step-{step:08d}" / MANIFEST_NAME).read_bytes()
         return found
 
@@ -234,7 +242,10 @@ class CheckpointMirror:
 
     def _missing(self) -> str:
         """Names the newest checkpoint here that is not there."""
-        here = self._finished()
+        try:
+            here = self._finished()
+        except OSError as error:
+            return f"Whether the newest checkpoint is at {self.address} is unknown: {_line(error)}"
         newest = max(here, default=None)
         copies = self._copies
         if newest is None or (copies is not None and copies.holds(newest, here[newest])):
@@ -263,3 +274,10 @@ class CheckpointMirror:
             path=self.address,
             **detail,
         )
+
+
+def _line(error: Exception) -> str:
+    """What cannot be read, and why."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a checkpoint'} cannot be read now ({error.strerror or error})"
+    return str(error)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -72,6 +76,21 @@ class Machine:
             assert self.mirror.sync()
 
 
+@contextmanager
+def refusing(target: Any, function: str, number: int, name: str) -> Iterator[None]:
+    """A disk on which this function fails for files of this name."""
+    works = getattr(target, function)
+
+    def fails(path: Path, *arguments: Any, **options: Any) -> Any:
+        if Path(path).name == name:
+            raise OSError(number, os.strerror(number), str(path))
+        return works(path, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, function, fails)
+        yield
+
+
 def steps_at(remote: Path) -> list[int]:
     copies = RemoteCopies(RemoteFolder(f"file://{remote}/run"))
     copies.open()
@@ -98,6 +117,60 @@ def test_the_newest_goes_first_and_what_was_removed_or_condemned_here_is_removed
     machine.settle()
     assert steps_at(remote) == [20, 30]
     assert machine.events().count(("complete", 30)) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+def test_what_cannot_be_read_here_now_stays_there(tmp_path: Path, number: int) -> None:
+    remote = tmp_path / "remote"
+    machine = Machine(tmp_path, remote)
+    for step in (10, 20):
+        machine.save(step)
+    machine.settle()
+    before = machine.events()
+    with refusing(Path, "read_bytes", number, "manifest.json"):
+        assert not machine.mirror.sync()
+        assert not machine.mirror.sync()
+        assert steps_at(remote) == [10, 20]
+        assert f"cannot be read now ({os.strerror(number)})" in machine.mirror.close(limit_s=0.0)
+    assert machine.events() == [*before, ("failed", 20)]
+    assert machine.mirror.sync()
+    assert steps_at(remote) == [10, 20]
+    assert machine.mirror.close() == ""
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "a"])
+def test_what_cannot_be_read_to_be_sent_is_sent_later(tmp_path: Path, name: str) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    machine.save(10)
+    with refusing(os, "open", errno.EIO, name):
+        assert not machine.mirror.sync()
+        assert steps_at(tmp_path / "remote") == []
+    assert machine.mirror.sync()
+    assert steps_at(tmp_path / "remote") == [10]
+    assert machine.events() == [("failed", 10), ("complete", 10)]
+
+
+def test_what_lost_only_its_manifest_or_all_its_folder_here_stays_there(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote", keep=1)
+    for step in (10, 20):
+        machine.save(step)
+    machine.settle()
+    (machine.run.checkpoints / "step-00000010" / "manifest.json").unlink()
+    machine.settle()
+    assert steps_at(tmp_path / "remote") == [10, 20]
+    shutil.rmtree(machine.run.checkpoints)  # or it is not mounted
+    machine.settle()
+    assert steps_at(tmp_path / "remote") == [10, 20]
+
+
+def test_a_disk_that_cannot_be_read_ends_the_launch_in_one_line(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    machine.save(10)
+    with (
+        refusing(os, "scandir", errno.EIO, "checkpoints"),
+        pytest.raises(RemoteError, match=r"checkpoints cannot be read now \(Input/output error\)"),
+    ):
+        machine.mirror.restore()
 
 
 def test_an_outage_is_reported_once_and_made_up_for(tmp_path: Path) -> None:
