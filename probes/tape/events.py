@@ -4,8 +4,9 @@
     events.write(event_kinds.ROLLBACK, step=40, from_step=40, to_step=30)
 
 Appending is one `write` to a file opened with O_APPEND, so several processes of a node may share a file and a killed
-writer leaves at most one torn last line, which the reader skips and counts. What a disk does not take is kept, up to
-`MAX_UNWRITTEN_BYTES`, and written once it does; at the close it goes to the temporary folder (`unwritten`).
+writer leaves at most one torn last line, which the reader skips and counts; the next event begins a line of its own.
+What a disk does not take is kept, up to `MAX_UNWRITTEN_BYTES`, and written once it does; at the close it goes to the
+temporary folder (`unwritten`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from ..fail_open import DISK_ERRNOS, failing_open, record_error
 from .event_kinds import EVENT_KINDS, unknown_fields
 from .safe_open import open_plain
-from .unwritten import MAX_UNWRITTEN_BYTES, save_unwritten
+from .unwritten import MAX_UNWRITTEN_BYTES, missing_newline, save_unwritten
 
 __all__ = ["EventWriter", "read_events"]
 
@@ -37,8 +38,7 @@ class EventWriter:
         self.path = path
         self.attempt = attempt
         self.rank = rank
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._torn = False
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._unwritten: deque[bytes] = deque()
         self.saved_to: Path | None = None
         """Where `close` left the lines that the disk did not take."""
@@ -102,15 +102,14 @@ class EventWriter:
         with contextlib.suppress(IndexError):
             while True:
                 line = self._unwritten.popleft()
-                # After a disk that was full in the middle of a line, that must not swallow this one.
-                data = b"\n" + line if self._torn else line
                 try:
-                    self._torn = os.write(self._fd, data) != len(data)
+                    data = missing_newline(self._fd) + line
+                    is_torn = os.write(self._fd, data) != len(data)
                 except OSError as error:
                     if error.errno in DISK_ERRNOS:
                         self._unwritten.appendleft(line)
                     raise
-                if self._torn:
+                if is_torn:
                     self._unwritten.appendleft(line)
                     return
 

@@ -16,6 +16,7 @@ The checksums are computed by the process that reads the tapes anyway: a record 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -30,6 +31,7 @@ import numpy as np
 
 from .reader import Header, TapeError, read_header
 from .safe_open import open_plain, read_plain
+from .unwritten import missing_newline
 from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET
 
 __all__ = [
@@ -66,7 +68,7 @@ class SegmentIndex:
 
     def __init__(self, path: Path) -> None:
         self._known, self._last, _ = _read(path)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._is_dirty = False
 
     def add(self, root: Path, name: str, *, is_over: bool = False) -> bool:
@@ -99,7 +101,9 @@ class SegmentIndex:
         fields: dict[str, Any] = {"path": entry.path, "extent": entry.extent, "crc": entry.crc}
         fields |= {"open": entry.open_places, "prev": self._last} | ({"retired": True} if entry.is_retired else {})
         line = json.dumps(fields, separators=(",", ":"))
-        os.write(self._fd, line.encode() + b"\n")
+        data = missing_newline(self._fd) + line.encode() + b"\n"
+        if os.write(self._fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), INDEX_NAME)
         self._known[entry.path], self._last, self._is_dirty = entry, _digest(line), True
 
 
@@ -260,6 +264,8 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
         if found.get("prev") != last:
             problem = problem or f"line {number} does not follow the one before: lines were altered or taken out"
         known[entry.path], last = entry, _digest(line.decode("utf-8", "replace"))
+    if lines[-1]:  # what is appended follows it: it becomes a line then
+        last = _digest(lines[-1].decode("utf-8", "replace"))
     if lines[-1].strip(b"\0"):
         problem = problem or "its last line is torn"
     elif lines[-1]:

@@ -19,10 +19,17 @@ from pathlib import Path
 
 from .safe_open import open_plain
 
-__all__ = ["MAX_UNWRITTEN_BYTES", "restore_unwritten", "save_unwritten"]
+__all__ = ["MAX_UNWRITTEN_BYTES", "missing_newline", "restore_unwritten", "save_unwritten"]
 
 MAX_UNWRITTEN_BYTES = 4 << 20
 """Of one file of events: thousands of them."""
+
+
+def missing_newline(fd: int) -> bytes:
+    """What has to precede a line that is appended to a file: a newline where a full disk, a kill or a power cut left
+    the last line torn, since that would swallow it; else nothing."""
+    size = os.fstat(fd).st_size
+    return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
 
 
 def save_unwritten(events: Path, lines: Iterable[bytes]) -> Path | None:
@@ -32,9 +39,9 @@ def save_unwritten(events: Path, lines: Iterable[bytes]) -> Path | None:
         folder.mkdir(mode=0o700, exist_ok=True)
         if _is_own(folder):
             path = _place(events)
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                data = b"".join(lines)
+                data = missing_newline(fd) + b"".join(lines)
                 if os.fstat(fd).st_size + len(data) <= MAX_UNWRITTEN_BYTES:
                     os.write(fd, data)
                     return path
@@ -58,12 +65,12 @@ def _restore(events: Path) -> bool:
     place = _place(events)
     if not place.exists():
         return False
-    target = os.open(events, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    target = os.open(events, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         taken = place.with_name(f"{place.name}.{os.getpid()}")
         place.rename(taken)  # of two readers one restores it
         with open(open_plain(taken), "rb") as file:
-            data = file.read(MAX_UNWRITTEN_BYTES)
+            data = missing_newline(target) + file.read(MAX_UNWRITTEN_BYTES)
         try:
             num_written = os.write(target, data)
         except OSError:

@@ -35,7 +35,7 @@ def refused(path: Path, steps: range) -> EventWriter:
 
 
 def _point(writer: EventWriter, path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    fd = os.open(path, os.O_RDWR | os.O_APPEND)
     os.dup2(fd, writer._fd)
     os.close(fd)
 
