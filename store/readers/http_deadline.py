@@ -56,12 +56,15 @@ class HttpDeadline:
             raise TimeoutError("no whole answer in time")
 
     def _watched(self, kind: type[http.client.HTTPConnection]) -> type[http.client.HTTPConnection]:
-        opened = self._opened
+        deadline = self
 
         class Watched(kind):  # type: ignore[valid-type,misc]
             def connect(self) -> None:
                 super().connect()
-                opened.append(self.sock)
+                deadline._opened.append(self.sock)
+                if time.monotonic() >= deadline._ends_s:  # the timer may have fired before the socket was listed
+                    self.close()
+                    raise TimeoutError("no connection in time")
 
         return Watched
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,25 @@ def test_the_limit_holds_for_the_whole_answer(serve: type[Server], tmp_path: Pat
         fetch_dumps(server.address, tmp_path / "dumps", timeout_s=0.3)
     assert time.monotonic() - begin < 20
     assert not (tmp_path / "dumps").exists()
+
+
+def test_the_limit_holds_where_connecting_outlives_it(
+    serve: type[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+
+    def slow_look_up(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.3)
+        return look_up(*args, **kwargs)
+
+    server = serve(b"HTTP/1.1 200 OK\r\n", b"", 0.02)
+    monkeypatch.setattr(socket, "getaddrinfo", slow_look_up)
+    give_up = threading.Timer(20, server.over.set)
+    give_up.start()
+    with pytest.raises(DebugServerError, match="no answer"):
+        fetch_dumps(server.address, tmp_path / "dumps", timeout_s=0.1)
+    assert not server.over.is_set(), "the limit ended it, not the server"
+    give_up.cancel()
 
 
 def test_a_link_in_the_folder_is_replaced(serve: type[Server], tmp_path: Path) -> None:
