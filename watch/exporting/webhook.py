@@ -5,8 +5,8 @@
 
 Each gets one JSON object per finding: the finding as in `analyze --format json`, the run and the link to its page.
 The command reads it on its standard input. Neither can delay watch: a failed delivery is reported as an event, and so
-is each finding beyond `at_most_per_hour` and beyond the queue. No redirect is followed: findings go where the
-configuration says, and nowhere else.
+is each finding beyond `at_most_per_hour` and beyond the queue, and each delivery that the end of watch cuts off. No
+redirect is followed: findings go where the configuration says, and nowhere else.
 
 A plug-in is a module named by an entry point of the group `rankscope.hooks`, with `on_finding(report)`, which gets the
 same object. A call that does not return in time is reported and left alone.
@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import collections
 import json
-import queue
 import shlex
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -43,6 +43,7 @@ DELIVERY_S = 10.0
 """Limit of one delivery."""
 GROUP = "rankscope.hooks"
 _MAX_WAITING = 1000
+_Deliver = Callable[[Mapping[str, Any]], None]
 _SEVERITIES = ("info", "warning", "critical")
 
 
@@ -61,7 +62,13 @@ class FindingHook:
         modules: Sequence[Plugin] = (),
     ) -> None:
         self._run_id, self._events = run_id, events
-        self._webhook, self._command, self._modules = webhook, shlex.split(command), modules
+        self._webhook, self._command = webhook, shlex.split(command)
+        named: tuple[tuple[str, object, _Deliver], ...] = (
+            ("webhook", self._webhook, self._post),
+            ("command", self._command, self._run),
+        )
+        self._receivers = [(name, deliver) for name, target, deliver in named if target]
+        self._receivers += [(plugin.name, partial(_call, plugin)) for plugin in modules]
         parts = urlsplit(webhook)
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path
         values = {webhook, path, parts.query, command, *self._command[1:]}
@@ -73,7 +80,10 @@ class FindingHook:
         self._delivered: collections.deque[float] = collections.deque()
         self._left_out = 0
         self._reported: set[tuple[object, ...]] = set()
-        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_MAX_WAITING)
+        self._owed: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque()
+        """Receiver, kind and delivery. The first stays while it is under way: who takes it out reports its loss."""
+        self._is_closing = False
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._deliver_all, daemon=True)
         self._thread.start()
 
@@ -91,24 +101,33 @@ class FindingHook:
             self._reported.add(key)
             body = {"run_id": self._run_id, "finding": finding.to_json(), "left_out": self._left_out,
                     "page": finding_link({"run_id": self._run_id}, finding)}  # fmt: skip
-            try:
-                self._waiting.put_nowait(body)
-                self._left_out = 0
-            except queue.Full:
-                self._lose(finding, "too many findings wait to be sent")
+            with self._changed:
+                if len(self._owed) >= _MAX_WAITING:
+                    self._lose(finding, "too many findings wait to be sent")
+                    continue
+                self._owed.extend((name, finding.kind, partial(deliver, body)) for name, deliver in self._receivers)
+                self._changed.notify()
+            self._left_out = 0
 
     def close(self, timeout_s: float = DELIVERY_S) -> None:
-        """Deliver what is queued, for at most `timeout_s`."""
-        try:
-            self._waiting.put_nowait(None)
-        except queue.Full:
-            return
+        """Deliver what is queued, for at most `timeout_s`, and report the rest as lost, what is under way included."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
         self._thread.join(timeout_s)
+        with self._changed:
+            while self._owed:
+                name, kind, _ = self._owed.popleft()
+                self._tell(name, f"{kind} was not delivered before watch ended")
 
     def _lose(self, finding: Finding, reason: str) -> None:
         self._left_out += 1
         name = "webhook" if self._webhook else "command" if self._command else "plug-ins"
-        self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=f"{finding.kind} was not sent: {reason}")
+        self._tell(name, f"{finding.kind} was not sent: {reason}")
+
+    def _tell(self, name: str, reason: str) -> None:
+        with suppress(Exception):  # the writer counts its errors; none may end the deliveries
+            self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=reason)
 
     def _may_deliver(self) -> bool:
         now = time.monotonic()
@@ -120,36 +139,36 @@ class FindingHook:
         return True
 
     def _deliver_all(self) -> None:
-        while (waiting := self._waiting.get()) is not None:
-            body = json.dumps(waiting).encode()
-            for name, target, deliver in (
-                ("webhook", self._webhook, self._post),
-                ("command", self._command, self._run),
-            ):
-                if not target:
-                    continue
-                try:
-                    deliver(body)
-                except Exception as error:  # whatever a receiver answers, the next finding is delivered
-                    self._failed(name, error)
-            for plugin in self._modules:
-                try:
-                    _call(plugin, waiting)
-                except Exception as error:
-                    self._failed(plugin.name, error)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._owed or self._is_closing)
+                if not self._owed:
+                    return
+                name, _, deliver = self._owed[0]
+            problem = ""
+            try:
+                deliver()
+            except Exception as error:  # whatever a receiver answers, the next finding is delivered
+                problem = type(error).__name__
+                with suppress(Exception):  # the text of an error of others may raise, too
+                    problem = self._redact(_one_line(error))[:300] or problem
+            with self._changed:
+                if not self._owed:  # `close` has reported it
+                    return
+                self._owed.popleft()
+                if problem:
+                    self._tell(name, problem)
 
-    def _failed(self, name: str, error: Exception) -> None:
-        self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=self._redact(_one_line(error))[:300])
-
-    def _post(self, body: bytes) -> None:
+    def _post(self, report: Mapping[str, Any]) -> None:
+        body = json.dumps(report).encode()
         request = urllib.request.Request(self._webhook, data=body, headers={"Content-Type": "application/json"})
         with HttpDeadline(DELIVERY_S) as opener, opener.open(request, timeout=DELIVERY_S):
             pass  # its status is all that counts: the body is not read
 
-    def _run(self, body: bytes) -> None:
+    def _run(self, report: Mapping[str, Any]) -> None:
         done = subprocess.run(
             self._command,
-            input=body,
+            input=json.dumps(report).encode(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             timeout=DELIVERY_S,

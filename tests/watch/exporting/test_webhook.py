@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from analyzers.finding import Finding
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
+from tests.waiting import wait_for
 from watch.exporting.webhook import FindingHook, finding_hook
 
 
@@ -260,3 +263,51 @@ def test_each_finding_that_is_not_sent_is_an_event(receiver: Receiver, tmp_path:
     hook.close()
     lost = [event for event in read_events(path)[0] if event["kind"] == "hook_failed"]
     assert [event["reason"] for event in lost] == ["straggler was not sent: more than 1 findings in an hour"] * 2
+
+
+def test_each_delivery_that_the_close_cuts_off_is_one_event(receiver: Receiver, events: EventWriter) -> None:
+    receiver.holds.set()
+    receiver.code = 500
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, command="/no/such/program")
+    hook.report([finding(rank=rank) for rank in range(5)])
+    wait_for(lambda: receiver.heard, "the first delivery")
+    hook.close(timeout_s=0.1)
+    lost = Counter((event["hook"], event["reason"]) for event in failures(events))
+    why = "straggler was not delivered before watch ended"
+    assert lost == {("webhook", why): 5, ("command", why): 5}
+    receiver.released.set()  # the one under way fails after it was reported
+    hook._thread.join(30)
+    assert not hook._thread.is_alive()
+    assert len(receiver.heard) == 1, "nothing is sent that was reported as lost"
+    assert len(failures(events)) == 10
+
+
+def test_what_a_full_queue_holds_at_the_close_is_told(
+    receiver: Receiver, events: EventWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("watch.exporting.webhook._MAX_WAITING", 2)
+    receiver.holds.set()
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url)
+    hook.report([finding(rank=0)])
+    wait_for(lambda: receiver.heard, "the first delivery")
+    hook.report([finding(rank=rank) for rank in range(1, 5)])
+    hook.close(timeout_s=0.1)
+    assert len(failures(events)) == 5
+
+
+def test_a_finding_that_is_not_json_does_not_end_the_deliveries(receiver: Receiver, events: EventWriter) -> None:
+    hook = FindingHook(run_id="demo", events=events, webhook=receiver.url)
+    hook.report([dataclasses.replace(finding(rank=1), evidence={"set_ms": {1, 2}}), finding(rank=2)])
+    hook.close()
+    assert [told["finding"]["ranks"] for told in receiver.heard] == [[2]]
+    assert [event["reason"] for event in failures(events)] == ["Object of type set is not JSON serializable"]
+
+
+def test_a_full_disk_does_not_end_the_deliveries(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")  # the writer raises what it would only count
+    receiver.code = 500
+    hook = FindingHook(run_id="demo", events=EventWriter(Path("/dev/full"), attempt=0, rank=NODE_RANK),
+                       webhook=receiver.url)  # fmt: skip
+    hook.report([finding(rank=1), finding(rank=2)])
+    hook.close()
+    assert [told["finding"]["ranks"] for told in receiver.heard] == [[1], [2]]
