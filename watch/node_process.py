@@ -205,7 +205,8 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> No
             if end.is_made:
                 return
             logger.exception("Tick failed, trying again.")
-        heartbeat.beat()
+        else:  # a watch that cannot judge is to be replaced; its launcher's patience outlasts a few failures
+            heartbeat.beat()
         time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
 
 

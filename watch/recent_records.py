@@ -43,7 +43,10 @@ class RecentRecords:
         self._books: dict[str, NameBook] = {}
 
     def read(self) -> Store:
-        """Take in what is new, and return the store. It stays open; do not close it."""
+        """Take in what is new, and return the store. It stays open; do not close it.
+
+        After an error there may be rows that another call would take in again: make a new one.
+        """
         self._ticks += 1
         transfer = Transfer(self._connection, self._dictionary, self._state)
         with interruptible():

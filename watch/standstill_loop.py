@@ -73,7 +73,14 @@ class StandstillLoop:
         self._refused: Verdict | None = None
 
     def tick(self) -> None:
-        """One round."""
+        """One round. After one that failed, the next reads the newest records anew: some may be in memory already."""
+        try:
+            self._round()
+        except Exception:
+            self._tapes.forget()
+            raise
+
+    def _round(self) -> None:
         tapes = self._tapes
         self._events.retry()
         tapes.poll()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -20,7 +21,9 @@ from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.writer import COMPLETE
 from store import Ingester
+from store.ingest import transaction
 from tests.factories import RankWriter, make_run
+from watch import node_process
 from watch.culprit import OTHERS_S
 from watch.digests.link import Verdict
 from watch.exporting.exports import Exports
@@ -28,7 +31,7 @@ from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
-from watch.node_process import _run_until_needed
+from watch.node_process import _EndRequest, _run_until_needed, _tick_on
 from watch.standstill_loop import StandstillLoop
 
 HOUR_NS = 3600 * 10**9
@@ -158,6 +161,56 @@ def test_nothing_is_judged_while_records_come(
         watched.loop.tick()
     assert watched.tapes.quiet_s <= time.monotonic() - wrote_s, "the last record was seen"
     assert (watched.tapes.attempt, dict(watched.tapes.pids)) == (1, {0: processes[0].pid})
+
+
+def test_a_tick_that_fails_halfway_leaves_no_record_twice(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, failures = transaction.insert, [MemoryError("no room")]
+
+    def insert(connection: Any, batch: Any, table: str) -> None:
+        if table == "events" and failures:  # the last: steps are in memory
+            raise failures.pop()
+        real(connection, batch, table)
+
+    hanging.loop.tick()
+    monkeypatch.setattr(transaction, "insert", insert)
+    hanging.advance(5)
+    with pytest.raises(MemoryError):
+        hanging.loop.tick()
+    counted = "SELECT count(*), count(DISTINCT (rank, step)) FROM steps"
+    ((rows, steps),) = hanging.tapes.source(all_nodes=True).rows(counted)  # as a tick reads them
+    assert rows == steps > 0
+
+
+def test_a_watch_that_cannot_judge_does_not_beat(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    beaten: list[bool] = []
+    outcomes = iter([True, False, True, False, False])
+
+    def tick() -> None:
+        beaten.append(_has_beaten(reads))
+        if not next(outcomes):
+            raise OSError("no file descriptor is left")
+
+    monkeypatch.setattr(hanging.loop, "tick", tick)
+    monkeypatch.setattr(hanging.loop, "is_needed", lambda: len(beaten) < 5)
+    monkeypatch.setattr(node_process, "TICK_S", 0.0)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        _tick_on(hanging.loop, Heartbeat(writes), _EndRequest())
+        beaten.append(_has_beaten(reads))
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(reads)
+        os.close(writes)
+    assert beaten == [False, True, False, True, False, False]
+
+
+def _has_beaten(fd: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        return bool(os.read(fd, 100))
+    return False
 
 
 class Link:
