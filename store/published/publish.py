@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.tape.rundir import RunDir
-from store.database import connect_attached, translated
+from store.database import StoreError, connect_attached, translated
 from store.ddl import fingerprint, quoted
 from store.published.address import open_address
 from store.published.layout import (
@@ -66,6 +66,7 @@ class Publisher:
         self._store_id: object = None
         self._generation, self._sequence = "", 0
         self._waiting: Counter[str] = Counter()
+        self._places: dict[str, int] = {}  # rowid from which on a table is read, while some of its rows wait
         self._noted_until_ns = self._read_until_ns = 0
         # Of `write` alone:
         self._written_generation = ""
@@ -93,21 +94,26 @@ class Publisher:
 
         began_ns = time.time_ns()
         connection = connect_attached({"store": self._store}, wait_s=1.0)
-        new, replaced = {}, {}
+        new, replaced, places = {}, {}, {}
         try:
             self._begin(connection)
             for name, count in self._waiting.items():
                 if count:
-                    new[GROWING[name]] = _rows(connection, GROWING[name], count)
+                    place = self._places.get(name)
+                    place = _place_of_newest(connection, GROWING[name], count) if place is None else place
+                    new[GROWING[name]] = _rows(connection, GROWING[name], place)
+                    places[name] = place + ROUND_ROWS
             for stored in REPLACED:
                 replaced[stored] = connection.sql(f"SELECT * FROM store.main.{quoted(stored)}").to_arrow_table()
         except duckdb.Error as error:
             raise translated(error, self._store) from error
         finally:
             connection.close()
-        for name in GROWING:
-            if GROWING[name] in new:
-                self._waiting[name] -= min(ROUND_ROWS, self._waiting[name])
+        for name, place in places.items():
+            self._waiting[name] -= min(new[GROWING[name]].num_rows, self._waiting[name])
+            self._places[name] = place
+            if not self._waiting[name]:
+                del self._places[name]
         self._sequence += 1
         is_partial = any(self._waiting.values())
         if not is_partial:
@@ -131,7 +137,7 @@ class Publisher:
             name: connection.execute(f"SELECT count(*) FROM store.main.{quoted(stored)}").fetchall()[0][0]
             for name, stored in GROWING.items()
         }
-        self._waiting = Counter(counts)
+        self._waiting, self._places = Counter(counts), {}
         self._generation, self._sequence, self._store_id = uuid.uuid4().hex, 0, store_id
 
     def write(self, rows: Round) -> None:
@@ -181,10 +187,27 @@ class Publisher:
             self._files.move(fresh, path)
 
 
-def _rows(connection: Any, stored: str, count: int) -> Any:
-    """The first rows of the newest `count`, in the order in which they were appended."""
+def _place_of_newest(connection: Any, stored: str, count: int) -> int:
+    """The rowid from which on there are `count` rows. Raises StoreError if there are fewer.
+
+    Retention folds older calls, which leaves holes in the rowids; none while rows wait (`Publisher.is_drained`).
+    """
     table = f"store.main.{quoted(stored)}"
-    ((newest,),) = connection.execute(f"SELECT max(rowid) FROM {table}").fetchall()
-    first = (newest if newest is not None else -1) + 1 - count
-    select = f"SELECT * FROM {table} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
-    return connection.sql(select, params=[first, first + min(count, ROUND_ROWS)]).to_arrow_table()
+    ((total, newest),) = connection.execute(f"SELECT count(*), max(rowid) FROM {table}").fetchall()
+    if total == count:
+        return 0
+    if total > count:
+        place = int(newest) + 1 - count
+        ((behind,),) = connection.execute(f"SELECT count(*) FROM {table} WHERE rowid >= ?", [place]).fetchall()
+        if behind == count:
+            return place
+        select = f"SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 1 OFFSET ?"
+        ((place,),) = connection.execute(select, [count - 1]).fetchall()
+        return int(place)
+    raise StoreError(f"{stored} has {total} rows, and {count} wait to be published")
+
+
+def _rows(connection: Any, stored: str, place: int) -> Any:
+    """The rows of the next `ROUND_ROWS` places, in the order in which they were appended."""
+    select = f"SELECT * FROM store.main.{quoted(stored)} WHERE rowid >= ? AND rowid < ? ORDER BY rowid"
+    return connection.sql(select, params=[place, place + ROUND_ROWS]).to_arrow_table()

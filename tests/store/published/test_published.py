@@ -76,6 +76,34 @@ def test_a_large_store_takes_several_rounds(
     assert rows(mirror.run) == rows(run)
 
 
+@pytest.mark.parametrize("round_rows", [7, 100_000])
+def test_a_store_with_folded_calls_is_published_whole(
+    tmp_path: Path, lake: str, mirror_folder: Path, monkeypatch: pytest.MonkeyPatch, round_rows: int
+) -> None:
+    """Retention has left holes among the rows, and a watch that starts again publishes all of them."""
+    monkeypatch.setattr(publish, "ROUND_ROWS", round_rows)
+    run = make_run(tmp_path, ranks=2, steps=130)
+    with Ingester(run) as ingester:
+        ingester.catch_up()
+        with Store.open(run, catch_up=False) as store:
+            ((middle_ns,),) = store.rows("SELECT max(start_ns) FROM steps WHERE step <= 100")
+        ingester.retire(middle_ns)
+        publisher = Publisher(lake, run, node_rank=0)
+        while not publisher.is_drained:
+            publisher.write(publisher.read())
+        make_run(tmp_path, run=run, attempt=1, ranks=2, steps=20)
+        publisher.note(ingester.tick(thorough=True).rows)
+        publisher.write(publisher.read())
+        while not publisher.is_drained:
+            publisher.write(publisher.read())
+    with Store.open(run, catch_up=False) as store:
+        ((num_folded,),) = store.rows("SELECT count(*) FROM collective_totals")
+    assert num_folded > 0
+    mirror = Mirror(f"{lake}/{run.run_id}", mirror_folder)
+    mirror.refresh()
+    assert rows(mirror.run) == rows(run)
+
+
 def test_a_round_that_was_cut_off_is_not_read(tmp_path: Path, lake: str, mirror_folder: Path) -> None:
     run = make_run(tmp_path, ranks=2, steps=5)
     with Store.open(run):
