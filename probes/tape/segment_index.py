@@ -255,9 +255,11 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
                 path=str(found["path"]), extent=int(found["extent"]), crc=int(found["crc"]),
                 open_places=tuple(int(place) for place in found["open"]), is_retired=found.get("retired") is True,
             )  # fmt: skip
-            if ".." in Path(entry.path).parts or entry.path.startswith("/") or entry.extent < 0:
+            if ".." in Path(entry.path).parts or entry.path.startswith("/") or b"\0" in os.fsencode(entry.path):
                 raise ValueError(entry.path)
-        except (ValueError, KeyError, TypeError, RecursionError):
+            if min(0, entry.extent, *entry.open_places) < 0:
+                raise ValueError(entry.extent)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # the last: of a number like 1e999
             problem = problem or f"line {number} is damaged"
             last = _digest(line.decode("utf-8", "replace"))
             continue

@@ -21,7 +21,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from probes.tape.rundir import RunDir
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.safe_open import sync_file
 from probes.tape.segment_index import INDEX_NAME, SegmentIndex
 from store.ingest.rank_folders import Folder, NodeFolders
@@ -53,7 +55,7 @@ class TapeSync:
         self._done: set[str] = set()  # segments that no writer touches any more, synced and noted
         self._indexed_s = time.monotonic()
         self._attempt = -1
-        self._problem = ""
+        self._reported: set[tuple[type[Exception], int | None]] = set()
         self._lock = threading.Lock()
 
     def running(self) -> AbstractContextManager[None]:
@@ -116,10 +118,22 @@ class TapeSync:
     def _guarded(self, *, last: bool) -> None:
         try:
             self.sync(last=last)
-        except OSError as error:  # a full or dead disk: reported once, tried again
-            if str(error) != self._problem:
-                self._problem = str(error)
-                logger.warning("Tapes cannot be synced: %s", error)
+        except Exception as error:  # a full or dead disk, or what nobody foresaw: each kind reported once, tried again
+            is_disk = isinstance(error, OSError)
+            kind = (type(error), getattr(error, "errno", None))
+            if kind not in self._reported:
+                self._reported.add(kind)
+                logger.warning("Tapes cannot be synced: %s", error, exc_info=None if is_disk else error)
+                self._report(f"tapes cannot be synced: {type(error).__name__}: {error}")
+
+    def _report(self, reason: str) -> None:
+        """Say in an event that a power cut may lose more than the seconds that are configured."""
+        path = self._run.node_dir(self._node_rank) / "events.jsonl"
+        with (
+            contextlib.suppress(OSError),
+            contextlib.closing(EventWriter(path, attempt=0, rank=NODE_RANK)) as events,
+        ):
+            events.write(event_kinds.HEALTH_FAILED, source="tape", reason=reason)
 
     def _files(self, folder: Folder) -> Iterator[tuple[str, bool]]:
         """(path in the run, whether a writer may still change it) of a folder's files that are not done."""
