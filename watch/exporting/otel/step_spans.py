@@ -9,7 +9,8 @@ root is the span of the step, sent by the first node.
 * Groups: `default` has a span a step and rank, with its account (own work, waiting, not measured, in seconds);
   `per_step` its phases and the gaps between them besides; `all` also the recorded spans (microbatches, stages) and
   collectives.
-* Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly spaced), `all_ranks`.
+* Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly spaced), `all_ranks`. A rank that
+  was chosen stays so to the end of the attempt, also where others come later.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class StepSpans:
     def __init__(self, *, run_id: str, group: str, ranks: str, is_first_node: bool = True) -> None:
         self._run_id, self._group, self._strategy, self._roots = run_id, group, ranks, is_first_node
         self._done: dict[int, int] = {}  # attempt -> start of the newest step that was taken, epoch ns
+        self._sent: dict[int, list[int]] = {}  # attempt -> ranks of the steps that were taken
         self.num_left_out = 0
 
     def take(self, source: Rows) -> list[SpanRow]:
@@ -103,7 +105,7 @@ class StepSpans:
         spans += self._rank_spans(source, attempt, ranks, numbers, since)
         if self._group == "all":
             spans += self._inner_spans(source, attempt, ranks, numbers, since, until)
-        self._done[attempt] = max(row[1] for row in steps)
+        self._done[attempt], self._sent[attempt] = max(row[1] for row in steps), ranks
         return spans
 
     def _chosen(self, source: Rows, attempt: int) -> list[int]:
@@ -111,12 +113,17 @@ class StepSpans:
             "SELECT rank, any_value(node_rank) FROM ranks WHERE attempt = ? AND rank >= 0 GROUP BY rank ORDER BY rank",
             [attempt],
         )
+        if self._strategy == "all_ranks":
+            return [int(rank) for rank, _ in rows]
+        # `_done` is a start on a rank that was sent: on other ranks alone, a step may be later than it and come again
+        sent = self._sent.get(attempt, [])
+        rows.sort(key=lambda row: row[0] not in sent)
         ranks = [int(rank) for rank, _ in rows]
         if self._strategy == "single_rank":
             return ranks[:1] if self._roots else []
         if self._strategy == "first_rank_per_node":
-            return [min(rank for rank, at in rows if at == node) for node in dict.fromkeys(at for _, at in rows)]
-        return spaced_sample(ranks, SAMPLED_RANKS) if self._strategy == "sampled" else ranks
+            return [next(rank for rank, at in rows if at == node) for node in dict.fromkeys(at for _, at in rows)]
+        return [*sent, *spaced_sample(ranks[len(sent) :], SAMPLED_RANKS - len(sent))]
 
     def _rank_spans(
         self, source: Rows, attempt: int, ranks: Sequence[int], steps: Sequence[int], since_ns: int
