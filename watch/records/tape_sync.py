@@ -65,7 +65,8 @@ class TapeSync:
     def sync(self, *, last: bool = False) -> None:
         """One round: the files that may have changed; `last`: those of all attempts, with their checksums.
 
-        Records that a rank left open are covered by a checksum once no rank runs any more.
+        Records that a rank left open are covered by a checksum once no rank runs any more. A file that cannot be synced
+        is reported and holds up no other. Raises OSError where the index cannot be written.
         """
         with self._lock:
             self._sync(last=last)
@@ -90,19 +91,22 @@ class TapeSync:
         newest = max((folder.attempt for folder in folders if not folder.is_node), default=0)
         ended, self._attempt = self._attempt not in (-1, newest), newest
         notes = last or ended or time.monotonic() - self._indexed_s >= INDEX_EVERY_S
-        names = [
-            (name, is_live)
-            for folder in folders
-            if last or ended or folder.is_node or folder.attempt == newest
-            for name, is_live in self._files(folder)
-        ]
-        for name, _ in names:
-            with contextlib.suppress(FileNotFoundError):
-                sync_file(self._run.path / name)
+        names: list[tuple[str, bool]] = []
         for folder in folders:
-            _sync_folder(folder)
+            if last or ended or folder.is_node or folder.attempt == newest:
+                with self._surviving(folder.name):
+                    names += self._files(folder)
+        done: set[str] = set()
+        for name, is_live in names:
+            with self._surviving(name), contextlib.suppress(FileNotFoundError):
+                sync_file(self._run.path / name)
+                done |= set() if is_live else {name}
+        for folder in folders:
+            with self._surviving(folder.name):
+                _sync_folder(folder)
         if notes and names:
-            self._note(names, is_over=last and not self._is_running())
+            self._note([name for name, _ in names], is_over=last and not self._is_running())
+            self._done |= done
 
     def _run_until(self, stop: threading.Event) -> None:
         # At once: the ranks may have recorded for seconds before this process.
@@ -116,15 +120,21 @@ class TapeSync:
         self._guarded(last=True)
 
     def _guarded(self, *, last: bool) -> None:
-        try:
+        with self._surviving("tapes"):
             self.sync(last=last)
-        except Exception as error:  # a full or dead disk, or what nobody foresaw: each kind reported once, tried again
+
+    @contextlib.contextmanager
+    def _surviving(self, what: str) -> Iterator[None]:
+        """Report an error of the block, each kind once, and go on."""
+        try:
+            yield
+        except Exception as error:  # a full or dead disk, a link, or what nobody foresaw: tried again
             is_disk = isinstance(error, OSError)
             kind = (type(error), getattr(error, "errno", None))
             if kind not in self._reported:
                 self._reported.add(kind)
-                logger.warning("Tapes cannot be synced: %s", error, exc_info=None if is_disk else error)
-                self._report(f"tapes cannot be synced: {type(error).__name__}: {error}")
+                logger.warning("Cannot sync %s: %s", what, error, exc_info=None if is_disk else error)
+                self._report(f"{what} cannot be synced: {type(error).__name__}: {error}")
 
     def _report(self, reason: str) -> None:
         """Say in an event that a power cut may lose more than the seconds that are configured."""
@@ -148,14 +158,13 @@ class TapeSync:
             if path.name != INDEX_NAME:
                 yield f"{folder.name}/{path.name}", True
 
-    def _note(self, names: list[tuple[str, bool]], *, is_over: bool) -> None:
+    def _note(self, names: list[str], *, is_over: bool) -> None:
         """Write the checksums of these files into the node's index."""
         self._indexed_s = time.monotonic()
         with self._index() as index:
-            for name, _ in names:
+            for name in names:
                 index.add(self._run.path, name, is_over=is_over)
             index.sync()
-        self._done |= {name for name, is_live in names if not is_live}
 
     @contextlib.contextmanager
     def _index(self) -> Iterator[SegmentIndex]:
