@@ -3,9 +3,11 @@
     retention = Retention.of(run, ingester, syncing, events)     # None where everything is kept
     retention.poll()                                             # in the thread that ingests; works once a minute
 
-1. What tapes and store of the node use is compared with the budget for the hours so far (the first hour's at once).
-   Above it the window is halved, down to a minute; well below it the window grows back.
-2. Calls beyond the window become totals in the store; segments beyond it that are ingested are noted as retired and
+1. What tapes and store of the node use is compared with the budget for the hours that were recorded so far (the first
+   hour's at once). Above it the window is halved, down to a minute; well below it the window grows back.
+2. The window ends with the newest record. It and the hours come from the times of the records, which one clock gave
+   within an attempt: a wall clock that is set retires nothing, and hours between two attempts do not count.
+3. Calls beyond the window become totals in the store; segments beyond it that are ingested are noted as retired and
    removed (`store.ingest.retention`).
 
 Where even a minute is too much, that is reported once (`budget_exceeded`): steps and spans are never given up.
@@ -23,7 +25,7 @@ from analyzers.run.setting import number
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
-from store import Ingester
+from store import Ingester, Store
 from store.database import log_of
 from watch.records.tape_sync import TapeSync
 
@@ -32,6 +34,15 @@ __all__ = ["Retention", "RetentionPolicy"]
 MIN_WINDOW_S = 60.0
 GROW_BELOW = 0.7
 """Of the budget: the window grows again."""
+_RECORDED = """
+SELECT max(last_ns - first_ns), max(last_ns) FROM (
+    SELECT attempt, rank, min(at_ns) AS first_ns, max(at_ns) AS last_ns FROM (
+        SELECT attempt, rank, start_ns AS at_ns FROM steps
+        UNION ALL SELECT attempt, rank, issue_ns FROM collectives)
+    GROUP BY attempt, rank HAVING last_ns IS NOT NULL)
+GROUP BY attempt ORDER BY attempt
+"""
+"""How long each attempt recorded, and until when. Ranks and attempts may differ in what they added to their clocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +88,17 @@ class Retention:
 
     def retire(self) -> None:
         """Retire what is due now. Raises StoreError, OSError."""
+        with Store.open(self._run, catch_up=False, node=self._ingester.folders.node_rank, threads=1) as store:
+            recorded = store.rows(_RECORDED)
+        if not recorded:
+            return
         used_bytes, num_ranks = self._used()
-        budget_bytes = self._budget_bytes(num_ranks)
+        hours = max(1.0, sum(span_ns for span_ns, _ in recorded) / 3.6e12)
+        budget_bytes = self._policy.budget_bytes * max(1, num_ranks) * hours
         if budget_bytes:
             self._adapt(used_bytes, budget_bytes)
-        segments = self._ingester.retire(time.time_ns() - int(self.window_s * 1e9))
+        _, newest_ns = recorded[-1]
+        segments = self._ingester.retire(newest_ns - int(self.window_s * 1e9))
         self._syncing.retire(segments)
         self._num_segments += len(segments)
         if segments and self._reported_s != self.window_s:
@@ -99,12 +116,6 @@ class Retention:
             self.window_s = max(MIN_WINDOW_S, self.window_s / 2)
         elif used_bytes < GROW_BELOW * budget_bytes:
             self.window_s = min(self._policy.window_s, self.window_s * 2)
-
-    def _budget_bytes(self, num_ranks: int) -> float:
-        """For all ranks of the node and the time so far; 0 without a budget."""
-        created_ns = self._run.manifest().get("created_wall_ns")
-        elapsed_h = (time.time_ns() - created_ns) / 3.6e12 if isinstance(created_ns, int) else 0.0
-        return self._policy.budget_bytes * max(1, num_ranks) * max(1.0, elapsed_h)
 
     def _used(self) -> tuple[int, int]:
         """Bytes that the node's tapes and store take on the disk, and its ranks."""
