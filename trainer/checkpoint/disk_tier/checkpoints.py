@@ -68,6 +68,8 @@ class DiskCheckpoints:
         self.is_chief = training.rank == 0
         self.saved: list[int] = []
         """Steps that this run may go back to, verified, oldest first; the same on all ranks."""
+        self.unread: set[int] = set()
+        """Steps whose files are complete and could not be read back: loading verifies them. The same on all ranks."""
         self.states = States()
         """Kept by rank 0 only."""
         self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
@@ -123,6 +125,9 @@ class DiskCheckpoints:
         values, step = copy.values, copy.step
         self._num_saves += 1
         final = self.path(step)
+        if step in self.unread:  # what is read back this time takes its place
+            self.unread.remove(step)
+            self.states.found(step, "failed")
         self._report(step, "writing")
         content = self._content(values)
         self._save = Save(
@@ -243,6 +248,7 @@ class DiskCheckpoints:
         """Never use a checkpoint again, even if it is still being written. All ranks; the folder stays, under another
         name, until it is pruned. `is_damaged`: for what its files hold, not for what happened in the training."""
         self.saved = [other for other in self.saved if other != step]
+        self.unread.discard(step)
         if self._save is not None and self._save.step == step:
             self._save.cancel()
         self._report(step, "condemned", reason=reason)
@@ -257,7 +263,7 @@ class DiskCheckpoints:
     def condemn_from(self, step: int, reason: str) -> None:
         """Condemn what holds the state of `step` or of a later one. All ranks."""
         writing = [self._save.step] if self._save is not None and not self._save.cancelled else []
-        for other in [other for other in [*self.saved, *writing] if other >= step]:
+        for other in [other for other in [*self.saved, *self.unread, *writing] if other >= step]:
             self.condemn(other, reason)
 
     def prune(self, good_step: int | None) -> None:
@@ -266,13 +272,17 @@ class DiskCheckpoints:
         The newest good one is never removed. All ranks.
         """
         good = [step for step in self.saved if good_step is not None and step <= good_step]
-        spare = [step for step in good[: -self.keep] if not (self.keep_every and step % self.keep_every == 0)]
+        if len(good) < self.keep:
+            return  # until then a condemned one may be the last hope
+        old = [step for step in [*self.saved, *self.unread] if step < good[-self.keep]]
+        spare = [step for step in old if not (self.keep_every and step % self.keep_every == 0)]
         self.saved = [step for step in self.saved if step not in spare]
+        self.unread.difference_update(spare)
         for step in spare:
             self._report(step, "removed", reason=f"the newest {self.keep} good ones are kept")
             if self.is_chief:
                 self._discard(self.path(step))
-        if self.is_chief and len(good) >= self.keep:  # until then a condemned one may be the last hope
+        if self.is_chief:
             for path in self.folder.glob("step-*.condemned"):
                 match = _NAME.match(path.name)
                 if match and int(match[1]) < self.saved[0]:
@@ -304,11 +314,18 @@ class DiskCheckpoints:
         save.release()
         if not save.cancelled:
             save.cancel()
-            reason = first_error(save.error)  # collective, in the one step in which it is needed
-            took = time.monotonic_ns() - save.start_ns
-            self._report(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
-            if self.is_chief and save.renamed:
-                self._discard(save.final)
+            reason = first_error("" if save.is_unread else save.error)  # collective, in the one step that needs it
+            if reason:
+                took = time.monotonic_ns() - save.start_ns
+                self._report(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
+                if self.is_chief and save.renamed:
+                    self._discard(save.final)
+            else:
+                self.unread.add(save.step)
+                reason = first_error(save.error)
+                if self.is_chief:
+                    kept = f"{save.final.name} stays, and is verified when it is loaded"
+                    self._report_problem(f"{kept}: {reason}", step=save.step)  # it remains in the state "complete"
         if self.is_chief:
             self._discard(save.scratch)
 
@@ -368,5 +385,6 @@ class DiskCheckpoints:
             path = f"{self.folder.name}/{self.path(step).name}"
             self.recorder.event(event_kinds.CHECKPOINT, step=step, tier="disk", state=state, path=path, **detail)
 
-    def _report_problem(self, reason: str) -> None:
-        self.recorder.event(event_kinds.CHECKPOINT, tier="disk", state="failed", path=self.folder.name, reason=reason)
+    def _report_problem(self, reason: str, step: int | None = None) -> None:
+        told = {"tier": "disk", "state": "failed", "path": self.folder.name, "reason": reason}
+        self.recorder.event(event_kinds.CHECKPOINT, step=step, **told)

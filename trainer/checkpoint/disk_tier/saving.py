@@ -30,6 +30,7 @@ from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.continuity import signature
 from trainer.checkpoint.disk_tier.manifest import (
     CheckpointError,
+    StorageError,
     digest_file,
     read_manifest,
     verify_files,
@@ -76,6 +77,8 @@ class Save:
         """Size over all shards; on rank 0, after `finish`."""
         self.error = ""
         """What went wrong on this rank, in one line."""
+        self.is_unread = False
+        """True if that is only that the finished files cannot be read back now: it proves nothing against them."""
         self.renamed = False
         self._plan = plan
         self._copy: HostCopy | None = copy
@@ -136,6 +139,7 @@ class Save:
                 fence.check()
                 work()
         except (Exception, fence.Fenced) as error:  # the training thread checks the fence by itself
+            self.is_unread = self.stage == "verify" and isinstance(error, (StorageError, OSError))
             self.error = one_line(f"{type(error).__name__}: {error}")
 
     def _write(self) -> None:

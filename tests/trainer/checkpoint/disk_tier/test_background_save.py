@@ -16,7 +16,9 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
+from trainer.checkpoint.disk_tier import saving
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
 from trainer.checkpoint.state import Position
 from trainer.rank.loop import Session
 
@@ -167,6 +169,82 @@ def test_a_shard_that_fails_on_one_rank_fails_the_save_on_all(tmp_path: Path) ->
     (first, *_) = (event for event in events if event.get("state") == "failed")
     assert first["step"] == 4
     assert first["reason"].startswith("rank 1: FileExistsError")
+
+
+class BadReads:
+    """Reading back the files of these steps fails, each time; `times` says how often it was tried."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: int, error: Exception) -> None:
+        self.times = 0
+        verify = saving.verify_files
+
+        def fails(folder: Path, *arguments: Any, **options: Any) -> None:
+            if int(folder.name.removeprefix("step-")) in steps:
+                self.times += 1
+                raise error
+            verify(folder, *arguments, **options)
+
+        monkeypatch.setattr(saving, "verify_files", fails)
+
+
+UNREAD = StorageError("__0_0.distcp cannot be read now (Input/output error)")
+
+
+def test_what_cannot_be_read_back_now_stays_and_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last state is written once more, and its folder is there although that cannot be read back either."""
+    config = with_steps(small(checkpoint={"interval": 4, "asynchronous": False}), 8)
+    reads = BadReads(monkeypatch, 4, 8, error=UNREAD)
+    with pytest.raises(StorageError, match="the last state, of step 8, cannot be saved"):
+        run_loop(config, tmp_path, rank=0, world_size=1)
+    assert reads.times == 3
+    assert checkpoint_steps(tmp_path / "checkpoints") == [4, 8]
+    once = ["writing", "complete", "failed"]
+    assert [state for _, state in _states(tmp_path)] == once * 3
+    events, _, _ = read_events(RunDir(tmp_path).rank_dir(0, 0) / "events.jsonl")
+    (told, *_) = (event["reason"] for event in events if event.get("state") == "failed")
+    assert told.startswith("step-00000004 stays, and is verified when it is loaded: rank 0: StorageError")
+    monkeypatch.undo()
+    again = run_loop(with_steps(config, 9), tmp_path, rank=0, world_size=1, attempt=1)
+    assert min(again.losses) == 9
+
+
+def test_what_could_not_be_read_back_is_condemned_and_pruned_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_steps(small(checkpoint={"interval": 4, "asynchronous": False, "keep": 1}), 24)
+    BadReads(monkeypatch, 4, 16, error=UNREAD)
+    run_loop(config, tmp_path, rank=0, world_size=1, faults=["nan_grad@step=17,rank=0"])
+    once = ["writing", "complete", "failed"]
+    assert [state for _, state in _states(tmp_path, step=4)] == [*once, "removed"]
+    assert [state for _, state in _states(tmp_path, step=16)] == [*once, "condemned", *once, "removed"]
+    assert 4 not in checkpoint_steps(tmp_path / "checkpoints")
+
+
+def test_what_is_read_back_and_differs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_steps(small(checkpoint={"interval": 4, "asynchronous": False}), 8)
+    BadReads(monkeypatch, 4, error=CheckpointError("__0_0.distcp has 7 bytes, not 9"))
+    run_loop(config, tmp_path, rank=0, world_size=1)
+    assert checkpoint_steps(tmp_path / "checkpoints") == [8]
+    assert [state for _, state in _states(tmp_path, step=4)] == ["writing", "complete", "failed"]
+
+
+def _one_rank_cannot_read_back(rank: int, world_size: int, folder: Path) -> tuple[list[int], set[int]]:
+    """Step 4: rank 1 cannot read its file. Step 8: rank 0 cannot either, and rank 1 reads what it did not write."""
+    found: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        BadReads(patch, *((8,) if rank == 0 else (4,)), error=UNREAD)
+        if rank == 1:
+            BadReads(patch, 8, error=CheckpointError("__1_0.distcp has 7 bytes, not 9"))
+        config = with_steps(small(parallel={"dp_shard": 2}, checkpoint={"interval": 4, "asynchronous": False}), 12)
+        run_loop(config, folder, rank=rank, world_size=world_size, change=lambda s: found.append(s.recovery))
+    disk = found[0].copies.disk
+    return disk.saved, disk.unread
+
+
+def test_ranks_agree_on_what_was_not_read_back(tmp_path: Path) -> None:
+    ranks = run_ranks(_one_rank_cannot_read_back, world_size=2, args=(tmp_path,), deadline_s=60)
+    assert ranks == [([12], {4})] * 2
+    assert checkpoint_steps(tmp_path / "checkpoints") == [4, 12]
 
 
 @functools.cache
