@@ -23,6 +23,7 @@ from typing import Any
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
+from probes.tape.secrets import Redactor
 from store import StoreError
 from store.published.address import AddressError, one_line
 from store.published.publish import Publisher, Round
@@ -62,7 +63,8 @@ class Publishing:
         try:
             publisher = Publisher(address, run, node_rank=node_rank)
         except AddressError as error:
-            events.write(event_kinds.PUBLISH_FAILED, address=address, reason=str(error))
+            detail = Redactor().within({"address": address, "reason": str(error)})  # an address with keys is refused
+            events.write(event_kinds.PUBLISH_FAILED, **detail)
             return None
         return cls(publisher, events, every_s=float(every_s) if isinstance(every_s, (int, float)) else 10.0)
 
