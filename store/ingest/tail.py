@@ -140,13 +140,16 @@ class Tail:
         if checked is not None and checked.next_byte == signature:
             return
         found = {f"{path}{CHECKSUM}": problem for path, problem in check_index(self.run.path, index)}
-        for path, places in retired_segments(index).items():
+        retired = retired_segments(index)
+        for path, places in retired.items():
             if path not in state.segments:
                 found[f"{path}{CHECKSUM}"] = f"was retired, and the store that had its {places} records is gone"
         for folder in folders:
             names = [path.rpartition("/")[2] for _, _, path in self.folders.segments(folder)]
             for table, number in missing_numbers(names):
-                found[f"{folder.name}/{segment_name(table, number)}{CHECKSUM}"] = "is missing: later segments are there"
+                path = f"{folder.name}/{segment_name(table, number)}"
+                if path not in retired:  # an older one stays while a record in it is open
+                    found[f"{path}{CHECKSUM}"] = "is missing: later segments are there"
         for path, problem in found.items():
             if state.problems.get(path) != problem:
                 yield Problem(path=path, problem=problem)
