@@ -134,7 +134,8 @@ def copy_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}-copy{path.suffix}")
 
 
-_UNREADABLE = frozenset({errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT})
+_SETTLED = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
+"""Errors that say what is there instead of a file; any other says only that it cannot be read now."""
 
 
 def _read(path: Path) -> tuple[Ledger | None, str]:
@@ -148,7 +149,7 @@ def _read(path: Path) -> tuple[Ledger | None, str]:
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        if isinstance(error, OSError) and error.errno in _UNREADABLE:
+        if isinstance(error, OSError) and error.errno not in _SETTLED:
             raise
         return None, f"{path.name} is damaged: {type(error).__name__}"
     return ledger, ""

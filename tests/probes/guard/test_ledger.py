@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from probes.guard import ledger as ledger_module
 from probes.guard.ledger import Ledger, copy_of
-from trainer.guard.ledger_file import save_ledger
+from probes.recorder import NullRecorder
+from trainer.checkpoint.disk_tier.manifest import StorageError
+from trainer.guard.ledger_file import LedgerFile, save_ledger
 
 
 @given(st.lists(st.integers(0, 60), unique=True))
@@ -79,10 +82,29 @@ def test_the_newer_of_both_files_counts(tmp_path: Path) -> None:
     assert "missing" in problem
 
 
-def test_a_file_that_cannot_be_read_now_is_no_empty_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: object) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOTCONN, errno.EREMOTEIO])
+def test_a_file_that_cannot_be_read_now_is_no_empty_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "ledger.json"
+    save_ledger(Ledger(path=path, stopped="the budget is spent"))
+    before = path.read_bytes()
 
-    monkeypatch.setattr(ledger_module, "read_plain", fails)
-    with pytest.raises(OSError, match="Input/output"):
-        Ledger.load(tmp_path / "ledger.json")
+    def fails(*arguments: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "read_plain", fails)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            Ledger.load(path)
+        with pytest.raises(StorageError, match=os.strerror(number)):
+            LedgerFile(tmp_path, NullRecorder(), is_chief=True)
+    assert path.read_bytes() == before
+
+
+def test_a_link_or_a_folder_in_its_place_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.symlink_to("elsewhere")
+    copy_of(path).mkdir()
+    ledger, problem = Ledger.load(path)
+    assert (ledger, problem) == (Ledger(path=path), "ledger.json is damaged: OSError")

@@ -16,6 +16,7 @@ nothing: StorageError ends the attempt, and nothing is renamed or removed.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import sys
@@ -51,9 +52,13 @@ SWITCH_INTERVAL_S = 0.0005
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of the finished checkpoints in a folder, oldest first."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("step-*") if path.is_dir() and not path.is_symlink())
-    return sorted(int(match[1]) for match in found if match)
+    """Steps of the finished checkpoints in a folder, oldest first. Raises OSError if it cannot be read now."""
+    try:
+        with os.scandir(folder) as entries:  # Path.glob takes a folder that may not be read for an empty one
+            found = [(_NAME.fullmatch(entry.name), entry) for entry in entries]
+            return sorted(int(match[1]) for match, entry in found if match and entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
 
 
 class DiskCheckpoints:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from probes.tape.safe_open import open_plain, read_plain
+from probes.tape.safe_open import open_plain
 from trainer.checkpoint import attempt_fence as fence
 from trainer.fsync import fsync_path
 
@@ -74,12 +74,16 @@ def digest_file(path: Path, *, from_disk: bool = False) -> FileDigest:
     """
     with open(open_plain(path), "rb", buffering=0) as file:
         if from_disk:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            _drop_cached(file.fileno())
         digest, size = hashlib.blake2b(digest_size=32), 0
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
     return FileDigest(bytes=size, blake2b=digest.hexdigest())
+
+
+def _drop_cached(fd: int) -> None:
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str, FileDigest]) -> None:
@@ -91,7 +95,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest, if its own hash agrees. Raises CheckpointError if it is damaged, StorageError."""
-    return _proven(folder, MANIFEST_NAME, lambda again: _read_manifest(folder))
+    return _proven(folder, MANIFEST_NAME, lambda again: _read_manifest(folder, from_disk=again))
 
 
 def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str], *, from_disk: bool = False) -> None:
@@ -127,10 +131,13 @@ def _readable(folder: Path, name: str, read: Callable[[], _T]) -> _T:
         raise StorageError(f"{folder.name}: {name} cannot be read now ({reason})") from None
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path, *, from_disk: bool) -> dict[str, Any]:
     path = folder / MANIFEST_NAME
     try:
-        blob = read_plain(path, MAX_MANIFEST_BYTES + 1)
+        with open(open_plain(path), "rb") as file:
+            if from_disk:
+                _drop_cached(file.fileno())
+            blob = file.read(MAX_MANIFEST_BYTES + 1)
     except FileNotFoundError:
         raise CheckpointError(f"{folder.name}: has no {MANIFEST_NAME}, so it was never finished") from None
     try:

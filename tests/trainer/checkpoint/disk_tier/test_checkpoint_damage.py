@@ -151,8 +151,8 @@ def test_if_none_is_whole_nothing_is_loaded(pristine: Path, training: Training, 
     assert all(bool((tensor == 7.0).all()) for tensor in training_tensors(training).values()), "nothing was touched"
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM])
-@pytest.mark.parametrize("place", ["os.open", "checkpoint_steps", "read"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOMEM, errno.EACCES])
+@pytest.mark.parametrize("place", ["os.open", "os.scandir", "read"])
 def test_storage_that_cannot_be_read_condemns_nothing(
     pristine: Path, training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str
 ) -> None:
@@ -163,8 +163,8 @@ def test_storage_that_cannot_be_read_condemns_nothing(
     def fails(*arguments: Any, **options: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    targets = {"os.open": safe_open.os, "checkpoint_steps": checkpoints, "read": manifest}
-    names = {"os.open": "open", "checkpoint_steps": "checkpoint_steps", "read": "digest_file"}
+    targets = {"os.open": safe_open.os, "os.scandir": checkpoints.os, "read": manifest}
+    names = {"os.open": "open", "os.scandir": "scandir", "read": "digest_file"}
     with monkeypatch.context() as patch:
         patch.setattr(targets[place], names[place], fails)
         with pytest.raises(StorageError, match=os.strerror(number)):
@@ -195,6 +195,23 @@ def test_what_is_read_wrongly_once_is_not_condemned(
     with pytest.raises(StorageError, match="read differently each time"):
         _disk(folder, training).load_newest(Ledger())
     assert checkpoint_steps(folder) == list(STEPS)
+
+
+def test_a_manifest_that_is_wrong_only_in_memory_is_not_condemned(
+    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel holds a bad page of it until it is told to drop that."""
+    folder = shutil.copytree(pristine / "step-00000006", tmp_path / "step-00000006")
+    good = (folder / MANIFEST_NAME).read_bytes()
+    (folder / MANIFEST_NAME).write_bytes(good[:-2])
+
+    def drop(*arguments: int) -> None:
+        (folder / MANIFEST_NAME).write_bytes(good)
+
+    with pytest.raises(CheckpointError, match="damaged"):
+        manifest.read_manifest(folder)
+    monkeypatch.setattr(os, "posix_fadvise", drop)
+    assert manifest.read_manifest(folder)["step"] == 6
 
 
 def test_an_error_after_the_hashes_agreed_condemns_nothing(
