@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.e2e.launched import start, train, unhurried
 
-EVERY_STEP = ["train.steps=80", "train.eval_interval=1", "train.eval_batches=2", "data.validation_ratio=0.1"]
+# Longer than the 8 s that a busy watch rests between two looks.
+EVERY_STEP = ["train.steps=200", "train.eval_interval=1", "train.eval_batches=2", "data.validation_ratio=0.1"]
 
 
 def test_a_run_that_leaves_its_plan_is_told_while_it_trains(tmp_path: Path) -> None:

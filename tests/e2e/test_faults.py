@@ -19,7 +19,7 @@ def broken_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def test_each_fault_of_a_run_is_one_finding(broken_run: LaunchedRun) -> None:
-    findings = broken_run.findings()
+    findings = broken_run.own_findings()
     assert sorted(finding["kind"] for finding in findings) == ["hang", "non_finite", "rank_lost"], findings
 
 
@@ -74,7 +74,7 @@ def test_a_slow_rank_is_named_with_its_phase(tmp_path: Path, layout: str, fault:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_bad_batch_is_a_spike_and_is_skipped(tmp_path: Path, layout: str) -> None:
     run = train(tmp_path, layout, faults=["bad_batch@step=70"], settings=["train.steps=80", "optim.lr=3e-3"])
-    (spike,) = run.findings()
+    (spike,) = run.own_findings()
     assert spike["kind"] == "loss_spike"
     assert 70 <= spike["first_step"] <= 72
     assert run.events("rollback", rank=0)
@@ -92,7 +92,7 @@ def test_a_clean_run_has_no_finding(tmp_path: Path, layout: str) -> None:
 
 def test_a_rank_that_runs_out_of_memory_is_named_with_its_memory(tmp_path: Path) -> None:
     run = train(tmp_path, "ddp", faults=["oom@step=15,rank=1"], settings=["train.steps=25"])
-    (lost,) = run.findings()
+    (lost,) = run.own_findings()
     assert (lost["kind"], lost["cause"], lost["ranks"]) == ("rank_lost", "out_of_memory", [1])
     assert lost["evidence"]["memory_last_bytes"] > 0
     assert lost["evidence"]["memory_of_peers_bytes"] > 0

@@ -67,7 +67,7 @@ def test_a_hang_across_nodes_is_named_killed_and_found_afterwards(
     processes += [
         start_watch(run.path, node, num_nodes=2, digests=f"127.0.0.1:{store.port}") for node, run in enumerate(nodes)
     ]
-    assert processes[CULPRIT].wait(60) == -signal.SIGKILL, "its own node's watch acts on the leader's word"
+    assert processes[CULPRIT].wait(110) == -signal.SIGKILL, "its own node's watch acts on the leader's word"
     (killed,) = wait_for(lambda: said(nodes[1], 1, "culprit_killed"), "event of the kill")
     assert killed["killed_rank"] == CULPRIT
     (finding,) = [event for event in said(nodes[0], 0, "finding") if event["finding_kind"] == "hang"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from probes.tape.events import read_events
 from probes.tape.shared_memory import shared_folder
 from store import Store
-from tests.e2e.launched import LaunchedRun, kill, resume, start
+from tests.e2e.launched import LaunchedRun, kill, resume, start, unhurried
 from tests.ports import free_port
 from tests.waiting import wait_for
 from trainer.launcher.nodes.node_exclusion import exclusion_reason
@@ -26,8 +27,11 @@ def _options(rank: int, port: int, nodes: str = "1:2") -> list[str]:
     return [*where, "--nproc-per-node", "2"]
 
 
-def _node(tmp_path: Path, rank: int, port: int, *settings: str, nodes: str = "1:2") -> LaunchedRun:
-    return start(tmp_path, "elastic", settings=[*ELASTIC, *settings], options=_options(rank, port, nodes))
+def _node(
+    tmp_path: Path, rank: int, port: int, *settings: str, nodes: str = "1:2", faults: Sequence[str] = ()
+) -> LaunchedRun:
+    options = _options(rank, port, nodes)
+    return start(tmp_path, "elastic", settings=[*ELASTIC, *settings], options=options, faults=faults)
 
 
 def _lose_node_1(first: LaunchedRun, second: LaunchedRun, attempt: int) -> None:
@@ -49,7 +53,9 @@ def _worlds(run: LaunchedRun) -> list[int]:
 
 def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None:
     port = free_port()
-    first = _node(tmp_path, 0, port)
+    # A survivor in a hurry may be done before the node is back. A fault ends with its attempt, so there are many.
+    paced = [f"slow_data@step={step},until={step + 19},rank=0,seconds=0.05" for step in range(1, STEPS - 100, 20)]
+    first = _node(tmp_path, 0, port, faults=paced)
     wait_for(lambda: (first.runs_dir / "latest").exists(), "the run", first)
     second = _node(tmp_path, 1, port)
     wait_for(lambda: 4 in _worlds(first) and first.is_saved() and len(first.pids()) == 4, "both nodes", first)
@@ -83,10 +89,11 @@ def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left
     kept; told to stop they leave with a checkpoint; resumed together, a rank of node 1 dies twice, and node 0 goes on
     without it."""
     settings = ("checkpoint.interval=0", "train.steps=3000")
-    nodes = [_node(tmp_path, 0, port := free_port(), *settings, nodes="2")]
+    nodes = [_node(tmp_path, 0, port := free_port(), *settings, nodes="2", faults=unhurried(4))]
     wait_for(lambda: (nodes[0].runs_dir / "latest").exists(), "the run", nodes[0])
-    nodes.append(_node(tmp_path, 1, port, *settings, nodes="2"))
+    nodes.append(_node(tmp_path, 1, port, *settings, nodes="2", faults=unhurried(4)))
     wait_for(lambda: len(nodes[0].pids()) == 4 and _committed(nodes[0], 0) > 20, "both nodes", nodes[0])
+    wait_for(lambda: all(_is_kept(nodes[0], rank) for rank in (2, 3)), "the copies of node 1 on node 0", nodes[0])
 
     _lose_node_1(nodes[0], nodes[1], 0)
     shared = shared_folder(nodes[0].run.path, 1)
@@ -124,6 +131,12 @@ def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left
     assert twice, "steps between the copy and the loss were trained again"
     assert all((losses, batches) == (1, 1) for _, losses, batches in twice), "with the same bits"
     assert [batch for (batch,) in batches] == list(range(steps))
+
+
+def _is_kept(run: LaunchedRun, rank: int) -> bool:
+    """Return True if the newest word of a rank's copies is that another node has them."""
+    told = run.events("peer_copy", rank)
+    return bool(told) and told[-1]["state"] == "complete"
 
 
 def _committed(run: LaunchedRun, attempt: int) -> int:

@@ -34,6 +34,8 @@ def test_both_are_written_while_it_trains(tmp_path: Path, monkeypatch: pytest.Mo
     run = start(tmp_path, "two", faults=["nan_grad@step=12,rank=1"], settings=settings)
     folder = run.run.path / "tensorboard"
     wait_for(lambda: max(steps_in(folder), default=0) > 20, "steps in TensorBoard while it trains", run)
+    # Its library is slow to import: one that has not begun when the run ends may not be done within its time.
+    wait_for((run.run.path / "trackers" / "wandb.json").exists, "progress of Weights & Biases", run)
     started = run.events("tracker_started")
     assert [event["tracker"] for event in started] == ["tensorboard", "wandb"]
     assert all(Path(f"/proc/{event['pid']}").exists() for event in started)

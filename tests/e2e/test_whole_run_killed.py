@@ -30,7 +30,7 @@ def test_every_record_survives_and_the_death_is_explained(tmp_path: Path) -> Non
         for table, count in written.items():
             assert store.rows(f"SELECT count(*) FROM {table}")[0][0] == count, table
 
-    (lost,) = run.findings()
+    (lost,) = run.own_findings()
     assert lost["kind"] == "rank_lost"
     assert (lost["cause"], lost["ranks"]) == ("killed_all", [])
     assert "all 4 ranks stopped" in lost["summary"]
