@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -184,23 +185,25 @@ def test_a_reader_beside_a_writer_sees_whole_records(tmp_path: Path) -> None:
 
     def write() -> None:
         step = 1
-        while not stop.is_set() and step < 20_000:
+        while not stop.is_set():
             tape.append(COMPLETE, step, step % 97, float(step), float(step), step)
             step += 1
 
     writer = threading.Thread(target=write)
     writer.start()
-    position, seen = 0, 0
-    while writer.is_alive() and seen < 5_000:
-        segment = read_segment(path, position)
-        records = segment.records
-        assert (records["norm"] == records["step"]).all()
-        assert (records["nonfinite_count"] == records["step"]).all()
-        seen += len(records)
-        position = segment.end
-    stop.set()
-    writer.join()
-    assert seen > 0
+    position, seen, deadline = 0, 0, time.monotonic() + 60
+    try:
+        while writer.is_alive() and seen < 5_000 and time.monotonic() < deadline:
+            segment = read_segment(path, position)
+            records = segment.records
+            assert (records["norm"] == records["step"]).all()
+            assert (records["nonfinite_count"] == records["step"]).all()
+            seen += len(records)
+            position = segment.end
+    finally:
+        stop.set()
+        writer.join()
+    assert seen >= 5_000
 
 
 _VICTIM = """
