@@ -45,7 +45,7 @@ DEADLINE_S = 120.0
 WITHIN_S = 1.0
 """The first question comes at a random moment within this time of the end."""
 BETWEEN_S = 0.4
-FINAL_S = 20.0
+FINAL_S = 90.0
 """Questions go on for this long, or until two answers in a row after the last process are the same."""
 STILL_READING = "Still reading"
 SCRIPT = """

@@ -102,6 +102,7 @@ def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
         with DashboardServer(run.runs_dir, port=0) as server, playwright.sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
             found = Visit(browser.new_page(viewport={"width": 1280, "height": 1000}), server.url, run)
+            found.page.set_default_timeout(LONGEST_MS)
             found.page.on("pageerror", lambda error: found.complaints.append(str(error)))
             found.page.on("console", lambda message: found.hear(message))
             yield found
@@ -155,6 +156,7 @@ def test_a_click_on_a_cell_is_an_address_that_shows_the_same_elsewhere_and_back_
     assert re.search(r"rank=0&step=\d+", visit.page.url), visit.page.url
     context = visit.page.context.browser.new_context(viewport={"width": 800, "height": 1000})  # type: ignore[union-attr]
     page = context.new_page()
+    page.set_default_timeout(LONGEST_MS)
     page.goto(visit.page.url)
     page.wait_for_selector("text=/Rank 0 in step/", timeout=LONGEST_MS)
     context.close()
@@ -180,6 +182,7 @@ def _clicked_cell(visit: Visit) -> bool:
 def test_a_chart_whose_library_does_not_load_says_so_and_is_drawn_when_it_does(visit: Visit) -> None:
     context = visit.page.context.browser.new_context(viewport={"width": 1280, "height": 1000})  # type: ignore[union-attr]
     page = context.new_page()
+    page.set_default_timeout(LONGEST_MS)
     context.route("**/plotly.min.js", lambda route: route.abort())
     page.goto(f"{visit.url}/{PAGES['overview']}")
     page.wait_for_selector("text=This chart could not be drawn: plotly.js did not load", timeout=LONGEST_MS)

@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason="no Chromium: apt-get install chromium"),
     pytest.mark.timeout(240),
 ]
+LONGEST_MS = 60_000
+"""For what comes in a second on an idle machine."""
 CUT = """
 () => [...document.querySelectorAll('[data-testid=stMetric] *')]
   .filter((one) => one.offsetParent && getComputedStyle(one).overflowX !== 'visible'
@@ -68,7 +70,9 @@ def opened(run: Path) -> Iterator[tuple[str, Page]]:
     """Address of a server of the run, and a page of a browser."""
     with DashboardServer(run, port=0) as server, playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
-        yield server.url, browser.new_page()
+        page = browser.new_page()
+        page.set_default_timeout(LONGEST_MS)
+        yield server.url, page
         browser.close()
 
 
@@ -78,13 +82,13 @@ def test_no_page_scrolls_sideways_and_no_tile_is_cut(run: Path, opened: tuple[st
     url, page = opened
     page.set_viewport_size({"width": 1440, "height": 1000})
     page.goto(f"{url}/{PAGES[name]}" + (f"?run={run.name}" if PAGES[name] else ""))
-    page.wait_for_selector("h1", timeout=60_000)
-    page.wait_for_selector(SETTLED, timeout=60_000)
-    page.wait_for_selector(PENDING, state="detached", timeout=60_000)
+    page.wait_for_selector("h1")
+    page.wait_for_selector(SETTLED)
+    page.wait_for_selector(PENDING, state="detached")
     for width in (1440, 800, 390):
         page.set_viewport_size({"width": width, "height": 1000})
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
             assert page.evaluate("document.documentElement.scrollWidth") <= width, theme
-            page.wait_for_function(FITS, timeout=30_000)
+            page.wait_for_function(FITS)
             assert page.evaluate(CUT) == [], (width, theme)

@@ -96,9 +96,9 @@ def test_ranks_that_wait_for_one_that_does_not_run_here_are_not_killed_before_th
 ) -> None:
     assert node.act(verdict) == []
     assert len(node.said("stacks")) == 1
-    node.wait(OTHERS_S - 1)
+    node.wait(OTHERS_S / 2)  # and what the acts themselves take, on top: seconds on a busy machine
     assert node.act() == []
-    node.wait(2)
+    node.wait(OTHERS_S)
     assert node.act() == [0, 1, 2]
     reasons = {event["reason"] for event in node.said("culprit_killed")}
     assert len(reasons) == 1
