@@ -54,6 +54,8 @@ def replay(
         again = replay_step(run, step, device=device, report=report)
     except (RunError, StoreError, CheckpointError, StorageError, ConfigError, ReplayError) as error:
         fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or run} cannot be read now ({error.strerror or error}): try again")
     if output == "json":
         from analyzers.report.json import plain
 

@@ -97,6 +97,8 @@ def train(
         code = launch_run(options, version=__version__, console=console())
     except (ConfigError, FaultError, NodeRendezvousError, ResumeError, RunError) as error:
         fail(str(error))
+    except PermissionError as error:
+        fail(f"{error.filename or 'a file of the run'}: {error.strerror}")
     except OSError as error:
         if error.errno not in STORAGE_ERRNOS:
             raise
