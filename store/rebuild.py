@@ -6,20 +6,33 @@ result.rows["steps"]
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from probes.tape.rundir import RunDir
 from probes.tape.segment_index import INDEX_NAME, retired_segments
-from store.database import StoreError, WriterLock, connect_attached, log_of, quarantine, translated
-from store.ddl import quoted
+from store.database import (
+    StoreBusyError,
+    StoreCorruptError,
+    StoreError,
+    WriterLock,
+    connect_attached,
+    drop_useless_log,
+    log_of,
+    quarantine,
+    translated,
+)
+from store.ddl import SEGMENT, quoted
 from store.ingest.carry_over import carry_over
 from store.ingest.ingest import Ingester
 from store.ingest.rank_folders import folders_by_node
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 __all__ = ["RebuildResult", "rebuild"]
 
@@ -35,15 +48,17 @@ class RebuildResult:
     problems: tuple[str, ...]
     """Files that could not be read, or not wholly; table `ingest_problems` says why."""
     kept: tuple[Path, ...] = ()
-    """Former stores that were set aside: they have rows that the tapes no longer have, or cannot be read."""
+    """Former stores that were set aside: they have what damaged tapes no longer have, or cannot be read."""
 
 
 def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, force: bool = False) -> RebuildResult:
     """Make every node's store anew; `progress(bytes done, bytes of all tapes)` is called now and then.
 
     Where tapes are retired, the rows of the old store come first. The old store stays in use until the new one is
-    whole. One that has rows which the tapes no longer have is kept as it is, unless `force`: then it is set aside.
-    Raises StoreLockedError while a watch writes, StoreError if the folder cannot be written or rows would be lost.
+    whole. One that has rows which the tapes no longer have is kept as it is, unless `force`: then it is set aside, as
+    is one whose rows are not those that damaged tapes give now. Raises StoreLockedError while a watch writes,
+    StoreBusyError while somebody else has the store open, StoreError if the folder cannot be written or rows would be
+    lost.
     """
     rows: Counter[str] = Counter()
     kept: list[Path] = []
@@ -60,10 +75,10 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
             fresh = store.with_name(f".{store.name}.rebuild-{os.getpid()}")
             try:
                 threads = max(1, min(4, os.cpu_count() or 1))
-                if store.exists() and retired_segments(run.node_dir(node) / INDEX_NAME):
-                    with contextlib.suppress(StoreError):  # what it cannot give is named as a problem of the tapes
-                        carry_over(store, fresh)
-                        rows.update(_counts(fresh))
+                if store.exists():
+                    _check_use(store)
+                    if retired_segments(run.node_dir(node) / INDEX_NAME):
+                        rows.update(_carried_over(store, fresh))
                 with Ingester(run, node, threads=threads, store_path=fresh, folders=folders) as ingester:
                     lag = True
                     while lag:
@@ -73,8 +88,9 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
                         done += result.bytes_read
                         if progress:
                             progress(min(done, total), total)
-                    problems.extend((*result.truncated, *result.damaged))
-                aside = _check_loss(fresh, store, force=force)
+                    found = (*result.truncated, *result.damaged)
+                problems.extend(found)
+                aside = _check_loss(fresh, store, has_problems=bool(found), force=force)
                 kept += [aside] if aside is not None else []
                 _put_in_place(fresh, store)
             finally:
@@ -83,45 +99,117 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
     return RebuildResult(rows=dict(rows), problems=tuple(problems), kept=tuple(kept))
 
 
-def _check_loss(fresh: Path, store: Path, *, force: bool) -> Path | None:
+def _check_use(store: Path) -> None:
+    """Raise StoreError for a store in use, before the tapes are read; free one that was killed at a checkpoint."""
+    try:
+        connect_attached({"former": store}, wait_s=WAIT_S).close()
+    except StoreCorruptError as error:
+        drop_useless_log(store, error)
+    except StoreError as error:
+        raise _left_alone(error) from error
+
+
+def _carried_over(store: Path, fresh: Path) -> dict[str, int]:
+    """Begin the new store with the rows of the old one; returns their number by table. Raises StoreError."""
+    try:
+        return carry_over(store, fresh)
+    except StoreCorruptError:
+        return {}  # what it cannot give is named as a problem of the tapes
+    except StoreError as error:
+        raise _left_alone(error) from error
+
+
+def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) -> Path | None:
     """Set the former store aside if need be; returns its place. Raises StoreError for a loss that is not forced."""
+    import duckdb
+
     if not store.exists():
         return None
     try:
-        before = _counts(store)
-    except StoreError:
-        return quarantine(store)  # unreadable, as far as is known now
-    after = _counts(fresh)
-    lost = {table: (rows, after.get(table, 0)) for table, rows in before.items() if after.get(table, 0) < rows}
-    if not lost:
-        return None
-    if force:
+        connection = connect_attached({"former": store, "fresh": fresh}, wait_s=WAIT_S)
+        try:
+            lost = _lost_rows(connection)
+            differs = has_problems and _digests(connection, "former") != _digests(connection, "fresh")
+        except duckdb.Error as error:
+            raise translated(error, store) from error
+        finally:
+            connection.close()
+    except StoreCorruptError:
         return quarantine(store)
-    text = ", ".join(f"{table} {rows:,} -> {now:,}" for table, (rows, now) in sorted(lost.items()))
-    raise StoreError(
-        f"{store} has rows that the tapes no longer have ({text}); it was left as it is. "
-        "See `rankscope analyze` for the damaged files; --force replaces the store and keeps the former one"
-    )
+    except StoreError as error:
+        raise _left_alone(error) from error
+    if lost and not force:
+        text = ", ".join(f"{table} {rows:,} -> {now:,}" for table, (rows, now) in sorted(lost.items()))
+        raise StoreError(
+            f"{store} has rows that the tapes no longer have ({text}); it was left as it is. "
+            "See `rankscope analyze` for the damaged files; --force replaces the store and keeps the former one"
+        )
+    return quarantine(store) if lost or differs else None
 
 
-def _counts(path: Path) -> dict[str, int]:
-    """Rows by table, open ones included. Raises StoreError."""
-    import duckdb
+def _left_alone(error: StoreError) -> StoreError:
+    """The error of a store that is not damaged: nobody knows what would be lost with it, so it stays, forced or not."""
+    if isinstance(error, StoreBusyError):
+        return StoreBusyError(f"{error}; it was left as it is. Close what has it open, then rebuild again")
+    return StoreError(f"{error}; it was left as it is. To rebuild without its rows, move it away")
 
-    connection = connect_attached({"store": path}, wait_s=WAIT_S)
-    try:
-        listed = connection.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE database_name = 'store' AND table_name NOT LIKE 'ingest%'"
-        ).fetchall()
-        counts: Counter[str] = Counter()
-        for (name,) in listed:
-            ((number,),) = connection.execute(f"SELECT count(*) FROM store.main.{quoted(name)}").fetchall()
-            counts[str(name).removesuffix("_done").removesuffix("_open")] += number
-        return dict(counts)
-    except duckdb.Error as error:
-        raise translated(error, path) from error
-    finally:
-        connection.close()
+
+def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
+    """Rows by table, before and now, of those parts that have fewer.
+
+    Parts are ranks of an attempt, segments, and of events the moments: what came since does not make up for a loss.
+    """
+    for database in ("former", "fresh"):
+        connection.execute(
+            f"CREATE TEMP TABLE {database}_parts AS SELECT name, kind, part, sum(num)::BIGINT AS num "
+            f"FROM ({' UNION ALL '.join(_parts(connection, database))}) GROUP BY ALL"
+        )
+    rows = connection.execute(
+        "SELECT name, sum(was), sum(now) FROM (SELECT name, kind, f.num AS was, coalesce(n.num, 0) AS now "
+        "FROM former_parts f LEFT JOIN fresh_parts n USING (name, kind, part)) "
+        "WHERE now < was GROUP BY name, kind ORDER BY sum(was - now), kind DESC"
+    ).fetchall()
+    return {name: (int(was), int(now)) for name, was, now in rows}  # of two kinds, the one that lost more
+
+
+def _parts(connection: DuckDBPyConnection, database: str) -> Iterator[str]:
+    """Queries of the number of rows by table and part, open ones included."""
+    tables = _tables(connection, database)
+    yield "SELECT '' AS name, '' AS kind, '' AS part, 0 AS num WHERE false"  # a writer died before it made a table
+    if "pending" in tables.get("ingest_positions", ()):
+        yield f"SELECT source_table, 'segment', path, next_place - len(pending) FROM {database}.main.ingest_positions"
+    for table, columns in tables.items():
+        if table.startswith("ingest_"):
+            continue
+        source = f"{database}.main.{quoted(table)}"
+        name = table.removesuffix("_done").removesuffix("_open").replace("'", "''")
+        keys = ", ".join(key for key in ("attempt", "rank", "wall_ns") if key in columns)
+        yield f"SELECT '{name}', 'rank', [{keys}]::VARCHAR, count(*) FROM {source} GROUP BY ALL"
+        if SEGMENT in columns:  # calls in flight that were derived from NCCL's are of a segment of another table
+            yield (
+                f"SELECT '{name}', 'segment', {SEGMENT}, count(*) FROM {source} "
+                f"WHERE contains({SEGMENT}, '/{name}.') GROUP BY ALL"
+            )
+
+
+def _digests(connection: DuckDBPyConnection, database: str) -> dict[str, Any]:
+    """A digest of the rows of each table, whatever their order."""
+    return {
+        table: connection.execute(f"SELECT count(*), sum(hash(t)) FROM {database}.main.{quoted(table)} t").fetchall()
+        for table in _tables(connection, database)
+        if not table.startswith("ingest_")
+    }
+
+
+def _tables(connection: DuckDBPyConnection, database: str) -> dict[str, list[str]]:
+    """Columns by table."""
+    rows = connection.execute(
+        "SELECT table_name, list(column_name) FROM duckdb_columns() "
+        "SEMI JOIN duckdb_tables() USING (database_name, schema_name, table_name) "
+        "WHERE database_name = $1 AND schema_name = 'main' GROUP BY ALL",
+        [database],
+    ).fetchall()
+    return dict(rows)
 
 
 def _put_in_place(fresh: Path, store: Path) -> None:

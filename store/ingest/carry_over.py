@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.database import attach_for_writing, connect_attached, connect_writer, log_of, translated
+from store.database import StoreError, attach_for_writing, connect_attached, connect_writer, log_of, translated
 from store.ddl import quoted
 from store.ingest.store_file import create
 
@@ -23,10 +23,14 @@ __all__ = ["carry_over"]
 _META = "ingest_meta"
 
 
-def carry_over(former: Path, fresh: Path, *, wait_s: float = 10.0) -> None:
-    """Make the store `fresh` with the rows of `former`. Raises StoreError; then there is no `fresh`."""
+def carry_over(former: Path, fresh: Path, *, wait_s: float = 10.0) -> dict[str, int]:
+    """Make the store `fresh` with the rows of `former`; returns the number of finished ones by table.
+
+    Raises StoreError; then there is no `fresh`.
+    """
     import duckdb
 
+    rows: dict[str, int] = {}
     try:
         connection = connect_writer(fresh, wait_s=wait_s, threads=1)
         create(connection)
@@ -37,13 +41,20 @@ def carry_over(former: Path, fresh: Path, *, wait_s: float = 10.0) -> None:
             for table, columns in _common_columns(connection).items():
                 names = ", ".join(quoted(column) for column in columns)
                 target, source = f"fresh.main.{quoted(table)}", f"former.main.{quoted(table)}"
-                connection.execute(f"INSERT INTO {target} ({names}) SELECT {names} FROM {source}")
+                ((number,),) = connection.execute(
+                    f"INSERT INTO {target} ({names}) SELECT {names} FROM {source}"
+                ).fetchall()
+                if not table.startswith("ingest_") and not table.endswith("_open"):
+                    rows[table.removesuffix("_done")] = int(number)
         finally:
             connection.close()
     except (duckdb.Error, ValueError) as error:
         fresh.unlink(missing_ok=True)
         log_of(fresh).unlink(missing_ok=True)
+        if isinstance(error, StoreError):
+            raise
         raise translated(error, former) from error
+    return rows
 
 
 def _common_columns(connection: DuckDBPyConnection) -> dict[str, list[str]]:
