@@ -27,7 +27,7 @@ from watch.processes import kill, processes_of
 __all__ = ["Done", "Plan", "execute"]
 
 POLL_S = 0.25
-END_S = 20.0
+END_S = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
