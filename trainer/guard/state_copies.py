@@ -30,8 +30,8 @@ from trainer.checkpoint.disk_tier.loading import Loaded
 from trainer.checkpoint.disk_tier.saving import SaveVote
 from trainer.checkpoint.memory_tier.copies import MemoryCopies
 from trainer.checkpoint.memory_tier.peers import PeerCopies
-from trainer.checkpoint.memory_tier.survivors import remove_unused
 from trainer.checkpoint.newest import load_newest
+from trainer.checkpoint.starting_over import forget_copies, start_over_if_asked
 from trainer.checkpoint.state import Position, Values, local_tensors, rng_state, training_tensors
 from trainer.guard.ledger_file import LedgerFile
 from trainer.training.rank_training import Training
@@ -47,6 +47,7 @@ class StateCopies:
     ) -> None:
         self.training = training
         self.recorder = recorder
+        self.run = run
         self.config = config = training.config.checkpoint
         self.ledger_file = ledger_file
         self.ledger = ledger_file.ledger
@@ -74,20 +75,20 @@ class StateCopies:
     # At the start of an attempt.
 
     def load(self) -> Position | None:
-        """Load the newest usable state; None if there is none. Raises CheckpointError if there are checkpoints and
-        none can be used."""
+        """Load the newest usable state; None if there is none, also where the run is started over. Raises
+        CheckpointError if there are checkpoints and none can be used."""
         self.disk.open()
         if self.memory.peers is not None:
             self.memory.peers.connect()
         if fence.held_attempt() == 0:
             # Nothing of this run can have survived: what lies there is of one that had the same folder and was deleted.
             self.memory.remove()
-        if not self.config.resume:
-            self.memory.remove()
-            remove_unused(self.memory.folder, self.memory.peers, self.training.rank)
-            return None
+        first = start_over_if_asked(self.run, self.recorder, resume=self.config.resume, is_chief=self.is_chief)
+        forget_copies(self.memory.folder, before_attempt=first)
         loaded = load_newest(self.memory, self.disk, self.ledger)
         if loaded is None:
+            if self.ledger.good_step is not None:
+                self._settle_good_step()  # it was one of those from before
             return None
         self._adopt(loaded.values)
         self.ledger.adopt(Ledger.from_json(loaded.extra["ledger"]))

@@ -10,6 +10,7 @@ path = fetch_run("s3://bucket/runs/gpt-20261122")   # a run of which this machin
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,13 @@ class RemoteCheckpoints:
         if not self._is_used:
             return None
         from trainer.checkpoint.remote.address import RemoteError  # imports torch: only after the checks
-        from trainer.checkpoint.remote.mirror import CheckpointMirror
+        from trainer.checkpoint.remote.mirror import CheckpointMirror, address_of
 
         mirror = CheckpointMirror(self._run, self._config, self._events)
         try:
+            if self._run.manifest().get("start_over_at") is not None:
+                aside = self._put_aside(address_of(self._config, self._run))
+                console.print(f"checkpoints from before are in {aside}", highlight=False, soft_wrap=True)
             step = mirror.restore()
         except RemoteError as error:
             return Outcome(reason="failed", exit_code=EXIT_STORAGE, message=f"{error}.")
@@ -57,6 +61,20 @@ class RemoteCheckpoints:
         mirror.start()
         self._mirror = mirror
         return None
+
+    def _put_aside(self, address: str) -> str:
+        """Move what is there of a run that is started over, or it would be fetched as the newest; returns where to.
+
+        Raises RemoteError. The manifests go first: a checkpoint is whole, or it is none.
+        """
+        from trainer.checkpoint.remote.address import RemoteFolder
+
+        folder, aside = RemoteFolder(address), f"before-{time.strftime('%Y%m%d-%H%M%S')}"
+        with folder.limit(self._config.remote_limit_s, "Raise checkpoint.remote_limit_s."):
+            for prefix in ("checkpoints", "objects", "condemned"):
+                for name in folder.sizes(prefix):
+                    folder.move(name, f"{aside}/{name}")
+        return f"{folder.address}/{aside}"
 
     def end(self) -> str:
         """Wait until the newest checkpoint is there; what is wrong in one line, or nothing."""

@@ -26,7 +26,7 @@ from trainer.config.load import changed_config
 from trainer.guard.ledger_file import save_ledger
 from watch.processes import is_alive
 
-__all__ = ["ResumeError", "Resumed", "living", "prepare", "reset_guard"]
+__all__ = ["ResumeError", "Resumed", "living", "next_attempt", "prepare", "reset_guard"]
 
 UNCHANGEABLE = {
     "model": "would change the model",
@@ -66,7 +66,8 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
             f"{path} is still alive: {', '.join(alive[:4])}{' ...' * (len(alive) > 4)}. "
             "Wait for its end, or take it over with --force."
         )
-    config = changed_config(before, overrides)
+    # Only this launch's own --set starts it over: former versions left the last one's in run.json.
+    config = changed_config(before | {"checkpoint": {**before.get("checkpoint", {}), "resume": True}}, overrides)
     _check_unchanged(before, config)
     _check_guard(run, path, force=force)
     enter_launch_folder(config, manifest)
@@ -80,6 +81,11 @@ def reset_guard(run: RunDir) -> None:
     if ledger.stopped:
         ledger.stopped, ledger.failures, ledger.rollbacks = "", 0, 0
         save_ledger(ledger)
+
+
+def next_attempt(run: RunDir) -> int:
+    """The number that the next claim gets, unless another launch claims one before."""
+    return max([*claims(run), *(attempt for attempt, _, _ in run.rank_dirs())], default=-1) + 1
 
 
 def living(run: RunDir) -> Iterator[str]:

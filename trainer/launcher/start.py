@@ -23,7 +23,7 @@ from trainer.faults.possible import check_faults
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
 from trainer.launcher.remote_checkpoints import fetch_run
-from trainer.launcher.resume import Resumed, prepare, reset_guard
+from trainer.launcher.resume import Resumed, next_attempt, prepare, reset_guard
 from trainer.launcher.supervise import supervise
 from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
 from watch.digests.job_secret import create_job_secret
@@ -72,7 +72,11 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         config = resumed.config
     if config is not None:
         _check_trackers(config)
-    facts = {"rankscope_version": version, "command": sys.argv}
+    facts: dict[str, Any] = {"rankscope_version": version, "command": sys.argv, "start_over_at": None}
+    if config is not None and not config.checkpoint.resume:
+        # Asked of this launch alone: its restarts, and the launch after it, go on from what it saves.
+        config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"resume": True})})
+        facts["start_over_at"] = next_attempt(resumed.run) if resumed is not None else None
     if node.max_nodes > 1:
         return _on_nodes(config, resumed, node, options, facts, console)
     assert config is not None
@@ -201,6 +205,9 @@ def _train(
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
     ranks = f"{plan.world_size} ranks ({mesh})"
     console.print(f"{where}{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
+    if (first := run.manifest().get("start_over_at")) is not None:
+        aside = run.checkpoints / f"before-attempt-{first}"
+        console.print(f"{where}starting over: checkpoints from before go to {aside}", highlight=False, soft_wrap=True)
     if config.probes.retain == "window":
         probes = config.probes
         budget = f", at most {probes.budget_mb:g} MB a rank and hour" if probes.budget_mb else ""

@@ -1,0 +1,103 @@
+"""Starting a run over: once for the launch that asked, and what was saved before is put aside.
+
+    first = start_over_if_asked(run, recorder, resume=True)     # all ranks, at the start of an attempt
+    forget_copies(shared_folder, before_attempt=first)          # all ranks: copies in memory from before
+
+`rankscope train` asks in `run.json`: `start_over_at` is the first attempt of the launch. Under another launcher the
+configuration of the ranks asks, and is taken at its word in their first life only. Rank 0 moves what there is into
+`checkpoints/before-attempt-3/`, then writes `started-over.json`: whichever attempt of the launch comes that far has
+started over, and those after it resume. Nothing is deleted on the disk; nothing that reads checkpoints looks there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+from probes.recorder import Recorder
+from probes.tape import event_kinds
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import read_plain
+from trainer.checkpoint import attempt_fence as fence
+from trainer.checkpoint.agreement import from_rank_0
+from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, write_json
+from trainer.checkpoint.memory_tier.slots import Slot
+from trainer.checkpoint.memory_tier.survivors import state_of
+
+__all__ = ["forget_copies", "start_over_if_asked"]
+
+NOTE_NAME = "started-over.json"
+
+
+def start_over_if_asked(run: RunDir, recorder: Recorder, *, resume: bool, is_chief: bool) -> int:
+    """The attempt from which on the run counts. All ranks, before they load.
+
+    Raises StorageError on all if something cannot be moved: it would be taken for the run's own.
+    """
+    first, problem = 0, ""
+    if is_chief:
+        try:
+            asked, done = _asked_at(run, resume=resume), _done_at(run.checkpoints)
+            if asked is not None and asked != done:
+                _put_aside(run.checkpoints, asked, recorder)
+                done = asked
+            first = done or 0
+        except OSError as error:
+            problem = f"{run.checkpoints}: cannot be read or put aside now ({error.strerror})"
+    agreed, problem = from_rank_0([first, problem])
+    if problem:
+        raise StorageError(problem)
+    return int(agreed)
+
+
+def forget_copies(folder: Path | None, *, before_attempt: int) -> None:
+    """Remove the copies in this node's shared memory whose state an earlier attempt computed.
+
+    In every attempt: a node that was away when the run was started over comes back with what it had.
+    """
+    for place in folder.glob("rank-*") if folder is not None else ():
+        for slot in Slot.all_in(place):
+            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):  # of no use, or gone already
+                _, attempt, _ = state_of(slot.note())
+                if attempt < before_attempt:
+                    slot.invalidate()
+                    slot.path.unlink(missing_ok=True)
+
+
+def _asked_at(run: RunDir, *, resume: bool) -> int | None:
+    """The attempt as which starting over was asked for; None if it was not."""
+    asked = run.manifest().get("start_over_at")
+    if isinstance(asked, int):
+        return asked
+    is_first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    return fence.held_attempt() if is_first_life and not resume else None
+
+
+def _done_at(checkpoints: Path) -> int | None:
+    """The attempt as which the run was last started over; None if it never was."""
+    try:
+        return int(json.loads(read_plain(checkpoints / NOTE_NAME, 1 << 16))["attempt"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _put_aside(checkpoints: Path, attempt: int, recorder: Recorder) -> None:
+    """Move all checkpoints, condemned ones too, oldest first: a launch that breaks off here has kept the newest."""
+    aside = checkpoints / f"before-attempt-{attempt}"
+    # Path.glob takes a folder that may not be read for an empty one.
+    for path in sorted(checkpoints / name for name in os.listdir(checkpoints) if name.startswith("step-")):
+        aside.mkdir(exist_ok=True)
+        fence.check()
+        path.rename(aside / path.name)
+        number = path.name.removeprefix("step-").partition(".")[0]
+        recorder.event(
+            event_kinds.CHECKPOINT,
+            step=int(number) if number.isdecimal() else None,
+            tier="disk",
+            state="removed",
+            path=f"{checkpoints.name}/{aside.name}/{path.name}",
+            reason="the run was started over: it is kept here, and not used",
+        )
+    write_json(checkpoints / NOTE_NAME, {"attempt": attempt})
