@@ -52,6 +52,8 @@ class HttpDeadline:
 
     def __exit__(self, *raised: object) -> None:
         self._timer.cancel()
+        for opened in self._opened:
+            opened.close()
         if time.monotonic() >= self._ends_s:
             raise TimeoutError("no whole answer in time")
 
@@ -59,14 +61,19 @@ class HttpDeadline:
         deadline = self
 
         class Watched(kind):  # type: ignore[valid-type,misc]
-            def connect(self) -> None:
-                super().connect()
-                deadline._opened.append(self.sock)
-                if time.monotonic() >= deadline._ends_s:  # the timer may have fired before the socket was listed
-                    self.close()
-                    raise TimeoutError("no connection in time")
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self._create_connection = deadline._connect
 
         return Watched
+
+    def _connect(self, *args: Any, **kwargs: Any) -> socket.socket:
+        connection = socket.create_connection(*args, **kwargs)
+        self._opened.append(connection.dup())  # a TLS handshake takes the socket itself away until it is over
+        if time.monotonic() >= self._ends_s:  # the timer may have fired before the socket was listed
+            connection.close()
+            raise TimeoutError("no connection in time")
+        return connection
 
     def _end(self) -> None:
         for opened in self._opened:

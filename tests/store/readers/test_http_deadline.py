@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from store.readers.debug_server import DebugServerError, fetch_dumps
+from store.readers.http_deadline import HttpDeadline
 
 DUMP = {"entries": [{"x": 1}]}
 PAGE = f"<section><h2>Rank 0: host</h2><pre>{json.dumps(DUMP)}</pre><h2>Rank {'9' * 5000}: host</h2></section>".encode()
@@ -80,6 +81,17 @@ def test_the_limit_holds_where_connecting_outlives_it(
     give_up.start()
     with pytest.raises(DebugServerError, match="no answer"):
         fetch_dumps(server.address, tmp_path / "dumps", timeout_s=0.1)
+    assert not server.over.is_set(), "the limit ended it, not the server"
+    give_up.cancel()
+
+
+def test_the_limit_holds_in_a_handshake(serve: type[Server]) -> None:
+    """A record of TLS is announced with 16 KB, and comes byte by byte."""
+    server = serve(b"\x16\x03\x03\x40\x00", b"", 0.02)
+    give_up = threading.Timer(20, server.over.set)
+    give_up.start()
+    with pytest.raises(TimeoutError), HttpDeadline(0.2) as opener, contextlib.suppress(OSError):
+        opener.open(f"https://{server.address}/", timeout=60.0)
     assert not server.over.is_set(), "the limit ended it, not the server"
     give_up.cancel()
 
