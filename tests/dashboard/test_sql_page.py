@@ -49,9 +49,10 @@ REFUSED = [
 @pytest.mark.parametrize("statement", REFUSED)
 def test_what_is_no_reading_of_the_store_is_refused(runs: Path, tmp_path: Path, statement: str) -> None:
     run = RunDir.open(runs / "latest")
-    with Store.open(run, memory_bytes=1 << 30) as store, pytest.raises(StoreError):
+    with Store.open(run, memory_bytes=1 << 30) as store:
         before = {path.name: path.read_bytes() for path in run.path.glob("*.duckdb*")}
-        store.typed(statement.format(folder=tmp_path, store=run.store(0)))
+        with pytest.raises(StoreError):
+            store.typed(statement.format(folder=tmp_path, store=run.store(0)))
     assert {path.name: path.read_bytes() for path in run.path.glob("*.duckdb*")} == before
     assert list(tmp_path.iterdir()) == []
 

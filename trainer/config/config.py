@@ -203,7 +203,7 @@ class CheckpointConfig(Section):
     memory_on_peer: bool = True
     """With several nodes: keep each copy in the memory of another node too, so that a lost node does not cost them."""
     resume: bool = True
-    """Start from the newest good checkpoint of the run."""
+    """Start from the newest good checkpoint of the run; false starts over, once, and puts what was saved aside."""
     remote: str = Field(default="", pattern=r"^([A-Za-z0-9+.:_-]+://.+)?$")
     """fsspec address, such as `s3://bucket/folder`, that gets a copy of each checkpoint in a folder of the run's name,
     and gives it back to a machine that lost it; empty = none."""

@@ -118,14 +118,14 @@ class FindingHook:
         with self._changed:
             while self._owed:
                 name, kind, _ = self._owed.popleft()
-                self._tell(name, f"{kind} was not delivered before watch ended")
+                self._report(name, f"{kind} was not delivered before watch ended")
 
     def _lose(self, finding: Finding, reason: str) -> None:
         self._left_out += 1
         name = "webhook" if self._webhook else "command" if self._command else "plug-ins"
-        self._tell(name, f"{finding.kind} was not sent: {reason}")
+        self._report(name, f"{finding.kind} was not sent: {reason}")
 
-    def _tell(self, name: str, reason: str) -> None:
+    def _report(self, name: str, reason: str) -> None:
         with suppress(Exception):  # the writer counts its errors; none may end the deliveries
             self._events.write(event_kinds.HOOK_FAILED, hook=name, reason=reason)
 
@@ -157,7 +157,7 @@ class FindingHook:
                     return
                 self._owed.popleft()
                 if problem:
-                    self._tell(name, problem)
+                    self._report(name, problem)
 
     def _post(self, report: Mapping[str, Any]) -> None:
         body = json.dumps(report).encode()

@@ -277,7 +277,7 @@ class CheckpointMirror:
 
 
 def _line(error: Exception) -> str:
-    """What cannot be read, and why."""
+    """Describe what cannot be read, and why."""
     if isinstance(error, OSError):
         return f"{error.filename or 'a checkpoint'} cannot be read now ({error.strerror or error})"
     return str(error)
