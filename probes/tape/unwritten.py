@@ -26,8 +26,8 @@ MAX_UNWRITTEN_BYTES = 4 << 20
 
 
 def missing_newline(fd: int) -> bytes:
-    """Return what has to precede a line that is appended to a file: a newline where a full disk, a kill or a power cut left
-    the last line torn, since that would swallow it; else nothing."""
+    """Return what has to precede a line that is appended to a file: a newline where a full disk, a kill or a power cut
+    left the last line torn, since that would swallow it; else nothing."""
     size = os.fstat(fd).st_size
     return b"\n" if size and os.pread(fd, 1, size - 1) != b"\n" else b""
 
