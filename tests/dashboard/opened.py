@@ -28,8 +28,10 @@ WHOLE_S = 60.0
 """Time that a page gets to be whole; it is returned as it is then."""
 
 
-def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: str | list[str]) -> AppTest:
-    """The page once it is whole, with `?run=...` and other parts of the address.
+def open_page(
+    runs: Path, page: str = "overview", *, run: str = "", until_whole: bool = True, **address: str | list[str]
+) -> AppTest:
+    """The page, with `?run=...` and other parts of the address; once it is whole, or after its first run.
 
     A crowded machine computes some parts for longer than a page waits for them: it is drawn again, as by its poll.
     """
@@ -44,7 +46,7 @@ def open_page(runs: Path, page: str = "overview", *, run: str = "", **address: s
         app.query_params[name] = value
     app.run()
     deadline = time.monotonic() + WHOLE_S
-    while any(text in shown(app) for text in UNFINISHED) and time.monotonic() < deadline:
+    while until_whole and any(text in shown(app) for text in UNFINISHED) and time.monotonic() < deadline:
         app.run()  # waits for what is computed
     return app
 

@@ -79,7 +79,7 @@ def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(
         # Whenever it is time to look at the tapes again, the records are read into a copy instead.
         apps = {}
         for page in READ_ANYHOW:  # all of one run
-            app = apps[page] = open_page(run.path.parent, page)
+            app = apps[page] = open_page(run.path.parent, page, until_whole=False)
             told = ("held open by another process", READ_ANYHOW[page])
 
             def is_told(app: AppTest = app, told: tuple[str, ...] = told) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from analyzers.health.analyze import device_health
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter, read_events
-from probes.tape.reader import read_segment, segment_paths
+from probes.tape.reader import TapeError, read_segment, segment_paths
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.writer import COMPLETE
 from store import Store
@@ -50,9 +50,12 @@ class SampledNode:
 
     def records(self) -> list[int]:
         """Numbers of complete records, one for each device that has some."""
-        tapes = [read_segment(path).records for path in segment_paths(self.folder, "health")]
         counts: Counter[int] = Counter()
-        for records in tapes:
+        for path in segment_paths(self.folder, "health"):
+            try:
+                records = read_segment(path).records
+            except TapeError:
+                continue  # it is being made at this moment
             counts.update(records["device"][records["state"] == COMPLETE].tolist())
         return list(counts.values())
 

@@ -50,9 +50,10 @@ def _dies_after(step: int, *, by_signal: bool = False) -> Any:
         def taking(position: Position, batch_index: int) -> Position:
             after = taken(position, batch_index)
             if position.step + 1 == step:
-                for copy in session.recovery.copies.memory._copies:
+                memory = session.recovery.copies.memory
+                for copy in (*memory._copies, *memory._spare):  # a later one of this process would find its note
                     if copy.sealing is not None:
-                        copy.sealing.result(30)
+                        copy.sealing.result(100)
                 if by_signal:
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise ProcessEnd
