@@ -66,6 +66,7 @@ def run(
     own = words[: len(words) - len(options.training_script_args)]
     if not any(word.startswith(_RENDEZVOUS) for word in own):
         options.standalone = True
+    if options.standalone:  # the stores are on loopback, so that is where the ranks look for them
         options.local_addr = options.local_addr or "localhost"
     os.environ[LAUNCHER_PID] = str(os.getpid())
     if options.run_dir:

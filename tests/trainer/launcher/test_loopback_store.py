@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from trainer.launcher.loopback_store import loopback_store
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
@@ -18,7 +20,8 @@ import torch.distributed as dist
 from tests.trainer.launcher.test_loopback_store import listening
 dist.init_process_group("gloo")
 dist.barrier()
-print("HEARD", os.environ["MASTER_ADDR"], *listening(os.getppid()))
+line = " ".join(("HEARD", os.environ["MASTER_ADDR"], *listening(os.getppid())))
+os.write(1, f"{line}\\n".encode())  # whole: the other rank writes to the same pipe
 dist.barrier()
 """
 
@@ -54,11 +57,12 @@ def test_a_round_of_one_node_opens_nothing_else() -> None:
     handler.shutdown()
 
 
-def test_a_script_on_one_machine_is_launched_on_loopback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--standalone",)])
+def test_a_script_on_one_machine_is_launched_on_loopback(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-m", "rankscope", "run", "--nproc-per-node", "2", "train.py"],
+        [sys.executable, "-m", "rankscope", "run", *options, "--nproc-per-node", "2", "train.py"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=110,
     )  # fmt: skip
     heard = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("HEARD")]
