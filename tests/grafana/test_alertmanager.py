@@ -41,6 +41,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     )  # fmt: skip
     try:
         wait_for(lambda: answers(number), "Alertmanager's status")
+        let_the_inhibitor_catch_up(number, after="the start")  # what it finds at its start comes in no order
         yield number
     finally:
         process.kill()
@@ -57,18 +58,36 @@ def answers(port: int) -> bool:
 
 def silenced(port: int, alerts: list[dict[str, str]]) -> set[tuple[str, str]]:
     """(alert, rank) of those that nobody is told of."""
-    asked(port, "alerts", [{"labels": labels} for labels in alerts])
     run = alerts[0]["run_id"]
+    post(port, alerts)
+    let_the_inhibitor_catch_up(port, after=run)
+    found = alerts_of(port, run)
+    assert len(found) == len(alerts)
+    return {
+        (alert["labels"]["alertname"], alert["labels"].get("rank", ""))
+        for alert in found
+        if alert["status"]["inhibitedBy"]
+    }
 
-    def known() -> list[dict[str, Any]]:
-        """All of them once each is processed."""
-        found = [alert for alert in asked(port, "alerts") if alert["labels"].get("run_id") == run]
-        is_complete = len(found) == len(alerts) and all(a["status"]["state"] != "unprocessed" for a in found)
-        return found if is_complete else []
 
-    processed: list[dict[str, Any]] = wait_for(known, "the processed alerts")
-    found = [alert for alert in processed if alert["status"]["inhibitedBy"]]
-    return {(alert["labels"]["alertname"], alert["labels"].get("rank", "")) for alert in found}
+def let_the_inhibitor_catch_up(port: int, after: str) -> None:
+    """Wait until it has taken up all that was posted before.
+
+    It hears of alerts in a goroutine of its own, in their order: an alert is "active" before the one that silences it
+    is known. Once it silences what was posted last, it knows all that came before.
+    """
+    run = f"posted after {after}"
+    labels = {"run_id": run, "node": "0", "severity": "critical"}
+    post(port, [{"alertname": "RankscopeNodeDown", **labels}, {"alertname": "RankscopeRankDead", **labels}])
+    wait_for(lambda: any(alert["status"]["inhibitedBy"] for alert in alerts_of(port, run)), "Alertmanager's inhibitor")
+
+
+def post(port: int, alerts: list[dict[str, str]]) -> None:
+    asked(port, "alerts", [{"labels": labels} for labels in alerts])
+
+
+def alerts_of(port: int, run: str) -> list[dict[str, Any]]:
+    return [alert for alert in asked(port, "alerts") if alert["labels"].get("run_id") == run]
 
 
 @needs("prometheus-alertmanager")
