@@ -146,6 +146,31 @@ def test_a_signal_ends_the_run_with_a_checkpoint(number: signal.Signals, config:
     assert loaded == [step], "a new launch of the same run is a new attempt and goes on from there"
 
 
+WITHOUT_DRAWING = """
+import sys
+from trainer.rank.worker import main
+from trainer.training import rank_training
+
+def refuse(*_):
+    sys.exit("weights were drawn")
+
+rank_training.initialise = refuse
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_resume_draws_no_weights(config: Path, tmp_path: Path) -> None:
+    """A rank of a large model would be busy with it for a minute, and what it draws is overwritten at once."""
+    cannot_draw = [sys.executable, "-c", WITHOUT_DRAWING, str(config), "--set", "train.steps=6"]
+    fresh = run(cannot_draw)
+    assert (fresh.returncode, fresh.stderr) == (1, "weights were drawn\n")
+    first = run(command(config, "--set", "train.steps=4"))
+    assert first.returncode == 0, first.stderr
+    resumed = run(cannot_draw, RANKSCOPE_RUN_DIR=str((tmp_path / "latest").resolve()))
+    assert resumed.returncode == 0, resumed.stderr
+    assert checkpoint_steps(tmp_path / "latest" / "checkpoints") == [4, 6]
+
+
 def test_a_batch_that_always_fails_ends_with_a_report(config: Path, tmp_path: Path) -> None:
     """Every step fails: the ladder is climbed to its end, once, and a restart does not climb it again."""
     faults = [text for step in range(3, 5) for text in ("--fault", f"nan_grad@step={step},rank=0")]
