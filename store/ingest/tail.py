@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
 from probes.tape.rundir import MANIFEST_PROBLEMS, RunDir
@@ -29,12 +30,13 @@ from probes.tape.writer import HEADER_BYTES, OPEN, segment_name
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import EventPosition, ReadState, SegmentPosition
 
-__all__ = ["NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
+__all__ = ["NO_INDEX", "NewEvents", "NewRecords", "Problem", "Tail", "anchor_of"]
 
 WINDOW_BYTES = 1 << 16  # a stretch of a tape without a record in it: nothing comes after, the writer is not there yet
 FINAL_SEGMENTS = 3  # a writer completes records in its two newest segments; with one more, no race is left
 CHECKSUM = "#checksum"
 """Behind the path of a problem that the node's index of checksums shows."""
+NO_INDEX = "is gone: the records could not be checked for loss or alteration"
 OLD_ATTEMPT_TICKS = 16  # tapes of an attempt that was followed by another are polled once in so many ticks
 LAST_WORD_TICKS = 2  # but in so many more at once: a restart may be quicker than a tick
 
@@ -137,9 +139,11 @@ class Tail:
         signature = index_signature(self.run.path, index)
         name = f"{index.relative_to(self.run.path).as_posix()}{CHECKSUM}"
         checked = state.events.get(name)
-        if checked is not None and checked.next_byte == signature:
+        if checked is not None and checked.next_byte == signature and state.problems.get(name) != NO_INDEX:
             return
         found = {f"{path}{CHECKSUM}": problem for path, problem in check_index(self.run.path, index)}
+        if not signature and _was_watched(index.parent):
+            found.setdefault(name, NO_INDEX)
         retired = retired_segments(index)
         for path, places in retired.items():
             if path not in state.segments:
@@ -262,6 +266,16 @@ class Tail:
         position = EventPosition(path=name, next_byte=byte, skipped_lines=skipped)
         partial = before.next_byte < byte < size
         return NewEvents(folder=folder, position=position, events=events, problem=problem, is_partial=partial)
+
+
+def _was_watched(folder: Path) -> bool:
+    """Return True if a `watch` recorded its node and ended cleanly: it leaves an index of checksums."""
+    try:
+        return any(folder.glob("health.*.tape")) and any(
+            event["kind"] == event_kinds.WATCH_STOPPED for event in read_events(folder / "events.jsonl")[0]
+        )
+    except OSError:
+        return False
 
 
 def anchor_of(run: RunDir, files: list[tuple[str, int, str]]) -> int | None:

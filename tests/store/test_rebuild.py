@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,15 @@ import duckdb
 import pytest
 from typer.testing import CliRunner
 
-from probes.tape.rundir import RunDir
+from probes.tape import event_kinds
+from probes.tape.events import EventWriter
+from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.schema import TABLES
+from probes.tape.segment_index import INDEX_NAME
 from probes.tape.writer import COMPLETE, HEADER_BYTES, TapeWriter
 from rankscope.cli import app
 from store import Ingester, Store, StoreBusyError, StoreError, rebuild
+from store.ingest.tail import NO_INDEX
 from tests.factories import RankWriter, empty_run
 from watch.records.tape_sync import TapeSync
 
@@ -191,6 +195,42 @@ def test_a_store_with_other_values_than_an_altered_tape_is_kept(run: RunDir, is_
     again = rebuild(run)
     assert len(again.problems) == 1
     assert again.kept == (), "the tapes are as damaged as before, and this store has nothing else"
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_records_that_no_index_covers_are_named(run: RunDir, has_store: bool) -> None:
+    """A tape is altered and the index of checksums is gone: that is named, and another store is kept."""
+    index = run.node_dir(0) / INDEX_NAME
+    watch = TapeWriter(run.node_dir(0), TABLES["health"], rank=NODE_RANK, attempt=0)
+    watch.append(COMPLETE, *watch.unset_row())
+    with closing(EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)) as events:
+        events.write(event_kinds.WATCH_STOPPED, pid=1)
+    with Store.open(run) as store:
+        assert store.rows("SELECT * FROM ingest_problems") == []
+    if not has_store:
+        run.store().unlink()
+    path, blob = segments(run)[0], index.read_bytes()
+    place = path.read_bytes().index(DURATION_NS.to_bytes(8, "little"), HEADER_BYTES)
+    with path.open("r+b") as file:
+        file.seek(place + 5)
+        file.write(b"\x40")
+    index.unlink()
+    name = f"{index.relative_to(run.path)}#checksum"
+    for _ in range(2):
+        result = rebuild(run)
+        assert result.problems == (name,)
+        with Store.open(run) as store:
+            assert store.rows("SELECT * FROM ingest_problems") == [(name, NO_INDEX)]
+        assert len(list(run.path.glob("*.quarantine"))) == has_store, "the store with the values before"
+    index.write_bytes(blob)
+    with Store.open(run) as store:
+        found = dict(store.rows("SELECT * FROM ingest_problems"))
+    assert name not in found
+    assert "was altered" in found[f"{path.relative_to(run.path)}#checksum"]
+
+
+def test_a_run_that_never_had_an_index_lacks_none(writer: RankWriter) -> None:
+    assert rebuild(writer.run).problems == ()
 
 
 def test_a_log_that_a_checkpoint_has_made_useless_costs_no_record_of_retired_tapes(run: RunDir) -> None:
