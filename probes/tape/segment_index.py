@@ -9,7 +9,7 @@ A line per file and state: of a tape the number of places in use, those that are
 fixed part of its header and all finished records, which no writer changes any more; of events and names the number of
 bytes and their CRC-32. Of several lines of a file the last counts. Each line has the digest of the line before, so a
 line that is altered or taken out breaks the chain; the file is synced after each round. A segment that retention
-removes is noted as retired first, with the number of places that it had.
+removes is noted as retired first, with the number of places that it had and a CRC-32 of that.
 
 The checksums are computed by the process that reads the tapes anyway: a record costs its writer nothing.
 """
@@ -49,6 +49,7 @@ BLANK = "is blank: its records were lost, or it was reserved and never written"
 MAX_INDEX_BYTES = 256 << 20
 MAX_OPEN = 4096
 _CHUNK_BYTES = 1 << 20
+_NO_CRC = 0  # of a retired segment, in an index of an earlier version
 _NAME = re.compile(r"([a-z_]+)\.(\d{5,9})\.tape")
 
 
@@ -85,7 +86,7 @@ class SegmentIndex:
 
     def retire(self, name: str, num_places: int) -> None:
         """Note that a segment is removed because all of it is in the store; `sync` before removing it."""
-        self._append(_Entry(path=name, extent=num_places, crc=0, is_retired=True))
+        self._append(_Entry(path=name, extent=num_places, crc=_retired_crc(name, num_places), is_retired=True))
 
     def sync(self) -> None:
         """Put what was added on the disk."""
@@ -263,6 +264,8 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
             problem = problem or f"line {number} is damaged"
             last = _digest(line.decode("utf-8", "replace"))
             continue
+        if entry.is_retired and entry.crc not in (_NO_CRC, _retired_crc(entry.path, entry.extent)):
+            problem = problem or f"line {number} was altered: its checksum is another"
         if found.get("prev") != last:
             problem = problem or f"line {number} does not follow the one before: lines were altered or taken out"
         known[entry.path], last = entry, _digest(line.decode("utf-8", "replace"))
@@ -273,6 +276,11 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
     elif lines[-1]:
         problem = problem or "its end is blank"
     return known, last, problem
+
+
+def _retired_crc(name: str, num_places: int) -> int:
+    """Of what a line says of a retired segment: there is no file that would contradict it."""
+    return zlib.crc32(f"{name} {num_places}".encode())
 
 
 def _digest(line: str) -> str:

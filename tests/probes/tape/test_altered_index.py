@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from pathlib import Path
 
@@ -65,3 +67,33 @@ def test_a_line_that_is_json_and_nonsense_is_damaged(run: RunDir, field: bytes, 
     rebuild(run)
     with Store.open(run) as store:
         assert (f"{name}#checksum", f"line {number + 1} is damaged") in store.rows("SELECT * FROM ingest_problems")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(b'"extent":37', b'"extent":31'), (b"gradients.00000", b"gradients.00001")]
+)
+def test_an_altered_last_line_of_a_retired_segment_is_named(run: RunDir, before: bytes, after: bytes) -> None:
+    """No line follows that would have its digest, and no file is left that it could be compared with."""
+    path, segment = run.node_dir(0) / "segments.jsonl", "tapes/attempt-0/rank-00000/gradients.00000.tape"
+    TapeSync(run).retire({segment: 37})
+    whole = path.read_bytes()
+    assert list(check_index(run.path, path)) == []
+    assert whole.count(before, whole.rindex(b"{")) == 1
+    at = whole.rindex(before)
+    path.write_bytes(whole[:at] + after + whole[at + len(before) :])
+    number = len(whole.splitlines())
+    problem = f"line {number} was altered: its checksum is another"
+    assert list(check_index(run.path, path)) == [(path.relative_to(run.path).as_posix(), problem)]
+    TapeSync(run).retire({segment: 37})
+    assert [found for _, found in check_index(run.path, path)] == [problem], "what follows does not cover it up"
+
+
+def test_a_retired_segment_of_an_earlier_version_has_no_checksum(run: RunDir) -> None:
+    path, segment = run.node_dir(0) / "segments.jsonl", "tapes/attempt-0/rank-00000/spans.00000.tape"
+    last = path.read_text().splitlines()[-1]
+    prev = hashlib.blake2b(last.encode(), digest_size=8).hexdigest()
+    with path.open("a") as file:
+        fields = {"path": segment, "extent": 37, "crc": 0, "open": [], "prev": prev, "retired": True}
+        file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+    assert list(check_index(run.path, path)) == []
+    assert retired_segments(path)[segment] == 37
