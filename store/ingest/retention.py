@@ -5,14 +5,16 @@
 
 1. Calls of steps that ended before the cutoff become one row a step, group and operation in `collective_totals`. Every
    `KEPT_STEPS`-th step keeps its calls, so that what analyses learn from calls covers the whole run.
-2. A segment may be removed once all of it is in the store and the one behind it was begun before the cutoff.
+2. A segment may be removed once all of it is in the store and the next one that is there was begun before the cutoff.
+   Records that its writer left open are in the store as such. One with a damage stays.
 
-The calls of the newest steps and everything that is open stay as they are.
+The calls of the newest steps and everything that is open stay as they are in the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from probes.tape.reader import TapeError, read_header
@@ -60,12 +62,10 @@ def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
 def retirable(run: RunDir, folders: NodeFolders, state: ReadState, before_ns: int) -> Iterator[tuple[str, int]]:
     """(path, places) of the segments of which all is in the store and that ended before a time (epoch)."""
     for folder in folders.all():
-        files = folders.segments(folder)
-        following = {(table, number): path for table, number, path in files}
-        for table, number, path in files:
+        for (table, _, path), (table_behind, _, behind) in pairwise(folders.segments(folder)):
             position = state.segments.get(path)
-            behind = following.get((table, number + 1))
-            if position is None or not position.done or position.pending or behind is None:
+            # What is still open two segments ago stays open, in the store too; but a damaged tape is evidence.
+            if table_behind != table or position is None or not position.done or path in state.problems:
                 continue
             try:
                 header = read_header(run.path / behind)

@@ -152,7 +152,7 @@ class Tail:
             names = [path.rpartition("/")[2] for _, _, path in self.folders.segments(folder)]
             for table, number in missing_numbers(names):
                 path = f"{folder.name}/{segment_name(table, number)}"
-                if path not in retired:  # an older one stays while a record in it is open
+                if path not in retired:  # an older one stays while it is damaged
                     found[f"{path}{CHECKSUM}"] = "is missing: later segments are there"
         for path, problem in found.items():
             if state.problems.get(path) != problem:
