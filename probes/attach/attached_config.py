@@ -2,29 +2,66 @@
 
 os.environ[VARIABLE] = json.dumps({"publish": {"address": "s3://lake/rankscope"}})     # rankscope run --set
 attached_config({"probes": {"retain": "window"}})     # both, and {"recovery": {"enabled": False}}
+
+The launcher has checked what it was told. What a script says is checked by the trainer's configuration, in a process of
+its own: its models need packages that a user's process need not load, and names that may be taken there.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from ..fail_open import failing_open
+from .own_process import own_process
+
 __all__ = ["SECTIONS", "VARIABLE", "attached_config"]
 
+logger = logging.getLogger("rankscope.probes")
 VARIABLE = "RANKSCOPE_ATTACH_CONFIG"
 SECTIONS = ("probes", "profiler", "recovery", "metrics", "alerts", "otel", "publish", "trackers")
 """What concerns the records and `watch`. The other sections are of our own trainer."""
 _DEFAULTS = {"recovery": {"enabled": False}}  # attaching is no request to kill ranks
+CHECK_S = 30.0
+"""Limit of the check, which takes half a second."""
 
 
-def attached_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's configuration, merged setting by setting."""
-    merged: dict[str, Any] = {section: dict(settings) for section, settings in _DEFAULTS.items()}
-    for given in (config, json.loads(os.environ.get(VARIABLE) or "{}")):
-        for section, settings in given.items():
-            known = merged.get(section)
-            is_table = isinstance(known, dict) and isinstance(settings, Mapping)
-            merged[section] = {**known, **settings} if is_table else settings  # type: ignore[dict-item]
+def attached_config(config: Mapping[str, Any], *, tells: bool = True) -> dict[str, Any]:
+    """The run's configuration, merged setting by setting, without settings that cannot be: those have the default.
+
+    `tells`: a warning names each of them.
+    """
+    given = _merged(config, json.loads(os.environ.get(VARIABLE) or "{}"))
+    if any(section in config for section in SECTIONS):
+        with failing_open("attach.config"):
+            given |= _usable({section: given[section] for section in SECTIONS if section in given}, tells=tells)
+    # Only now: where `recovery.enabled` is left out, it is off, and not what `watch` takes for a missing setting.
+    return _merged(_DEFAULTS, given)
+
+
+def _usable(given: Mapping[str, Any], *, tells: bool) -> dict[str, Any]:
+    """The sections without wrong settings; one that is wrong as a whole is empty. Raises if they cannot be checked."""
+    command, environment = own_process("trainer.config.attached_settings")
+    done = subprocess.run(
+        command, input=json.dumps(given, default=str), env=environment, capture_output=True, text=True,
+        timeout=CHECK_S, check=True,
+    )  # fmt: skip
+    checked = json.loads(done.stdout)
+    for problem in checked["problems"] if tells else ():
+        logger.warning("rankscope ignores a setting of attach(config=...): %s", problem)
+    return {section: checked["settings"].get(section, {}) for section in given}
+
+
+def _merged(*several: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of which later ones have the last word on each setting."""
+    merged: dict[str, Any] = {}
+    for settings_of in several:
+        for section, settings in settings_of.items():
+            before = merged.get(section)
+            known = before if isinstance(before, dict) else {}
+            merged[section] = {**known, **settings} if isinstance(settings, Mapping) else settings
     return merged

@@ -101,6 +101,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["run", "--nnodes", "few", __file__], ["--nnodes few", "MIN:MAX"]),
         (["run", "--set", "model.dim=64", __file__], ["model", "rankscope train"]),
         (["run", "--set", "publish.adress=x", __file__], ["publish.adress", "address"]),
+        (["run", "--set", "probes.retian=window", __file__], ["probes.retian", "did you mean retain"]),
+        (["run", "--set", "alerts.command=mail 'ops", __file__], ["alerts.command = (redacted)", "not a command line"]),
+        (["run", "--set", "metrics.listen=9400", __file__], ["metrics.listen = '9400'", "HOST:PORT"]),
     ],
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else None,
 )

@@ -25,6 +25,14 @@ class MetricsConfig(Section):
     token_file: str = ""
     """File that holds the bearer token which a scrape must show."""
 
+    @field_validator("listen")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        _, colon, port = value.rpartition(":")
+        if value and not (colon and port.isdecimal() and int(port) < 2**16):
+            raise ValueError(f"metrics.listen = {value!r}: must be HOST:PORT, for example 127.0.0.1:9400, or empty")
+        return value
+
 
 class AlertsConfig(Section):
     """Receivers of findings as they are made, besides Prometheus."""

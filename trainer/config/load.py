@@ -9,16 +9,21 @@ A mistake of the user ends in a `ConfigError` whose text is one line: the key, t
 from __future__ import annotations
 
 import difflib
+import importlib.util
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from probes.tape.secrets import REDACTED, SECRET_SETTINGS, redacted_command
 from trainer.config.config import Config
+from trainer.config.export import AlertsConfig
 
-__all__ = ["ConfigError", "changed_config", "given_settings", "load_config"]
+__all__ = ["ConfigError", "changed_config", "check_trackers", "given_settings", "load_config", "usable_settings"]
 
 
 class ConfigError(ValueError):
@@ -52,7 +57,9 @@ def given_settings(overrides: list[str]) -> dict[str, dict[str, Any]]:
     values: dict[str, Any] = {}
     for override in overrides:
         _apply_override(values, override)
-    checked = _checked(values).model_dump(mode="json")
+    config = _checked(values)
+    check_trackers(config)
+    checked = config.model_dump(mode="json")
     return {section: {name: checked[section][name] for name in settings} for section, settings in values.items()}
 
 
@@ -63,6 +70,42 @@ def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
         _apply_override(copied, override)
     _refuse_redacted(copied)
     return _checked(copied)
+
+
+def check_trackers(config: Config) -> None:
+    """Raise ConfigError for a tracker that is not installed: it would fail unseen in a process beside `watch`."""
+    for name in config.trackers.to:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"trackers.to = {name}: not installed. Run pip install 'rankscope[trackers]'.")
+
+
+def usable_settings(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The sections without the settings that a configuration cannot have, and one line for each of those."""
+    kept = {section: dict(given) if isinstance(given, dict) else given for section, given in values.items()}
+    problems: list[str] = []
+    while True:
+        where: tuple[int | str, ...] = ()
+        try:
+            check_trackers(Config.model_validate(kept))
+            return kept, problems
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            problem, where = _describe(first), first["loc"]
+        except ConfigError as error:
+            problem = str(error)
+        problems.append(problem)
+        _leave_out(kept, where, problem)
+
+
+def _leave_out(values: dict[str, Any], where: tuple[int | str, ...], problem: str) -> None:
+    """Remove the setting at `where`; a check of several settings names them in its text only."""
+    named = re.findall(r"\b(\w+)\.(\w+)", problem)
+    for section, name in [where[:2], *named] if len(where) > 1 else named:
+        table = values.get(section)
+        if isinstance(table, dict) and name in table:
+            del table[name]
+            return
+    values.pop(str(where[0]))
 
 
 def _refuse_redacted(values: dict[str, Any]) -> None:
@@ -82,7 +125,9 @@ def _checked(values: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from error
+        first, *others = error.errors(include_url=False)
+        more = f" (and {len(others)} more)" if others else ""
+        raise ConfigError(_describe(first) + more) from error
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
@@ -119,17 +164,22 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if is_quoted else text
 
 
-def _describe(error: ValidationError) -> str:
-    first, *others = error.errors(include_url=False)
-    key = ".".join(str(part) for part in first["loc"])
-    more = f" (and {len(others)} more)" if others else ""
-    if first["type"] == "value_error":  # our own validators name the key themselves
-        return _one_line(str(first["ctx"]["error"])) + more
-    shown = REDACTED if first["loc"] in SECRET_SETTINGS else _shown(first["input"])
-    if first["type"] == "extra_forbidden":
-        return f"{key} = {shown}: unknown key; {_allowed_names(first['loc'])}{more}"
-    reason = first["msg"].replace("Input should be", "must be").replace("String should", "must")
-    return f"{key} = {shown}: {_one_line(reason)}{more}"
+def _describe(error: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "value_error":  # most of our own validators name the key
+        told = _one_line(str(error["ctx"]["error"]))
+        return told if key in told else f"{key}: {told}"
+    shown = REDACTED if _may_be_secret(error["loc"]) else _shown(error["input"])
+    if error["type"] == "extra_forbidden":
+        return f"{key} = {shown}: unknown key; {_allowed_names(error['loc'])}"
+    reason = error["msg"].replace("Input should be", "must be").replace("String should", "must")
+    return f"{key} = {shown}: {_one_line(reason)}"
+
+
+def _may_be_secret(where: tuple[int | str, ...]) -> bool:
+    """Return True for a secret setting, its whole section, and an unknown key there: it may be its name, misspelt."""
+    public = {("alerts", name) for name in AlertsConfig.model_fields} - set(SECRET_SETTINGS)
+    return where[:1] == ("alerts",) and where[:2] not in public
 
 
 def _allowed_names(loc: tuple[int | str, ...]) -> str:

@@ -26,7 +26,8 @@ anything starts. What goes together with what is in [parallelism](parallelism.md
     rankscope train gpt-demo --set parallel.tp=2 --set parallel.dp_shard=2
 
 An attached loop takes the same sections, as far as they concern recording and `watch`:
-`rankscope.attach(model, optimizer, config={"recovery": {"enabled": True}})`."""
+`rankscope.attach(model, optimizer, config={"recovery": {"enabled": True}})`. There a
+wrong setting does not end the training: a warning names it, and it has its default."""
 _TYPES = {
     "integer": "integer",
     "number": "number",

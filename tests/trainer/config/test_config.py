@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from probes.tape.secrets import redacted_command
 from trainer.config.config import Config
-from trainer.config.load import ConfigError, load_config
+from trainer.config.load import ConfigError, given_settings, load_config, usable_settings
 from trainer.layout.plan import resolve
 
 
@@ -69,6 +70,11 @@ def test_quotes_inside_a_command_are_kept(text: str, command: str) -> None:
         ("alerts.webhook=https://", ["alerts.webhook"]),
         ("alerts.webhook=https:///path", ["alerts.webhook = (redacted)", "a URL with a host"]),
         ("alerts.webhook=https://host:99999/", ["alerts.webhook", "a URL with a host"]),
+        ("metrics.listen=9400", ["metrics.listen = '9400'", "HOST:PORT", "127.0.0.1:9400"]),
+        ("metrics.listen=127.0.0.1:99999", ["metrics.listen = '127.0.0.1:99999'", "HOST:PORT"]),
+        ("alerts.comand=curl", ["alerts.comand = (redacted)", "did you mean command?"]),
+        ("alerts.min_severity=high", ["alerts.min_severity = 'high'", "'critical'"]),
+        ("publish.address=lake", ["publish.address: ", "file:// or s3://"]),
         ("train.steps", ["--set train.steps", "section.key=value"]),
         ("steps=3", ["--set steps=3", "section.key=value"]),
     ],
@@ -220,6 +226,32 @@ def test_file_that_is_no_configuration(tmp_path: Path, content: bytes, expected:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         load_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:0", "[::1]:9400", ":9400", "localhost:9400"])
+def test_an_address_for_metrics(address: str) -> None:
+    assert load_config(None, [f"metrics.listen={address}"]).metrics.listen == address
+
+
+def test_wrong_settings_are_left_out_one_by_one() -> None:
+    given = {
+        "probes": {"enabled": False, "retian": "window", "budget_mb": 5},
+        "profiler": {"interval": 10, "ranges": True, "active_steps": 2},
+        "trackers": {"to": ["wandb", "mlflow"], "every_s": 1.0},
+    }
+    kept, problems = usable_settings(given)
+    assert kept == {"probes": {"enabled": False}, "profiler": {"active_steps": 2}, "trackers": {"every_s": 1.0}}
+    assert [problem.split()[0] for problem in problems] == [
+        "probes.retian", "probes.budget_mb", "trackers.to.1", "profiler.interval", "profiler.interval",
+    ]  # fmt: skip
+    assert given["probes"] == {"enabled": False, "retian": "window", "budget_mb": 5}
+
+
+def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # what an import system says of a missing module
+    with pytest.raises(ConfigError, match=r"trackers.to = wandb: not installed. Run pip install"):
+        given_settings(["trackers.to=wandb"])
+    assert usable_settings({"trackers": {"to": ["wandb"]}})[0] == {"trackers": {}}
 
 
 def test_the_first_of_several_mistakes_is_told() -> None:
