@@ -106,6 +106,7 @@ class _Record:
 
     def started(self, pid: int, launcher_pid: int) -> None:
         """Write the rank's identity, and start a watch beside the first rank of each node."""
+        from rankscope.probes.attach.retention_line import print_retention
         from rankscope.probes.attach.watch_process import digest_address, leave_watch
         from rankscope.probes.tape import event_kinds
         from rankscope.probes.tape.attempts import start_ticks
@@ -130,6 +131,7 @@ class _Record:
             )
             num_nodes, digests = digest_address()
             leave_watch(self._run.path, identity.node_rank, launcher_pid, num_nodes=num_nodes, digests=digests)
+            print_retention(self._run, identity)
 
     def ended(self, code: int) -> None:
         """Write the end of a program that succeeded; a failed one has none, like a rank that died."""

@@ -55,6 +55,7 @@ from .identity import Identity
 from .last_line import last_line
 from .loop_hooks import LoopPhases
 from .open_recorder import open_recorder
+from .retention_line import print_retention
 from .tokens import flops_per_token
 from .watch_process import digest_address, leave_watch
 
@@ -387,6 +388,7 @@ def _attach(
                 announce(run, recorder.attempt, watch=asked)
             else:
                 leave_watch(run.path, identity.node_rank, num_nodes=num_nodes, digests=digests)
+            print_retention(run, identity)
     if identity.rank == 0:
         logger.info("rankscope records to %s", run.path)
     return attached

@@ -8,16 +8,16 @@ Nothing is started before everything that can be checked has been; a mistake is 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probes.attach.retention_line import retention_line
 from probes.tape.rundir import RunDir
 from trainer.config.config import Config
-from trainer.config.load import ConfigError, changed_config, load_config
+from trainer.config.load import ConfigError, changed_config, check_trackers, load_config
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
 from trainer.launcher.node import Node
@@ -71,7 +71,7 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         resumed = prepare(folder, options.overrides, force=options.force)
         config = resumed.config
     if config is not None:
-        _check_trackers(config)
+        check_trackers(config)
     facts: dict[str, Any] = {"rankscope_version": version, "command": sys.argv, "start_over_at": None}
     if config is not None and not config.checkpoint.resume:
         # Asked of this launch alone: its restarts, and the launch after it, go on from what it saves.
@@ -83,13 +83,6 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
     plan = resolve(config, options.nproc or _usual_size(config, resumed, options.overrides))
     run = _run(config, plan, resumed, options, facts)
     return _train(run, config, plan, replace(node, nproc=plan.world_size), options, console)
-
-
-def _check_trackers(config: Config) -> None:
-    """Raise ConfigError for a tracker that is not installed: it would fail unseen in a process beside `watch`."""
-    for name in config.trackers.to:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"trackers.to = {name}: not installed. Run pip install 'rankscope[trackers]'.")
 
 
 def ranks_needed(config: Config) -> int:
@@ -208,10 +201,6 @@ def _train(
     if (first := run.manifest().get("start_over_at")) is not None:
         aside = run.checkpoints / f"before-attempt-{first}"
         console.print(f"{where}starting over: checkpoints from before go to {aside}", highlight=False, soft_wrap=True)
-    if config.probes.retain == "window":
-        probes = config.probes
-        budget = f", at most {probes.budget_mb:g} MB a rank and hour" if probes.budget_mb else ""
-        console.print(
-            f"{where}records: tapes and single calls of the last {probes.retain_s:g} s{budget}", highlight=False
-        )
+    if line := retention_line(config.model_dump(mode="json")):
+        console.print(f"{where}{line}", highlight=False)
     return supervise(run, config, plan=plan, node=node, faults=options.faults, console=console, rendezvous=rendezvous)

@@ -1,0 +1,34 @@
+"""The line that a run with bounded records begins with: the window that is kept, and the budget it is held to.
+
+    retention_line({"probes": {"retain": "window", "retain_s": 600.0, "budget_mb": 50.0}})
+    # "records: tapes and single calls of the last 600 s, at most 50 MB a rank and hour"
+
+`rankscope train` prints it at a launch; of an attached loop rank 0 does, which alone has all of the settings.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..tape.rundir import RunDir
+from .identity import Identity
+
+__all__ = ["print_retention", "retention_line"]
+
+
+def retention_line(config: Mapping[str, Any]) -> str:
+    """The line; empty where everything is kept."""
+    probes = config.get("probes")
+    if not isinstance(probes, Mapping) or probes.get("retain") != "window":
+        return ""
+    budget_mb = probes.get("budget_mb")
+    budget = f", at most {budget_mb:g} MB a rank and hour" if budget_mb else ""
+    return f"records: tapes and single calls of the last {probes.get('retain_s', 3600.0):g} s{budget}"
+
+
+def print_retention(run: RunDir, identity: Identity) -> None:
+    """Print the line once a launch, as the run's folder says: `watch` reads the settings there."""
+    if identity.rank == 0 and identity.restarts == 0 and (line := retention_line(run.manifest().get("config", {}))):
+        sys.stderr.write(f"rankscope: {line}\n")
