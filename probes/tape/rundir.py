@@ -29,10 +29,10 @@ NODE_RANK = -1
 MAX_MANIFEST_BYTES = 16 << 20
 SECRETS = "secrets.json"
 """Settings that `run.json` has redacted. Not part of what is collected, shared or exported."""
-NO_MANIFEST = "is damaged: what was configured is not known"
-MISSING_MANIFEST = "is missing: what was configured is not known"
+_UNKNOWN = "what was configured is not known"
+NO_MANIFEST = f"is damaged: {_UNKNOWN}"
+MISSING_MANIFEST = f"is missing: {_UNKNOWN}"
 ALTERED = "was altered: its digest is another"
-MANIFEST_PROBLEMS = (NO_MANIFEST, MISSING_MANIFEST, ALTERED)
 _DIGEST = "digest"
 """Key of `run.json`, of all else that it holds."""
 _DIGEST_TEXT = re.compile(r"[0-9a-f]{32}")
@@ -217,10 +217,13 @@ class RunDir:
 
     def _manifest_problem(self) -> str:
         """Name what is wrong with the content of `run.json`; nothing in a run of a version that wrote no digest."""
-        if not (self.path / "run.json").exists():
+        try:
+            public = self._load("run.json")
+        except FileNotFoundError:
             return MISSING_MANIFEST
-        public = self._read("run.json")
-        if not public:
+        except OSError as error:
+            return f"cannot be read ({error.strerror}): {_UNKNOWN}"
+        except (ValueError, RecursionError):
             return NO_MANIFEST
         if _DIGEST in public:
             return "" if public[_DIGEST] == _digest(public) else ALTERED
@@ -232,7 +235,10 @@ class RunDir:
             folder.mkdir(exist_ok=True)
 
     def manifest(self) -> dict[str, Any]:
-        """`run.json`, or an empty dict where it is missing or damaged: a dead run must still be readable."""
+        """`run.json`, or an empty dict where it is missing or unreadable: a dead run must still be readable.
+
+        `problems` says why it is empty.
+        """
         return {key: value for key, value in self._read("run.json").items() if key != _DIGEST}
 
     def private_manifest(self) -> dict[str, Any]:
@@ -243,12 +249,18 @@ class RunDir:
         return self._read(SECRETS)
 
     def _read(self, name: str) -> dict[str, Any]:
-        """A file of the run as JSON; empty where it is missing, damaged or no object."""
+        """A file of the run as JSON; empty where it is missing, unreadable or no object."""
         try:
-            loaded = json.loads(read_plain(self.path / name, MAX_MANIFEST_BYTES))
+            return self._load(name)
         except (OSError, ValueError, RecursionError):
             return {}
-        return loaded if isinstance(loaded, dict) else {}
+
+    def _load(self, name: str) -> dict[str, Any]:
+        """A file of the run as JSON. Raises OSError, ValueError, RecursionError."""
+        loaded = json.loads(read_plain(self.path / name, MAX_MANIFEST_BYTES))
+        if not isinstance(loaded, dict) or not loaded:
+            raise ValueError(f"{name} is no object, or an empty one")
+        return loaded
 
     def begin_manifest(self, manifest: dict[str, Any]) -> None:
         """Write `run.json` of a new run: `manifest`, with what every run says of itself."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
-from probes.tape.rundir import MANIFEST_PROBLEMS, RunDir
+from probes.tape.rundir import RunDir
 from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain, sync_file
 from probes.tape.segment_index import BLANK, INDEX_NAME, check_index, index_signature, missing_numbers, retired_segments
 from probes.tape.writer import HEADER_BYTES, OPEN, segment_name
@@ -127,7 +127,7 @@ class Tail:
             if state.problems.get(path) != problem:
                 yield Problem(path=path, problem=problem)
         for path, problem in state.problems.items():
-            if path not in odd and problem in (LINK, NOT_PLAIN, NO_FOLDER, *MANIFEST_PROBLEMS):
+            if path not in odd and (path == "run.json" or problem in (LINK, NOT_PLAIN, NO_FOLDER)):
                 yield Problem(path=path, problem="")
 
     def _integrity(self, folders: list[Folder], state: ReadState) -> Iterator[Problem]:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from probes.tape import rundir
 from probes.tape.rundir import RunDir, RunError
+from store import Store
+from tests.factories import make_run
 
 
 def test_a_run_that_is_missing_is_looked_for_in_the_folder_it_was_named_in(tmp_path: Path) -> None:
@@ -61,3 +65,20 @@ def test_an_empty_folder_whose_mode_cannot_be_changed_is_taken_as_it_is(
     monkeypatch.setattr(Path, "chmod", refuse)
     RunDir.adopt(tmp_path)[0].begin_manifest({})
     assert RunDir.is_run(tmp_path)
+
+
+def test_a_manifest_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, ranks=1, steps=3)
+
+    def failing(path: Path, limit_bytes: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(rundir, "read_plain", failing)
+        assert RunDir.open(run.path).manifest() == {}, "a dead run is readable"
+        problem = {"run.json": "cannot be read (Input/output error): what was configured is not known"}
+        assert run.problems() == problem
+        with Store.open(run) as store:
+            assert dict(store.rows("SELECT * FROM ingest_problems")) == problem
+    with Store.open(run) as store:
+        assert store.rows("SELECT * FROM ingest_problems") == [], "the disk is well again"
