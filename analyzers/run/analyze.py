@@ -14,6 +14,7 @@ from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.unsynced import unsynced_records
 from analyzers.run.unwatched import unwatched_times
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking, missing_tables
@@ -37,10 +38,10 @@ _READ_COLUMNS = {
 
 
 def record_coverage(source: Source, scope: Scope) -> list[Finding]:
-    """Findings of kind `records`; none where all ranks of each attempt have written steps and spans."""
+    """Findings of kind `records`; none where all ranks of each attempt have written steps and spans to the disk."""
+    findings = unsynced_records(source)
     if missing_tables(source, "steps", "ranks"):
-        return []  # reported by the analyses that need them
-    findings = []
+        return findings  # the tables are reported by the analyses that need them
     for attempt, world_size, present in source.rows(
         """
         SELECT attempt, max(world_size), (SELECT list(DISTINCT s.rank) FROM steps s WHERE s.attempt = r.attempt)

@@ -120,7 +120,7 @@ class TapeSync:
         self._guarded(last=True)
 
     def _guarded(self, *, last: bool) -> None:
-        with self._surviving("tapes"):
+        with self._surviving(f"tapes of node {self._node_rank}"):
             self.sync(last=last)
 
     @contextlib.contextmanager

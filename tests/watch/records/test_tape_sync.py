@@ -41,8 +41,8 @@ def test_the_thread_survives_any_error_and_reports_each_kind_once(run: RunDir, m
     with TapeSync(run, every_s=0.01).running():
         wait_for(lambda: len(rounds) > 5, "six rounds")
     assert sorted(reasons(run)) == [
-        "tapes cannot be synced: OSError: [Errno 5] error 2",
-        "tapes cannot be synced: OverflowError: too large",
+        "tapes of node 0 cannot be synced: OSError: [Errno 5] error 2",
+        "tapes of node 0 cannot be synced: OverflowError: too large",
     ]
 
 
