@@ -26,12 +26,13 @@ class Launched(Protocol):
 def wait_for(condition: Callable[[], Any], what: str, run: Launched | None = None, deadline_s: float = 100.0) -> Any:
     """Wait until `condition` is true and return its value; AssertionError at the deadline or once `run` has ended."""
     deadline = time.monotonic() + deadline_s
-    began = time.monotonic()
-    while not (value := condition()):
+    while True:
+        # Before the question: what becomes true in the last moment of the run, or of the time, counts too.
+        began, has_ended = time.monotonic(), run is not None and run.has_ended()
+        if value := condition():
+            return value
         took_s = time.monotonic() - began
-        assert run is None or not run.has_ended(), f"the run ended while waiting for {what}\n{run.logs()}"
-        assert time.monotonic() < deadline, f"no {what} in {deadline_s} s" + (f"\n{run.logs()}" if run else "")
+        assert not has_ended, f"the run ended while waiting for {what}" + (f"\n{run.logs()}" if run else "")
+        assert began < deadline, f"no {what} in {deadline_s} s" + (f"\n{run.logs()}" if run else "")
         # What takes long to ask is asked less often: the run that is waited for needs the core, too.
         time.sleep(min(max(LEAST_PAUSE_S, PAUSE_RATIO * took_s), LONGEST_PAUSE_S))
-        began = time.monotonic()
-    return value
