@@ -17,6 +17,7 @@ from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
 from probes.tape.stack_file import stack_path
 from tests.factories import empty_run
+from tests.waiting import wait_for
 from watch.culprit import OTHERS_S, CulpritKiller
 from watch.digests.link import Verdict
 from watch.live_tapes import RankProcess
@@ -141,5 +142,7 @@ def test_threads_of_a_rank_that_may_go_on_are_not_walked(node: Node, verdict: Ve
     with rank.stdout as output:
         assert output.readline() == "ready\n"
         node.act(verdict)
-        text = stack_path(node.run, 0, 0).read_text()
+        path = stack_path(node.run, 0, 0)
+        wait_for(lambda: "<module>" in path.read_text(), "the stack of the main thread, which comes last")
+        text = path.read_text()
     assert text.count("most recent call first") == num_threads, text

@@ -59,10 +59,14 @@ def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: 
             one.publish(digest(1, step))
             two.publish(digest(2, step))
             wait_for(lambda step=step: [d.view.step for d in leader.received()] == [step, step], "digest of both nodes")
-        wait_for(lambda: leader.offsets_ns.keys() == {1, 2}, "clock of both nodes")
+        # The shortest of the newest trips counts: on a busy machine the first one may be long.
+        wait_for(
+            lambda: leader.errors_ns.keys() == {1, 2} and max(leader.errors_ns.values()) < SECOND // 4,
+            "clock of both nodes",
+        )
         for node, expected_ns in ((1, AHEAD_NS), (2, 0)):
-            assert abs(leader.offsets_ns[node] - expected_ns) <= leader.errors_ns[node]
-            assert leader.errors_ns[node] < SECOND // 4
+            error_ns = leader.errors_ns[node]  # before the offset, which may be of a shorter trip by then
+            assert abs(leader.offsets_ns[node] - expected_ns) <= error_ns
 
         leader.publish_verdict(Verdict(attempt=3, ranks=(2,), summary="rank 2 hangs"))
         wait_for(lambda: one.verdict and two.verdict, "verdict on both nodes")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_for
+from watch.processes import os_state
 from watch.stacks import gil_holders as module
 from watch.stacks.gil_holders import gil_holders
 from watch.stacks.pyspy import StacksError, program
@@ -35,6 +37,8 @@ def pids() -> Iterator[dict[str, int]]:
     for process in started.values():
         assert process.stdout is not None
         process.stdout.readline()
+    for what in ("lock", "sleep"):  # it says so just before
+        wait_for(lambda pid=started[what].pid: os_state(pid)[0] == "S", f"{what} asleep")  # type: ignore[misc]
     yield {what: process.pid for what, process in started.items()}
     for process in started.values():
         process.kill()

@@ -61,7 +61,7 @@ def test_the_line_of_the_slow_rank_is_found_in_real_processes(tmp_path: Path) ->
         def found() -> list[dict[str, object]]:
             return [e for e in read_events(events.path)[0] if e["kind"] == event_kinds.SLOW_LINE]
 
-        (event,) = wait_for(found, "the line", deadline_s=40)
+        (event,) = wait_for(found, "the line")
         assert str(event["line"]).endswith("slow_tokenizer")
         assert (event["slow_rank"], event["peer_rank"], event["num_samples"]) == (1, 0, 20)
         assert float(str(event["share_ratio"])) > 0.5 > float(str(event["peer_share_ratio"]))

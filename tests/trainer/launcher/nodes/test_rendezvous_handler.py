@@ -86,7 +86,7 @@ def test_to_meet_ends_when_the_endpoint_is_gone_and_waits_while_it_is_there(
     start = time.monotonic()
     with pytest.raises(RendezvousConnectionError, match=f"The rendezvous at {where} was not reached"):
         patient.next_rendezvous()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50, "not as long as the store is silent"
 
 
 def test_what_torch_raises_is_raised(listener: socket.socket) -> None:
