@@ -77,12 +77,13 @@ CASES: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
 }
 
 
+@pytest.mark.timeout(320)
 def test_a_flipped_bit_is_named_and_undone(tmp_path: Path) -> None:
     cases = {
         name: (sections, f"bit_flip@step=6,rank=2,tensor={TENSOR},{what}")
         for name, (sections, what, *_) in CASES.items()
     }
-    run_ranks(_flipped_and_clean, world_size=4, args=(tmp_path, cases), deadline_s=120)
+    run_ranks(_flipped_and_clean, world_size=4, args=(tmp_path, cases), deadline_s=300)
     for name, (_, _, state, kind, tensor) in CASES.items():
         assert corruptions(tmp_path / f"clean-{name}") == []
         (told,) = corruptions(tmp_path / name)
@@ -134,9 +135,10 @@ def fingerprints(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [{"step": int(row["step"]), "replica_group": names[int(row["replica_group"])]} for row in rows]
 
 
+@pytest.mark.timeout(320)
 def test_clean_runs_are_silent_in_every_layout_and_precision(tmp_path: Path) -> None:
     """Also the proof that replicas hold the same bits by right: a difference would be told."""
-    groups = run_ranks(_clean, world_size=4, args=(tmp_path, CLEAN), deadline_s=120)
+    groups = run_ranks(_clean, world_size=4, args=(tmp_path, CLEAN), deadline_s=300)
     for name in CLEAN:
         assert corruptions(tmp_path / name) == [], name
         told = [row["step"] for row in fingerprints(tmp_path / name, 3)]
@@ -166,7 +168,7 @@ def _suspected(rank: int, world_size: int, folder: Path) -> None:
 
 
 def test_two_replicas_without_a_chain_are_both_suspects_and_the_second_time_ends_the_run(tmp_path: Path) -> None:
-    run_ranks(_suspected, world_size=2, args=(tmp_path,), deadline_s=60)
+    run_ranks(_suspected, world_size=2, args=(tmp_path,))
     (told,) = corruptions(tmp_path / "met")
     assert (told["ranks"], told["certain"], told["tensors"]) == ([0, 1], False, [f"model.{TENSOR}"])
     first, second = corruptions(tmp_path / "twice")

@@ -42,10 +42,11 @@ def _meet_bad_batches(rank: int, world_size: int, folder: Path, layouts: dict[st
     return found
 
 
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_run_that_skipped_is_the_run_that_never_saw_the_batches(world_size: int, tmp_path: Path) -> None:
     layouts = {name: parallel for name, (size, parallel) in LAYOUTS.items() if size == world_size}
-    ranks = run_ranks(_meet_bad_batches, world_size=world_size, args=(tmp_path, layouts), deadline_s=100)
+    ranks = run_ranks(_meet_bad_batches, world_size=world_size, args=(tmp_path, layouts), deadline_s=300)
     for number, name in enumerate(layouts):
         results = [rank[number] for rank in ranks]
         assert all(result.batches == results[0].batches for result in results), "ranks trained on different batches"
