@@ -275,7 +275,7 @@ class Attached:
             counted = flops_per_token(self._models[0])
             run = RunDir(self.run_dir)
             if counted is not None and "flops_per_token" not in run.manifest():
-                run.write_manifest(run.manifest() | {"flops_per_token": counted})
+                run.add_to_manifest({"flops_per_token": counted})
 
     def refused(self) -> None:
         """The current step is not taken: it ends without an update, and the next thing done begins another."""

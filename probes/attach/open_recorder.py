@@ -87,7 +87,9 @@ def open_recorder(
     if identity.rank == 0:
         recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if not is_first:
-            run.write_manifest(manifest | run.manifest())
+            with failing_open("attach.manifest"):
+                known = run.manifest()
+                run.add_to_manifest({name: value for name, value in manifest.items() if name not in known})
     if identity.local_rank == 0:
         with failing_open("attach.announce"):
             announce(run, attempt)

@@ -1,7 +1,7 @@
 """Facts of a run that only a rank knows: versions, the device, and the exception that ended it.
 
 recorder.event(event_kinds.EXCEPTION, **described(error))
-run.write_manifest(run.manifest() | {"versions": versions()} | device_name())
+run.add_to_manifest({"versions": versions()} | device_name())
 """
 
 from __future__ import annotations

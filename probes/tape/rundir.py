@@ -267,6 +267,15 @@ class RunDir:
         own = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, "created_wall_ns": time.time_ns()}
         self.write_manifest(own | manifest)
 
+    def add_to_manifest(self, facts: dict[str, Any]) -> None:
+        """Add to `run.json`, over what it says. Raises OSError where it cannot be read: it would be lost."""
+        try:
+            before = self._load("run.json")
+        except (FileNotFoundError, ValueError, RecursionError):
+            before = {}  # there is nothing to lose
+        before.pop(_DIGEST, None)
+        self.write_manifest(before | facts)
+
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace `run.json` in one step. Settings that are secrets go into a file of their own."""
         before = self._secrets()

@@ -179,7 +179,7 @@ def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, 
     if options.force:
         reset_guard(resumed.run)
     reset_failure_counts(resumed.run, readmit=options.force)
-    resumed.run.write_manifest(resumed.run.manifest() | newest)
+    resumed.run.add_to_manifest(newest)
     create_job_secret(resumed.run)
     return resumed.run
 

@@ -144,4 +144,4 @@ def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
             config, resolve(config, world_size), rank=0, device="cuda" if on_cuda else "cpu",
             device_name=str(facts.get("device_name", "")),
         )  # fmt: skip
-        run.write_manifest(run.manifest() | facts)
+        run.add_to_manifest(facts)

@@ -80,5 +80,10 @@ def test_a_manifest_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeyp
         assert run.problems() == problem
         with Store.open(run) as store:
             assert dict(store.rows("SELECT * FROM ingest_problems")) == problem
+        with pytest.raises(OSError, match="Input/output error"):
+            run.add_to_manifest({"num_parameters": 3})
+    before = run.manifest()
+    run.add_to_manifest({"num_parameters": 3})
+    assert run.manifest() == before | {"num_parameters": 3}
     with Store.open(run) as store:
         assert store.rows("SELECT * FROM ingest_problems") == [], "the disk is well again"
