@@ -16,15 +16,13 @@ nothing: StorageError ends the attempt, and nothing is renamed or removed.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,6 +33,7 @@ from probes.tape import event_kinds
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.agreement import first_error, from_rank_0, summed
 from trainer.checkpoint.disk_tier.condemned import condemned_as_damaged, note_reason
+from trainer.checkpoint.disk_tier.listing import STEP_NAME, checkpoint_steps
 from trainer.checkpoint.disk_tier.loading import Loaded, load_folder
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, read_manifest
 from trainer.checkpoint.disk_tier.save_plan import Layout, SavePlan, layout_of
@@ -46,19 +45,9 @@ from trainer.training.rank_training import Training
 
 __all__ = ["DiskCheckpoints", "checkpoint_steps"]
 
-_NAME = re.compile(r"step-(\d{8,18})")
+_T = TypeVar("_T")
 SWITCH_INTERVAL_S = 0.0005
 """Of the interpreter's lock, while there are savers in the background."""
-
-
-def checkpoint_steps(folder: Path) -> list[int]:
-    """Steps of the finished checkpoints in a folder, oldest first. Raises OSError if it cannot be read now."""
-    try:
-        with os.scandir(folder) as entries:  # Path.glob takes a folder that may not be read for an empty one
-            found = [(_NAME.fullmatch(entry.name), entry) for entry in entries]
-            return sorted(int(match[1]) for match, entry in found if match and entry.is_dir(follow_symlinks=False))
-    except FileNotFoundError:
-        return []
 
 
 class DiskCheckpoints:
@@ -227,8 +216,7 @@ class DiskCheckpoints:
                 f"{self.folder}: none of {len(steps)} checkpoints can be used. "
                 "To start over, set checkpoint.resume=false."
             )
-        damaged = from_rank_0(condemned_as_damaged(self.folder) if self.is_chief else [])
-        if damaged:
+        if damaged := self._from_disk(lambda: condemned_as_damaged(self.folder)):
             raise CheckpointError(
                 f"{self.folder}: every checkpoint was condemned as damaged ({', '.join(damaged)}). "
                 "If the disk was at fault, rename one back; to start over, set checkpoint.resume=false."
@@ -289,7 +277,7 @@ class DiskCheckpoints:
                 self._discard(self.path(step))
         if self.is_chief:
             for path in self.folder.glob("step-*.condemned"):
-                match = _NAME.match(path.name)
+                match = STEP_NAME.match(path.name)
                 if match and int(match[1]) < self.saved[0]:
                     self._discard(path)
 
@@ -336,24 +324,32 @@ class DiskCheckpoints:
 
     def _scan(self, ledger: Ledger) -> tuple[list[int], set[int]]:
         """The finished checkpoints, and those of them that hold the update of a batch that was given up since."""
-        steps: list[int] = []
-        stale: list[int] = []
-        problem = ""
+
+        def scan() -> tuple[list[int], list[int]]:
+            steps = checkpoint_steps(self.folder)
+            return steps, [step for step in steps if self._is_stale(step, ledger)]
+
+        steps, stale = self._from_disk(scan)
+        if self.is_chief:
+            for step in steps:
+                is_good = ledger.good_step is not None and step <= ledger.good_step
+                self.states.found(step, "good" if is_good else "complete")
+        return steps, set(stale)
+
+    def _from_disk(self, read: Callable[[], _T]) -> _T:
+        """What rank 0 reads in the folder, a JSON value. All ranks. Raises StorageError if that cannot be read now."""
+        found, problem = None, ""
         if self.is_chief:
             try:
-                steps = checkpoint_steps(self.folder)
-                stale = [step for step in steps if self._is_stale(step, ledger)]
+                found = read()
             except StorageError as error:
                 problem = str(error)
             except OSError as error:  # no list of checkpoints is not an empty list
                 problem = f"{self.folder.name} cannot be read now ({error.strerror})"
-            for step in steps:
-                is_good = ledger.good_step is not None and step <= ledger.good_step
-                self.states.found(step, "good" if is_good else "complete")
-        steps, stale, problem = from_rank_0([steps, stale, problem])
-        if problem:
-            raise StorageError(problem)
-        return steps, set(stale)
+        agreed: tuple[_T, str] = from_rank_0([found, problem])
+        if agreed[1]:
+            raise StorageError(agreed[1])
+        return agreed[0]
 
     def _is_stale(self, step: int, ledger: Ledger) -> bool:
         try:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 from probes.tape.safe_open import read_plain
+from trainer.checkpoint.disk_tier.listing import subfolders
+from trainer.checkpoint.disk_tier.manifest import SETTLED
 
 __all__ = ["condemned_as_damaged", "note_reason"]
 
@@ -27,12 +30,20 @@ def note_reason(folder: Path, reason: str, *, is_damaged: bool) -> None:
 
 
 def condemned_as_damaged(checkpoints: Path) -> list[str]:
-    """Names of condemned folders whose note does not say that they are whole, oldest first."""
-    return [path.name for path in sorted(checkpoints.glob("step-*.condemned")) if path.is_dir() and not _is_whole(path)]
+    """Names of condemned folders whose note does not say that they are whole, oldest first.
+
+    Raises OSError if that cannot be read now.
+    """
+    condemned = [name for name in subfolders(checkpoints) if re.fullmatch(r"step-.*\.condemned", name)]
+    return [name for name in condemned if not _is_whole(checkpoints / name)]
 
 
 def _is_whole(folder: Path) -> bool:
     try:
         return json.loads(read_plain(folder / NOTE_NAME, 1 << 16))["damaged"] is False
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError as error:
+        if error.errno not in SETTLED:
+            raise
+        return False
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -30,6 +30,7 @@ from trainer.fsync import fsync_path
 
 __all__ = [
     "MANIFEST_NAME",
+    "SETTLED",
     "CheckpointError",
     "FileDigest",
     "StorageError",
@@ -55,7 +56,7 @@ class StorageError(Exception):
     """The storage of checkpoints cannot be read or written now; one line. Nothing is known of what is on it."""
 
 
-_SETTLED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
+SETTLED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
 """Errors that say what is there: nothing, a link, or no plain file."""
 
 
@@ -126,7 +127,7 @@ def _readable(folder: Path, name: str, read: Callable[[], _T]) -> _T:
         raise StorageError(f"{folder.name}: no memory is left to read {name}") from None
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        if error.errno in _SETTLED:
+        if error.errno in SETTLED:
             raise CheckpointError(f"{folder.name}: {name} cannot be read ({reason})") from None
         raise StorageError(f"{folder.name}: {name} cannot be read now ({reason})") from None
 

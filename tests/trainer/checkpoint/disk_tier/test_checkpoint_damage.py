@@ -17,12 +17,11 @@ import torch
 
 from probes.guard.ledger import Ledger
 from probes.recorder import NullRecorder
-from probes.tape import safe_open
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
-from trainer.checkpoint.disk_tier import checkpoints, loading, manifest
+from trainer.checkpoint.disk_tier import loading, manifest
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints, checkpoint_steps
-from trainer.checkpoint.disk_tier.condemned import note_reason
+from trainer.checkpoint.disk_tier.condemned import NOTE_NAME, note_reason
 from trainer.checkpoint.disk_tier.loading import LoadError
 from trainer.checkpoint.disk_tier.manifest import MANIFEST_NAME, CheckpointError, FileDigest, StorageError
 from trainer.checkpoint.state import training_tensors
@@ -163,7 +162,7 @@ def test_storage_that_cannot_be_read_condemns_nothing(
     def fails(*arguments: Any, **options: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    targets = {"os.open": safe_open.os, "os.scandir": checkpoints.os, "read": manifest}
+    targets = {"os.open": os, "os.scandir": os, "read": manifest}
     names = {"os.open": "open", "os.scandir": "scandir", "read": "digest_file"}
     with monkeypatch.context() as patch:
         patch.setattr(targets[place], names[place], fails)
@@ -173,6 +172,40 @@ def test_storage_that_cannot_be_read_condemns_nothing(
     loaded = disk.load_newest(Ledger())
     assert loaded is not None
     assert loaded.values.position.step == STEPS[-1]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("place", ["folder", "note"])
+def test_condemned_ones_that_cannot_be_read_now_are_not_taken_for_none(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str
+) -> None:
+    """The disk fails once the finished checkpoints are listed, of which there are none."""
+    folder = tmp_path / "checkpoints"
+    condemned = folder / "step-00000002.condemned"
+    condemned.mkdir(parents=True)
+    note_reason(condemned, "__0_0.distcp has 7 bytes, not 9", is_damaged=True)
+    disk = DiskCheckpoints(folder, training, NullRecorder(), keep=3)
+    scandir, open_fd = os.scandir, os.open
+    listed: list[Any] = []
+
+    def list_once(path: Any) -> Any:
+        if place == "folder" and listed:
+            raise OSError(number, os.strerror(number))
+        listed.append(path)
+        return scandir(path)
+
+    def open_all_but_the_note(path: Any, *arguments: Any, **options: Any) -> int:
+        if place == "note" and Path(path).name == NOTE_NAME:
+            raise OSError(number, os.strerror(number))
+        return open_fd(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", list_once)
+        patch.setattr(os, "open", open_all_but_the_note)
+        with pytest.raises(StorageError, match=os.strerror(number)):
+            disk.load_newest(Ledger())
+    with pytest.raises(CheckpointError, match=r"condemned as damaged.+checkpoint\.resume=false"):
+        disk.load_newest(Ledger())
 
 
 def test_what_is_read_wrongly_once_is_not_condemned(
