@@ -37,7 +37,7 @@ from trainer.checkpoint.disk_tier.listing import STEP_NAME, checkpoint_steps
 from trainer.checkpoint.disk_tier.loading import Loaded, load_folder
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, read_manifest
 from trainer.checkpoint.disk_tier.save_plan import Layout, SavePlan, layout_of
-from trainer.checkpoint.disk_tier.saving import Save, SaveVote
+from trainer.checkpoint.disk_tier.saving import Save, SaveVote, older_of, recover_older
 from trainer.checkpoint.lifecycle import States
 from trainer.checkpoint.memory_tier.host_copy import HostCopy
 from trainer.checkpoint.state import Values, local_tensors, rng_state, training_tensors
@@ -120,7 +120,6 @@ class DiskCheckpoints:
         self._num_saves += 1
         final = self.path(step)
         if step in self.unread:  # what is read back this time takes its place
-            self.unread.remove(step)
             self.states.found(step, "failed")
         self._report(step, "writing")
         content = self._content(values)
@@ -160,7 +159,10 @@ class DiskCheckpoints:
             save.submit()
             return False
         self._save = None
+        self.unread.discard(save.step)
         self.saved.append(save.step)
+        if save.older is not None:
+            self._discard(save.older)
         return True
 
     def settle(self) -> bool:
@@ -181,11 +183,12 @@ class DiskCheckpoints:
     # Loading.
 
     def open(self) -> None:
-        """Remove what a former attempt left unfinished. All ranks, before loading."""
+        """Remove what a former attempt left unfinished, and recover what it replaced. All ranks, before loading."""
         if self.is_chief:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 fence.sweep(self.folder)
+                recover_older(self.folder)
             except OSError as failure:  # a read-only folder must not keep a run from training
                 self._report_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
 
@@ -249,6 +252,7 @@ class DiskCheckpoints:
             path = self.path(step)
             target = path.with_name(path.name + ".condemned")
             with contextlib.suppress(OSError):
+                self._discard(older_of(path))  # or the next attempt would recover it
                 self._discard(target)  # which checks the fence
                 path.rename(target)
                 note_reason(target, reason, is_damaged=is_damaged)
@@ -256,7 +260,7 @@ class DiskCheckpoints:
     def condemn_from(self, step: int, reason: str) -> None:
         """Condemn what holds the state of `step` or of a later one. All ranks."""
         writing = [self._save.step] if self._save is not None and not self._save.cancelled else []
-        for other in [other for other in [*self.saved, *self.unread, *writing] if other >= step]:
+        for other in sorted(other for other in {*self.saved, *self.unread, *writing} if other >= step):
             self.condemn(other, reason)
 
     def prune(self, good_step: int | None) -> None:
@@ -311,14 +315,19 @@ class DiskCheckpoints:
             if reason:
                 took = time.monotonic_ns() - save.start_ns
                 self._report(save.step, "failed", duration_ns=took, stall_ns=save.stall_ns, reason=reason)
+                if save.step in self.unread:  # the older one stays
+                    self.states.found(save.step, "complete")
                 if self.is_chief and save.renamed:
                     self._discard(save.final)
+                    save.put_older_back()
             else:
                 self.unread.add(save.step)
                 reason = first_error(save.error)
                 if self.is_chief:
                     kept = f"{save.final.name} stays, and is verified when it is loaded"
                     self._report_problem(f"{kept}: {reason}", step=save.step)  # it remains in the state "complete"
+                if save.older is not None:
+                    self._discard(save.older)
         if self.is_chief:
             self._discard(save.scratch)
 

@@ -6,7 +6,8 @@
     save.submit()                       # the next stage, once no rank is pending and none has failed
 
 1. write: every rank writes its shard into the scratch folder, synced, and a note of its size and hash,
-2. finish: rank 0 writes torch's metadata and the manifest, and gives the folder its name in one rename,
+2. finish: rank 0 writes torch's metadata and the manifest, and gives the folder its name in one rename; an older
+   checkpoint of the step becomes `step-00000050.older` for as long as the new one is not verified,
 3. verify: every rank reads its file back from the disk and compares its hash with the one computed from memory.
 
 The ranks agree on going from one stage to the next through votes that ride on a reduction which each step makes
@@ -15,6 +16,7 @@ anyway: the thread makes no collective, and touches neither the recorder nor the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.continuity import signature
+from trainer.checkpoint.disk_tier.listing import subfolders
 from trainer.checkpoint.disk_tier.manifest import (
     CheckpointError,
     StorageError,
@@ -40,10 +43,11 @@ from trainer.checkpoint.disk_tier.save_plan import SavePlan, Shard
 from trainer.checkpoint.memory_tier.host_copy import HostCopy
 from trainer.fsync import fsync_path
 
-__all__ = ["STAGES", "Save", "SaveVote", "one_line"]
+__all__ = ["STAGES", "Save", "SaveVote", "older_of", "one_line", "recover_older"]
 
 STAGES = ("write", "finish", "verify")
 _METADATA = ".metadata"
+_OLDER = ".older"
 
 
 class SaveVote(NamedTuple):
@@ -80,6 +84,8 @@ class Save:
         self.is_unread = False
         """True if that is only that the finished files cannot be read back now: it proves nothing against them."""
         self.renamed = False
+        self.older: Path | None = None
+        """An older checkpoint of the step that has made room; on rank 0."""
         self._plan = plan
         self._copy: HostCopy | None = copy
         self._manifest = manifest
@@ -131,6 +137,12 @@ class Save:
         with self._naming:
             self._cancelled = True
 
+    def put_older_back(self) -> None:
+        """Give the older checkpoint of the step its name back. If the disk refuses, the next attempt does it."""
+        if self.older is not None:
+            with contextlib.suppress(OSError):
+                self.older.rename(self.final)
+
     # In the background.
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -163,15 +175,23 @@ class Save:
         self.nbytes = sum(digest.bytes for digest in files.values())
         signatures = {str(rank): found for rank, (_, found) in enumerate(notes)}
         write_manifest(self.scratch, {**self._manifest(), "signatures": signatures}, files)
-        if self.final.exists():
-            shutil.rmtree(self.final)  # of a run that was started over
         with self._naming:
             if self._cancelled:
                 raise CheckpointError("the save was cancelled")
             fence.check()
-            self.scratch.rename(self.final)
-            self.renamed = True
+            self._take_name()
         fsync_path(self.final.parent)
+
+    def _take_name(self) -> None:
+        """Give the folder its name. An older checkpoint of the step is kept aside until this one is verified."""
+        with contextlib.suppress(FileNotFoundError):
+            self.older = self.final.rename(older_of(self.final))
+        try:
+            self.scratch.rename(self.final)
+        except OSError:
+            self.put_older_back()
+            raise
+        self.renamed = True
 
     def _verify(self) -> None:
         rank = self._plan.rank
@@ -192,6 +212,25 @@ class Save:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{self.final.name}: the note of rank {rank} cannot be read ({error})") from None
         return shard, found
+
+
+def older_of(final: Path) -> Path:
+    """The name under which an older checkpoint of the same step waits until the newer one is verified."""
+    return final.with_name(final.name + _OLDER)
+
+
+def recover_older(folder: Path) -> None:
+    """Give older checkpoints that an interrupted save left aside their names back, or remove them if the newer one
+    stands. For the start of an attempt, after `fence.sweep`. Raises OSError."""
+    names = subfolders(folder)
+    for name in names:
+        if name.endswith(_OLDER):
+            older, final = folder / name, folder / name.removesuffix(_OLDER)
+            fence.check()
+            if final.name in names:
+                shutil.rmtree(older, ignore_errors=True)
+            else:
+                older.rename(final)
 
 
 def one_line(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.fakes import ProcessEnd
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.disk_tier import saving
@@ -226,6 +228,66 @@ def test_what_is_read_back_and_differs_is_removed(tmp_path: Path, monkeypatch: p
     run_loop(config, tmp_path, rank=0, world_size=1)
     assert checkpoint_steps(tmp_path / "checkpoints") == [8]
     assert [state for _, state in _states(tmp_path, step=4)] == ["writing", "complete", "failed"]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_crash_while_a_checkpoint_is_replaced_leaves_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Step 8 could not be read back and is written once more: the older one makes room, the newer one takes its place,
+    the older one is removed. The process ends before each of these."""
+    config = with_steps(small(checkpoint={"interval": 4, "asynchronous": False}), 8)
+    reads = BadReads(monkeypatch, 8, error=UNREAD)
+    rename, renamed = Path.rename, []
+
+    def rename_until(path: Path, target: Path) -> Path:
+        if reads.times and path.name.startswith("step-00000008"):
+            renamed.append(path)
+            if len(renamed) == number:
+                raise ProcessEnd
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_until)
+    with pytest.raises(ProcessEnd):
+        run_loop(config, tmp_path, rank=0, world_size=1)
+    monkeypatch.undo()
+    again = run_loop(with_steps(config, 9), tmp_path, rank=0, world_size=1, attempt=1)
+    assert min(again.losses) == 9
+    assert {path.name for path in (tmp_path / "checkpoints").glob("step-*")} == {
+        f"step-{step:08d}" for step in (4, 8, 9)
+    }
+
+
+@pytest.mark.parametrize("refused", ["its name", "its content"])
+def test_a_checkpoint_that_cannot_be_replaced_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    config = with_steps(small(checkpoint={"interval": 4, "asynchronous": False}), 8)
+    folder = tmp_path / "checkpoints" / "step-00000008"
+    rename = Path.rename
+    first: dict[str, bytes] = {}
+
+    def fail(checkpoint: Path, *arguments: Any, **options: Any) -> None:
+        if checkpoint == folder and not first:
+            first.update({path.name: path.read_bytes() for path in folder.iterdir()})
+            raise UNREAD
+        if checkpoint == folder and refused == "its content":
+            raise CheckpointError("__0_0.distcp has 7 bytes, not 9")
+
+    def refuse(path: Path, target: Path) -> Path:
+        if first and refused == "its name" and target == folder and path.name.endswith(".tmp"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    monkeypatch.setattr(saving, "verify_files", fail)
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(StorageError, match="the last state, of step 8, cannot be saved"):
+        run_loop(config, tmp_path, rank=0, world_size=1)
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == first
+    assert checkpoint_steps(tmp_path / "checkpoints") == [4, 8]
+    again = run_loop(with_steps(config, 9), tmp_path, rank=0, world_size=1, attempt=1)
+    assert min(again.losses) == 9
 
 
 def _one_rank_cannot_read_back(rank: int, world_size: int, folder: Path) -> tuple[list[int], set[int]]:

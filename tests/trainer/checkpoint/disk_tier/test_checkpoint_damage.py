@@ -282,6 +282,17 @@ def test_where_only_damaged_ones_are_left_starting_over_must_be_asked_for(
     assert _disk(folder, training).load_newest(Ledger()) is None, "the guard went back before them by itself"
 
 
+def test_what_was_condemned_does_not_come_back_in_an_older_form(
+    pristine: Path, training: Training, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(pristine, folder)
+    shutil.copytree(pristine / "step-00000006", folder / "step-00000006.older")
+    _disk(folder, training).condemn(6, "it holds the update of a batch that was given up")
+    _disk(folder, training).open()
+    assert checkpoint_steps(folder) == [2, 4]
+
+
 def _disk(folder: Path, training: Training) -> DiskCheckpoints:
     disk = DiskCheckpoints(folder, training, NullRecorder(), keep=3)
     disk.adopt(Ledger(), STEPS[-1])
