@@ -26,7 +26,7 @@ from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError,
 from trainer.checkpoint.memory_tier.slots import Slot
 from trainer.checkpoint.memory_tier.survivors import state_of
 
-__all__ = ["forget_copies", "start_over_if_asked"]
+__all__ = ["forget_copies", "start_over_if_asked", "start_over_is_due"]
 
 NOTE_NAME = "started-over.json"
 
@@ -50,6 +50,12 @@ def start_over_if_asked(run: RunDir, recorder: Recorder, *, resume: bool, is_chi
     if problem:
         raise StorageError(problem)
     return int(agreed)
+
+
+def start_over_is_due(run: RunDir) -> bool:
+    """True if the launch has asked to start over and rank 0 has not done it yet. Raises OSError."""
+    asked = run.manifest().get("start_over_at")
+    return isinstance(asked, int) and asked != _done_at(run.checkpoints)
 
 
 def forget_copies(folder: Path | None, *, before_attempt: int) -> None:

@@ -84,9 +84,9 @@ class RemoteCopies:
         def send(name: str) -> None:
             verify_files(local, manifest, [name])  # an object must be what its name says
             self.folder.put(local / name, f"objects/{files[name].blake2b}")
+            self._objects[files[name].blake2b] = files[name].bytes  # not sent again where another file fails
 
         _all(send, due)
-        self._objects |= {digest.blake2b: digest.bytes for digest in due.values()}
         step = int(manifest["step"])
         self.folder.write(_name(step), raw)
         self._manifests[step] = raw

@@ -5,9 +5,9 @@
     mirror.start()
     problem = mirror.close()                    # after they ended: the newest is there when it returns, or the reason
 
-The newest checkpoint goes first. One that is condemned here is removed there, and so is one that retention removed.
-What cannot be sent is tried again for as long as the run lives; the training does not notice. What cannot be read here
-now is neither damaged nor gone: the address stays as it is until it can.
+The newest checkpoint that can be read goes first. One that is condemned here is removed there, and so is one that
+retention removed. What cannot be sent is tried again for as long as the run lives; the training does not notice. What
+cannot be read here now is neither damaged nor gone: until it can, nothing is removed there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from trainer.checkpoint.disk_tier.condemned import condemned_as_damaged
 from trainer.checkpoint.disk_tier.manifest import MANIFEST_NAME, CheckpointError, StorageError
 from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
 from trainer.checkpoint.remote.copies import RemoteCopies
+from trainer.checkpoint.starting_over import start_over_is_due
 from trainer.config.config import CheckpointConfig
 
 __all__ = ["CheckpointMirror", "address_of"]
@@ -136,35 +137,53 @@ class CheckpointMirror:
                 wait_s = POLL_S if self.sync() else min(max(2 * wait_s, 5.0), MAX_WAIT_S)
 
     def sync(self) -> bool:
-        """Make the address like the folder; False if one of them cannot be read now. Sends at most one checkpoint."""
+        """Make the address like the folder; False if something cannot be read now. Sends at most one checkpoint."""
         if self._run.manifest().get("launcher_pid", os.getpid()) != os.getpid():
             return True  # a later launch has taken the run
         try:
+            if start_over_is_due(self._run):
+                return True  # what is here is about to be put aside
             with self._opened() as copies:
-                here = self._finished()
+                here, unread = self._finished()
                 self._seen |= here.keys()
-                due = self._due(copies, here)
-                if due:
-                    self._send(copies, due[-1], here[due[-1]])
+                unread |= self._send_next(copies, here)
                 self._send_ledger(copies)
-                for step in self._retired(copies, here):
+                for step in self._retired(copies, here) if not unread else ():
                     copies.remove(step)
                     self._report("removed", step=step, reason="it was removed or condemned on the disk")
         except (OSError, StorageError) as error:
-            if not self._reported:
-                self._reported = _line(error)
-                self._report("failed", step=max(self._seen, default=None), reason=self._reported)
             if isinstance(error, RemoteError):
                 self._copies = None  # read again what is there
-            return False
+            return self._failed(_line(error), max(self._seen, default=None))
+        if unread:
+            return self._failed(unread[max(unread)], max(unread))
         self._reported = ""
         return True
 
+    def _failed(self, reason: str, step: int | None) -> bool:
+        if not self._reported:
+            self._reported = reason
+            self._report("failed", step=step, reason=reason)
+        return False
+
+    def _send_next(self, copies: RemoteCopies, here: dict[int, bytes]) -> dict[int, str]:
+        """Send the newest that is due and can be read; returns those that cannot be now, and why."""
+        unread = {}
+        for step in self._due(copies, here):
+            try:
+                self._send(copies, step, here[step])
+            except RemoteError:
+                raise
+            except (OSError, StorageError) as error:
+                unread[step] = _line(error)
+            else:
+                break
+        return unread
+
     def _due(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
-        """Steps to be sent, oldest first."""
-        return sorted(
-            step for step, raw in here.items() if not copies.holds(step, raw) and (step, raw) not in self._refused
-        )
+        """Steps to be sent, newest first."""
+        due = (step for step, raw in here.items() if not copies.holds(step, raw) and (step, raw) not in self._refused)
+        return sorted(due, reverse=True)
 
     def _send(self, copies: RemoteCopies, step: int, raw: bytes) -> None:
         folder = self._run.checkpoints / f"step-{step:08d}"
@@ -204,13 +223,17 @@ class CheckpointMirror:
                 found.append(step)
         return found
 
-    def _finished(self) -> dict[int, bytes]:
-        """Step -> manifest of the finished checkpoints here. Raises OSError."""
-        found = {}
+    def _finished(self) -> tuple[dict[int, bytes], dict[int, str]]:
+        """Step -> manifest of the finished checkpoints here, and step -> why it cannot be read now. Raises OSError."""
+        found, unread = {}, {}
         for step in checkpoint_steps(self._run.checkpoints):
-            with suppress(FileNotFoundError):  # removed meanwhile
+            try:
                 found[step] = (self._run.checkpoints / f"step-{step:08d}" / MANIFEST_NAME).read_bytes()
-        return found
+            except FileNotFoundError:
+                pass  # removed meanwhile
+            except OSError as error:
+                unread[step] = _line(error)
+        return found, unread
 
     # After they ended.
 
@@ -243,10 +266,13 @@ class CheckpointMirror:
     def _missing(self) -> str:
         """Names the newest checkpoint here that is not there."""
         try:
-            here = self._finished()
+            here, unread = self._finished()
+            newest = max([*here, *unread], default=None)
+            unknown = unread.get(newest) if newest is not None else None
         except OSError as error:
-            return f"Whether the newest checkpoint is at {self.address} is unknown: {_line(error)}"
-        newest = max(here, default=None)
+            unknown = _line(error)
+        if unknown:
+            return f"Whether the newest checkpoint is at {self.address} is unknown: {unknown}"
         copies = self._copies
         if newest is None or (copies is not None and copies.holds(newest, here[newest])):
             return ""

@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from probes.guard.ledger import LEDGER_NAME
+from probes.recorder import NullRecorder
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
 from rankscope.commands.export import export
@@ -28,6 +29,7 @@ from trainer.checkpoint.remote.address import RemoteError, RemoteFolder
 from trainer.checkpoint.remote.copies import RemoteCopies
 from trainer.checkpoint.remote.fetched_run import fetched_run
 from trainer.checkpoint.remote.mirror import CheckpointMirror
+from trainer.checkpoint.starting_over import start_over_if_asked
 from trainer.config.config import CheckpointConfig
 from trainer.launcher.remote_checkpoints import fetch_run
 from trainer.launcher.resume import ResumeError
@@ -78,11 +80,11 @@ class Machine:
 
 @contextmanager
 def refusing(target: Any, function: str, number: int, name: str) -> Iterator[None]:
-    """A disk on which this function fails for files of this name."""
+    """A disk on which this function fails for files whose path ends like this."""
     works = getattr(target, function)
 
     def fails(path: Path, *arguments: Any, **options: Any) -> Any:
-        if Path(path).name == name:
+        if Path(path).match(name):
             raise OSError(number, os.strerror(number), str(path))
         return works(path, *arguments, **options)
 
@@ -148,6 +150,53 @@ def test_what_cannot_be_read_to_be_sent_is_sent_later(tmp_path: Path, name: str)
     assert machine.mirror.sync()
     assert steps_at(tmp_path / "remote") == [10]
     assert machine.events() == [("failed", 10), ("complete", 10)]
+
+
+@pytest.mark.parametrize(
+    ("target", "function", "name"),
+    [(os, "open", "a"), (os, "open", "manifest.json"), (Path, "read_bytes", "manifest.json")],
+)
+def test_one_that_cannot_be_read_holds_up_no_other_and_nothing_is_removed_meanwhile(
+    tmp_path: Path, target: Any, function: str, name: str
+) -> None:
+    remote = tmp_path / "remote"
+    machine = Machine(tmp_path, remote)
+    for step in (10, 20, 30):
+        machine.save(step)
+    (machine.run.checkpoints / LEDGER_NAME).write_text("{}")
+    with refusing(target, function, errno.EIO, f"step-00000030/{name}"):
+        assert not machine.mirror.sync()
+        assert steps_at(remote) == [20], "the newest that can be read goes first"
+        assert not machine.mirror.sync()
+        assert steps_at(remote) == [10, 20]
+        shutil.rmtree(machine.run.checkpoints / "step-00000010")
+        assert not machine.mirror.sync()
+    assert steps_at(remote) == [10, 20]
+    assert (remote / "run" / "ledger.json").is_file()
+    assert machine.events() == [("complete", 20), ("failed", 30), ("complete", 10)], "reported once"
+    machine.settle()
+    assert steps_at(remote) == [20, 30]
+
+
+def test_the_files_beside_one_that_cannot_be_read_are_sent_once(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    make_checkpoint(machine.run.checkpoints, 10, {"a": content(1, 5000), "b": content(2, 100)})
+    with refusing(os, "open", errno.EIO, "b"):
+        assert not machine.mirror.sync()
+    assert machine.mirror.sync()
+    assert read_events(machine.log)[0][-1]["bytes"] < 5000
+
+
+def test_what_is_about_to_be_put_aside_is_not_sent(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, tmp_path / "remote")
+    machine.save(10)
+    machine.run.write_manifest(machine.run.manifest() | {"start_over_at": 1})
+    machine.settle()
+    assert steps_at(tmp_path / "remote") == []
+    assert start_over_if_asked(machine.run, NullRecorder(), resume=True, is_chief=True) == 1
+    machine.save(5)
+    machine.settle()
+    assert steps_at(tmp_path / "remote") == [5]
 
 
 def test_what_lost_only_its_manifest_or_all_its_folder_here_stays_there(tmp_path: Path) -> None:
