@@ -6,7 +6,8 @@ A process of its own and no thread of the rank: it costs the training nothing, a
 Python's lock held, and over the restarts of its ranks. It imports the standard library alone.
 
 It ends with its watch: where that ended by itself (the run is over, it was asked to stop), where another watch of the
-node has the store already (the ranks of a later attempt start one too), or after `MAX_ENDS` crashes in a row.
+node has the store already (the ranks of a later attempt start one too), where the run's folder was deleted, or after
+`MAX_ENDS` crashes in a row.
 """
 
 from __future__ import annotations
@@ -35,9 +36,21 @@ BY_ITSELF = (0, 2)
 def guard(watch: WatchRestarts, events: EventWriter, run: RunDir) -> None:
     """Restart the watch until it ends by itself."""
     while not watch.is_over and watch.num_quick_ends < MAX_ENDS:
+        if watch.process.poll() is not None and _is_gone(run.path):
+            return
         events.attempt = newest(run, default=0)
         watch.check()
         time.sleep(CHECK_S)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # a disk that does not answer now
+        return False
+    return False
 
 
 def main(arguments: Sequence[str]) -> int:

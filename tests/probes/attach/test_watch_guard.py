@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -126,6 +127,13 @@ def test_the_guard_ends_with_a_watch_that_ended_by_itself(node: Node, code: int)
     """The run is over, or another watch of the node holds the store."""
     guard(node.watch("sh", "-c", f"exit {code}"), node.events, node.run)
     assert (len(node.started), node.replaced()) == (1, [])
+
+
+def test_the_guard_ends_once_the_run_was_deleted(node: Node) -> None:
+    watch = node.watch("sh", "-c", "exit 1")
+    shutil.rmtree(node.run.path)
+    guard(watch, node.events, node.run)
+    assert len(node.started) == 1
 
 
 def test_a_watch_that_always_crashes_is_given_up_and_tried_without_exporters(node: Node) -> None:
