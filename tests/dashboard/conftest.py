@@ -1,4 +1,4 @@
-"""One small real run for the tests of the pages."""
+"""One small real run for the tests of the pages, and what each of them needs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> LaunchedRun:
 def runs(finished_run: LaunchedRun) -> Path:
     """Its folder of runs."""
     return finished_run.runs_dir
+
+
+@pytest.fixture(autouse=True)
+def _unhurt_by_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that reads a run or a folder waits for nobody: at its own priority it starves beside other tests."""
+    monkeypatch.setattr("dashboard.data.child_answer.NICENESS", 0)
 
 
 @pytest.fixture(autouse=True)

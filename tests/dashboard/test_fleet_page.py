@@ -17,12 +17,6 @@ from tests.factories import make_run
 from tests.waiting import wait_for
 
 
-@pytest.fixture(autouse=True)
-def unhurt_by_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child that reads the folder waits for nobody: at its own priority it starves beside other tests."""
-    monkeypatch.setattr("dashboard.data.child_answer.NICENESS", 0)
-
-
 def looked_at(runs: Path) -> AppTest:
     app = open_page(runs, "fleet")
     wait_for(lambda: "Hosts: " in shown(app) or (app.run() and False), "the fleet")

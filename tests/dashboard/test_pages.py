@@ -60,7 +60,7 @@ def test_the_recovery_page_lists_the_rollback_and_its_batch(runs: Path) -> None:
 
 def test_the_overview_tells_the_state_and_the_age_of_the_last_record(runs: Path) -> None:
     text = shown(open_page(runs))
-    assert re.search(r"last record \d+ (s|min)", text), text
+    assert re.search(r"last record \d+ (s|min|h)", text), text
 
 
 def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: Path, finished_run: LaunchedRun) -> None:
@@ -156,15 +156,16 @@ def test_the_measure_of_the_heatmap_can_be_chosen(runs: Path) -> None:
     app = open_page(runs, "ranks")
     before = len(charts(app))
     app.segmented_control(key="measure").set_value("memory").run()
+    wait_for(lambda: len(charts(app)) == before or (app.run() and False), "the heatmap of the memory")
     assert not app.exception
-    assert len(charts(app)) == before >= 3
+    assert before >= 3
 
 
 def test_the_timeline_forgets_its_zoom_with_other_steps_or_ranks(runs: Path) -> None:
     app = open_page(runs, "timeline")
 
     def revision() -> str:
-        (drawn,) = charts(app)
+        (drawn,) = wait_for(lambda: charts(app) or (app.run() and []), "the chart")  # other steps are read first
         revision: str = json.loads(drawn.proto.bytes)["figure"]["layout"]["uirevision"]
         return revision
 

@@ -90,6 +90,6 @@ def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(
             assert not app.exception, page
             assert "could not be computed" not in shown(app), page
         holder.stdin.close()
-        holder.wait(10)
+        holder.wait(60)
     for page, app in apps.items():
         wait_for(lambda app=app: "held open" not in shown(app.run()), f"{page} without the complaint", deadline_s=60)  # type: ignore[misc]
