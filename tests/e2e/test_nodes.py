@@ -53,8 +53,9 @@ def _worlds(run: LaunchedRun) -> list[int]:
 
 def test_a_node_dies_the_other_goes_on_and_it_comes_back(tmp_path: Path) -> None:
     port = free_port()
-    # A survivor in a hurry may be done before the node is back. A fault ends with its attempt, so there are many.
-    paced = [f"slow_data@step={step},until={step + 19},rank=0,seconds=0.05" for step in range(1, STEPS - 100, 20)]
+    # A survivor in a hurry may be done before the node is back, which takes ten seconds and more beside other tests.
+    # A fault ends with its attempt, so there are many.
+    paced = [f"slow_data@step={step},until={step + 19},rank=0,seconds=0.15" for step in range(1, STEPS - 100, 20)]
     first = _node(tmp_path, 0, port, faults=paced)
     wait_for(lambda: (first.runs_dir / "latest").exists(), "the run", first)
     second = _node(tmp_path, 1, port)
@@ -112,9 +113,12 @@ def test_a_lost_node_does_not_cost_the_copies_and_one_that_keeps_failing_is_left
     nodes[1].finish(exit_code=143)
     stopped_at = nodes[0].events("preempted", 0)[-1]["checkpoint_step"]
     port, steps = free_port(), stopped_at + 60
-    settings = (f"train.steps={steps}", "recovery.max_failures_per_node=2", "checkpoint.interval=10")
+    # Node 0 may do without node 1, and has to wait for it while it is not left out: they start within seconds.
+    again = (
+        f"train.steps={steps}", "recovery.max_failures_per_node=2", "checkpoint.interval=10", "recovery.rejoin_s=10",
+    )  # fmt: skip
     faults = [f"kill@step={stopped_at + 12},rank=2", f"kill@step={stopped_at + 24},rank=2"]
-    nodes = [resume(nodes[0], *_options(rank, port), settings=settings, faults=faults) for rank in (0, 1)]
+    nodes = [resume(nodes[0], *_options(rank, port), settings=again, faults=faults) for rank in (0, 1)]
     assert "excluded after 2 failures" in nodes[1].finish(exit_code=5).output
     nodes[0].finish()
     assert _worlds(nodes[0]) == [4, 4, 4, 4, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from store import Store
 from tests.e2e.launched import LaunchedRun, kill, rankscope, resume, start, train
@@ -19,6 +20,12 @@ def _losses(run: LaunchedRun) -> dict[int, float]:
     """Loss of each step that was taken."""
     with Store.open(run.run) as store:
         return dict(store.rows("SELECT step, loss FROM steps WHERE rank = 0 AND committed ORDER BY attempt, start_ns"))
+
+
+def _but_the_slow_data(run: LaunchedRun) -> list[dict[str, Any]]:
+    """Findings but that of the fault put in: where the signal is late, rank 1 is slow for long enough to be named."""
+    own = run.own_findings()
+    return [f for f in own if f["kind"] != "data_bound" and (f["kind"], f["cause"]) != ("straggler", "data")]
 
 
 def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: Path) -> None:
@@ -37,7 +44,7 @@ def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: P
     assert checkpoint_steps(cut.run.checkpoints) == [stopped["checkpoint_step"]]
     assert 10 <= stopped["checkpoint_step"] < STEPS
     assert not cut.events("rank_exit")
-    assert cut.own_findings() == []
+    assert _but_the_slow_data(cut) == []
     verdict = rankscope("analyze", str(cut.run.path)).stdout
     assert "preempted" in verdict
     assert "--resume" in verdict
@@ -45,7 +52,7 @@ def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: P
     again = resume(cut).finish()
     assert again.events("attempt_started")[-1]["attempt"] == 1
     assert _losses(again) == _losses(whole)
-    assert again.own_findings() == []
+    assert _but_the_slow_data(again) == []
     assert again.analyze()["run"]["ended"] == "finished"
 
 
@@ -57,7 +64,7 @@ def test_a_rank_that_cannot_finish_its_step_leaves_without_a_checkpoint(tmp_path
     run.process.send_signal(signal.SIGTERM)
     run.finish(exit_code=143)
     (ended,) = run.events("run_ended")
-    assert (ended["wall_ns"] - told_ns) / 1e9 < 20
+    assert (ended["wall_ns"] - told_ns) / 1e9 < 60, "after the second of grace, and not at the limit of the hang"
     for rank in (0, 1):
         assert [event["checkpoint_step"] for event in run.events("preempted", rank)] == [None]
     assert "Nothing was saved at this stop" in run.output
