@@ -101,7 +101,7 @@ def lead(num_nodes: int, ranks_per_node: int, seconds: float) -> None:
                 digests = link.received()
                 own = view_of(0, ranks_per_node, num_nodes, now_ns=now_ns,
                               stuck_since_ns=begin_ns + int(stuck_after_s * SECOND))  # fmt: skip
-                view = joined(own, digests, link.offsets_ns)
+                view = joined(own, digests, {node: clock.offset_ns for node, clock in link.clocks.items()})
                 log = joined_log(EventLog([]), digests, {})
                 found = hang.hang_of_attempt(view, log, StallPolicy(floor_s=3.0), is_last=True, now_ns=now_ns)
                 ticks.append(time.thread_time() - begin_cpu_s)

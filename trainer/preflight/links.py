@@ -96,7 +96,7 @@ def _receive(partner: int, device: torch.device) -> None:
 
 def clock_offsets(ranks: Sequence[int]) -> dict[int, tuple[int, int]]:
     """{rank: (offset from this rank's clock, error at most)} in nanoseconds, positive where that clock is ahead."""
-    found = {}
+    found: dict[int, tuple[int, int]] = {}
     for rank in ranks:
         trips = []
         for _ in range(NUM_CLOCK_TRIPS):

@@ -2,7 +2,7 @@
 
     ClockServer(store, signer).run(stopped)               # on each node, in a thread of its own: answers at once
     clocks = ClockClient(store, [1, 2], signer); clocks.poll_some()    # on the leader, a few a second
-    clocks.offsets_ns[1], clocks.errors_ns[1]
+    clocks.offsets()[1]              # ClockOffset(offset_ns=..., error_ns=...)
 
 The leader sets a key that the node waits for; the node wakes, and sets its time. The node's clock is taken to have been
 read in the middle of the round trip, so the error is at most half of it. Of the newest few the shortest counts. The key
@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from watch.digests.signed_messages import SESSION_BYTES, MessageRefused, Signer
 
-__all__ = ["ClockClient", "ClockServer", "RoundTrip", "best"]
+__all__ = ["ClockClient", "ClockOffset", "ClockServer", "RoundTrip", "best"]
 
 KEPT_TRIPS = 16
 POLLED_AT_ONCE = 8
@@ -51,10 +51,19 @@ class RoundTrip:
         return self.answered_ns - (self.sent_ns + self.received_ns) // 2
 
 
-def best(trips: Sequence[RoundTrip]) -> tuple[int, int]:
-    """(offset, largest error) in nanoseconds, of the shortest round trip."""
+class ClockOffset(NamedTuple):
+    """A node's clock as the leader measured it, in nanoseconds."""
+
+    offset_ns: int
+    """From the leader's clock, positive if ahead."""
+    error_ns: int
+    """The largest that `offset_ns` may have."""
+
+
+def best(trips: Sequence[RoundTrip]) -> ClockOffset:
+    """What the shortest round trip says."""
     shortest = min(trips, key=lambda trip: trip.duration_ns)
-    return shortest.offset_ns, shortest.duration_ns // 2
+    return ClockOffset(shortest.offset_ns, shortest.duration_ns // 2)
 
 
 class ClockServer:
@@ -99,15 +108,9 @@ class ClockClient:
         self._outstanding: set[int] = set()
         self._trips: dict[int, deque[RoundTrip]] = {node: deque(maxlen=KEPT_TRIPS) for node in nodes}
 
-    @property
-    def offsets_ns(self) -> dict[int, int]:
-        """{node: offset of its clock from ours, positive if ahead}, of those that have answered."""
-        return {node: best(trips)[0] for node, trips in self._trips.items() if trips}
-
-    @property
-    def errors_ns(self) -> dict[int, int]:
-        """{node: largest error of its offset}."""
-        return {node: best(trips)[1] for node, trips in self._trips.items() if trips}
+    def offsets(self) -> dict[int, ClockOffset]:
+        """The clocks of the nodes that have answered."""
+        return {node: best(trips) for node, trips in self._trips.items() if trips}
 
     def poll_some(self) -> None:
         """Poll the next few nodes in turn. Raises RuntimeError when the store is gone."""

@@ -73,7 +73,7 @@ class JobWatch:
     @property
     def offsets_ns(self) -> dict[int, int]:
         """{node: offset of its clock from ours, positive if ahead}; empty but on the leader."""
-        return self.link.offsets_ns
+        return {node: clock.offset_ns for node, clock in self.link.clocks.items()}
 
     def exchange(self, source: Source, attempt: int, own: Set[int]) -> None:
         """Send the digest of this node's ranks; the leader takes those of the other nodes."""
@@ -141,11 +141,10 @@ class JobWatch:
                 )
 
     def _report_clocks(self) -> None:
-        for node, offset_ns in self.link.offsets_ns.items():
+        for node, (offset_ns, error_ns) in self.link.clocks.items():
             before_ns = self._offsets_ns.get(node)
             if before_ns is None or abs(offset_ns - before_ns) > MOVED_NS:
                 self._offsets_ns[node] = offset_ns
-                error_ns = self.link.errors_ns.get(node, 0)
                 self.events.write(event_kinds.CLOCK_OFFSET, node_rank=node, offset_ns=offset_ns, error_ns=error_ns)
 
 

@@ -2,7 +2,7 @@
 
     with DigestLink("node-0:29500", node=1, num_nodes=4, secret=job_secret(run)) as link:
         link.publish(digest)                     # returns at once; the newest is sent
-        link.received(), link.offsets_ns         # the leader (node 0): the others' newest, and their clocks
+        link.received(), link.clocks             # the leader (node 0): the others' newest, and their clocks
         link.publish_verdict(Verdict(...)); link.verdict     # the leader's finding, for the node of the blamed rank
 
 Each message is signed (`watch.digests.signed_messages`); one that is forged or replayed changes nothing and is listed
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzers.finding import Finding
 from analyzers.run.digest import Digest, DigestError, decode, encode
-from watch.digests.clock_offsets import ClockClient, ClockServer
+from watch.digests.clock_offsets import ClockClient, ClockOffset, ClockServer
 from watch.digests.signed_messages import NO_SESSION, Inbox, MessageRefused, Signer
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class DigestLink:
         self.endpoint = endpoint
         self.node = node
         self.traffic = Traffic()
-        self.offsets_ns: dict[int, int] = {}
-        self.errors_ns: dict[int, int] = {}
+        self.clocks: dict[int, ClockOffset] = {}
         self.verdict: Verdict | None = None
         self.is_connected = False
         self._answered_s = -math.inf
@@ -226,7 +225,7 @@ class DigestLink:
                 self._send_verdict(store)
                 if not is_last:
                     clocks.poll_some()
-                self.offsets_ns, self.errors_ns = clocks.offsets_ns, clocks.errors_ns
+                self.clocks = clocks.offsets()
             self._answered_s = time.monotonic()
             if is_last:
                 return

@@ -61,12 +61,12 @@ def test_digests_clocks_and_verdicts_go_over_the_store(endpoint: str, tmp_path: 
             wait_for(lambda step=step: [d.view.step for d in leader.received()] == [step, step], "digest of both nodes")
         # The shortest of the newest trips counts: on a busy machine the first one may be long.
         wait_for(
-            lambda: leader.errors_ns.keys() == {1, 2} and max(leader.errors_ns.values()) < SECOND // 4,
+            lambda: leader.clocks.keys() == {1, 2} and all(c.error_ns < SECOND // 4 for c in leader.clocks.values()),
             "clock of both nodes",
         )
         for node, expected_ns in ((1, AHEAD_NS), (2, 0)):
-            error_ns = leader.errors_ns[node]  # before the offset, which may be of a shorter trip by then
-            assert abs(leader.offsets_ns[node] - expected_ns) <= error_ns
+            clock = leader.clocks[node]
+            assert abs(clock.offset_ns - expected_ns) <= clock.error_ns
 
         leader.publish_verdict(Verdict(attempt=3, ranks=(2,), summary="rank 2 hangs"))
         wait_for(lambda: one.verdict and two.verdict, "verdict on both nodes")
