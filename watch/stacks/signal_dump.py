@@ -1,8 +1,8 @@
 """Python stacks of all ranks of a node by signal, also of ranks that are blocked inside a collective.
 
 Every rank registers `faulthandler` on two signals with a file of its own (`probes.tape.stack_file`); watch sends
-one and waits until the files have grown (`take_stacks`). A stopped process answers when it is continued or not
-at all, so the wait has a deadline.
+one and waits until the files have grown and grow no more (`take_stacks`): a rank that is killed next would leave half a
+stack. A stopped process answers when it is continued or not at all, so the wait has a deadline.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from watch.processes import kill, os_state
 __all__ = ["take_stacks"]
 
 WAIT_S = 1.0
+LOOK_S = 0.02
+"""A file of the same size after so long is complete: a stack is written line by line, in one go."""
 
 
 def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threads: bool = False) -> list[int]:
@@ -34,8 +36,10 @@ def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threa
         if kill(pid, number):
             before[rank] = size
     deadline = time.monotonic() + WAIT_S
-    answered: set[int] = set()
-    while len(answered) < len(before) and time.monotonic() < deadline:
-        answered = {rank for rank, size in before.items() if stack_path(run, attempt, rank).stat().st_size > size}
-        time.sleep(0.02)
+    sizes, answered, are_settled = before, set[int](), not before
+    while not are_settled and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        earlier, sizes = sizes, {rank: stack_path(run, attempt, rank).stat().st_size for rank in before}
+        answered = {rank for rank, size in sizes.items() if size > before[rank]}
+        are_settled = len(answered) == len(before) and sizes == earlier
     return sorted(answered)
