@@ -17,6 +17,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ __all__ = ["Endpoint", "Listen", "ListenError", "Snapshot", "serve"]
 
 REQUEST_TIMEOUT_S = 10.0
 """A client that is silent for so long is disconnected."""
+LAST_ANSWERS_S = 2.0
+"""How long the end waits for answers that are being sent: `watch` exits next, and its last state would be lost."""
 
 
 class ListenError(ValueError):
@@ -157,10 +160,25 @@ def serve(snapshot: Snapshot, listen: Listen) -> Iterator[Endpoint]:
     finally:
         server.shutdown()
         server.server_close()
+        server.finish_answers()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._answering: list[threading.Thread] = []
+        super().__init__(*args, **options)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer one request in a thread of its own, which is known until it ends."""
+        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        self._answering = [*(other for other in self._answering if other.is_alive()), thread]
+        thread.start()
+
+    def finish_answers(self) -> None:
+        """Wait for the answers that are being sent, for `LAST_ANSWERS_S` at most."""
+        deadline = time.monotonic() + LAST_ANSWERS_S
+        for thread in self._answering:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def server_bind(self) -> None:
         """Bind like HTTPServer, without its reverse lookup of the host's name, which may take seconds."""

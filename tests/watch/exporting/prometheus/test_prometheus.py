@@ -8,15 +8,21 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.programs import needs, program
+from tests.waiting import wait_for
 from watch.exporting.metrics.catalogue import METRICS, Sample
+from watch.exporting.prometheus import server
 from watch.exporting.prometheus.scrape_targets import TARGETS_FILE, announced
 from watch.exporting.prometheus.server import Endpoint, Listen, ListenError, Snapshot, serve
 
@@ -90,6 +96,26 @@ def test_only_get_and_only_the_metrics() -> None:
 def test_a_silent_client_does_not_hold_up_the_others() -> None:
     with serve(Snapshot(COMMON), Listen()) as endpoint, socket.create_connection((endpoint.host, endpoint.port)):
         assert get(endpoint.url)[0] == 200
+
+
+def test_the_end_waits_for_an_answer_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`watch` exits once its last state was scraped: what is not sent by then is lost."""
+    monkeypatch.setattr(server, "LAST_ANSWERS_S", 60.0)
+    release = threading.Event()
+
+    class Slow(Snapshot):
+        def collect(self) -> Iterator[Metric]:
+            yield from super().collect()
+            release.wait(60)
+
+    snapshot = Slow(COMMON)
+    with ThreadPoolExecutor() as clients:
+        with serve(snapshot, Listen()) as endpoint:
+            answer = clients.submit(get, endpoint.url)
+            wait_for(lambda: snapshot.num_scrapes == 1, "the scrape")
+            threading.Timer(0.3, release.set).start()
+        assert release.is_set()
+        assert answer.result()[0] == 200
 
 
 @pytest.mark.parametrize("address", ["9400", "host:", "host:http", "0.0.0.0:70000", ""])
