@@ -86,9 +86,12 @@ def throttled(pid: int, *, busy_s: float, still_s: float) -> Iterator[None]:
 
 def test_a_stopped_rank_is_named_and_the_parameters_are_those_of_the_script_alone(tmp_path: Path) -> None:
     script, run_dir = EXAMPLES / "fsdp2.py", tmp_path / "run"
-    with ScriptRanks(without_us(script, tmp_path), "--save", "alone.pt", "--steps", str(STEPS), cwd=tmp_path) as alone:
+    num_steps = 3 * STEPS  # seconds in which rank 1 can be stopped
+    with ScriptRanks(
+        without_us(script, tmp_path), "--save", "alone.pt", "--steps", str(num_steps), cwd=tmp_path
+    ) as alone:
         alone.join()
-    options = ("--save", "ours.pt", "--steps", str(STEPS))
+    options = ("--save", "ours.pt", "--steps", str(num_steps))
     with ScriptRanks(script, *options, cwd=tmp_path, run_dir=run_dir) as ranks:
         tape = run_dir / "tapes" / "attempt-0" / "rank-00001"
         wait_for(lambda: any(tape.glob("steps.*")), "rank 1's first step")
@@ -107,7 +110,7 @@ def test_a_stopped_rank_is_named_and_the_parameters_are_those_of_the_script_alon
     assert found["finding_ranks"] == [1]
     assert not [event for event in read_events(events)[0] if event["kind"] == "culprit_killed"]
     assert same(tmp_path / "ours.pt", tmp_path / "alone.pt")
-    wait_for(lambda: steps_of(run_dir, 1) == STEPS, "all steps in the store")
+    wait_for(lambda: steps_of(run_dir, 1) == num_steps, "all steps in the store")
 
 
 @pytest.fixture(scope="module")
