@@ -82,6 +82,8 @@ class StoreOutdatedError(StoreCorruptError):
 
 
 POLL_S = 0.005
+MAX_POLL_S = 0.05
+"""Pause between two tries to open a file in use; it grows up to this, since a try takes 4 ms of CPU time."""
 READER = "reader"
 """Role of one that brings a store up to date to read it, and is gone in a moment."""
 MIRROR = "mirror"
@@ -294,7 +296,7 @@ def _patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnecti
     """Call `connect` until the file is free, at most `wait_s` seconds."""
     import duckdb
 
-    deadline = time.monotonic() + wait_s
+    deadline, pause_s = time.monotonic() + wait_s, POLL_S
     while True:
         try:
             return connect()
@@ -302,7 +304,8 @@ def _patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnecti
             meant = translated(error, path)
             if not isinstance(meant, StoreBusyError) or time.monotonic() >= deadline:
                 raise meant from error
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(MAX_POLL_S, 1.3 * pause_s)
 
 
 def translated(error: Exception, path: Path | str) -> StoreError:

@@ -53,6 +53,9 @@ __all__ = ["Ingester", "TickResult"]
 
 logger = logging.getLogger("rankscope.store")
 MAX_REASON = 300
+MAX_WAIT_S = 8.0
+"""Of readers that take turns one has the file nearly always: a tick that found it in use is followed by one that waits
+twice as long for a gap, up to this."""
 TICK_BYTES = 256 << 20  # of tapes in one transaction: bounds memory, and what a kill makes us do again
 
 
@@ -111,6 +114,7 @@ class Ingester:
         self._state = ReadState()
         self._identity: tuple[int, ...] | None = None  # of the file as we left it
         self._ticks = -1
+        self._num_busy = 0  # ticks in a row that found the file in use
         self._dictionary = Dictionary()
         self._books: dict[str, NameBook] = {}
         self._set_aside = ""  # what is not yet in the store of how it came to be made again
@@ -151,7 +155,9 @@ class Ingester:
                     quarantined = self.set_aside(error)
                 transfer = self._write(thorough)
         except StoreBusyError:
+            self._num_busy += 1
             return replace(self._result(start), busy=True, lag=True)
+        self._num_busy = 0
         return replace(self._result(start, transfer), quarantined=quarantined)
 
     def set_aside(self, error: StoreCorruptError) -> Path | None:
@@ -208,13 +214,18 @@ class Ingester:
             logger.warning("Rows of retired tapes are lost: %s", error)
         return ", without the rows of retired tapes, which cannot be read"
 
+    @property
+    def _patience_s(self) -> float:
+        """How long the file is waited for."""
+        return min(self._wait_s * 2.0 ** min(self._num_busy, 16), max(self._wait_s, MAX_WAIT_S))
+
     def _is_idle(self, thorough: bool) -> bool:
         """Return True if the store is unchanged and the files hold nothing new."""
         identity = identity_of(self.path)
         if identity is None:
             return False
         if identity != self._identity:
-            state = load_read_only(self.path, self._wait_s)
+            state = load_read_only(self.path, self._patience_s)
             if state is None:
                 return False
             self._state = state
@@ -224,7 +235,7 @@ class Ingester:
     def _write(self, thorough: bool) -> Transfer:
         import duckdb
 
-        connection = connect_writer(self.path, wait_s=self._wait_s, threads=self._threads)
+        connection = connect_writer(self.path, wait_s=self._patience_s, threads=self._threads)
         try:
             known = known_store(connection, self.path)
             connection.execute("BEGIN")

@@ -271,6 +271,8 @@ def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
         assert result.num_rows == 0
         with Store.open(run, catch_up=False) as beside:  # readers do not shut each other out
             assert beside.rows("SELECT count(*) FROM steps") == [(20,)]
+        for wait_s in (0.1, 0.2, 0.4):  # readers that take turns leave gaps: each tick waits longer for one
+            assert ingester.tick().duration_s >= wait_s
         reader.communicate()
         assert ingester.tick().rows["steps"] == 20
 
