@@ -152,8 +152,8 @@ def test_the_leader_dies_the_other_records_on_and_both_resume(cluster: Cluster) 
     cluster.await_training(attempt=0, num_steps=45)  # two checkpoints
     watch = cluster.events("watch_started", 1)[-1]["pid"]
 
+    cluster.network.cut(0)  # first: a machine without power answers nothing, not even with a reset
     cluster.network.kill(0)
-    cluster.network.cut(0)  # a machine without power answers nothing, not even with a reset
     said = wait_for(
         lambda: [event for kind in ("hang", "rank_lost") for event in cluster.findings(kind, 1)],
         f"finding of node 1\n{cluster}",
@@ -185,8 +185,8 @@ def test_one_of_four_nodes_loses_its_power_and_another_takes_its_place(cluster: 
         cluster.train(node)
     cluster.await_training(attempt=0, num_steps=25)  # a checkpoint
 
-    cluster.network.kill(lost)
     cluster.network.cut(lost)
+    cluster.network.kill(lost)
     (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", deadline_s=60)
     assert (silent["node_rank"], silent["ranks"]) == (lost, [lost])
     named = [event["finding_ranks"] for kind in ("hang", "rank_lost") for event in cluster.findings(kind, 0)]
