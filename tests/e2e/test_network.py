@@ -122,7 +122,7 @@ def cluster(tmp_path: Path, num_nodes: int) -> Iterator[Cluster]:
 def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluster: Cluster) -> None:
     for node in (0, 1):
         cluster.train(node)
-    cluster.await_training(attempt=0)
+    cluster.await_training(attempt=0, num_steps=100)  # seconds, in which the leader hears of rank 1
 
     cluster.network.cut(1)
     (silent,) = wait_for(lambda: cluster.events("node_silent", 0), f"word of the silent node\n{cluster}", deadline_s=60)
