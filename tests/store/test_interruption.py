@@ -19,10 +19,13 @@ ROOT = Path(__file__).parents[2]
 ENDLESS = "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000) b"
 
 SETUP = f"""
+import signal
+
 from analyzers import diagnose
 from store.database import connect_memory
 from store.reader import Store
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background job begins with it ignored
 # With more threads DuckDB looks for signals only when this one has something to compute.
 store = Store(connect_memory(threads=1), "a store")
 
