@@ -15,7 +15,10 @@ from typing import Any
 from ..tape.rundir import RunDir
 from .identity import Identity
 
-__all__ = ["print_retention", "retention_line"]
+__all__ = ["RETAIN_S", "print_retention", "retention_line"]
+
+RETAIN_S = 3600.0
+"""Window of a run that sets none."""
 
 
 def retention_line(config: Mapping[str, Any]) -> str:
@@ -25,7 +28,7 @@ def retention_line(config: Mapping[str, Any]) -> str:
         return ""
     budget_mb = probes.get("budget_mb")
     budget = f", at most {budget_mb:g} MB a rank and hour" if budget_mb else ""
-    return f"records: tapes and single calls of the last {probes.get('retain_s', 3600.0):g} s{budget}"
+    return f"records: tapes and single calls of the last {probes.get('retain_s', RETAIN_S):g} s{budget}"
 
 
 def print_retention(run: RunDir, identity: Identity) -> None:

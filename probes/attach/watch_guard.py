@@ -44,12 +44,11 @@ def guard(watch: WatchRestarts, events: EventWriter, run: RunDir) -> None:
 
 
 def _is_gone(path: Path) -> bool:
+    """Return True if nothing has this name; a disk that does not answer now has not lost it."""
     try:
         path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:  # a disk that does not answer now
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 

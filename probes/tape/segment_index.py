@@ -279,7 +279,7 @@ def _read(path: Path) -> tuple[dict[str, _Entry], str, str]:
 
 
 def _retired_crc(name: str, num_places: int) -> int:
-    """Of what a line says of a retired segment: there is no file that would contradict it."""
+    """Return the checksum of a line about a retired segment, which no file could contradict."""
     return zlib.crc32(f"{name} {num_places}".encode())
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from probes.attach.retention_line import RETAIN_S
 from store.published.address import check_address
 from trainer.config.export import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
 from trainer.config.model import ModelConfig
@@ -170,7 +171,7 @@ class ProbesConfig(Section):
     retain: Literal["all", "window"] = "all"
     """Keep all records, or tapes and single calls of the last `retain_s` seconds only: then older calls are totals a
     step and group but for every 64th step, and older tapes are in the store alone."""
-    retain_s: float = Field(default=3600.0, ge=60)
+    retain_s: float = Field(default=RETAIN_S, ge=60)
     """The window of `retain = "window"`."""
     budget_mb: float = Field(default=0.0, ge=0)
     """MB of records a rank and hour, tapes and store, that `watch` holds by a shorter window; needs

@@ -61,7 +61,7 @@ class ClockOffset(NamedTuple):
 
 
 def best(trips: Sequence[RoundTrip]) -> ClockOffset:
-    """What the shortest round trip says."""
+    """Return the offset by the shortest round trip, whose error is the least."""
     shortest = min(trips, key=lambda trip: trip.duration_ns)
     return ClockOffset(shortest.offset_ns, shortest.duration_ns // 2)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analyzers.run.setting import number
+from probes.attach.retention_line import RETAIN_S
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -49,7 +50,7 @@ GROUP BY attempt ORDER BY attempt
 class RetentionPolicy:
     """Window and budget of the records that are kept."""
 
-    window_s: float = 3600.0
+    window_s: float = RETAIN_S
     budget_bytes: float = 0.0
     """A rank and hour; 0: no budget."""
     every_s: float = 60.0
@@ -76,7 +77,7 @@ class Retention:
         if not isinstance(probes, dict) or probes.get("retain") != "window":
             return None
         window_s, budget = number(manifest, "probes.retain_s"), number(manifest, "probes.budget_mb")
-        policy = RetentionPolicy(window_s=max(MIN_WINDOW_S, window_s or 3600.0), budget_bytes=(budget or 0.0) * 1e6)
+        policy = RetentionPolicy(window_s=max(MIN_WINDOW_S, window_s or RETAIN_S), budget_bytes=(budget or 0.0) * 1e6)
         return cls(run, ingester, syncing, events, policy)
 
     def poll(self) -> None:

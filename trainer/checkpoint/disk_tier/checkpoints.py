@@ -346,7 +346,7 @@ class DiskCheckpoints:
         return steps, set(stale)
 
     def _from_disk(self, read: Callable[[], _T]) -> _T:
-        """What rank 0 reads in the folder, a JSON value. All ranks. Raises StorageError if that cannot be read now."""
+        """Share what rank 0 reads in the folder, as JSON. All ranks. Raises StorageError if it cannot be read now."""
         found, problem = None, ""
         if self.is_chief:
             try:
