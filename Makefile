@@ -18,7 +18,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs-check docs dist clean
+.PHONY: help demo test trials lint format docs-check docs dist clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do \
@@ -56,9 +56,11 @@ demo: $(VENV)/.installed ## Train a small GPT on four ranks with two faults, the
 	@sh tests/fetch_programs.sh .programs
 	@touch $@
 
-test: lint .programs/.fetched ## Everything that must pass: lint, format, types, all tests
-	$(BIN)/pytest -m 'not alone' -n auto --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m alone
+test: $(VENV)/.checks .programs/.fetched ## Everything that must pass: lint, format, types, all tests
+	@$(BIN)/python -m tests.suite
+
+trials: $(VENV)/.checks .programs/.fetched ## Repeat what has a success rate and write the rates to docs/testing.md; hours
+	@$(BIN)/python -m tests.trials
 
 lint: $(VENV)/.checks ## Lint, format and types only
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 
@@ -22,27 +21,21 @@ _LEAKING_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _E2E_TIMEOUT_S = 300
-_LONG_FIRST = (
-    "e2e/test_slurm.py", "e2e/test_nodes.py", "e2e/test_faults.py", "e2e/test_script_drill.py", "e2e/test_soak.py",
-    "e2e/test_alerting.py", "e2e", "trainer", "dashboard", "hostile",
-)  # fmt: skip
-_MAX_WORKERS = 8
+_TRIALS = Path(__file__).parent / "trials"
 
 hypothesis.settings.register_profile("rankscope", deadline=None)
 hypothesis.settings.load_profile("rankscope")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the trials out unless they are named."""
+    is_named = any(_TRIALS in (Path(arg).absolute(), *Path(arg).absolute().parents) for arg in config.args)
+    return True if collection_path == _TRIALS and not is_named else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Several workers take a file at a time: the long ones first, or one worker ends with them alone; and those of
-    # tests/e2e, which wait much, in turn with others, which compute.
-    items.sort(key=_place)
-    files = list(dict.fromkeys(item.path for item in items))
-    waiting = [path for path in files if path.parent.name == "e2e"]
-    others = [path for path in files if path.parent.name != "e2e"]
-    turns = {path: turn for turn, path in enumerate(itertools.chain(*itertools.zip_longest(waiting, others)))}
-    items.sort(key=lambda item: turns[item.path])
     for item in items:
-        if _folder(item) == "e2e":
+        if _folder(item) in ("e2e", "trials"):
             item.add_marker(pytest.mark.e2e)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_E2E_TIMEOUT_S))
@@ -51,16 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if gpu_items and not _has_cuda():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One a core: with more, the ranks of tests wait for cores, which is what some tests say must not be found."""
-    return min(_MAX_WORKERS, max(2, len(os.sched_getaffinity(0))))
-
-
-def _place(item: pytest.Item) -> int:
-    path = item.path.relative_to(Path(__file__).parent).as_posix()
-    return next((place for place, start in enumerate(_LONG_FIRST) if path.startswith(start)), len(_LONG_FIRST))
 
 
 def _folder(item: pytest.Item) -> str:

@@ -1,0 +1,138 @@
+"""Repeat the trials and write their rates into docs/testing.md: `make trials`.
+
+    python -m tests.trials                      # all of them, each as often as its marker says; hours
+    python -m tests.trials e2e/test_slurm.py    # some files
+    python -m tests.trials --times 1            # each once
+
+A trial is a test in tests/trials. `@pytest.mark.trial(times=5, at_least=0.8)` says how often it runs and which share of
+the runs has to pass; without it, three times and all. One runs at a time, with nothing next to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.suite import RESULTS, ROOT, Result, read_results
+
+PAGE = ROOT / "docs" / "testing.md"
+TIMES = 3
+_FOLDER = Path(__file__).parent
+_BETWEEN = re.compile(r"(?<=<!-- trials -->\n).*?(?=<!-- /trials -->)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Trial:
+    """One test function of tests/trials, over its parameters."""
+
+    path: str
+    name: str
+    times: int = TIMES
+    at_least: float = 1.0
+    results: list[Result] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Share of the runs that passed, of those that were not skipped."""
+        ran = [result for result in self.results if result.outcome != "skipped"]
+        return sum(result.outcome == "passed" for result in ran) / len(ran) if ran else float("nan")
+
+    def row(self, commit: str, date: str) -> str:
+        """Row of the page's table."""
+        ran = [result for result in self.results if result.outcome != "skipped"]
+        passed = sum(result.outcome == "passed" for result in ran)
+        longest_s = max((result.wall_s for result in ran), default=0.0)
+        what = self.name.removeprefix("test_").replace("_", " ")
+        rate = f"{passed} of {len(ran)}" if ran else "not run: skipped here"
+        return f"| {what} | `{self.path}` | {rate} | {self.at_least:.0%} | {longest_s:.0f} s | {commit}, {date} |"
+
+
+def main() -> int:
+    """Run the trials; 1 if a rate is below its bound."""
+    parser = argparse.ArgumentParser(prog="python -m tests.trials", description="Repeat the trials, write their rates.")
+    parser.add_argument("files", nargs="*", help="files below tests/trials; all of them by default")
+    parser.add_argument("--times", type=int, help="how often each runs, in place of what its marker says")
+    options = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    paths = [_FOLDER / name for name in options.files] or sorted(_FOLDER.rglob("test_*.py"))
+    trials: dict[tuple[str, str], Trial] = {}
+    for path in paths:
+        for trial in _collect(path):
+            trials[trial.path, trial.name] = trial
+    for number, trial in enumerate(trials.values()):
+        trial.times = options.times or trial.times
+        for time in range(trial.times):
+            print(f"[{number + 1}/{len(trials)}] {trial.path} {trial.name}, {time + 1} of {trial.times}", flush=True)
+            trial.results += _run(trial, f"trial-{number}-{time}")
+        print(f"    {trial.rate:.0%} passed, at least {trial.at_least:.0%}", flush=True)
+        _write_page(list(trials.values())[: number + 1])
+    short = [trial for trial in trials.values() if trial.rate < trial.at_least]
+    for trial in short:
+        print(f"below its bound: {trial.path} {trial.name}, {trial.rate:.0%}; outputs in {RESULTS.relative_to(ROOT)}")
+    passed = sum(result.outcome == "passed" for trial in trials.values() for result in trial.results)
+    failed = sum(result.outcome == "failed" for trial in trials.values() for result in trial.results)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if short else 0
+
+
+def _collect(path: Path) -> list[Trial]:
+    """Trials of one file, in its order."""
+    name = path.relative_to(ROOT).as_posix()
+    listing = RESULTS / "collected.txt"
+    listing.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.trials.listing", "--collect-only", "-q", name]
+    done = subprocess.run([*command, f"--listing={listing}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 5):
+        raise SystemExit(f"cannot collect {name}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found: dict[str, Trial] = {}
+    for line in listing.read_text().splitlines() if listing.exists() else []:
+        function, times, at_least = line.split()
+        found[function] = Trial(name, function, int(times), float(at_least))
+    return list(found.values())
+
+
+def _run(trial: Trial, name: str) -> list[Result]:
+    records = RESULTS / f"{name}.jsonl"
+    records.unlink(missing_ok=True)
+    command = [
+        sys.executable, "-m", "pytest", "-p", "tests.support.results", "--results", str(records),
+        f"{trial.path}::{trial.name}",
+    ]  # fmt: skip
+    with (RESULTS / f"{name}.log").open("wb") as log:
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    results, _ = read_results(records)
+    return results
+
+
+def _write_page(trials: list[Trial]) -> None:
+    """Replace the rows of these trials in the page and keep those of the others."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    date = datetime.date.today().isoformat()
+    text = PAGE.read_text(encoding="utf-8")
+    found = _BETWEEN.search(text)
+    if found is None:
+        raise SystemExit(f"{PAGE.name} has no place for the table: <!-- trials --> and <!-- /trials -->")
+    rows: dict[str, str] = defaultdict(str)
+    for line in found[0].splitlines()[2:]:
+        rows["|".join(line.split("|")[1:3])] = line
+    for trial in trials:
+        row = trial.row(commit, date)
+        rows["|".join(row.split("|")[1:3])] = row
+    head = "| trial | file | passed | bound | longest | commit, date |\n|---|---|---|---|---|---|\n"
+    table = head + "".join(f"{row}\n" for _, row in sorted(rows.items(), key=lambda item: item[0].split("|")[::-1]))
+    PAGE.write_text(_BETWEEN.sub(lambda _: table, text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
