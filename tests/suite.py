@@ -3,8 +3,8 @@
     python -m tests.suite                  # lint, types and all tests but tests/trials
     python -m tests.suite store watch      # some groups only
 
-A group is a folder of tests/ and collects that folder alone. A test of real processes that fails runs again by itself at
-the end. Where it passes then, the suite stays green and names it *unsteady*, with both outputs kept in
+A group is a folder of tests/ and collects that folder alone. A test of real processes that fails runs again by itself
+at the end. Where it passes then, the suite stays green and names it *unsteady*, with both outputs kept in
 build/test-results; more than three of these are red. Any other failure is red at once.
 """
 

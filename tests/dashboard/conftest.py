@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launched import LaunchedRun, train
+from tests.e2e.launched import LaunchedRun
+from tests.support.recorded_runs import recorded
 
 
 @pytest.fixture(scope="session")
-def finished_run(tmp_path_factory: pytest.TempPathFactory) -> LaunchedRun:
+def finished_run() -> LaunchedRun:
     """Two ranks, 24 steps, a NaN on rank 1 at step 12."""
-    return train(
-        tmp_path_factory.mktemp("finished"), "two", faults=["nan_grad@step=12,rank=1"],
-        settings=["train.steps=24", "probes.gradient_interval=5"],
-    )  # fmt: skip
+    return recorded(
+        "two", faults=["nan_grad@step=12,rank=1"], settings=["train.steps=24", "probes.gradient_interval=5"]
+    )
 
 
 @pytest.fixture

@@ -7,19 +7,23 @@ run.findings("non_finite")[0]["ranks"] == [1]
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from rankscope import cli
 from tests.waiting import wait_for
 from trainer.launcher.prefork import PreforkServer, StartedCommand
 
@@ -46,6 +50,7 @@ TINY = (
 )
 SOURCE = "import this\n" * 20 + Path(__file__).read_text()
 DEADLINE_S = 150.0
+_READERS = frozenset({"analyze", "collect", "compare", "export", "report", "share", "sql"})
 STARTED: list[LaunchedRun] = []
 """Runs of the test that is running; what is left of them is killed at its end (conftest)."""
 
@@ -219,18 +224,39 @@ def train(
 
 
 def analysis_of(run: Path) -> dict[str, Any]:
-    """What `rankscope analyze --format json` prints of a run; in a fork, as its imports take longer than its work."""
-    process = warm_parent().start(["analyze", str(run), "--format", "json"])
-    output, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, output
-    found: dict[str, Any] = json.loads(output)
+    """What `rankscope analyze --format json` prints of a run."""
+    done = rankscope("analyze", str(run), "--format", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def rankscope(*arguments: str, timeout_s: float = 60.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run any `rankscope` command."""
+def rankscope(*arguments: str, timeout_s: float = 100.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run any `rankscope` command; one that only reads runs in this process, which has its imports already."""
+    if arguments[0] in _READERS:
+        return _in_this_process(arguments, cwd or Path.cwd())
     command = [sys.executable, "-m", "rankscope", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False)
+
+
+def _in_this_process(arguments: tuple[str, ...], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Call the entry of the command line, with its output and errors kept apart."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    code: Any = 0
+    argv = sys.argv
+    sys.argv = ["rankscope", *arguments]
+    try:
+        with contextlib.chdir(cwd), redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+            cli.main()
+    except SystemExit as end:
+        code = end.code or 0
+    finally:
+        sys.argv = argv
+    printed = []
+    for stream in streams:
+        stream.flush()
+        printed.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(arguments, int(code), *printed)
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:

@@ -19,7 +19,9 @@ from tests.waiting import wait_for
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_saves_and_closes(tmp_path: Path, number: signal.Signals) -> None:
-    run = start(tmp_path, "ddp", settings=["train.steps=100000", "checkpoint.interval=0"], fresh=True)
+    run = start(
+        tmp_path, "ddp", settings=["train.steps=100000", "checkpoint.interval=0"], fresh=number == signal.SIGINT
+    )
     wait_for(lambda: run.pids().keys() >= {0, 1, 2, 3} and _steps(run.run) > 5, "steps", run)
     run.process.send_signal(number)
     run.finish(exit_code=128 + number)

@@ -21,7 +21,7 @@ from tests.e2e.script_ranks import ROOT, ScriptRanks
 from tests.waiting import wait_for
 
 STEPS = 16
-WORLD = {"huggingface": 2, "lightning": 1, "accelerate": 2, "fabric": 2}
+WORLD = {"huggingface": 2, "lightning": 1}
 POISON = 70
 """Row of the data; the step that meets it comes after the first and before the last."""
 
@@ -34,7 +34,11 @@ def rows(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module", params=WORLD)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of one framework: `plain.pt`, `ours.pt`, and the runs `ours/run` and `poisoned/run`."""
-    name = request.param
+    yield from example_runs(request.param, WORLD[request.param], tmp_path_factory)
+
+
+def example_runs(name: str, world_size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Run a framework's example three times, and yield their folder once all have ended."""
     pytest.importorskip({"huggingface": "transformers", "fabric": "lightning"}.get(name, name))
     folder = tmp_path_factory.mktemp(name)
     with ExitStack() as stack:
@@ -43,7 +47,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             (folder / kind).mkdir()
             ranks = ScriptRanks(
                 ROOT / "examples" / "frameworks" / f"train_{name}.py", "--steps", str(STEPS), *arguments,
-                cwd=folder / kind, world_size=WORLD[name], run_dir=folder / kind / "run", variables=variables,
+                cwd=folder / kind, world_size=world_size, run_dir=folder / kind / "run", variables=variables,
             )  # fmt: skip
             return stack.enter_context(ranks)
 

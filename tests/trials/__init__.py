@@ -1,1 +1,1 @@
-"""Trials: tests with a success rate in place of a truth value. `make trials` repeats them; `make test` leaves them out."""
+"""Trials: tests with a success rate in place of a truth value. `make trials` repeats them, `make test` skips them."""

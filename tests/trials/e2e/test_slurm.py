@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,10 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.e2e.launched import LAYOUTS, SOURCE, TINY, analysis_of, train
-from tests.e2e.slurm_cluster import DEADLINE_S, SlurmCluster, why_not
+from tests.trials.e2e.slurm_cluster import DEADLINE_S, SlurmCluster, why_not
 from tests.waiting import wait_for
 
-RECIPE = str(Path(__file__).parents[2] / "examples" / "launch" / "slurm.sbatch")
+RECIPE = str(Path(__file__).parents[3] / "examples" / "launch" / "slurm.sbatch")
 NODES = ("n1", "n2", "n3", "n4")
 STEPS = 120
 SETTINGS = (f"train.steps={STEPS}", "recovery.hang_floor_s=1000", "recovery.grace_s=10")
@@ -29,12 +28,7 @@ GATE = "hang@step=100,rank=0"
 """Where the second attempt stands still until it loses a node."""
 
 
-WANTED = "RANKSCOPE_TEST_SLURM" in os.environ
-pytestmark = [
-    pytest.mark.skipif(not WANTED, reason="takes minutes beside other tests: RANKSCOPE_TEST_SLURM=1 runs it"),
-    pytest.mark.skipif(WANTED and bool(why_not()), reason=why_not() if WANTED else ""),
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.timeout(900)]
 
 
 @pytest.fixture
