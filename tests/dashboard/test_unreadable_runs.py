@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,14 @@ READ_ANYHOW = {
 }  # fmt: skip
 
 
-def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(
+def test_a_store_held_by_another_process_is_named_and_read_once_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    read_a_held_store(tmp_path, monkeypatch, ("home", "overview", "findings", "sql"))
+
+
+def read_a_held_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Iterable[str]) -> None:
+    """Open each page while another process holds the run's store, and once more when it is free."""
     monkeypatch.setattr(run_access, "WAIT_S", 0.1)  # each of the pages' queries waits so long for the holder
     run = make_run(tmp_path, ranks=2, steps=12)
     assert "Step: 12" in shown(open_page(run.path.parent))  # the store is made
@@ -78,7 +84,7 @@ def test_a_store_that_somebody_holds_is_told_and_read_when_it_is_free(
         assert holder.stdout.readline() == "held\n"
         # Whenever it is time to look at the tapes again, the records are read into a copy instead.
         apps = {}
-        for page in READ_ANYHOW:  # all of one run
+        for page in pages:  # all of one run
             app = apps[page] = open_page(run.path.parent, page, until_whole=False)
             told = ("held open by another process", READ_ANYHOW[page])
 
