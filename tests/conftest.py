@@ -23,8 +23,10 @@ _LEAKING_NAMES = frozenset(
 _E2E_TIMEOUT_S = 300
 _TRIALS = Path(__file__).parent / "trials"
 
-hypothesis.settings.register_profile("rankscope", deadline=None)
-hypothesis.settings.load_profile("rankscope")
+# `ci`: few examples, the same in each run. `nightly`: many, and others each time. No deadline: machines are crowded.
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=15, derandomize=True)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=300)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -15,11 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import boto3
-from flask import Flask
-from moto.server import create_backend_app
-from werkzeug.serving import make_server
-
 __all__ = ["KEYS", "Fault", "ObjectStore", "s3_server"]
 
 BUCKET = "checkpoints"
@@ -61,6 +56,8 @@ class ObjectStore:
 
     def client(self) -> Any:
         """A plain client of the store."""
+        import boto3
+
         return boto3.client("s3", endpoint_url=self.url)
 
     def names(self, prefix: str = "") -> list[str]:
@@ -72,7 +69,7 @@ class ObjectStore:
 class _Failing:
     """WSGI in front of the store: requests that a fault is for do not arrive, or their answers do not."""
 
-    def __init__(self, app: Flask, store: ObjectStore) -> None:
+    def __init__(self, app: Any, store: ObjectStore) -> None:
         self._app = app
         self._store = store
         self._lock = threading.Lock()
@@ -122,7 +119,9 @@ class _Failing:
 @contextlib.contextmanager
 def s3_server() -> Iterator[ObjectStore]:
     """A server with an empty bucket until the block ends; fsspec forgets its connections then."""
+    from moto.server import create_backend_app
     from s3fs import S3FileSystem
+    from werkzeug.serving import make_server
 
     store = ObjectStore("")
     app = _Failing(create_backend_app("s3"), store)

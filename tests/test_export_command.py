@@ -12,9 +12,7 @@ from pathlib import Path
 
 import duckdb
 import fsspec
-import pyarrow.dataset
 import pytest
-from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 from typer.testing import CliRunner, Result
 
 from probes.tape.rundir import RunDir
@@ -46,6 +44,8 @@ def export(run: RunDir, *arguments: str) -> Result:
 
 
 def test_tensorboard_reads_it_back(run: RunDir, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
     out = tmp_path / "logs"
     for _ in range(2):  # the second time replaces the first
         export(run, "--to", "tensorboard", "--out", str(out))
@@ -107,6 +107,8 @@ def test_parquet_is_a_hive_partitioned_lake(run: RunDir, tmp_path: Path, place: 
         day = duckdb.execute("SELECT (now() AT TIME ZONE 'UTC')::DATE").fetchall()[0][0]
         found = duckdb.execute(query, [f"{out}/table=steps/**/*.parquet", run.run_id, day]).fetchall()
     else:
+        import pyarrow.dataset
+
         data = pyarrow.dataset.dataset(f"{root}/table=steps", filesystem=files, partitioning="hive", format="parquet")
         assert set(data.schema.names) >= {"run", "date", "attempt", "rank", "step", "duration_ns"}
         read = data.to_table().group_by("attempt").aggregate([("step", "count"), ("duration_ns", "sum")]).to_pylist()

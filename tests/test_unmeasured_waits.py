@@ -17,7 +17,6 @@ from analyzers.run.policy import StallPolicy
 from benchmarks.simulator import Layout, Scenario, simulate, write
 from probes.tape.rundir import RunDir
 from store import Store
-from tests.dashboard.opened import open_page, shown
 from tests.waiting import wait_for
 from watch.exporting.metrics.run_samples import account_samples
 
@@ -81,6 +80,8 @@ def test_metrics(run: RunDir) -> None:
 
 @pytest.mark.parametrize("page", ["overview", "goodput"])
 def test_dashboard(run: RunDir, page: str) -> None:
+    from tests.dashboard.opened import open_page, shown
+
     app = open_page(run.path.parent, page, run=run.run_id)
     wait_for(lambda: "Goodput: " in shown(app) or (app.run() and False), "the account", deadline_s=60)
     assert not app.exception

@@ -11,8 +11,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from wandb.proto.wandb_internal_pb2 import Record
-
 __all__ = ["alerts", "config", "history", "summary", "wandb_file", "wandb_records"]
 
 _BLOCK, _HEADER = 32768, struct.Struct("<IHB")
@@ -26,6 +24,8 @@ def wandb_file(folder: Path) -> Path:
 
 def wandb_records(path: Path) -> list[Any]:
     """All records; one that is cut by the end of a block is put together again."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     data, place, whole, found = path.read_bytes(), 7, b"", []
     assert data[:4] == b":W&B"
     while place + _HEADER.size <= len(data):

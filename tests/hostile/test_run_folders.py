@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -137,7 +137,6 @@ _MANIFEST = st.dictionaries(
 })  # fmt: skip
 
 
-@settings(max_examples=15)
 @given(manifest=_MANIFEST)
 def test_any_manifest_gives_facts_and_a_policy(store: Store, manifest: dict[str, Any]) -> None:
     run_facts(store, manifest)

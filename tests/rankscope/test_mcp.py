@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp import Client, StdioServerParameters
 
 from tests.factories import make_run
 
@@ -25,6 +24,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(runs: Path, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, str]]:
     """(is an error, text) of each call, over one connection."""
+
+    from mcp import Client, StdioServerParameters
 
     async def go() -> list[tuple[bool, str]]:
         server = StdioServerParameters(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzers.account import goodput
@@ -69,7 +69,6 @@ def _store(layout: str, rows: list[dict[str, Any]], calls: list[tuple[int, int]]
     return store
 
 
-@settings(max_examples=25, deadline=None)
 @given(_steps(), st.lists(st.tuples(st.integers(-5, 50 * MS), st.integers(-5, 50 * MS)), max_size=2))
 def test_classes_add_up_to_the_steps_whatever_was_lost(
     run: tuple[str, list[dict[str, Any]]], calls: list[tuple[int, int]]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -284,7 +283,6 @@ def test_who_waits_in_a_call_of_unknown_members_is_not_accused(tmp_path: Path) -
     assert hang_of(job.write(tmp_path)).ranks == (0,)
 
 
-@hypothesis.settings(max_examples=60)
 @given(data=st.data())
 def test_whoever_stops_is_the_one_who_is_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Any program of collectives over any groups; one rank stops somewhere, the others go on until they must wait."""

@@ -19,7 +19,7 @@ from probes.tape.reader import MAX_SEGMENT_BYTES, TapeError, TooNewError, read_h
 from probes.tape.schema import TABLES
 from probes.tape.writer import COMPLETE, EMPTY, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN, TapeWriter
 
-FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,7 +162,6 @@ ODD = PLAIN | st.sampled_from(
 )
 
 
-@hypothesis.settings(max_examples=40)
 @given(
     entries=st.lists(st.dictionaries(st.sampled_from(FIELDS), ODD), max_size=6),
     config=PLAIN | st.dictionaries(st.sampled_from(["", "0"]), PLAIN, max_size=2),

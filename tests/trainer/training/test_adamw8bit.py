@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from torchao.optim import AdamW8bit as TorchaoAdamW8bit
 
 from tests.processes import run_ranks
 from tests.trainer.training.optimizer_runs import CPU, assert_same, take, trained
@@ -52,6 +51,8 @@ def test_a_block_of_zeros_stays_zero() -> None:
 @torch.compiler.set_stance("force_eager")  # torchao compiles its update, which rounds otherwise
 def test_updates_are_those_of_torchao() -> None:
     """Whose blocks are runs of the whole matrix: of rows that are multiples of a block, the same ones."""
+    from torchao.optim import AdamW8bit as TorchaoAdamW8bit
+
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(64, 2 * BLOCK, generator=draw)
     ours, theirs = (torch.nn.Parameter(weight.clone()) for _ in range(2))
