@@ -24,6 +24,7 @@ from typing import Any
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from rankscope import cli
+from tests.forked import run_python
 from tests.waiting import wait_for
 from trainer.launcher.prefork import PreforkServer, StartedCommand
 
@@ -232,11 +233,13 @@ def analysis_of(run: Path) -> dict[str, Any]:
 
 
 def rankscope(*arguments: str, timeout_s: float = 100.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run any `rankscope` command; one that only reads runs in this process, which has its imports already."""
+    """Run any `rankscope` command; one that only reads runs in this process, which has its imports already.
+
+    The others are forks of one that has.
+    """
     if arguments[0] in _READERS:
         return _in_this_process(arguments, cwd or Path.cwd())
-    command = [sys.executable, "-m", "rankscope", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd, check=False)
+    return run_python(["-m", "rankscope", *arguments], cwd=cwd, timeout_s=timeout_s)
 
 
 def _in_this_process(arguments: tuple[str, ...], cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,125 @@
+"""Python processes for tests, forked from one that has imported torch and the project: a `subprocess.Popen` of them.
+
+    process = ForkedPython(["-m", "trainer.rank.worker", str(config)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = run_python(["-m", "rankscope", "compare", a, b])    # as subprocess.run with its output captured as text
+
+Most of the time of a short process is its imports: 2 to 4 CPU-seconds for torch and the trainer. A fork has its own
+pid, environment, folder, session, signals, output and `__main__`, and ends as an interpreter does. Where a test is
+about imports, about variables that are read at an import, or about the parent of a process, it starts an interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import inspect
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.forking_server import MAX_MESSAGE_BYTES
+
+ROOT = Path(__file__).parent.parent
+
+
+class ForkedPython(subprocess.Popen[Any]):
+    """`arguments` are those of the interpreter: `-c code ...`, `-m module ...` or `script ...`."""
+
+    _status = -1
+
+    def __init__(self, arguments: Sequence[str], **options: Any) -> None:
+        super().__init__([str(argument) for argument in arguments], **options)
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = inspect.signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
+        assert not asked["pass_fds"], "not implemented"
+        pipes = [asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
+        files = [fd if fd >= 0 else usual for usual, fd in enumerate(pipes[i] for i in (0, 3, 5))]
+        request = {
+            "arguments": asked["args"],
+            "cwd": str(asked["cwd"] or Path.cwd()),
+            "environment": dict(os.environ if asked["env"] is None else asked["env"]),
+        }
+        status, status_end = os.pipe()
+        try:
+            socket.send_fds(_server(), [json.dumps(request).encode()], [*files, status_end])
+        finally:
+            os.close(status_end)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+        self._child_created = True
+        self._status = status
+        self.pid = int(_line(status))
+
+    def fileno(self) -> int:
+        """Readable once a process that was running has ended, for `select`."""
+        return self._status
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None:
+            self._ended(0.0)
+        return self.returncode
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """For Popen.wait and Popen.communicate: (pid, status), (0, 0) while it runs."""
+        status = self._ended(0.0 if wait_flags & os.WNOHANG else None)
+        return (0, 0) if status is None else (self.pid, status)
+
+    def _ended(self, timeout_s: float | None) -> int | None:
+        if not select.select([self._status], [], [], timeout_s)[0]:
+            return None
+        status = int(_line(self._status) or os.W_EXITCODE(255, 0))
+        os.close(self._status)
+        self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return status
+
+
+def run_python(
+    arguments: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None, timeout_s: float = 100.0
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, whatever that is; its output as text. Killed and TimeoutExpired when the time is up."""
+    pipe = subprocess.PIPE
+    with ForkedPython(
+        arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """The channel to the server, which starts with the first use and ends with this process."""
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forking_server", str(theirs.fileno())],
+            cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], process_group=0,
+        )  # fmt: skip
+
+    def end() -> None:
+        channel.close()
+        server.wait(60)
+
+    atexit.register(end)
+    problem = json.loads(channel.recv(MAX_MESSAGE_BYTES))["problem"]
+    assert not problem, problem
+    return channel
+
+
+def _line(fd: int) -> bytes:
+    """Up to the newline or the end; byte by byte, as the next line is for the next reader."""
+    found = b""
+    with contextlib.suppress(InterruptedError):
+        while (byte := os.read(fd, 1)) not in (b"", b"\n"):
+            found += byte
+    return found

@@ -1,0 +1,145 @@
+"""The process from which `tests.forked` forks others: it imports what they need, and waits for them.
+
+Started by `tests.forked` only, with the number of its end of the channel.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any, NoReturn
+
+MAX_MESSAGE_BYTES = 1 << 20
+PRELOADED = (
+    "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
+    "tests.trainer.training_runs",  # and with it the trainer
+    "rankscope.cli", "analyzers.diagnose", "duckdb", "rich.console",
+)  # fmt: skip
+
+
+def serve(channel: socket.socket) -> None:
+    """Import, say whether forking is safe, fork until the other end of the channel is closed."""
+    from trainer.launcher.zygote import one_thread, unsafe_to_fork
+
+    with one_thread():
+        for name in PRELOADED:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    channel.send(json.dumps({"problem": unsafe_to_fork()}).encode())
+    awake, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    reports: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([channel, awake], [], [])
+        if awake in ready:
+            os.read(awake, 4096)
+            _report_ends(reports)
+        if channel not in ready:
+            continue
+        blob, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 4)
+        if not blob:
+            return
+        *files, report = fds
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            _become(json.loads(blob), files)
+        reports[pid] = report
+        os.write(report, f"{pid}\n".encode())
+        for fd in files:
+            os.close(fd)
+
+
+def _report_ends(reports: dict[int, int]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while reports:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            report = reports.pop(pid)
+            with contextlib.suppress(BrokenPipeError):  # the test does not ask for it any more
+                os.write(report, f"{status}\n".encode())
+            os.close(report)
+
+
+def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """Run what the interpreter would run, and end as it would."""
+    from trainer.launcher.zygote import reset_after_fork
+
+    stdin, stdout, stderr = files
+    reset_after_fork([stdin], stdout=stdout, stderr=stderr)
+    os.dup2(stdin, 0)
+    os.close(stdin)
+    code = 1
+    try:
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        _draw_anew()
+        _run(request["arguments"])
+        code = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        code = -signal.SIGINT
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 0xFF)
+
+
+def _draw_anew() -> None:
+    import numpy as np
+
+    random.seed()
+    np.random.seed()
+
+
+def _run(arguments: list[str]) -> None:
+    sys.path[1:1] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    kind = arguments[0]
+    if kind == "-c":
+        sys.path[0] = ""
+        sys.argv = ["-c", *arguments[2:]]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+    elif kind == "-m":
+        sys.path[0] = str(Path.cwd())
+        sys.argv = arguments[1:]
+        sys.modules.pop(arguments[1], None)  # what is preloaded would be told as run twice
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(kind).resolve().parent)
+        sys.argv = arguments
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    os._exit(0)  # what was imported has nothing to say at its end
