@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
+from analyzers.remembered import Remembered
 from analyzers.run.file_problems import file_problems
 from analyzers.run.open_findings import closed_findings, reported_findings
 from analyzers.run.policy import stall_policy
@@ -85,14 +86,20 @@ def diagnose(
     """Run every analysis. `now_ns` (epoch nanoseconds) only if the run is alive: else its end is read as a death."""
     findings: list[Finding] = []
     scope = Scope(now_ns=now_ns, manifest=manifest, stacks_dir=stacks_dir)
+    store, source = source, Remembered(source)
 
     @cache
     def views() -> Views:
         try:
-            return reduced_views(source)
+            reduced = reduced_views(store)
         except Exception as error:  # no disk for copies: the whole run is read, which takes longer
             findings.append(_failed("records", error))
             return whole_views(source)
+        copies: dict[str, Any] = {
+            name: source if (view := getattr(reduced, name)) is store else Remembered(view)
+            for name in ("whole", "compared", "sampled", "histories")
+        }
+        return replace(reduced, **copies)
 
     records: Mapping[Records, Callable[[], Source]] = {
         "all": lambda: source,

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzers.diagnose import diagnose
+from analyzers.remembered import Remembered
+from analyzers.source import Source
+from store import Store
+from store.database import StoreError
+from tests.factories import make_run
+
+
+class Counted:
+    """A source that counts how often each question for rows was asked, and how many rows it got."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.longest: Counter[tuple[str, str]] = Counter()
+        self.query, self.has = source.query, source.has
+
+    def rows(self, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
+        self.asked[sql, repr(params)] += 1
+        found = self._source.rows(sql, params)
+        self.longest[sql, repr(params)] = len(found)
+        return found
+
+
+def test_a_short_question_is_asked_once(tmp_path: Path) -> None:
+    with Store.open(make_run(tmp_path, ranks=2, steps=1001)) as store:
+        counted = Counted(store)
+        asked = Remembered(counted)
+        one = "SELECT count(*) FROM steps WHERE rank = ?"
+        first = asked.rows(one, [0])
+        first.clear()  # by who asked
+        assert asked.rows(one, [0]) == [(1001,)]
+        assert asked.rows(one, [7]) == [(0,)]
+        assert set(counted.asked.values()) == {1}
+        for _ in range(2):
+            assert len(asked.rows("SELECT step FROM steps WHERE rank = 0")) == 1001
+            with pytest.raises(StoreError):
+                asked.rows("SELECT nothing FROM steps")
+        assert sorted(counted.asked.values()) == [1, 1, 2, 2]
+
+
+def test_a_diagnosis_asks_nothing_twice_and_says_the_same(tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=40, slow={2: 1.6}, nan={1: 20}, gradients_every=1)
+    with Store.open(run) as store:
+        counted = Counted(store)
+        told = diagnose(counted, run.manifest())
+        assert {"straggler", "non_finite"} <= {finding.kind for finding in told.fired}
+        assert [question for question, times in counted.asked.items() if times > 1] == []
