@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from analyzers.external.evidence import diagnose_files
 from analyzers.finding import Finding
+from tests.forked import run_python
 
 SCRIPT = """
 import datetime, os, signal, sys, time
@@ -45,11 +44,9 @@ def analyzed(folder: Path, what: str, **variables: str) -> Finding:
     """Run it under torchrun, keep the output and nothing else, and diagnose that."""
     script = folder / "job.py"
     script.write_text(SCRIPT)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    done = subprocess.run(
-        [*launcher, str(script), what], capture_output=True, text=True, timeout=180, env=env, cwd=folder
-    )
+    done = run_python([*launcher, str(script), what], timeout_s=180, env=env, cwd=folder)
     assert done.returncode != 0
     (folder / "logs").mkdir()
     (folder / "logs" / "job.log").write_text(done.stdout + done.stderr)

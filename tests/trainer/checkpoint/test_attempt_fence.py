@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.forked import ForkedPython
 from tests.trainer.rank.test_worker import CONFIG, ROOT
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import write_json
@@ -72,8 +72,8 @@ def test_a_rank_that_wakes_up_after_the_next_attempt_began(moment: str, tmp_path
     config = tmp_path / "worker.toml"
     config.write_text(CONFIG.format(runs=tmp_path, text=__file__))
     endless = ["--set", "train.steps=1000000", "--set", "checkpoint.interval=1", "--set", "train.log_interval=1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainer.rank.worker", str(config), *endless],
+    process = ForkedPython(
+        ["-m", "trainer.rank.worker", str(config), *endless],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
+from tests.forked import run_python
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
@@ -106,12 +105,12 @@ def test_which_checkpoint_is_taken(tmp_path: Path) -> None:
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.safetensors"
-    command = [sys.executable, "-m", "rankscope", "export", str(run), "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    command = ["-m", "rankscope", "export", str(run), "--out", str(out)]
+    done = run_python(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert f"step {int(find_checkpoint(run, step=None).name[5:])} " in done.stdout
     assert _read(out)[0]
-    missing = subprocess.run([*command, "--step", "7"], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    missing = run_python([*command, "--step", "7"], cwd=ROOT)
     assert missing.returncode == 2
     assert "has no checkpoint of step 7" in missing.stderr
     assert len(missing.stderr.strip().splitlines()) == 1

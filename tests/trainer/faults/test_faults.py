@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from probes.guard.decisions import RunStopped
 from probes.tape.events import EventWriter
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.rundir import NODE_RANK, RunDir
+from tests.forked import ForkedPython, run_python
 from tests.trainer.faults.test_options import injected, step_column
 from tests.trainer.training_runs import RunResult, run_loop, small, with_steps
 from trainer.config.config import Config
@@ -94,7 +94,7 @@ def test_a_loader_process_is_killed(tmp_path: Path) -> None:
         "run_loop(with_steps(small(data={'num_workers': 1}), 14), Path(sys.argv[1]), rank=0, world_size=1,"
         " faults=['loader_killed@step=9,rank=0'])"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, capture_output=True, text=True)
+    ended = run_python(["-c", code, str(tmp_path)])
     assert ended.returncode == 1
     assert "DataLoader worker" in ended.stderr or "EOFError" in ended.stderr
     assert injected(tmp_path) == [(9, "loader_killed")]
@@ -118,7 +118,7 @@ def test_memory_runs_out_for_this_process_only_and_it_can_still_speak(tmp_path: 
 )
 def test_deaths_are_those_that_were_asked_for(kind: str, expected: signal.Signals | None) -> None:
     code = f"import trainer.faults.injectors.process as p; p._ACTIONS[{kind!r}](None)"
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    ended = run_python(["-c", code])
     assert ended.returncode == (1 if expected is None else -expected)
 
 
@@ -129,7 +129,7 @@ def test_the_lock_of_python_is_held_while_the_process_lives() -> None:
         "print('ready', flush=True)\n"
         "p._ACTIONS['gil'](None)"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = ForkedPython(["-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     with pytest.raises(subprocess.TimeoutExpired):
@@ -176,7 +176,7 @@ def test_a_paced_connection_is_really_slow() -> None:
 
 
 def test_the_watch_of_the_node_is_killed(tmp_path: Path) -> None:
-    watch = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    watch = ForkedPython(["-c", "import time; time.sleep(600)"])
     folder = RunDir(tmp_path).node_dir(0)
     folder.mkdir(parents=True)
     node = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked import run_python
 from trainer.launcher.loopback_store import loopback_store
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
@@ -61,9 +60,7 @@ def test_a_round_of_one_node_opens_nothing_else() -> None:
 def test_a_script_on_one_machine_is_launched_on_loopback(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-m", "rankscope", "run", *options, "--nproc-per-node", "2", "train.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+    command = ["-m", "rankscope", "run", *options, "--nproc-per-node", "2", "train.py"]
+    done = run_python(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, timeout_s=110)
     heard = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("HEARD")]
     assert heard == [["localhost", LOOPBACK]] * 2, done.stdout + done.stderr

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.depth import tried
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 from trainer.config.load import ConfigError
@@ -14,7 +15,7 @@ from trainer.layout.stages import split_layers
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 10
+STEPS = tried(5, nightly=10)
 MODEL = {"num_layers": 4}
 
 Sections = dict[str, dict[str, Any]]

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.depth import tried
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = 8
+STEPS = tried(4, nightly=8)
 
 Sections = dict[str, dict[str, Any]]
 

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from probes.guard.ledger import Ledger
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.forked import ForkedPython, run_python
 from tests.waiting import wait_for
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.rank.worker import main
@@ -54,15 +54,13 @@ def command(config: Path, *arguments: str, ranks: int = 0, restarts: int = 0) ->
     """One process, or `ranks` of them under torchrun."""
     worker = ["-m", "trainer.rank.worker", str(config), *arguments]
     if not ranks:
-        return [sys.executable, *worker]
+        return worker
     run = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
-    return [sys.executable, "-m", "torch.distributed.run", *run, *worker]
+    return ["-m", "torch.distributed.run", *run, *worker]
 
 
 def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        arguments, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=100
-    )
+    return run_python(arguments, cwd=ROOT, env=os.environ | environment)
 
 
 def events(run_dir: Path, attempt: int, rank: int) -> list[dict[str, Any]]:
@@ -100,7 +98,7 @@ def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
 
 def test_a_watch_that_is_killed_under_torchrun_is_replaced(config: Path, tmp_path: Path) -> None:
     endless = command(config, "--set", "train.steps=1000000", "--set", "checkpoint.interval=0", ranks=2)
-    process = subprocess.Popen(endless, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = ForkedPython(endless, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: (tmp_path / "latest").exists(), "the run's folder")
         path = RunDir(tmp_path / "latest").node_dir(0) / "events.jsonl"
@@ -124,7 +122,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(number: signal.Signals, config:
     """The whole process group gets it, as from a launcher or a terminal, so the data worker does too."""
     settings = ("train.steps=1000000", "checkpoint.interval=0", "data.num_workers=1")
     endless = command(config, *(text for setting in settings for text in ("--set", setting)))
-    process = subprocess.Popen(endless, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = ForkedPython(endless, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step 3/"):
@@ -161,7 +159,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_a_resume_draws_no_weights(config: Path, tmp_path: Path) -> None:
     """A rank of a large model would be busy with it for a minute, and what it draws is overwritten at once."""
-    cannot_draw = [sys.executable, "-c", WITHOUT_DRAWING, str(config), "--set", "train.steps=6"]
+    cannot_draw = ["-c", WITHOUT_DRAWING, str(config), "--set", "train.steps=6"]
     fresh = run(cannot_draw)
     assert (fresh.returncode, fresh.stderr) == (1, "weights were drawn\n")
     first = run(command(config, "--set", "train.steps=4"))
@@ -219,7 +217,7 @@ def test_the_configuration_may_come_from_the_environment(config: Path, tmp_path:
     from trainer.config.load import load_config
 
     given = load_config(config, ["train.steps=2"]).model_dump_json()
-    done = run([sys.executable, "-m", "trainer.rank.worker"], RANKSCOPE_CONFIG=given)
+    done = run(["-m", "trainer.rank.worker"], RANKSCOPE_CONFIG=given)
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stdout
 

@@ -17,6 +17,7 @@ import torch
 
 from probes.guard.ledger import Ledger
 from probes.recorder import NullRecorder
+from tests.depth import tried
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.disk_tier import loading, manifest
@@ -30,7 +31,7 @@ from trainer.layout.plan import resolve
 from trainer.training.build import build
 from trainer.training.rank_training import Training
 
-DAMAGES = 500
+DAMAGES = tried(150, nightly=500)
 LOADED_ONE_OF = 5
 """After one damage of so many the newest whole checkpoint is loaded; after the others nothing changes."""
 STEPS = (2, 4, 6)
