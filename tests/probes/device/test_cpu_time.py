@@ -95,15 +95,3 @@ def test_a_kernel_that_does_not_tell_is_no_zero(monkeypatch: pytest.MonkeyPatch,
     use, _ = used()
     assert use.run_delay_ns == NONE
     assert use.cpu_ns > 0
-
-
-def test_a_step_costs_microseconds() -> None:
-    measured, steps = CoreTime(), 300
-    best = float("inf")
-    for _ in range(5):
-        before = time.thread_time()
-        for _ in range(steps):
-            measured.begin()
-            measured.end()
-        best = min(best, (time.thread_time() - before) / steps)
-    assert best < 100e-6  # some 10 us

@@ -6,7 +6,6 @@ import errno
 import functools
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.fakes import ProcessEnd
+from tests.forked import run_python
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.disk_tier import saving
@@ -325,8 +325,7 @@ def test_a_disk_that_refuses_does_not_end_the_training(kind: str, reason: str, t
     """A real file system that refuses until step 10; the save after that is good, and is loaded."""
     if not _can_mount():
         pytest.skip("needs a user namespace in which tmpfs can be mounted")
-    command = ["unshare", "-rm", sys.executable, "-m", "tests.trainer.hostile_disk", kind, str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = run_python(["-m", "tests.trainer.hostile_disk", kind, str(tmp_path / "run")], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     first_step, names = done.stdout.strip().splitlines()[-1].split(" ", 1)
     assert int(first_step) == 21, "resumed from the end of the first run"
