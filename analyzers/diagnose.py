@@ -24,10 +24,10 @@ from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
-from analyzers.remembered import Remembered
 from analyzers.run.file_problems import file_problems
 from analyzers.run.open_findings import closed_findings, reported_findings
 from analyzers.run.policy import stall_policy
+from analyzers.run.remembered import Remembered
 from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.source import Source

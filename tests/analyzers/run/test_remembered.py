@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analyzers.diagnose import diagnose
-from analyzers.remembered import Remembered
+from analyzers.run.remembered import Remembered
 from analyzers.source import Source
 from store import Store
 from store.database import StoreError
