@@ -49,7 +49,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.
     yield started
     for process in started:
         process.kill()
-        process.wait(20)
+        process.wait(100)
 
 
 def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]) -> None:

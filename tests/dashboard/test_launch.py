@@ -27,7 +27,7 @@ def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -
             wait_for(lambda: lines.append(process.stdout.readline()) or "http" in lines[-1], "the address")
             url = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])[0]
             assert process.stdout.readline().startswith(f"There is no run in {tmp_path} yet")
-            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=10) as answer:
+            with urllib.request.urlopen(f"{url}/_stcore/health", timeout=100) as answer:
                 assert answer.status == 200
             port = int(url.rpartition(":")[2])
             assert handshake(port, f"127.0.0.1:{port}", url) == 101
@@ -60,7 +60,7 @@ def test_a_port_that_was_lost_before_the_server_took_it_is_chosen_again(
         with DashboardServer(tmp_path, port=0) as server:
             assert not chosen
             assert server.url != f"http://{LOOPBACK}:{lost}"
-            with urllib.request.urlopen(f"{server.url}/_stcore/health", timeout=10) as answer:
+            with urllib.request.urlopen(f"{server.url}/_stcore/health", timeout=100) as answer:
                 assert answer.status == 200
 
 

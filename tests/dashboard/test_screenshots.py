@@ -93,4 +93,4 @@ def test_no_page_scrolls_sideways_and_no_tile_is_cut(run: Path, opened: tuple[st
             assert page.evaluate("document.documentElement.scrollWidth") <= width, theme
             page.wait_for_function(FITS)
             # The sidebar slides, and the tiles follow.
-            wait_for(lambda: page.evaluate(CUT) == [], f"tiles that are not cut, {width} {theme}", deadline_s=20)
+            wait_for(lambda: page.evaluate(CUT) == [], f"tiles that are not cut, {width} {theme}", deadline_s=100)

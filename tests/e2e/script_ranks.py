@@ -88,7 +88,7 @@ class ScriptRanks:
         for process in self.processes:
             if process.is_alive():
                 process.kill()
-            process.join(10)
+            process.join(100)
         if self.run_dir is not None:
             for event in read_events(RunDir(self.run_dir).node_dir(0) / "events.jsonl")[0]:
                 if event["kind"] == "watch_started" and Path(f"/proc/{event['pid']}").exists():

@@ -61,7 +61,7 @@ def started(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 def asked(port: int, query: str) -> list[dict[str, Any]]:
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=100) as answer:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
     except OSError:
         return []  # it has not opened its port yet

@@ -116,7 +116,7 @@ def cluster(tmp_path: Path, num_nodes: int) -> Iterator[Cluster]:
         for node in network.nodes:
             network.kill(node)
         for launcher in cluster.launchers.values():
-            launcher.wait(10)
+            launcher.wait(100)
 
 
 def test_a_pulled_cable_is_named_and_the_training_goes_on_when_it_is_back(cluster: Cluster) -> None:

@@ -38,7 +38,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     yield started
     for process in started:
         process.kill()
-        process.wait(20)
+        process.wait(100)
 
 
 @pytest.fixture

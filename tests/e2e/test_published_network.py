@@ -139,7 +139,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         for node in network.nodes:
             network.kill(node)
         for process in nodes.processes:
-            process.wait(20)
+            process.wait(100)
 
 
 def test_a_live_run_of_three_nodes_is_read_on_a_fifth(nodes: Nodes) -> None:

@@ -29,7 +29,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     yield started
     for process in started:
         process.kill()
-        process.wait(20)
+        process.wait(100)
 
 
 def test_three_watches_publish_and_a_fourth_place_reads(
@@ -68,7 +68,7 @@ def test_three_watches_publish_and_a_fourth_place_reads(
             assert f"of all {NODES} nodes until" in note
         for process in processes[:NODES]:
             process.kill()
-            process.wait(20)
+            process.wait(100)
         for watch in processes[NODES:]:
             assert watch.wait(60) == 0
         mirror.refresh()

@@ -24,7 +24,7 @@ def asked(port: int, path: str, posted: Any = None) -> Any:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/api/v2/{path}", data=data, headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=100) as answer:
         text = answer.read()
     return json.loads(text) if text else None
 

@@ -23,7 +23,7 @@ GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 def answer(port: int, query: str) -> list[dict[str, Any]]:
     url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
     try:
-        with urllib.request.urlopen(url, timeout=10) as found:
+        with urllib.request.urlopen(url, timeout=100) as found:
             return [sample["metric"] for sample in json.load(found)["data"]["result"]]
     except OSError:
         return []  # it has not opened its port yet

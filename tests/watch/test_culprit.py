@@ -65,7 +65,7 @@ class Node:
         self.killer.act(verdicts, 0, self.processes, {0, 1, 2, 3}, stands=stands)
         killed = [event["killed_rank"] for event in self.said("culprit_killed")]
         for rank in killed:
-            assert self.ranks[rank].wait(20) == -signal.SIGKILL
+            assert self.ranks[rank].wait(100) == -signal.SIGKILL
         assert [rank for rank, process in enumerate(self.ranks) if process.poll() is not None] == killed
         return killed
 
@@ -83,7 +83,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     yield node
     for process in node.ranks:
         process.kill()
-        process.wait(20)
+        process.wait(100)
     node.events.close()
 
 
@@ -136,7 +136,7 @@ def test_threads_of_a_rank_that_may_go_on_are_not_walked(node: Node, verdict: Ve
         [sys.executable, "-c", RANK, str(node.run.path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     node.ranks[0].kill()
-    node.ranks[0].wait(20)
+    node.ranks[0].wait(100)
     node.ranks[0] = rank
     assert rank.stdout is not None
     with rank.stdout as output:

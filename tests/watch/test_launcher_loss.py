@@ -21,7 +21,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     yield started
     for process in started:
         process.kill()
-        process.wait(20)
+        process.wait(100)
 
 
 def _watched(
@@ -48,7 +48,7 @@ def test_ranks_that_stay_are_killed_and_the_run_is_closed(
     assert [rank.poll() for rank in ranks] == [None, None]
     watched.advance(25)  # grace_s is 20
     watched.loop.tick()
-    assert [rank.wait(20) for rank in ranks] == [-signal.SIGKILL] * 2
+    assert [rank.wait(100) for rank in ranks] == [-signal.SIGKILL] * 2
     assert [event["exit_rank"] for event in watched.said("rank_stopped")] == [0, 1]
     watched.loop.tick()
     watched.loop.tick()

@@ -44,7 +44,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     yield started
     for process in started:
         process.kill()
-        process.wait(20)
+        process.wait(100)
 
 
 class Watched:
@@ -114,7 +114,7 @@ def test_a_hang_is_found_whatever_the_wall_clock_shows(
     hanging.set_wall_clock(wall_ns)
     hanging.advance(30)
     hanging.loop.tick()
-    assert processes[3].wait(20) == -signal.SIGKILL
+    assert processes[3].wait(100) == -signal.SIGKILL
     assert [process.poll() for process in processes[:3]] == [None] * 3
     (finding,) = [event for event in hanging.said("finding") if event["finding_kind"] == "hang"]
     assert finding["finding_ranks"] == [3]
@@ -143,7 +143,7 @@ def test_an_open_reader_of_the_store_delays_no_verdict(
         hanging.loop.tick()
         hanging.advance(30)
         hanging.loop.tick()
-        assert processes[3].wait(20) == -signal.SIGKILL
+        assert processes[3].wait(100) == -signal.SIGKILL
     finally:
         reader.close()
 
@@ -246,7 +246,7 @@ def test_a_forged_verdict_kills_no_rank_that_records(
     assert refused["ranks"] == [0]
     watched.advance(30)
     watched.loop.tick()
-    assert processes[0].wait(20) == -signal.SIGKILL, "a verdict that its own records bear out is acted upon"
+    assert processes[0].wait(100) == -signal.SIGKILL, "a verdict that its own records bear out is acted upon"
 
 
 def test_a_led_node_names_no_rank_of_which_it_has_no_records(
@@ -296,7 +296,7 @@ def test_a_rank_that_records_is_not_ended_for_a_hang_of_others(
     watched.tapes.poll()
     watched.loop._act([], 1)
     assert bool(watched.said("culprit_killed")) is not records
-    assert (processes[0].poll() is None) is records or processes[0].wait(20) == -signal.SIGKILL
+    assert (processes[0].poll() is None) is records or processes[0].wait(100) == -signal.SIGKILL
 
 
 def test_that_ranks_are_watched_no_longer_is_recorded_before_a_slow_round_ends(

@@ -78,7 +78,7 @@ def test_a_thread_that_yields_leaves_the_others_as_they_were() -> None:
     before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(20)
+    thread.join(100)
     assert found == [(max(NICENESS, before), os.SCHED_BATCH)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
     assert os.sched_getscheduler(0) != os.SCHED_BATCH

@@ -49,5 +49,5 @@ def _started(how: str, nodes: int) -> tuple[subprocess.Popen[str], int]:
 def test_it_ends_when_the_launcher_is_killed(how: str, nodes: int) -> None:
     launcher, rank = _started(how, nodes)
     launcher.send_signal(signal.SIGKILL)
-    launcher.wait(20)
+    launcher.wait(100)
     wait_for(lambda: not is_alive(rank), "the end of the rank")

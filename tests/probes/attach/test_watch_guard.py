@@ -37,7 +37,7 @@ class Node:
             self.options.append(list(options))
             self.started.append(subprocess.Popen(command, pass_fds=(heartbeat_fd,)))
             if command[0] != "sleep":
-                self.started[-1].wait(20)
+                self.started[-1].wait(100)
             return self.started[-1]
 
         return WatchRestarts(self.run, 0, self.events, start, final=BY_ITSELF)
@@ -54,7 +54,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     yield node
     for process in node.started:
         process.kill()
-        process.wait(20)
+        process.wait(100)
     node.events.close()
 
 
@@ -63,7 +63,7 @@ def test_a_watch_that_was_killed_is_replaced(node: Node) -> None:
     watch.check()
     assert len(node.started) == 1
     watch.process.kill()
-    watch.process.wait(20)
+    watch.process.wait(100)
     watch.check()
     assert [process.poll() for process in node.started] == [-signal.SIGKILL, None]
     (event,) = node.replaced()
@@ -91,7 +91,7 @@ def test_a_watch_that_cannot_be_killed_yet_holds_nothing_up(node: Node, monkeypa
     watch.check()
     assert (len(node.started), node.replaced()) == (1, [])
     kill()
-    node.started[0].wait(20)
+    node.started[0].wait(100)
     watch.check()
     assert [process.poll() for process in node.started] == [-signal.SIGKILL, None]
     assert len(node.replaced()) == 1
@@ -104,7 +104,7 @@ def test_a_watch_that_cannot_be_started_now_is_tried_again(
     """A limit of open files or of processes, which another process may leave in a moment."""
     watch = node.watch("sleep", "300")
     watch.process.kill()
-    watch.process.wait(20)
+    watch.process.wait(100)
 
     def refuse(*arguments: object) -> NoReturn:
         raise OSError(number, os.strerror(number))

@@ -33,7 +33,7 @@ def keeper(run: RunDir) -> Iterator[WatchKeeper]:
     yield keeper
     keeper.ending = True
     keeper.process.kill()
-    keeper.process.wait(20)
+    keeper.process.wait(100)
 
 
 def said(run: RunDir, kind: str) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def test_a_watch_that_ends_again_and_again_goes_on_without_exporters(
     for number in range(watch_restarts.MAX_QUICK_ENDS):
         ended = keeper.process
         ended.kill()
-        ended.wait(20)
+        ended.wait(100)
         keeper.check()
         assert keeper.process is not ended
         assert keeper.is_bare == (number == watch_restarts.MAX_QUICK_ENDS - 1)

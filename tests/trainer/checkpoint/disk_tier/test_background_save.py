@@ -313,7 +313,7 @@ def test_ranks_agree_on_what_was_not_read_back(tmp_path: Path) -> None:
 def _can_mount() -> bool:
     try:
         probe = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-        return subprocess.run(probe, capture_output=True, timeout=10).returncode == 0
+        return subprocess.run(probe, capture_output=True, timeout=100).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 

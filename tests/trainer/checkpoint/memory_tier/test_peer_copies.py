@@ -177,7 +177,7 @@ def test_who_does_not_know_the_secret_writes_nothing(blob: bytes, tmp_path: Path
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=peers._serve, args=(listener,), daemon=True).start()
     for _ in range(2):  # the first does not keep it from serving the second
-        with socket.create_connection(listener.getsockname(), timeout=10) as connection:
+        with socket.create_connection(listener.getsockname(), timeout=100) as connection:
             answer = b""
             with contextlib.suppress(OSError):  # it hangs up
                 connection.sendall(blob)
