@@ -1,6 +1,6 @@
 """A plain DDP loop whose rank 1 is slow in one place; knows nothing of Rankscope.
 
-slow_ddp.py PLACE [STEPS]
+slow_ddp.py PLACE STEPS [SECONDS]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-SLEEP_S = 0.02
+SLEEP_S = float(sys.argv[3]) if len(sys.argv) > 3 else 0.02
 
 
 class Sleeps(torch.autograd.Function):

@@ -6,9 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import torch
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
-from tests.e2e.launched import analysis_of, kill
+from tests.e2e.launched import analysis_of
 from tests.e2e.script_ranks import EXAMPLES, ROOT, ScriptRanks
 from tests.waiting import wait_for
 
@@ -61,27 +58,6 @@ def asked(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
     """Rows of a question that has some, once nobody writes the store."""
     found: list[tuple[Any, ...]] = wait_for(lambda: query(run_dir, sql), sql)
     return found
-
-
-@contextmanager
-def throttled(pid: int, *, busy_s: float, still_s: float) -> Iterator[None]:
-    """A process that has its core for a part of the time only."""
-    over = threading.Event()
-
-    def toggle() -> None:
-        while not over.is_set():
-            kill(pid, signal.SIGSTOP)
-            over.wait(still_s)
-            kill(pid, signal.SIGCONT)
-            over.wait(busy_s)
-
-    thread = threading.Thread(target=toggle)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_a_stopped_rank_is_named_and_the_parameters_are_those_of_the_script_alone(tmp_path: Path) -> None:
@@ -164,16 +140,3 @@ def test_a_guarded_loop_refuses_a_poisoned_batch_and_goes_back(tmp_path: Path) -
     told = read_events(run_dir / "tapes" / "attempt-0" / "rank-00000" / "events.jsonl")[0]
     (back,) = [event for event in told if event["kind"] == "rollback"]
     assert (back["to_step"], back["tier"], back["verdict"]) == (10, "memory", "non_finite")
-
-
-@pytest.mark.alone
-def test_a_rank_that_is_kept_from_its_core_is_named(tmp_path: Path, plain_ddp: Path) -> None:
-    run_dir, script = tmp_path / "run", plain_ddp / "plain_ddp.py"
-    options = ("--steps", "80")
-    with ScriptRanks(script, *options, cwd=tmp_path, run_dir=run_dir, world_size=3, unattended=True) as ranks:
-        wait_for(lambda: any(run_dir.glob("tapes/attempt-0/rank-00002/steps.*")), "rank 2's first step")
-        with throttled(ranks.pids[2], busy_s=0.005, still_s=0.08):
-            ranks.join()
-    found = findings(run_dir, "straggler")  # one a phase: it is stopped wherever it happens to be
-    assert found
-    assert {tuple(finding["ranks"]) for finding in found} == {(2,)}

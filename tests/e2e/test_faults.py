@@ -1,4 +1,4 @@
-"""Every fault kind on DDP and FSDP: the right kind, the right rank, and the run goes on."""
+"""Faults on DDP and FSDP: the right kind, the right rank, and the run goes on. Slow ranks: test_slow_ranks.py."""
 
 from __future__ import annotations
 
@@ -54,23 +54,6 @@ def test_a_killed_rank_is_named_and_the_run_resumes(broken_run: LaunchedRun) -> 
     assert loaded == [1, 2], "each attempt after the first starts from a checkpoint"
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("fault", "cause"), [("slow_compute", "compute"), ("slow_data", "data")])
-def test_a_slow_rank_is_named_with_its_phase(tmp_path: Path, layout: str, fault: str, cause: str) -> None:
-    run = train(
-        tmp_path,
-        layout,
-        faults=[f"{fault}@step=30,rank=3,factor=3"],
-        settings=["train.steps=110", "model.dim=64", "data.seq_len=64", "checkpoint.interval=0"],
-    )
-    stragglers = run.findings("straggler")
-    assert [finding["ranks"] for finding in stragglers] == [[3]], run.analyze()["findings"]
-    assert stragglers[0]["cause"] == cause
-    assert 20 <= stragglers[0]["first_step"] <= 45
-    assert run.findings() == stragglers
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_bad_batch_is_a_spike_and_is_skipped(tmp_path: Path, layout: str) -> None:
     run = train(tmp_path, layout, faults=["bad_batch@step=70"], settings=["train.steps=80", "optim.lr=3e-3"])
@@ -79,15 +62,6 @@ def test_a_bad_batch_is_a_spike_and_is_skipped(tmp_path: Path, layout: str) -> N
     assert 70 <= spike["first_step"] <= 72
     assert run.events("rollback", rank=0)
     assert run.events("batch_skipped", rank=0)
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_clean_run_has_no_finding(tmp_path: Path, layout: str) -> None:
-    run = train(tmp_path, layout, settings=["train.steps=200"])
-    assert run.findings() == []
-    assert not run.events("finding")
-    assert run.analyze()["run"]["steps"] == 200
 
 
 def test_a_rank_that_runs_out_of_memory_is_named_with_its_memory(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from analyzers.diagnose import diagnose
 from probes.tape.rundir import RunDir
 from store import Store
-from tests.e2e.script_ranks import ScriptRanks
+from tests.e2e.script_ranks import ROOT, ScriptRanks
 from tests.sentences import assert_plain
 
-SCRIPT = Path(__file__).parent / "slow_ddp.py"
+SCRIPT = ROOT / "tests" / "e2e" / "slow_ddp.py"
 STEPS = 70
 PLACES = {
     # A loop that makes its batches itself does not show where one step ends and the next begins.
@@ -32,7 +32,6 @@ SLOW = {"forward", "before_optimizer", "after_optimizer"}
 """Places whose phase or gap another place has, too."""
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "place", [pytest.param(place, marks=pytest.mark.slow if place in SLOW else ()) for place in PLACES]
 )

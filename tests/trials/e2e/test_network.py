@@ -23,7 +23,7 @@ from tests.e2e.launched import LAYOUTS, SOURCE, TINY, kill
 from tests.e2e.namespaces import Network, why_not
 from tests.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PORT = 29500
 FREED = ("culprit_killed", "rank_exit", "rank_stopped")
 """Events of a rank that has ended: by `watch`, by itself, and by its launcher."""
@@ -96,9 +96,6 @@ class Cluster:
 
     def __str__(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self.folder.glob("node-*.log"))
-
-
-pytestmark = pytest.mark.alone  # a node is silent after seconds without a word
 
 
 @pytest.fixture

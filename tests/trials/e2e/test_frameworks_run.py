@@ -74,7 +74,6 @@ def stragglers(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [one for one in found["findings"] if one["kind"] == "straggler" and one["status"] == "fired"]
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -94,7 +93,6 @@ def test_a_slow_rank_is_named_and_a_clean_run_is_silent(
     assert analysis(tmp_path / "slow_forward" / "run")["run"]["mesh"] == framework.mesh
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_slowest_phase_of_grpo_and_the_rank_that_is_slow_in_one_are_named(tmp_path: Path) -> None:
@@ -114,7 +112,6 @@ def test_the_slowest_phase_of_grpo_and_the_rank_that_is_slow_in_one_are_named(tm
     assert slow["evidence"]["excess_ms"] == pytest.approx(500, rel=0.2)
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_slow_worker_of_ray_train_is_named(tmp_path: Path) -> None:

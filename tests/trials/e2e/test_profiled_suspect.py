@@ -15,7 +15,6 @@ NUM_STEPS = 2
 SUSPECT = 1
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_slow_rank_is_profiled_beside_a_peer_and_the_report_names_both_traces(tmp_path: Path) -> None:
     run = start(

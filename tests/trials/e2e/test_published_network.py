@@ -20,9 +20,9 @@ from tests.e2e.namespaces import INTERFACE, Network, why_not
 from tests.object_store import BUCKET, KEYS
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NODES, STORAGE, READER = 3, 3, 4
 SLOW = 2
 PORT, S3_PORT = 29500, 9000
