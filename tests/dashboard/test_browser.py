@@ -38,7 +38,7 @@ SHOWN = ".js-plotly-plot .main-svg, [data-testid=stDataFrame], [class*=st-key-ca
 """A chart, a table or the card of a finding: a crowded machine is one."""
 LONGEST_MS = 60_000
 """For what comes in a second on an idle machine."""
-CLICKED_MS = 15_000
+CLICKED_MS = 30_000
 """For what a click opens; the click of one that has not come by then fell on a chart that was being replaced."""
 EMPTY = {
     "pipeline": "This run has no pipeline", "health": "No health was recorded in this run",

@@ -33,6 +33,7 @@ LAYOUTS = {
     "fsdp": ("parallel.dp_shard=4",),
     "two": ("parallel.dp_replicate=2", "parallel.dp_shard=1"),
     "elastic": ("parallel.dp_shard=-1",),
+    "hsdp": ("parallel.dp_replicate=2", "parallel.dp_shard=2"),
     "tp": ("parallel.dp_shard=1", "parallel.tp=4"),
     "fsdp_tp": ("parallel.dp_shard=2", "parallel.tp=2"),
 }

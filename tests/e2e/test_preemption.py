@@ -33,7 +33,7 @@ def test_preempted_and_resumed_is_bit_for_bit_the_run_that_never_was(tmp_path: P
     (tmp_path / "cut").mkdir()
     whole = train(tmp_path / "whole", "two", settings=SHORT)
     # A slow rank gives the signal time to arrive; SIGTERM goes to one rank, as when one node is drained.
-    cut = start(tmp_path / "cut", "two", settings=SHORT, faults=["slow_data@step=10,rank=1,factor=20"])
+    cut = start(tmp_path / "cut", "two", settings=SHORT, faults=["slow_data@step=10,rank=1,seconds=1"])
     wait_for(lambda: cut.events("fault_injected", rank=1), "the slow rank", cut)
     kill(cut.pids()[1], signal.SIGTERM)
     cut.finish(exit_code=143)

@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.launched import analysis_of, rankscope, start
+from tests.e2e.launched import analysis_of, rankscope, start, train
 from tests.e2e.script_ranks import ROOT, ScriptRanks
 from tests.waiting import wait_for
 
@@ -64,6 +64,17 @@ def test_a_rank_that_sleeps_is_named_with_its_place(tmp_path: Path) -> None:
     assert found["evidence"]["place"] == "forward"
     assert "in forward" in found["summary"]
     assert found["evidence"]["excess_ms"] > 250
+
+
+def test_a_rank_with_a_slow_network_is_named_with_its_collective(tmp_path: Path) -> None:
+    """The kernel paces what rank 1 sends to 0.3 MB/s: a step takes a third of a second longer."""
+    run = train(
+        tmp_path, "hsdp", faults=["slow_link@step=5,rank=1,rate_mb=0.3"],
+        settings=["train.steps=40", "checkpoint.interval=0"],
+    )  # fmt: skip
+    (found,) = _named(run.analyze(), rank=1)
+    assert found["cause"] == "communication"
+    assert "in communication" in found["summary"]
 
 
 def _named(analysis: dict[str, Any], rank: int) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 from probes.tape.reader import read_segment, segment_paths
@@ -17,7 +16,8 @@ from tests.waiting import wait_for
 def test_every_record_survives_and_the_death_is_explained(tmp_path: Path) -> None:
     run = start(tmp_path, "fsdp", settings=["train.steps=100000"])
     wait_for(run.is_saved, "a checkpoint", run)
-    time.sleep(random.Random(4).uniform(0.2, 1.5))  # the moment itself is what is random, nothing is waited for
+    already, more = _steps(run.run), random.Random(4).randrange(5, 60)
+    wait_for(lambda: _steps(run.run) >= already + more, "a random number of steps", run)
     run.kill_all()
     folder = run.run
     written = _records_on_tapes(folder)
@@ -37,6 +37,10 @@ def test_every_record_survives_and_the_death_is_explained(tmp_path: Path) -> Non
     text = rankscope("analyze", str(folder.path)).stdout
     assert "Verdict" in text
     assert "killed" in text
+
+
+def _steps(folder: RunDir) -> int:
+    return sum(len(read_segment(path).records) for path in segment_paths(folder.rank_dir(0, 0), "steps"))
 
 
 def _records_on_tapes(folder: RunDir) -> dict[str, int]:

@@ -97,7 +97,7 @@ def test_nothing_outside_was_read_and_no_analyzer_failed(report: Report) -> None
     assert SECRET_TEXT not in report.texts
     failed = [finding.summary for finding in report.diagnosis.findings if finding.advice == "analyzer-failed"]
     assert not failed
-    assert report.seconds < 20.0
+    assert report.seconds < 60.0
 
 
 def test_no_text_of_the_run_is_obeyed(report: Report) -> None:

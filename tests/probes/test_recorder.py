@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import json
-import time
 from pathlib import Path
 
 import pytest
 
+from probes import step_clock, tape_recorder
 from probes.device import memory as device_memory
 from probes.device.memory import AllocatorRetries
 from probes.fail_open import error_counts
@@ -25,6 +25,20 @@ from tests.probes.recorded_world import rows
 def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TapeRecorder:
     monkeypatch.setenv("RANKSCOPE_FAIL_LOUD", "1")
     return TapeRecorder(tmp_path, rank=3, attempt=1, world_size=4)
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    now_ns = 10**9
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    played = Clock()
+    for module in (step_clock, tape_recorder):
+        monkeypatch.setattr(module, "_monotonic_ns", lambda: played.now_ns)
+    return played
 
 
 def test_a_step_has_its_phases_and_its_values(recorder: TapeRecorder, tmp_path: Path) -> None:
@@ -47,41 +61,36 @@ def test_a_step_has_its_phases_and_its_values(recorder: TapeRecorder, tmp_path: 
     assert data["end_ns"] <= forward["start_ns"]
 
 
-def test_the_phases_of_a_step_do_not_count_twice(recorder: TapeRecorder, tmp_path: Path) -> None:
+def test_the_phases_of_a_step_do_not_count_twice(recorder: TapeRecorder, tmp_path: Path, clock: Clock) -> None:
     with recorder.step(1), recorder.span("evaluate"), recorder.span("forward"), recorder.span("attention"):
-        time.sleep(0.001)
+        clock.now_ns += 5
     with recorder.step(2), recorder.span("weight"):
-        time.sleep(0.001)
+        clock.now_ns += 7
     first, second = rows(tmp_path, "steps")
-    assert first["evaluate_ns"] > 0
-    assert first["forward_ns"] == 0
-    assert second["backward_ns"] > 0
+    assert (first["evaluate_ns"], first["forward_ns"], second["backward_ns"]) == (5, 0, 7)
     assert [span["kind"] for span in rows(tmp_path, "spans")] == ["evaluate", "forward", "attention", "weight"]
 
 
-def test_phases_and_gaps_add_up_to_the_step(recorder: TapeRecorder, tmp_path: Path) -> None:
+def test_phases_and_gaps_add_up_to_the_step(recorder: TapeRecorder, tmp_path: Path, clock: Clock) -> None:
     with recorder.step(1):
         for microbatch in range(3):
-            time.sleep(0.001)
+            clock.now_ns += 1_000_000
             recorder.wait_ns += 7  # before each forward pass
             with recorder.span("forward", microbatch=microbatch), recorder.span("loss"):
                 pass
             with recorder.span("log"):  # no phase
-                time.sleep(0.001)
+                clock.now_ns += 1_000_000
             with recorder.span("backward", microbatch=microbatch):
                 recorder.wait_ns += 5
-        time.sleep(0.002)
+        clock.now_ns += 2_000_000
         with recorder.span("optimizer"):
             pass
         with recorder.span("evaluate"):
             pass
-        time.sleep(0.003)
+        clock.now_ns += 3_000_000
     (step,) = rows(tmp_path, "steps")
     assert sum(step[f"{name}_ns"] for name in (*PHASES, *GAPS)) == step["duration_ns"]
-    assert step["before_forward_ns"] >= 3_000_000
-    assert step["forward_to_backward_ns"] >= 3_000_000
-    assert step["backward_to_optimizer_ns"] >= 2_000_000
-    assert step["after_optimizer_ns"] >= 3_000_000
+    assert [step[f"{gap}_ns"] for gap in GAPS] == [3_000_000, 3_000_000, 2_000_000, 3_000_000]
     assert step["before_forward_wait_ns"] == 21
     assert [step[f"{gap}_wait_ns"] for gap in GAPS[1:]] == [0, 0, 0]
     assert step["collective_wait_ns"] == 36

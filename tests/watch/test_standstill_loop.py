@@ -23,6 +23,7 @@ from probes.tape.writer import COMPLETE
 from store import Ingester
 from store.ingest import transaction
 from tests.factories import RankWriter, make_run
+from tests.waiting import wait_for
 from watch import node_process
 from watch.culprit import OTHERS_S
 from watch.digests.link import Verdict
@@ -313,9 +314,7 @@ def test_that_ranks_are_watched_no_longer_is_recorded_before_a_slow_round_ends(
         ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
 
         def slow_round() -> None:
-            deadline = time.monotonic() + 60
-            while not watched.said("watch_stopped") and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_for(lambda: watched.said("watch_stopped"), "the last word of the watch")
             known.append(len(watched.said("watch_stopped")))
 
         monkeypatch.setattr(ingest, "tick", slow_round)

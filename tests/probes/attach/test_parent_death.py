@@ -27,8 +27,10 @@ def rank():
 
 if os.fork() == 0:
     if sys.argv[1] == "zygote":
+        zygote = os.getpid()
         if os.fork() == 0:
-            time.sleep(0.05)
+            while os.getppid() == zygote:
+                time.sleep(0.001)
             rank()
         os._exit(0)
     rank()

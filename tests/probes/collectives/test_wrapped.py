@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -132,9 +131,8 @@ def _leaks(like: torch.Tensor) -> dict[str, int]:
         future = dist.all_reduce(tensor, async_op=True).get_future()
         future.wait()
         del future, tensor
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and any(reference() is not None for reference in references):
-        time.sleep(0.001)  # gloo's thread lets go a moment after it has woken the waiting one
+    # gloo's thread lets go a moment after it has woken the waiting one.
+    wait_for(lambda: all(reference() is None for reference in references), "the end of the tensors")
     alive = sum(reference() is not None for reference in references)
     garbage = gc.collect()
     gc.enable()

@@ -62,7 +62,7 @@ def test_the_limit_holds_for_the_whole_answer(serve: type[Server], tmp_path: Pat
     begin = time.monotonic()
     with pytest.raises(DebugServerError, match=r"no answer|no rank"):
         fetch_dumps(server.address, tmp_path / "dumps", timeout_s=0.3)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert not (tmp_path / "dumps").exists()
 
 
@@ -77,7 +77,7 @@ def test_the_limit_holds_where_connecting_outlives_it(
 
     server = serve(b"HTTP/1.1 200 OK\r\n", b"", 0.02)
     monkeypatch.setattr(socket, "getaddrinfo", slow_look_up)
-    give_up = threading.Timer(20, server.over.set)
+    give_up = threading.Timer(100, server.over.set)
     give_up.start()
     with pytest.raises(DebugServerError, match="no answer"):
         fetch_dumps(server.address, tmp_path / "dumps", timeout_s=0.1)
@@ -88,7 +88,7 @@ def test_the_limit_holds_where_connecting_outlives_it(
 def test_the_limit_holds_in_a_handshake(serve: type[Server]) -> None:
     """A record of TLS is announced with 16 KB, and comes byte by byte."""
     server = serve(b"\x16\x03\x03\x40\x00", b"", 0.02)
-    give_up = threading.Timer(20, server.over.set)
+    give_up = threading.Timer(100, server.over.set)
     give_up.start()
     with pytest.raises(TimeoutError), HttpDeadline(0.2) as opener, contextlib.suppress(OSError):
         opener.open(f"https://{server.address}/", timeout=60.0)

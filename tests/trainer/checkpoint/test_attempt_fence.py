@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.forked import ForkedPython
 from tests.trainer.rank.test_worker import CONFIG, ROOT
+from tests.waiting import wait_for
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import write_json
 from trainer.exit_codes import EXIT_FENCED
@@ -113,8 +113,5 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _wait(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.0005)
+    wait_for(lambda: condition() or process.poll() is not None, "the moment")
+    assert process.poll() is None, process.communicate()[1]

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,13 +68,14 @@ def _strike_in(phase: str, number: int) -> None:
     from trainer.checkpoint.memory_tier.copies import MemoryCopies
     from trainer.checkpoint.memory_tier.host_copy import HostCopy
     from trainer.guard import state_copies
+    from trainer.rank import stop_request
 
     def kill() -> None:
         os.kill(os.getpid(), number)
 
     def again_later() -> None:
+        stop_request.IMPATIENCE_S = 0.0  # a second, after which a signal that comes again means: at once
         kill()
-        time.sleep(1.2)  # only a signal that comes again after a second means: at once
         kill()
 
     def once(owner: Any, name: str, blow: Callable[[], None], *, step: int = 0) -> None:

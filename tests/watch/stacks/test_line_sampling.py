@@ -23,9 +23,9 @@ from probes.tape.stack_file import register
 
 register(RunDir(Path(sys.argv[1])), 0, int(sys.argv[2]))
 def slow_tokenizer():
-    time.sleep(0.08)
+    time.sleep(0.5)
 def waits_for_the_other():
-    time.sleep(0.08 if sys.argv[2] == "0" else 0.005)
+    time.sleep(0.5 if sys.argv[2] == "0" else 0.005)
 print("there", flush=True)
 while True:
     if sys.argv[2] == "1":

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from tests.trainer.data.prepare.prepared_folders import (
     small_tokenizer,
     write_jsonl,
 )
+from tests.waiting import wait_for
 from trainer.data.prepare.prepare import PrepareRequest, Progress, prepare
 from trainer.data.token_folder import DataError
 
@@ -28,16 +28,27 @@ ROOT = Path(__file__).parents[4]
 SHARD_BYTES = 6_000
 NUM_DOCUMENTS = 900
 PROGRAM = """
-import sys
+import multiprocessing, os, signal, sys
 from pathlib import Path
 from trainer.data.prepare.prepare import PrepareRequest, prepare
 from trainer.data.token_folder import DataError
 
 if __name__ == "__main__":
-    *sources, tokenizer, shard_bytes, out = sys.argv[1:]
+    *sources, tokenizer, shard_bytes, out, stop_at = sys.argv[1:]
+    stops = [int(stop_at)] if stop_at != "0" else []
+
+    def stand_still(progress):
+        # Once, with the workers anywhere in a shard, until the standard input ends.
+        if stops and progress.shards_done >= stops[0]:
+            stops.clear()
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid, signal.SIGSTOP)
+            print("there", flush=True)
+            sys.stdin.read()
+
     request = PrepareRequest(sources=sources, tokenizer=tokenizer, out=Path(out), shard_bytes=int(shard_bytes))
     try:
-        prepare(request, num_processes=2, on_progress=lambda progress: None)
+        prepare(request, num_processes=2, on_progress=stand_still)
     except DataError as error:
         sys.exit(str(error))
 """
@@ -50,11 +61,8 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def wait_until_gone(pids: list[int], deadline_s: float = 60.0) -> None:
-    until = time.monotonic() + deadline_s
-    while any(_is_running(pid) for pid in pids):
-        assert time.monotonic() < until, f"{pids} outlived their parent"
-        time.sleep(0.01)
+def wait_until_gone(pids: list[int]) -> None:
+    wait_for(lambda: not any(_is_running(pid) for pid in pids), f"the end of {pids}, whose parent has ended")
 
 
 def _is_running(pid: int) -> bool:
@@ -77,18 +85,21 @@ def test_killed_preparation_ends_with_the_same_bytes(tmp_path: Path) -> None:
     worker_message, kept = "", 0
     for number in range(3):
         errors = (tmp_path / f"errors-{number}.txt").open("w+")
-        process = subprocess.Popen(command, env=environment, stderr=errors)
-        wanted = kept + random_.randint(1, 4)
-        until = time.monotonic() + 60
-        while len(list(out.glob("shard-*.json"))) < wanted and process.poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.001)
-        time.sleep(random_.random() * 0.01)  # anywhere in a shard
-        assert process.poll() is None, "ended before it was killed: the input is too small"
+        process = subprocess.Popen(
+            [*command, str(kept + random_.randint(1, 4))], env=environment, stderr=errors, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n", "it ended before it was killed: the input is too small"
         workers = [pid for pid in children_of(process.pid) if "spawn_main" in _command_line(pid)]
         assert len(workers) == 2
         os.kill(workers[1] if number == 1 else process.pid, signal.SIGKILL)
-        process.wait(60)
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+        process.stdin.close()
+        process.wait(100)
+        process.stdout.close()
         if number == 1:
             errors.seek(0)
             worker_message = errors.read()
@@ -99,7 +110,7 @@ def test_killed_preparation_ends_with_the_same_bytes(tmp_path: Path) -> None:
     assert "ended by signal 9 (SIGKILL)" in worker_message
     assert "then run the same command: it continues" in worker_message
 
-    resumed = subprocess.run(command, env=environment, check=False, timeout=100)
+    resumed = subprocess.run([*command, "0"], env=environment, check=False, timeout=100)
     assert resumed.returncode == 0
     prepare_sources(tmp_path / "whole", *sources, tokenizer=tokenizer, shard_bytes=SHARD_BYTES)
     assert contents(out) == contents(tmp_path / "whole")

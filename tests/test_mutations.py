@@ -1,0 +1,23 @@
+"""The defects of `benchmarks.mutations` still fit the code; that tests find them is that command's to say."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from benchmarks.mutations import MUTATIONS, ROOT, Mutation, occurrences
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)
+def test_a_defect_applies(mutation: Mutation) -> None:
+    assert occurrences(mutation) == 1, "the code has moved: give the defect its new text"
+    text = (ROOT / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new)
+    ast.parse(text)
+    assert all((ROOT / path).exists() for path in mutation.tests.split())
+
+
+def test_there_are_thirty_over_all_packages() -> None:
+    assert len(MUTATIONS) >= 30
+    packages = {mutation.file.partition("/")[0] for mutation in MUTATIONS}
+    assert packages == {"probes", "store", "analyzers", "watch", "trainer", "dashboard", "rankscope"}

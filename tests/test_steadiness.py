@@ -1,0 +1,143 @@
+"""No test waits for a fixed time, and none gives a real process less time than a crowded machine needs.
+
+Trials (tests/trials), which have a rate and not a truth value, may.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+LEAST_S = 30.0
+"""Least bound in seconds. One that is not reached costs nothing."""
+
+SLEEPS = {
+    "waiting.py": "waits for a condition: the only place that does",
+    "analyzers/external/test_traces.py": "the delay of the slow rank: load only makes it longer",
+    "e2e/slow_ddp.py": "the delay of the slow rank: load only makes it longer",
+    "e2e/test_launcher_killed.py": "the pace of a loop that is killed at no special moment",
+    "probes/small_models.py": "the delay of the slow rank: load only makes it longer",
+    "store/readers/test_http_deadline.py": "outlives a limit of 0.1 s: load only makes it longer",
+    "watch/stacks/test_line_sampling.py": "the lines in which ranks stand, one a hundred times as long as the other",
+    "watch/stacks/test_recorder_dumps.py": "a writer that is off its core in the middle: load only makes it longer",
+}
+BOUNDS = {
+    "processes.py": "after a rank has failed: time for the tracebacks of the others",
+    "watch/test_evidence.py": "a writer that is off its core in the middle: load only makes it longer",
+    "watch/health/test_sources.py": "a queue of the test's own, which has what is asked for, or must be empty",
+}
+_WAITS = {"acquire", "communicate", "join", "result", "wait"}
+_CLOCKS = {"monotonic", "perf_counter", "time"}
+
+
+def sources(*words: str) -> Iterator[tuple[str, ast.Module]]:
+    """Test files in whose text one of the words is."""
+    for path in sorted(TESTS.rglob("*.py")):
+        name, text = path.relative_to(TESTS).as_posix(), path.read_text(encoding="utf-8")
+        if not name.startswith("trials/") and path != Path(__file__) and any(word in text for word in words):
+            yield name, ast.parse(text)
+
+
+def programs(tree: ast.AST) -> Iterator[tuple[int, ast.Module]]:
+    """Texts that are programs: a test gives them to an interpreter."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "sleep(" in node.value:
+            text, at = node.value, node.lineno
+        elif isinstance(node, ast.JoinedStr) and "sleep(" in ast.unparse(node):
+            text, at = "".join(p.value if isinstance(p, ast.Constant) else "0" for p in node.values), node.lineno
+        else:
+            continue
+        try:
+            yield at, ast.parse(text)
+        except SyntaxError:
+            continue
+
+
+def number(node: ast.expr) -> float | None:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def name_of(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def short_sleeps(tree: ast.AST, *, in_program: bool) -> Iterator[int]:
+    """Lines that sleep for a while and go on. One of `LEAST_S` stands still until its process is ended."""
+    polls: set[ast.AST] = set()
+    if in_program:  # it waits for a condition, and has no `wait_for`
+        loops = [
+            loop for loop in ast.walk(tree) if isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant)
+        ]
+        polls = {node for loop in loops for node in ast.walk(loop)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node) == "sleep" and node.args and node not in polls:
+            length = number(node.args[0])
+            if length is None or 0 < length < LEAST_S:  # none at all yields the interpreter
+                yield node.lineno
+
+
+def small_bounds(tree: ast.Module) -> Iterator[int]:
+    """Lines that give up, or call it too slow, after less than `LEAST_S`."""
+    meant = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With) and any("Timeout" in ast.unparse(item.context_expr) for item in node.items):
+            meant |= {*ast.walk(node)}  # that the time passes is what is tested
+        elif isinstance(node, ast.While):
+            meant |= {*ast.walk(node.test)}  # the pace of a thread: `while not over.wait(0.02)`
+    for node in ast.walk(tree):
+        if node in meant:
+            continue
+        if isinstance(node, ast.Call):
+            bounds = [keyword.value for keyword in node.keywords if keyword.arg in ("timeout", "deadline_s")]
+            if name_of(node) in _WAITS and isinstance(node.func, ast.Attribute):
+                bounds += node.args[:1]
+            if any((bound := number(value)) is not None and 0 < bound < LEAST_S for value in bounds):
+                yield node.lineno
+        elif isinstance(node, ast.Compare) and _reads_a_clock(node.left):
+            limits = zip(node.ops, map(number, node.comparators), strict=True)
+            if any(isinstance(op, ast.Lt | ast.LtE) and n is not None and 0 < n < LEAST_S for op, n in limits):
+                yield node.lineno
+
+
+def _reads_a_clock(node: ast.expr) -> bool:
+    return any(
+        isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _CLOCKS
+        for part in ast.walk(node)
+    )
+
+
+def test_no_test_sleeps() -> None:
+    found: dict[str, list[int]] = {}
+    for name, tree in sources("sleep("):
+        lines = [*short_sleeps(tree, in_program=False)]
+        lines += [at + line for at, program in programs(tree) for line in short_sleeps(program, in_program=True)]
+        if lines:
+            found[name] = lines
+    assert {name: lines for name, lines in found.items() if name not in SLEEPS} == {}, "wait for a condition"
+    assert set(SLEEPS) <= set(found), "allowed, but there is none any more"
+
+
+def test_no_bound_is_below_half_a_minute() -> None:
+    words = ("timeout=", "deadline_s=", *(f".{name}(" for name in (*_WAITS, *_CLOCKS)))
+    found = {name: lines for name, tree in sources(*words) if (lines := [*small_bounds(tree)])}
+    assert {name: lines for name, lines in found.items() if name not in BOUNDS} == {}, f"at least {LEAST_S:.0f} s"
+    assert set(BOUNDS) <= set(found), "allowed, but there is none any more"
+
+
+@pytest.mark.parametrize("line", ["time.sleep(2)", "sleep(pause_s)"])
+def test_a_sleep_is_found(line: str) -> None:
+    assert [*short_sleeps(ast.parse(line), in_program=False)] == [1]
+    assert [*short_sleeps(ast.parse(f"while not there(): {line}"), in_program=True)] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["process.wait(20)", "thread.join(timeout=5)", "wait_for(there, 'x', deadline_s=10)",
+             "assert time.monotonic() - began < 5", "process.communicate(timeout=8)"],
+)  # fmt: skip
+def test_a_small_bound_is_found(line: str) -> None:
+    assert [*small_bounds(ast.parse(line))] == [1]
