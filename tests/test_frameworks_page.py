@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.frameworks import SCRIPTS
-from tests.e2e.test_frameworks_run import FRAMEWORKS
+from tests.trials.e2e.test_frameworks_run import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Names that TRL gives to pieces of a step, as phases. Its own class: tests/e2e/test_frameworks_run.py."""
+"""Names that TRL gives to pieces of a step, as phases. Its own class: tests/trials/e2e/test_frameworks_run.py."""
 
 from __future__ import annotations
 

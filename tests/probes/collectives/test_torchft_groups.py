@@ -1,5 +1,5 @@
 """Groups that torchft's wrappers hold: a wrapper of the same shape over real groups; torchft itself is run in
-tests/e2e/test_frameworks_run.py."""
+tests/trials/e2e/test_frameworks_run.py."""
 
 from __future__ import annotations
 

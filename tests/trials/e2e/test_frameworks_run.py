@@ -22,6 +22,8 @@ from tests.e2e.script_ranks import ROOT
 from trainer.drills.script.drill import script_drill
 from trainer.drills.script.execute import Plan
 
+pytestmark = pytest.mark.trial(times=1)
+
 EXAMPLES, LOOPS = ROOT / "examples" / "frameworks", ROOT / "benchmarks" / "strangers"
 FIRST_SLOW, STEPS = 25, 90
 
