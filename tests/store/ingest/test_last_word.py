@@ -17,7 +17,7 @@ from probes.tape.rundir import RunDir
 from store import Store, catch_up
 from tests.factories import make_run
 
-LAST_WORD_S = 60.0
+LAST_WORD_S = 100.0
 ROOT = Path(__file__).parents[3]
 WATCH = """
 import sys

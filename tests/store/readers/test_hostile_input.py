@@ -54,7 +54,7 @@ def test_a_hostile_file(tmp_path: Path, writer: Writer, words: str) -> None:
     assert words in said
     assert said.startswith("Verdict") or "\n" not in said
     assert not (tmp_path / PROOF).exists()
-    assert time.process_time() - before < 10.0
+    assert time.process_time() - before < 60.0
     # /etc/hostname is what a link led to
     assert Path("/etc/hostname").read_text().strip() not in said or len(Path("/etc/hostname").read_text().strip()) < 4
 
