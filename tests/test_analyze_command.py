@@ -60,7 +60,7 @@ def test_it_is_light(tmp_path: Path) -> None:
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=True)
 
 
 def test_the_folder_of_a_run_is_left_as_it_was_found(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def unknown(document: Any, understood: Any, place: str = "") -> list[str]:
 def test_shells_parse_and_lint(name: str) -> None:
     shellcheck = str(Path(sys.executable).with_name("shellcheck"))  # of the environment, on the path or not
     for command in (["bash", "-n"], [shellcheck, "--shell=bash", "-"]):
-        done = subprocess.run(command, input=programs()[name], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, input=programs()[name], capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -122,13 +122,13 @@ def hadolint() -> str:
 
 
 def test_the_container_file_lints(hadolint: str) -> None:
-    done = subprocess.run([hadolint, str(CONTAINERFILE)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([hadolint, str(CONTAINERFILE)], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_a_mistake_in_the_container_file_is_found(hadolint: str) -> None:
     text = CONTAINERFILE.read_text().replace("--no-cache-dir ", "").replace("USER 10001:10001", "USER root")
-    done = subprocess.run([hadolint, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([hadolint, "-"], input=text, capture_output=True, text=True, timeout=100, check=False)
     assert {"DL3042", "DL3002"} <= set(re.findall(r"DL\d+", done.stdout)), done.stdout
 
 
@@ -194,7 +194,7 @@ def test_slurm_tells_each_node_its_number(tmp_path: Path) -> None:
         "SLURM_GPUS_ON_NODE": "4",
     }
     command = ["bash", str(LAUNCH / "slurm.sbatch"), "my.toml", "--set", "run.name=a b"]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=100)
     same = "--nnodes 2 --nproc-per-node 4 --rdzv-endpoint node-a:29623 --set run.name=a b --node-rank"
     assert (tmp_path / "calls").read_text().splitlines() == [
         "doctor --runs runs/70123",
@@ -203,7 +203,7 @@ def test_slurm_tells_each_node_its_number(tmp_path: Path) -> None:
     ]
     assert "requeue" not in (tmp_path / "asked").read_text()
     (tmp_path / "runs" / "70123" / "latest").mkdir(parents=True)
-    stopped = subprocess.run(command, cwd=tmp_path, env=environment | {"CODE": "143"}, check=False, timeout=60)
+    stopped = subprocess.run(command, cwd=tmp_path, env=environment | {"CODE": "143"}, check=False, timeout=100)
     assert f"train --resume runs/70123/latest {same} 1" in (tmp_path / "calls").read_text()
     assert stopped.returncode == 143
     assert "requeue 70123" in (tmp_path / "asked").read_text().splitlines()

@@ -72,7 +72,7 @@ def crowded(tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
     )
 
 

@@ -65,6 +65,6 @@ def test_make_help_has_a_line_for_every_target() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
     assert phony is not None
     done = subprocess.run(
-        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=100
     )
     assert [line.split()[1] for line in done.stdout.splitlines()] == phony[1].split()

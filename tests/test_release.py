@@ -55,5 +55,5 @@ def test_a_tag_that_is_not_the_version_is_refused(tag: str, code: int, tmp_path:
     (command,) = [one for one in commands() if "TAG" in one]
     (tmp_path / "python").symlink_to(sys.executable)
     environment = {"TAG": tag.format(version), "PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-ec", command], cwd=ROOT, env=environment, timeout=60, check=False)
+    done = subprocess.run(["bash", "-ec", command], cwd=ROOT, env=environment, timeout=100, check=False)
     assert done.returncode == code

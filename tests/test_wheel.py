@@ -27,7 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=100)
     (wheel,) = place.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True, timeout=100)
     (site,) = (place / "venv" / "lib").glob("python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)

@@ -36,7 +36,7 @@ def open_page(
     A crowded machine computes some parts for longer than a page waits for them: it is drawn again, as by its poll.
     """
     os.environ["RANKSCOPE_DASHBOARD_RUNS"] = str(runs)  # conftest takes it away again
-    app = AppTest.from_file(APP, default_timeout=60)
+    app = AppTest.from_file(APP, default_timeout=100)
     app._bidi_component_manager = _components()
     if PAGES[page]:
         app._page_hash = calc_hash(PAGES[page])

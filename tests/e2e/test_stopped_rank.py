@@ -10,7 +10,7 @@ from tests.waiting import wait_for
 
 
 def test_a_stopped_rank_is_named_and_restarted(tmp_path: Path) -> None:
-    run = start(tmp_path, "fsdp", settings=["train.steps=100000", "recovery.hang_floor_s=3.0"])
+    run = start(tmp_path, "fsdp", settings=["train.steps=100000", "recovery.hang_floor_s=10"])
     wait_for(run.is_saved, "a checkpoint", run)
     kill(run.pids()[2], signal.SIGSTOP)
     finding = wait_for(

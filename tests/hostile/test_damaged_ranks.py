@@ -121,7 +121,7 @@ def test_in_a_child_with_little_memory(spoiled: RunDir, tmp_path: Path) -> None:
     )  # not ru_maxrss, which begins with what the process had that forked this one
     done = subprocess.run(
         [sys.executable, "-c", program, str(spoiled.path), str(tmp_path / "fresh.duckdb")],
-        capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[2],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES)),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -259,7 +259,7 @@ def test_what_is_no_file_of_the_run_is_not_opened(run: RunDir, names: tuple[str,
     assert said.startswith("Verdict")
     assert all(FOLDERS[name][1] in said for name in names)
     assert SECRET not in said
-    assert time.monotonic() - began < 60.0
+    assert time.monotonic() - began < 100.0
     precious = _outside(run) / "precious"
     assert not precious.exists() or precious.read_text() == "precious"
 
@@ -309,7 +309,7 @@ def test_a_store_with_traps(run: RunDir, name: str) -> None:
         except StoreError as error:
             said += str(error)
         assert len(secret) < 4 or secret not in said
-    assert time.monotonic() - began < 60.0
+    assert time.monotonic() - began < 100.0
 
 
 def test_rows_of_nonsense_give_a_report(run: RunDir) -> None:

@@ -144,7 +144,7 @@ def test_a_package_that_is_installed_and_cannot_be_imported_is_one_line(tmp_path
         cwd=tmp_path / "place",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "duckdb cannot be imported (libmissing.so: cannot open): pip install" in done.stderr

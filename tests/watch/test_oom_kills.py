@@ -50,7 +50,7 @@ def test_a_kill_by_the_kernel_is_told_from_others(group: Path, size_bytes: int, 
         [sys.executable, "-c", PROGRAM % size_bytes],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         preexec_fn=lambda: (group / "cgroup.procs").write_text(str(os.getpid())),
     )
     assert done.stdout.splitlines() == ["''", told], done.stderr

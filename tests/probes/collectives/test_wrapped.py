@@ -274,7 +274,7 @@ def _killed_inside(rank: int, world_size: int, folder: str) -> None:
 
 
 def _mismatch(rank: int, world_size: int, folder: str) -> None:
-    with recorded_world(rank, world_size, folder, timeout_s=5):
+    with recorded_world(rank, world_size, folder, timeout_s=30):
         dist.all_reduce(torch.ones(8))
         dist.all_reduce(torch.ones(100 + 1000 * rank))
 

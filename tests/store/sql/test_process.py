@@ -84,7 +84,7 @@ def test_no_statement_exceeds_memory_or_time(run: RunDir, peaks: Callable[[], in
         with pytest.raises(StoreError, match=r"(?i)memory|longer than|larger than"):
             ask(run, statement)
         # The limit, the start of a process where the one before was ended, and a busy machine.
-        assert time.monotonic() - began < LIMIT_S + 30, name
+        assert time.monotonic() - began < LIMIT_S + 60, name
         assert peaks() - idle_bytes < MEMORY_BYTES + (64 << 20), name
     assert ask(run, "SELECT 1", limit_s=30).rows == [(1,)]
 

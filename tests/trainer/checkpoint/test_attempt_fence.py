@@ -89,7 +89,7 @@ def test_a_rank_that_wakes_up_after_the_next_attempt_began(moment: str, tmp_path
         fence.sweep(run.checkpoints)
         before = _contents(run.checkpoints)
         process.send_signal(signal.SIGCONT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == EXIT_FENCED, told

@@ -23,10 +23,10 @@ def warm() -> PreforkServer:
 
 def test_output_exit_code_and_folder_are_the_commands_own(warm: PreforkServer, tmp_path: Path) -> None:
     done = warm.start(["version"], cwd=tmp_path)
-    assert done.communicate(timeout=60) == (f"rankscope {_version()}\n", None)
+    assert done.communicate(timeout=100) == (f"rankscope {_version()}\n", None)
     assert (done.poll(), done.returncode) == (0, 0)
     failed = warm.start(["train", "no-such.toml"], cwd=tmp_path)
-    output, _ = failed.communicate(timeout=60)
+    output, _ = failed.communicate(timeout=100)
     assert failed.returncode == 2
     assert "no-such.toml" in output
     done.kill()  # of one that has ended: nothing
@@ -40,7 +40,7 @@ def test_a_command_is_signalled_by_its_pid_and_outlives_nobody(warm: PreforkServ
     wait_for(lambda: list((tmp_path / "runs").glob("latest/tapes/attempt-0/rank-*")), "a rank")
     assert os.getsid(started.pid) == started.pid, "a session of its own"
     started.send_signal(signal.SIGTERM)
-    assert started.wait(timeout=60) == 128 + signal.SIGTERM
+    assert started.wait(timeout=100) == 128 + signal.SIGTERM
     started.stdout.close()
     assert not is_alive(started.pid)
 

@@ -103,7 +103,7 @@ def test_a_culprit_is_dumped_before_it_is_killed(
     killer.act(
         [Verdict(attempt=2, ranks=(3,), summary="Rank 3 hangs.")], 2, {3: RankProcess(pid=rank.pid)}, {3}, stands=True
     )
-    assert rank.wait(30) == -signal.SIGKILL
+    assert rank.wait(100) == -signal.SIGKILL
     assert dump_path(run, 2, 3).read_bytes() == WHOLE
 
 
@@ -111,8 +111,8 @@ def test_rank_that_is_gone_does_not_block(run: RunDir, rank: subprocess.Popen[st
     rank.kill()
     rank.wait()
     start = time.monotonic()
-    assert take_dumps(run, 2, [3], wait_s=30) == []
-    assert time.monotonic() - start < 30, "it is not waited for"
+    assert take_dumps(run, 2, [3], wait_s=100) == []
+    assert time.monotonic() - start < 90, "it is not waited for"
 
 
 def test_only_a_pipe_is_written_to(run: RunDir, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_request_that_comes_after_the_release_ends_nobody(tmp_path: Path) -> N
         "print(len(list(Path(sys.argv[1], 'stacks').glob('*.ended'))))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60,
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False, timeout=100,
         cwd=ROOT,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

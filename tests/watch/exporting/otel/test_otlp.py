@@ -128,7 +128,7 @@ def test_a_collector_gets_all_three_signals(run: RunDir, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("collects", [False, True], ids=["dead", "slow"])
 def test_a_dead_or_slow_collector_holds_nobody_up(run: RunDir, monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
     monkeypatch.setattr("watch.exporting.otel.otlp.CLOSE_S", 0.2)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "50")  # seconds: who waits for one request is seen
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")  # seconds: who waits for one request is seen
     with collector() as received:
         received.holds = True
         url = received.url if collects else "http://127.0.0.1:1"  # nobody listens there
@@ -139,7 +139,7 @@ def test_a_dead_or_slow_collector_holds_nobody_up(run: RunDir, monkeypatch: pyte
             for _ in range(200):
                 sender.spans(rows[:10])
         assert received.answered == 0, "neither the offers nor the end waited for an answer"
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 90
         assert sender.num_dropped >= 100
 
 
