@@ -77,10 +77,11 @@ def test_phases_and_gaps_add_up_to_the_step(recorder: TapeRecorder, tmp_path: Pa
             clock.now_ns += 1_000_000
             recorder.wait_ns += 7  # before each forward pass
             with recorder.span("forward", microbatch=microbatch), recorder.span("loss"):
-                pass
+                clock.now_ns += 4
             with recorder.span("log"):  # no phase
                 clock.now_ns += 1_000_000
             with recorder.span("backward", microbatch=microbatch):
+                clock.now_ns += 8
                 recorder.wait_ns += 5
         clock.now_ns += 2_000_000
         with recorder.span("optimizer"):
@@ -91,6 +92,7 @@ def test_phases_and_gaps_add_up_to_the_step(recorder: TapeRecorder, tmp_path: Pa
     (step,) = rows(tmp_path, "steps")
     assert sum(step[f"{name}_ns"] for name in (*PHASES, *GAPS)) == step["duration_ns"]
     assert [step[f"{gap}_ns"] for gap in GAPS] == [3_000_000, 3_000_000, 2_000_000, 3_000_000]
+    assert (step["forward_ns"], step["backward_ns"], step["backward_wait_ns"]) == (12, 24, 15)
     assert step["before_forward_wait_ns"] == 21
     assert [step[f"{gap}_wait_ns"] for gap in GAPS[1:]] == [0, 0, 0]
     assert step["collective_wait_ns"] == 36
