@@ -126,6 +126,7 @@ def test_steps_that_were_refused_or_rolled_back_are_discarded() -> None:
     line.event("run_ended", 60, reason="finished")
     account = line.account()
     assert told(account.seconds) == {"training": 40, "recomputed": 20}
+    assert account.goodput_ratio == pytest.approx(40 / 60), "what was discarded is no progress"
     assert (account.num_kept, account.num_discarded) == (4, 2)
 
 

@@ -169,6 +169,12 @@ def test_the_step_time_without_it() -> None:
     assert found.peers_wait_more_ms == pytest.approx(21, rel=0.1)
 
 
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_five_percent_are_found_without_a_time_before(ranks: int) -> None:
+    timings = simulate(1, ranks=ranks, steps=90, faults=[Slow(rank=2, step=0, factor=1.055)])
+    assert named(find_stragglers(timings)) == [(2, "compute")]
+
+
 # ---- through the store ----
 
 

@@ -54,6 +54,13 @@ def test_an_epoch_has_every_sequence_once() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 10
 
 
+def test_the_last_sequence_has_its_last_target_in_its_own_split() -> None:
+    stream = stream_of(num_tokens=160)  # 144 to train with, 18 times the length; the last one is no input
+    assert stream.num_sequences == 17
+    batches = [stream.batch(index) for index in range(3)]
+    assert max(int(batch.targets.max()) for batch in batches) < 144
+
+
 def test_targets_are_one_token_ahead() -> None:
     batch = stream_of().batch(5)
     assert batch.inputs.shape == batch.targets.shape == (12, 8)
