@@ -83,7 +83,7 @@ def short_sleeps(tree: ast.AST, *, in_program: bool) -> Iterator[int]:
 
 def small_bounds(tree: ast.Module) -> Iterator[int]:
     """Lines that give up, or call it too slow, after less than `LEAST_S`."""
-    meant = set()
+    meant: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.With) and any("Timeout" in ast.unparse(item.context_expr) for item in node.items):
             meant |= {*ast.walk(node)}  # that the time passes is what is tested
