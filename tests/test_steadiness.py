@@ -27,7 +27,6 @@ SLEEPS = {
     "watch/stacks/test_recorder_dumps.py": "a writer that is off its core in the middle: load only makes it longer",
 }
 BOUNDS = {
-    "processes.py": "after a rank has failed: time for the tracebacks of the others",
     "watch/test_evidence.py": "a writer that is off its core in the middle: load only makes it longer",
     "watch/health/test_sources.py": "a queue of the test's own, which has what is asked for, or must be empty",
 }
