@@ -70,6 +70,8 @@ class LiveState:
     """How far the clocks of the other nodes are ahead."""
     sees_part: bool = False
     """Whether ranks may run on other nodes of which nothing is known here."""
+    is_stopping: bool = False
+    """Whether the run is being stopped: then no finding is reported as over."""
     ticks: int = 0
     attempt: int | None = None
     """The newest attempt before which everything is reported."""
@@ -222,6 +224,8 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
         if before is None or before.status == "ok" or _changed(before, finding, state.policy):
             state.reported[key] = finding
             news.append(finding)
+    if state.is_stopping:
+        return news
     # Only what may last is ever reported as over: a death, a NaN or a spike has happened.
     for key, before in list(state.reported.items()):
         if not may_last(before.kind) or before.status == "ok" or key in current:

@@ -19,6 +19,7 @@ from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import captures
 from analyzers.run.event_log import EventLog
 from analyzers.run.file_problems import file_problems
+from analyzers.run.run_ends import run_ends
 from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
@@ -47,8 +48,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
             event_kinds.EXCLUDED,
         ),
     )
-    began_ns = max((event.wall_ns for event in log.of(event_kinds.RUN_STARTED)), default=0)
-    ended = [event for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= began_ns]
+    ended = run_ends(log, last_ns=_newest_ns(source))
     config = manifest.get("config")
     own = config.get("run") if isinstance(config, dict) else None
     facts: dict[str, Any] = {
@@ -99,6 +99,11 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
     facts["probe_errors"], facts["dropped_records"] = _losses(log)
     facts["file_problems"] = file_problems(source)
     return facts
+
+
+def _newest_ns(source: Source) -> int:
+    """When the newest step of any rank began, epoch nanoseconds."""
+    return int(source.rows("SELECT max(start_ns) FROM steps")[0][0] or 0) if source.has("steps") else 0
 
 
 def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from rankscope.commands import (
     version,
     watch,
 )
+from rankscope.end_signals import run_to_signal
 
 __all__ = ["app", "main"]
 
@@ -94,15 +95,15 @@ _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "da
 def main() -> None:
     """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = run_to_signal(lambda: app(standalone_mode=False))
     except TyperException as error:
         if message := error.format_message():
             from analyzers.printable import visible  # after `rankscope.commands` has claimed the names
 
             sys.stderr.write(f"rankscope: {visible(_sentence(message))} See {_help_of(error)}\n")
         code = error.exit_code
-    except typer.Abort:
-        code = 1
+    except typer.Abort:  # Ctrl-C
+        code = 130
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package in _OWN:

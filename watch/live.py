@@ -37,6 +37,15 @@ class LiveJudge:
         self._advice = AdviceState(said=remembered_advice(before))
 
     @property
+    def is_stopping(self) -> bool:
+        """True once the run is being stopped: no finding is over because its ranks end."""
+        return self._state.is_stopping
+
+    @is_stopping.setter
+    def is_stopping(self, value: bool) -> None:
+        self._state.is_stopping = value
+
+    @property
     def errors(self) -> Mapping[str, int]:
         """{analyzer: how often it failed}."""
         return {**self._state.errors, **self._advice.errors}

@@ -32,6 +32,7 @@ __all__ = ["LiveTapes", "RankProcess"]
 
 MAX_ROWS = 400_000
 """Of a source that is kept: one with more is made anew from the newest segments."""
+_LAUNCHER_KINDS = (event_kinds.RUN_STARTED, event_kinds.STOP_REQUESTED, event_kinds.RUN_ENDED)
 NEWS_KINDS = frozenset({
     event_kinds.RANK_STATE, event_kinds.RANK_EXIT, event_kinds.RANK_CLOSED, event_kinds.EXCEPTION,
     event_kinds.RUN_ENDED, event_kinds.RANK_STOPPED, event_kinds.CULPRIT_KILLED,
@@ -68,6 +69,8 @@ class LiveTapes:
     def __init__(self, run: RunDir, node_rank: int = 0) -> None:
         self.has_ended = False
         """Whether the launcher reported the end of the run on this node, and has not started it again since."""
+        self.is_stopping = False
+        """Whether a signal has asked the launcher for the end of the run."""
         self.pids: Mapping[int, int] = {}
         """{rank: pid} of this node's ranks that have not closed."""
         self.launcher_pid = 0
@@ -173,11 +176,10 @@ class LiveTapes:
         if kind in NEWS_KINDS:
             self._news_s = time.monotonic()
         if is_node:
-            if event.get("node_rank", 0) == self.node_rank and kind in (
-                event_kinds.RUN_STARTED,
-                event_kinds.RUN_ENDED,
-            ):
-                self.has_ended = kind == event_kinds.RUN_ENDED  # in the order in which they were written
+            if event.get("node_rank", 0) == self.node_rank and kind in _LAUNCHER_KINDS:
+                # In the order in which they were written.
+                self.has_ended = kind == event_kinds.RUN_ENDED
+                self.is_stopping = kind == event_kinds.STOP_REQUESTED or (self.is_stopping and self.has_ended)
                 pid = event.get("launcher_pid")
                 self.launcher_pid = pid if isinstance(pid, int) and pid > 0 else self.launcher_pid
             return

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analyzers.printable import visible
+from analyzers.report.terminal.lost_terminal import leave_lost_terminal
 from analyzers.run.policy import stall_policy
 from analyzers.run.setting import number
 from probes.tape import event_kinds
@@ -53,6 +54,7 @@ TICK_S = 1.0
 LOCK_WAIT_S = 10.0
 """How long to wait for a reader that has the store open for writing: one that catches it up does so for a moment."""
 CLOSE_TRIES = 3
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXAMPLES = """
 examples:
   rankscope watch runs/latest                              # a run that was started without it
@@ -165,11 +167,13 @@ class _EndRequest:
 
     def __init__(self) -> None:
         self.is_made = False
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, self._make)
+        for signal_number in END_SIGNALS:
+            if signal.getsignal(signal_number) != signal.SIG_IGN or signal_number != signal.SIGHUP:  # `nohup`
+                signal.signal(signal_number, self._make)
 
     def _make(self, signal_number: int, frame: object) -> None:
         self.is_made = True
+        leave_lost_terminal()
         raise KeyboardInterrupt  # at once: a tick may take seconds
 
 
@@ -181,8 +185,8 @@ def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, heartbeat: Heart
             _tick_on(loop, heartbeat, end)
         finally:
             ingest.leave()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, signal.SIG_IGN)
+    for signal_number in END_SIGNALS:  # a second Ctrl-C ends it at once: readers catch up the last records
+        signal.signal(signal_number, signal.SIG_DFL if signal_number == signal.SIGINT else signal.SIG_IGN)
 
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:

@@ -95,6 +95,7 @@ class StandstillLoop:
                 os_state=change.os_state,
             )
             tapes.poll()  # its own event: the newest records are judged with it
+        self._judge.is_stopping = tapes.is_stopping
         self._startup.poll(tapes.pids, quiet_s=tapes.quiet_s, has_stepped=self._has_stepped)
         if self._job is not None:
             self._job.exchange(tapes.source(all_nodes=self._judges_all), attempt, tapes.placed)
@@ -154,7 +155,8 @@ class StandstillLoop:
             received = self._job.verdict(attempt)
             if received is not None and self._confirms(received):
                 verdicts, stands = [*verdicts, received], True
-        if not self._tapes.has_ended:  # ranks that record do not wait, whatever was found about others
+        if not (self._tapes.has_ended or self._tapes.is_stopping):  # the launcher ends them
+            # Ranks that record do not wait, whatever was found about others.
             stands &= self._is_quiet
             self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.placed, stands=stands)
 

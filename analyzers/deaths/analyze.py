@@ -22,7 +22,7 @@ from typing import Any
 from analyzers.analysis import Analysis
 from analyzers.deaths.exclusions import exclusions
 from analyzers.deaths.exhausted_memory import with_snapshot
-from analyzers.deaths.launcher_loss import launcher_lost
+from analyzers.deaths.launcher_loss import launcher_lost, spare_nodes_lost
 from analyzers.deaths.node_loss import node_lost
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.rank_lost import ON_PURPOSE, rank_lost
@@ -76,6 +76,13 @@ def deaths_of_attempt(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None = None, again: str = ""
 ) -> list[Finding]:
     """The lost ranks of one attempt. `again`: sentence on the restart that followed."""
+    found = _deaths(view, log, policy, is_last=is_last, now_ns=now_ns, again=again)
+    return [*found, *spare_nodes_lost(view, log)]
+
+
+def _deaths(
+    view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None, again: str
+) -> list[Finding]:
     deaths = find_deaths(view, log)
     if (found := launcher_lost(view, log, deaths, again)) is not None:
         return [found]

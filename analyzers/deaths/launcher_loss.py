@@ -3,12 +3,15 @@
 1. `watch` recorded that the launcher of its node was gone, and which ranks had not closed then.
 2. A rank that had ended of something else `DeathPolicy.before_launcher_s` before is the cause instead, as is a
    standstill that `watch` had reported: a launcher of a hanging job is killed for that. Nothing is reported here.
-3. The checkpoint that the ranks saved on their way out is named, where they saved one.
+3. The checkpoint that these ranks saved on their way out is named, where they saved one. Others may have saved later
+   for a reason of their own, and gone on to later steps: neither is told of this launcher.
+4. A node without a rank in the attempt (one that joined too late, or a spare) takes nothing with it: that is a remark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.rank_lost import rank_lost
@@ -19,14 +22,14 @@ from analyzers.run.snapshot import AttemptView
 from analyzers.wording import listed, ranks_text, sentence
 from probes.tape import event_kinds
 
-__all__ = ["launcher_lost"]
+__all__ = ["launcher_lost", "spare_nodes_lost"]
 
 
 def launcher_lost(
     view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str, policy: DeathPolicy = DeathPolicy()
 ) -> Finding | None:
     """The finding of an attempt whose launcher was lost; None where none was, or a rank had died before."""
-    losses = log.of(event_kinds.LAUNCHER_LOST, attempt=view.attempt)
+    losses = [event for event in log.of(event_kinds.LAUNCHER_LOST, attempt=view.attempt) if event.integers("ranks")]
     if not losses:
         return None
     first = min(losses, key=lambda event: event.wall_ns)
@@ -37,8 +40,9 @@ def launcher_lost(
         return None
     nodes = sorted({event.integer("node_rank") for event in losses})
     ranks = tuple(sorted({rank for event in losses for rank in event.integers("ranks")}))
-    saved = max((e.integer("checkpoint_step") for e in log.of(event_kinds.PREEMPTED, attempt=view.attempt)), default=-1)
-    step = view.step
+    saves = [e for e in log.of(event_kinds.PREEMPTED, attempt=view.attempt) if e.rank in ranks]
+    saved = max((e.integer("checkpoint_step") for e in saves if e.wall_ns >= first.wall_ns), default=-1)
+    step = max((own.step for rank, own in view.ranks.items() if rank in ranks and own.step is not None), default=None)
     when = "before its first step" if step is None else f"in step {step}"
     where = (
         "the launcher" if nodes == [0] and view.world_size == len(ranks) else f"the launcher of node {listed(nodes)}"
@@ -52,3 +56,18 @@ def launcher_lost(
     }
     summary = sentence(f"{where} ended {when} without a record of its end") + left
     return rank_lost(view, "launcher_lost", summary, evidence, step=step, again=again, ranks=ranks)
+
+
+def spare_nodes_lost(view: AttemptView, log: EventLog) -> list[Finding]:
+    """Remarks on launchers that were lost with nodes on which the attempt had no rank."""
+    found = []
+    for event in log.of(event_kinds.LAUNCHER_LOST, attempt=view.attempt):
+        if not event.integers("ranks"):
+            node = event.integer("node_rank")
+            summary = (
+                f"A spare node left: the launcher of node {node} ended without a record of its end. No rank ran there."
+            )
+            evidence = {"launcher_pid": event.integer("pid"), "nodes": [node], "checkpoint_step": None}
+            lost = rank_lost(view, "launcher_lost", summary, evidence, step=None, again="")
+            found.append(replace(lost, severity="info"))
+    return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from analyzers.run.event_log import Event, EventLog
 from analyzers.run.policy import StallPolicy
+from analyzers.run.run_ends import run_ends
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.stall_limits import limit_s, stalled_s
 from analyzers.source import Source
@@ -74,8 +75,8 @@ def run_state(source: Source, policy: StallPolicy, *, now_ns: int, is_watched: b
 def _word(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, now_ns: int, is_watched: bool, last_ns: int
 ) -> tuple[str, str]:
-    ended = _end(log)
-    if ended is not None:
+    if ends := run_ends(log, last_ns=view.last_ns):
+        ended = ends[-1]
         reason = ended.text("reason") or "ended"
         return _ENDS.get(reason, reason), _why_ended(ended, log) or _lost(view, log)
     silent_s = (now_ns - last_ns) / 1e9
@@ -95,13 +96,6 @@ def _word(
     if silence_s is not None:
         return "stalled", f"no record for {silence_s:.0f} s, the limit is {limit_s(view, policy):.0f} s"
     return "training", again
-
-
-def _end(log: EventLog) -> Event | None:
-    """The launcher's newest end of the run, if none has started since."""
-    began_ns = max((event.wall_ns for event in log.of(event_kinds.RUN_STARTED)), default=0)
-    ends = [event for event in log.of(event_kinds.RUN_ENDED) if event.wall_ns >= began_ns]
-    return ends[-1] if ends else None
 
 
 def _why_ended(ended: Event, log: EventLog) -> str:

@@ -248,6 +248,10 @@ RANK_STOPPED = _kind(
     "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
     by="launcher; watch where it was lost", meaning="A rank was ended: others had died, or they all start anew.",
 )
+STOP_REQUESTED = _kind(
+    "stop_requested", _NODE_RANK, _text("signal"),
+    by="launcher", meaning="A signal asked for the end of the run: what was found until then is not over by it.",
+)
 EXCLUDED = _kind(
     "excluded", _NODE_RANK, _text("device", "null: the whole node"), _int("excluded_rank"), _int("failures"),
     _text("cause", "straggler or xid; null: failures"), _REASON,
@@ -331,8 +335,7 @@ DIGESTS_UNSIGNED = _kind(
     by="watch, with several nodes", meaning="The job has no secret: digests and verdicts are not signed.",
 )
 WATCH_REPLACED = _kind(
-    "watch_replaced", _PID, _REASON,
-    by="launcher, or the parent of `watch` where none of ours runs",
+    "watch_replaced", _PID, _REASON, by="launcher, or the parent of `watch` where none of ours runs",
     meaning="`watch` had stopped answering or ended, and was started again.",
 )
 LAUNCHER_LOST = _kind(
@@ -346,15 +349,13 @@ RECORDS_RETIRED = _kind(
     by="watch, first and when the window changes", meaning="Ingested tapes and calls beyond the window were retired.",
 )
 BUDGET_EXCEEDED = _kind(
-    "budget_exceeded",
-    _int("used_bytes", "tapes and store of the node", unit="By"), _int("budget_bytes", "by now", unit="By"),
+    "budget_exceeded", _int("used_bytes", "tapes and store of the node", unit="By"), _int("budget_bytes", unit="By"),
     by="watch, once", meaning="Records need more than their budget although no window is left to shorten.",
 )
 PUBLISHED = _kind("published", _text("address"), by="watch", meaning="Records are at the configured address (again).")
 PUBLISH_FAILED = _kind("publish_failed", _text("address"), _REASON, by="watch", meaning="They could not be sent there.")
 STALE_KILLED = _kind(
-    "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"),
-    by="watch", meaning="A rank of an older attempt was killed.",
+    "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch", meaning="A stale rank was killed."
 )
 NODE_SILENT = _kind(
     "node_silent", _NODE_RANK, _float("silent_s", unit="s"), _ranks("ranks"),
@@ -378,8 +379,7 @@ METRICS_REFUSED = _kind("metrics_refused", _REASON, by="watch", meaning="Prometh
 OTEL_STARTED = _kind("otel_started", _text("group"), _ranks("ranks"), by="watch", meaning="OpenTelemetry export began.")
 OTEL_REFUSED = _kind("otel_refused", _REASON, by="watch", meaning="Export to OpenTelemetry could not begin.")
 OTEL_STOPPED = _kind(
-    "otel_stopped", _int("sent", "batches"), _int("dropped", "batches"),
-    by="watch", meaning="Export to OpenTelemetry ended.",
+    "otel_stopped", _int("sent", "batches"), _int("dropped", "batches"), by="watch", meaning="OTLP export ended."
 )
 TRACKER_STARTED = _kind(
     "tracker_started", _text("tracker", "tensorboard, wandb"), _PID, by="watch", meaning="A tracker's process began."

@@ -32,7 +32,6 @@ def dashboard(
     It listens on 127.0.0.1 only and opens on the newest run. From another machine: ssh -L 8501:127.0.0.1:8501 HOST.
     On a machine with other users: --token-file (mode 0600).
     """
-    import signal
     from contextlib import ExitStack
 
     from dashboard.launch import DashboardError, DashboardServer
@@ -42,7 +41,6 @@ def dashboard(
     from store.runs_folder import RunsFolder
 
     address = address_of(runs)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it as Ctrl-C does
     try:
         with ExitStack() as copy:
             if address is not None:

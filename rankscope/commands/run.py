@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,6 +57,7 @@ def run(
     from trainer.launcher.loopback_store import torch_stores_on_loopback
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
+    from trainer.launcher.stop_signals import StopSignals
 
     words = [*(arguments or [])]
     options = _parsed(words)
@@ -77,21 +79,28 @@ def run(
     sys.argv = [sys.argv[0], *words]
     launch: Callable[[argparse.Namespace], None] = torchrun  # torch does not annotate it
     followed = FollowedRun(SafeConsole(stderr=True))
-    try:
-        with (
-            followed,
-            recorded(followed),
-            torch_stores_on_loopback() if options.standalone else contextlib.nullcontext(),
-        ):
-            launch(options)
-    except ChildFailedError as error:
-        if not followed.conclude(exit_code=1, reason="failed"):
-            echo(f"rankscope: {_first_failure(error)}", err=True)
-        raise typer.Exit(1) from None
-    except SignalException as error:
-        followed.conclude(exit_code=128 + int(error.sigval), reason="interrupted")
-        raise typer.Exit(128 + int(error.sigval)) from None
-    followed.conclude(exit_code=0, reason="finished")
+
+    def stopped(number: int) -> SignalException:
+        return SignalException(f"signal {number}", sigval=signal.Signals(number))
+
+    with StopSignals(followed, grace_s=followed.grace_s) as stop:
+        stop.listen()
+        try:
+            with (
+                followed.following(stop),
+                recorded(followed, stop),
+                torch_stores_on_loopback() if options.standalone else contextlib.nullcontext(),
+                stop.raising(stopped),
+            ):
+                launch(options)
+        except ChildFailedError as error:
+            if not followed.conclude(exit_code=1, reason="failed"):
+                echo(f"rankscope: {_first_failure(error)}", err=True)
+            raise typer.Exit(1) from None
+        except SignalException as error:
+            followed.conclude(exit_code=128 + int(error.sigval), reason="interrupted")
+            raise typer.Exit(128 + int(error.sigval)) from None
+        followed.conclude(exit_code=0, reason="finished")
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:

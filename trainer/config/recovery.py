@@ -29,7 +29,8 @@ class RecoveryConfig(Section):
     """Silence before the first step that is no hang yet (seconds); it counts from when a rank was last seen to compute
     or to read files."""
     grace_s: float = Field(default=20.0, gt=0)
-    """After SIGTERM: time for the end of the step and a checkpoint, then the ranks leave without (seconds)."""
+    """After SIGTERM or Ctrl-C: time until everything has ended; the ranks have 6 s less for the end of their step and
+    a checkpoint, then they leave without. Slurm and Kubernetes kill what is left after 30 (seconds)."""
     rejoin_s: float = Field(default=30.0, ge=0)
     """How long a restart waits for further nodes once there are enough (seconds)."""
     max_failures_per_device: int = Field(default=-1, ge=-1)

@@ -46,7 +46,9 @@ from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
 from trainer.launcher.rank_processes import RankProcesses
 from trainer.launcher.recorded_ends import failure_of, record_exit, record_stop, was_stopped
 from trainer.launcher.requested_exclusion import refusal
+from trainer.launcher.stop_signals import StopSignals
 from trainer.layout.plan import fitting_world
+from trainer.stop_budget import rank_grace_s
 from watch.exclusion.request import RequestFile
 from watch.health.oom_kills import OomCounter
 
@@ -56,12 +58,11 @@ STRANDED_S = 3.0
 """How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
 EXITING_S = 5.0
 """How long the kernel may take to end a process that others have already lost: it frees its memory first."""
-EXIT_BARRIER_S = 30.0
+EXIT_BARRIER_S, MARGIN_S = 30.0, 3.0
+"""MARGIN_S: ranks leave by themselves when their grace period is over; only those that do not are killed."""
 _OVER = "rankscope/over"
 _REGROUP = "rankscope/regroup"
 """Set before a node stops its ranks to leave devices out: all ranks end as when they are preempted, and go on."""
-MARGIN_S = 3.0
-"""Ranks leave by themselves when their grace period is over; only those that do not are killed."""
 
 
 class Agent(SimpleElasticAgent):
@@ -77,15 +78,15 @@ class Agent(SimpleElasticAgent):
         events: EventWriter,
         ranks: RankProcesses,
         devices: Devices,
+        stop: StopSignals,
     ) -> None:
-        patience_s = int(config.recovery.grace_s + MARGIN_S)
+        patience_s = int(rank_grace_s(config.recovery.grace_s) + MARGIN_S)
         super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S, shutdown_timeout=patience_s)
         self.run_dir = run
         self.config = config
-        self.node = node
-        self.devices = devices
+        self.node, self.devices, self.ranks = node, devices, ranks
         self.events = events
-        self.ranks = ranks
+        self._stop = stop
         self.attempts: list[int] = []
         self.failure = ""
         self.exit_code = EXIT_FAILED
@@ -120,7 +121,8 @@ class Agent(SimpleElasticAgent):
             for worker in worker_group.workers
             if worker.global_rank < world_size
         }
-        return dict(self.ranks.start(attempt=attempt, environments=environments))
+        with self._stop.raising(None):  # until their pids are known
+            return dict(self.ranks.start(attempt=attempt, environments=environments))
 
     def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
         """The first node of this round claims the attempt; the others wait for its number."""
@@ -372,7 +374,11 @@ class Agent(SimpleElasticAgent):
                 self._record_exit(worker, code)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        self.ranks.stop(signal.Signals(death_sig), timeout or self._shutdown_timeout)
+        patience_s: float = timeout or self._shutdown_timeout
+        self._stop.wait_announced()
+        left_s = self._stop.ranks_left_s()
+        number = signal.SIGTERM if death_sig == signal.SIGHUP else death_sig  # of which a rank would die unsaved
+        self.ranks.stop(signal.Signals(number), patience_s if left_s is None else min(patience_s, left_s))
 
 
 def _ending(code: int) -> str:

@@ -1,9 +1,9 @@
 """Launch the ranks of one node and wait for the end of the run.
 
-    outcome = launch(run, config, node=Node(nproc=4), rendezvous=None, arguments=[], events=events, zygote=zygote)
+    outcome = launch(run, config, node=Node(nproc=4), rendezvous=None, events=events, stop=stop, ranks=ranks)
     outcome.exit_code
 
-`trainer.launcher.agent` does the work; this module handles its signals and reports the outcome.
+`trainer.launcher.agent` does the work; this module reports the outcome.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from types import FrameType
-from typing import NoReturn
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -29,12 +27,11 @@ from trainer.launcher.node import Node, Outcome
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
 from trainer.launcher.rank_processes import RankProcesses
-from trainer.launcher.zygote import Zygote
+from trainer.launcher.stop_signals import StopSignals
 
 __all__ = ["launch"]
 
 MONITOR_INTERVAL_S = 0.05
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _REASONS = {EXIT_GIVEN_UP: "given_up", EXIT_FENCED: "fenced", EXIT_EXCLUDED: "left_out"}
 _ENDS = {
     EXIT_FENCED: "A later launch has taken over the run.",
@@ -52,9 +49,9 @@ def launch(
     *,
     node: Node,
     rendezvous: NodeRendezvous | None,
-    arguments: list[str],
     events: EventWriter,
-    zygote: Zygote | None,
+    stop: StopSignals,
+    ranks: RankProcesses,
 ) -> Outcome:
     """Run the ranks to their end. Must be called from the main thread: signals are handled there."""
     _quiet(run, node.rank)
@@ -68,12 +65,11 @@ def launch(
         max_restarts=config.recovery.max_restarts if config.recovery.enabled else 0,
         monitor_interval=MONITOR_INTERVAL_S,
     )
-    ranks = RankProcesses(run.path / "logs", arguments=arguments, zygote=zygote)
     devices = Devices(node.nproc, max_failures=config.recovery.max_failures_per_device)
-    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=devices)
+    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=devices, stop=stop)
     outcome = None
     try:
-        outcome = _outcome(agent)
+        outcome = _outcome(agent, stop)
         return outcome
     finally:
         # A node that is preempted or excluded must not close the rendezvous for the others.
@@ -82,11 +78,10 @@ def launch(
             spec.rdzv_handler.shutdown()
 
 
-def _outcome(agent: Agent) -> Outcome:
-    for number in STOP_SIGNALS:
-        signal.signal(number, _raise)
+def _outcome(agent: Agent, stop: StopSignals) -> Outcome:
     try:
-        result = agent.run()
+        with stop.raising(_stopped):
+            result = agent.run()
     except SignalException as interruption:
         name = signal.Signals(interruption.sigval).name
         preempted = interruption.sigval == signal.SIGTERM
@@ -106,9 +101,6 @@ def _outcome(agent: Agent) -> Outcome:
     except RendezvousClosedError:
         message = f"{agent.failure or _FAILED}. Another node has ended the run, so that it cannot start again."
         return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)
-    finally:
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # what follows is short and needs no signal
     if result is not None and not result.is_failed():
         return Outcome(reason="finished", exit_code=0, restarts=_restarts(agent))
     if agent.exit_code == EXIT_PREEMPTED:
@@ -142,8 +134,8 @@ def _restarts(agent: Agent) -> int:
     return max(0, len(agent.attempts) - 1)
 
 
-def _raise(number: int, frame: FrameType | None) -> NoReturn:
-    raise SignalException(f"signal {number}", sigval=signal.Signals(number))
+def _stopped(number: int) -> SignalException:
+    return SignalException(f"signal {number}", sigval=signal.Signals(number))
 
 
 def _quiet(run: RunDir, node_rank: int) -> None:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from analyzers.wording import batches_text
+from analyzers.wording import batches_text, counted
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment, segment_paths
@@ -58,6 +58,8 @@ class ProgressView:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._live = console.is_terminal
+        self._num_ranks = plan.world_size
+        """Of the newest attempt: fewer than planned where nodes or devices are missing."""
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -112,7 +114,7 @@ class ProgressView:
         self._bar.update(
             self._task,
             completed=latest["step"],
-            description=f"{self.plan.world_size} ranks",
+            description=counted(self._num_ranks, "rank"),
             figures=self._figures(latest),
         )
 
@@ -125,7 +127,8 @@ class ProgressView:
             )
 
     def _figures(self, latest: dict[str, float]) -> str:
-        tokens = latest["tokens_per_s"] * self.plan.data_size  # ranks of one data rank read the same text
+        data_size = self.plan.data_size * self._num_ranks / self.plan.world_size
+        tokens = latest["tokens_per_s"] * data_size  # ranks of one data rank read the same text
         count = len(self._summaries)
         found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
         return (
@@ -133,11 +136,25 @@ class ProgressView:
             f"{latest['memory_bytes'] / 2**20:.0f} MiB/rank{found}"
         )
 
+    def _fewer(self, num_spare: object) -> str:
+        """Line on a first attempt that has fewer ranks than planned, else ""."""
+        if self._num_ranks >= self.plan.world_size:
+            return ""
+        spare = (
+            f" {counted(num_spare, 'rank')} more than it can use waits."
+            if isinstance(num_spare, int) and num_spare
+            else ""
+        )
+        return f"[cyan]Started {counted(self._num_ranks, 'rank')} of {self.plan.world_size}.[/]{spare}"
+
     def _print_events(self) -> None:
         events, self._event_bytes, _ = read_events(self._node_events, self._event_bytes)
         rank0 = self._reader.new_events()
         for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
             line = _line(event)
+            if event["kind"] == event_kinds.ATTEMPT_STARTED and isinstance(event.get("world_size"), int):
+                self._num_ranks = event["world_size"]
+                line = line or self._fewer(event.get("ranks_left_over"))
             if event["kind"] == event_kinds.FINDING and event.get("status") == "fired":
                 summary, known = str(event.get("summary")), self._summaries.get(str(event.get("id")))
                 self._summaries[str(event.get("id"))] = summary
@@ -238,7 +255,7 @@ def _line(event: dict[str, Any]) -> str:
         how = event.get("signal") or f"exit code {event.get('exit_code')}"
         return f"[red]{where}Rank {event.get('exit_rank')} ended with {escape(str(how))}.[/]"
     if kind == event_kinds.ATTEMPT_STARTED and event.get("attempt"):
-        return f"[cyan]Restarted {event.get('world_size')} ranks (attempt {event.get('attempt')}).[/]"
+        return f"[cyan]Restarted {counted(event.get('world_size') or 0, 'rank')} (attempt {event.get('attempt')}).[/]"
     if kind in (event_kinds.PREEMPTED, event_kinds.INTERRUPTED) and event.get("checkpoint_step") is not None:
         return f"[cyan]{where}Stopped as requested; saved step {event.get('checkpoint_step')}.[/]"
     return ""

@@ -35,14 +35,15 @@ _PF_EXITING = 0x4
 
 
 class RankProcesses:
-    """All methods are called from the launcher's main thread."""
+    """All methods but `kill` are called from the launcher's main thread."""
 
-    def __init__(self, logs: Path, *, arguments: Sequence[str], zygote: Zygote | None) -> None:
+    def __init__(self, logs: Path, *, arguments: Sequence[str], zygote: Zygote | None = None) -> None:
         self.logs = logs
         self.arguments = [*arguments]
         self.ranks: tuple[int, ...] = ()
         """Global ranks of the processes of the newest attempt."""
-        self._zygote = zygote
+        self.zygote = zygote
+        """Forks the ranks; None: each is an interpreter of its own."""
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int | None] = {}
         self._was_killed: set[int] = set()
@@ -89,6 +90,13 @@ class RankProcesses:
         """Return True if `stop` had to kill it: SIGTERM did not end it in time."""
         return local_rank in self._was_killed
 
+    def kill(self) -> None:
+        """Kill all that run, and wait for none. Also from another thread."""
+        for local_rank, pid in [*self._pids.items()]:
+            if self._codes.get(local_rank) is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+
     def stop(self, number: signal.Signals, timeout_s: float) -> None:
         """Signal all that run, and after `timeout_s` kill those that still do."""
         for sent, patience_s in ((number, timeout_s), (signal.SIGKILL, UNKILLABLE_S)):
@@ -106,15 +114,13 @@ class RankProcesses:
             self._codes[local_rank] = -signal.SIGKILL
 
     def _start(self, local_rank: int, environment: Mapping[str, str], stdout: Path, stderr: Path) -> int:
-        if self._zygote is not None:
+        if self.zygote is not None:
             try:
-                return self._zygote.fork(
-                    arguments=self.arguments, environment=environment, stdout=stdout, stderr=stderr
-                )
+                return self.zygote.fork(arguments=self.arguments, environment=environment, stdout=stdout, stderr=stderr)
             except ZygoteError as error:
                 logger.warning("%s; ranks are started as interpreters of their own", error)
-                self._zygote.close()
-                self._zygote = None
+                self.zygote.close()
+                self.zygote = None
         command, environment = own_process("trainer.rank.worker", *self.arguments, environment=environment)
         with stdout.open("wb") as out, stderr.open("wb") as err:
             process = subprocess.Popen(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analyzers.wording import counted
 from probes.attach.retention_line import retention_line
 from probes.tape.rundir import RunDir
 from trainer.config.config import Config
@@ -196,7 +197,8 @@ def _train(
     how = "resumed: " if options.resume is not None else ""
     where = f"node {node.rank}: " if node.max_nodes > 1 else ""
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
-    ranks = f"{plan.world_size} ranks ({mesh})"
+    most = "up to " if node.min_nodes < node.max_nodes else ""  # how many nodes come shows later
+    ranks = f"{most}{counted(plan.world_size, 'rank')} ({mesh})"
     console.print(f"{where}{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
     if (first := run.manifest().get("start_over_at")) is not None:
         aside = run.checkpoints / f"before-attempt-{first}"

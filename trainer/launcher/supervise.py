@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -21,7 +20,10 @@ from trainer.config.config import Config
 from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.progress import ProgressView
+from trainer.launcher.rank_processes import RankProcesses
 from trainer.launcher.remote_checkpoints import RemoteCheckpoints
+from trainer.launcher.stop_report import STOPPING, open_verdict
+from trainer.launcher.stop_signals import StopSignals
 from trainer.launcher.watch_keeper import WatchKeeper
 from trainer.launcher.zygote import Zygote
 from trainer.layout.plan import Plan
@@ -42,31 +44,39 @@ _TITLES = {
     "failed": "Failed",
 }
 """How the outcome of a launch is shown, by its reason."""
+SAVED_NOTHING = "Nothing was saved at this stop: a resume continues from the newest checkpoint."
 
 
 class _StopRequested(BaseException):
-    """SIGTERM or SIGINT before there was any rank to pass it on to."""
+    """A signal before there was any rank to pass it on to."""
 
 
-class _EarlySignals:
-    """Holds SIGTERM and SIGINT back until the launch can act on them; the launcher's own handlers follow."""
+class _Stop:
+    """What `train` does on a signal: record it, print what was found, end ranks and watch where that is due."""
 
-    def __init__(self) -> None:
-        self._pending = 0
-        self._listening = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._received)
+    def __init__(
+        self, run: RunDir, node: Node, events: EventWriter, keeper: WatchKeeper, ranks: RankProcesses, console: Console
+    ) -> None:
+        self._run, self._node, self._events, self._keeper = run, node, events, keeper
+        self._ranks, self._console = ranks, console
+        self.outcome: Outcome | None = None
+        """Of the launch, once its ranks have ended."""
 
-    def listen(self) -> None:
-        """From here on a signal raises _StopRequested; so does one that came before."""
-        self._listening = True
-        if self._pending:
-            raise _StopRequested(self._pending)
+    def announce(self, number: int) -> None:
+        name = signal.Signals(number).name
+        self._events.write(event_kinds.STOP_REQUESTED, node_rank=self._node.rank, signal=name)
 
-    def _received(self, number: int, frame: FrameType | None) -> None:
-        self._pending = number
-        if self._listening:
-            raise _StopRequested(number)
+    def report(self, number: int) -> None:
+        for line in [*open_verdict(self._run), STOPPING]:
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def end_at_once(self, number: int, reason: str) -> None:
+        self._ranks.kill()
+        outcome = self.outcome or _stopped(number, f"{reason} {SAVED_NOTHING}")
+        _record_end(self._events, self._node, outcome)
+        self._keeper.kill()
+        self._console.show_cursor()
+        _print_outcome(self._run, outcome, self._console)
 
 
 def supervise(
@@ -80,9 +90,7 @@ def supervise(
     rendezvous: NodeRendezvous | None = None,
 ) -> int:
     """Train to the end; returns the exit code of `rankscope train`."""
-    signals = _EarlySignals()
     os.environ["RANKSCOPE_CONFIG"] = config.model_dump_json()
-    arguments = [text for fault in faults for text in ("--fault", fault)]
     directory = run.node_dir(node.rank)
     directory.mkdir(parents=True, exist_ok=True)
     (run.path / "logs").mkdir(exist_ok=True)
@@ -96,8 +104,11 @@ def supervise(
         launcher_pid=os.getpid(),
     )
     keeper = WatchKeeper(run, node, events)  # first: it begins while torch is imported
+    ranks = RankProcesses(run.path / "logs", arguments=[text for fault in faults for text in ("--fault", fault)])
     remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
     zygote = None
+    actions = _Stop(run, node, events, keeper, ranks, console)
+    stop = StopSignals(actions, grace_s=lambda: config.recovery.grace_s)
 
     def keep_up() -> None:
         keeper.check()
@@ -108,30 +119,26 @@ def supervise(
 
         if (failed := remote.begin(console)) is not None:
             return failed
-        return launch(run, config, node=node, rendezvous=rendezvous, arguments=arguments, events=events, zygote=zygote)
+        return launch(run, config, node=node, rendezvous=rendezvous, events=events, stop=stop, ranks=ranks)
 
-    try:
-        if console.is_terminal:
-            console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
-        zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
-        with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
-            view.every_tick(keep_up)
-            outcome = _unless_stopped(signals, start)
-            not_sent = remote.end()
-            events.write(
-                event_kinds.RUN_ENDED,
-                node_rank=node.rank,
-                reason=outcome.reason,
-                exit_code=outcome.exit_code,
-                message=outcome.message,
-            )
-            keeper.end(stop=events.has_unwritten)
-    finally:
-        if zygote is not None:
-            zygote.close()
-        keeper.end()
-        events.close()
-    _print_outcome(run, outcome, console)
+    with stop:
+        try:
+            if console.is_terminal:
+                console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
+            zygote = ranks.zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")
+            stop.listen()
+            with ProgressView(run, steps=config.train.steps, plan=plan, console=console, node_rank=node.rank) as view:
+                view.every_tick(keep_up)
+                outcome = actions.outcome = _unless_stopped(stop, start)
+                not_sent = remote.end()
+                _record_end(events, node, outcome)
+                keeper.end(stop=events.has_unwritten, within_s=stop.records_left_s())
+        finally:
+            if zygote is not None:
+                zygote.close()
+            keeper.end(within_s=stop.records_left_s())
+            events.close()
+        _print_outcome(run, outcome, console)
     if not_sent:
         console.print(f"[red]{not_sent}[/]", highlight=False, soft_wrap=True)
     if events.saved_to is not None:
@@ -141,16 +148,30 @@ def supervise(
     return outcome.exit_code
 
 
-def _unless_stopped(signals: _EarlySignals, start: Callable[[], Outcome]) -> Outcome:
+def _unless_stopped(stop: StopSignals, start: Callable[[], Outcome]) -> Outcome:
     """The outcome of a launch, or of a signal that came before it had started any rank."""
     try:
-        signals.listen()
-        return start()
+        with stop.raising(_StopRequested):
+            return start()
     except _StopRequested as request:
         (number,) = request.args
-        reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
-        message = f"Received {signal.Signals(number).name} before any rank had started."
-        return Outcome(reason=reason, exit_code=128 + number, message=message)
+        return _stopped(number, "No rank had started.")
+
+
+def _stopped(number: int, what: str) -> Outcome:
+    """The outcome of a launch that a signal has ended."""
+    reason = "preempted" if 128 + number == EXIT_PREEMPTED else "interrupted"
+    return Outcome(reason=reason, exit_code=128 + number, message=f"Received {signal.Signals(number).name}. {what}")
+
+
+def _record_end(events: EventWriter, node: Node, outcome: Outcome) -> None:
+    events.write(
+        event_kinds.RUN_ENDED,
+        node_rank=node.rank,
+        reason=outcome.reason,
+        exit_code=outcome.exit_code,
+        message=outcome.message,
+    )
 
 
 def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:

@@ -51,15 +51,20 @@ class WatchKeeper:
         if not self.ending:
             self._watch.check()
 
-    def end(self, *, stop: bool = False) -> None:
+    def kill(self) -> None:
+        """Kill the watch: the launcher ends at once, and readers catch up what it had not ingested."""
+        self.ending = True
+        self._watch.kill()
+
+    def end(self, *, stop: bool = False, within_s: float | None = None) -> None:
         """Wait for the last ingestion, or end the watch where that takes too long. `stop`: the end of the run is not
-        an event that it would read, so it is asked to stop."""
+        an event that it would read, so it is asked to stop. `within_s`: what is left after a signal."""
         if self.ending:
             return
         self.ending = True
         if stop:
             self.process.terminate()
-        deadline = time.monotonic() + WATCH_END_S
+        deadline = time.monotonic() + (WATCH_END_S if within_s is None else min(WATCH_END_S, within_s))
         while time.monotonic() < deadline:  # it leaves by itself once it has seen `run_ended`
             if self.process.poll() is not None or self._has_left_the_store():
                 break

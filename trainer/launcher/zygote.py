@@ -172,6 +172,7 @@ def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
 
 def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
     """In a process just forked: a session of its own, the usual signals, and no file of its parent's but `keep`."""
+    signal.set_wakeup_fd(-1)  # the parent's
     os.setsid()  # Ctrl-C is for the launcher; and a rank is stopped together with its data workers
     for number in _INHERITED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)

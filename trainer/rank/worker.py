@@ -8,8 +8,8 @@ rank 0 makes one, or finds the one of the former attempt, and tells the others t
 RANKSCOPE_CONFIG holds a resolved configuration as JSON, used where no CONFIG is given.
 
 SIGTERM and SIGINT end the run at the end of a step that all ranks agree on, with a checkpoint; the same one again ends
-the process at once, and so does the end of `recovery.grace_s`. Exit codes are those of `trainer.exit_codes`;
-143, stopped on request, is 0 under another launcher than ours, which would start the rank again.
+the process at once, and so does the end of its time (`trainer.stop_budget`). Exit codes are those of
+`trainer.exit_codes`; 143, stopped on request, is 0 under another launcher than ours, which would start it again.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from trainer.rank.join import connect_store, join_run, make_recorder
 from trainer.rank.late_verdict import late_verdict
 from trainer.rank.loop import Session, train
 from trainer.rank.stop_request import StopRequest
+from trainer.stop_budget import rank_grace_s
 from trainer.training.build import build, pick_backend, pick_device
 
 __all__ = ["main", "run_and_leave"]
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     def left_without_checkpoint(number: int) -> None:
         recorder.event(event_kinds.PREEMPTED, signal=_name(number), checkpoint_step=None)
 
-    stop = StopRequest(config.recovery.grace_s, on_timeout=left_without_checkpoint)
+    stop = StopRequest(rank_grace_s(config.recovery.grace_s), on_timeout=left_without_checkpoint)
     register(run, attempt, identity.rank)
     try:
         setup = _Setup(identity=identity, config=config, plan=plan, device=device, faults=faults, store=store, run=run)

@@ -50,3 +50,25 @@ def test_the_hang_for_which_a_launcher_was_killed_is_the_cause() -> None:
     assert judged_losses(world.store, POLICY) == []
     (finding,) = judged_hangs(world.store, POLICY)
     assert (finding.cause, finding.ranks) == ("not_entered", (1,))
+
+
+def test_a_node_without_a_rank_takes_nothing_with_it() -> None:
+    world = World()
+    world.event("launcher_lost", -2.0, node_rank=1, pid=4711, ranks=[])
+    world.event("preempted", 2.5, rank=0, signal="SIGTERM", checkpoint_step=9)
+    world.event("run_ended", 3.0, node_rank=0, reason="preempted", exit_code=143, message="")
+    (finding,) = [f for f in judged_losses(world.store, POLICY) if f.cause == "launcher_lost"]
+    assert (finding.severity, finding.ranks, finding.first_step) == ("info", (), None)
+    assert "A spare node left: the launcher of node 1 ended" in finding.summary
+    assert "checkpoint" not in finding.summary, "another node's ranks saved it, for another reason"
+
+
+def test_a_node_that_left_is_told_of_its_own_step_and_of_no_checkpoint_of_others() -> None:
+    world = World()
+    later = {"attempt": 0, "step": 326, "start_ns": world.after(2.2), "duration_ns": None}
+    world.store.add("steps", [{**later, "rank": rank} for rank in (0, 1)])
+    world.event("launcher_lost", 2.0, node_rank=1, pid=4711, ranks=[2, 3])
+    world.event("preempted", 2.5, rank=0, signal="SIGTERM", checkpoint_step=326)
+    (finding,) = judged_losses(world.store, POLICY)
+    assert (finding.ranks, finding.first_step) == ((2, 3), world.step)
+    assert "326" not in finding.summary

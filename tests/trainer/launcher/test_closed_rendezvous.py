@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK
 from tests.factories import empty_run
+from tests.trainer.launcher.stop_actions import NoActions
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_FAILED
 from trainer.launcher.agent import Agent
-from trainer.launcher.launch import STOP_SIGNALS, _outcome
+from trainer.launcher.launch import _outcome
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
 from trainer.launcher.rank_processes import RankProcesses
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """A launcher takes the signals of its process."""
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+from trainer.launcher.stop_signals import StopSignals
 
 
 def test_a_launch_that_cannot_start_its_ranks_again_says_so(tmp_path: Path) -> None:
@@ -39,9 +29,10 @@ def test_a_launch_that_cannot_start_its_ranks_again_says_so(tmp_path: Path) -> N
     spec = WorkerSpec(role="trainer", local_world_size=1, entrypoint="trainer.rank.worker", rdzv_handler=handler)
     events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
     ranks = RankProcesses(tmp_path, arguments=[], zygote=None)
-    agent = Agent(spec, run=run, config=Config(), node=node, events=events, ranks=ranks, devices=Devices(node.nproc))
+    stop, devices = StopSignals(NoActions(), grace_s=lambda: 20.0), Devices(node.nproc)
+    agent = Agent(spec, run=run, config=Config(), node=node, events=events, ranks=ranks, devices=devices, stop=stop)
     agent.failure = "Rank 0 ended with SIGKILL"
-    outcome = _outcome(agent)
+    outcome = _outcome(agent, stop)
     events.close()
     assert (outcome.reason, outcome.exit_code) == ("failed", EXIT_FAILED)
     assert outcome.message.startswith("Rank 0 ended with SIGKILL. Another node has ended the run")

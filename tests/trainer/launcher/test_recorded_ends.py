@@ -13,6 +13,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
 from tests.factories import empty_run
+from tests.trainer.launcher.stop_actions import NoActions
 from tests.waiting import wait_for
 from trainer.config.config import Config
 from trainer.launcher.agent import Agent
@@ -21,6 +22,7 @@ from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
 from trainer.launcher.rank_processes import RankProcesses
 from trainer.launcher.recorded_ends import failure_of
+from trainer.launcher.stop_signals import StopSignals
 
 WAITS = "echo ready; while :; do sleep 0.1; done"
 RANKS = {
@@ -65,7 +67,8 @@ def test_ranks_that_are_ended_for_a_new_start_are_recorded_as_stopped(tmp_path: 
     )
     ranks = Scripts(tmp_path, [*RANKS])
     events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
-    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=Devices(node.nproc))
+    stop, devices = StopSignals(NoActions(), grace_s=lambda: 4.0), Devices(node.nproc)
+    agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=ranks, devices=devices, stop=stop)
     group = agent.get_worker_group()
     pids = ranks.start(attempt=0, environments={rank: {"RANK": str(10 + rank)} for rank in range(node.nproc)})
     for worker in group.workers:

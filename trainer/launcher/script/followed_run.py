@@ -1,7 +1,8 @@
 """The run that the ranks of a user's script record, as their launcher follows it: folder, ends of ranks, findings.
 
-    with FollowedRun(console) as followed:
-        with recorded(followed): torchrun(options)
+    followed = FollowedRun(console)
+    with StopSignals(followed, grace_s=followed.grace_s) as stop, followed.following(stop):
+        with recorded(followed, stop): torchrun(options)
     followed.conclude()                     # the verdict in three sentences, once the last records are read
 
 It keeps the `watch` of this node, and replaces one that dies or does not answer (`trainer.launcher.watch_keeper`).
@@ -12,19 +13,20 @@ verdict. A run that was never recorded (the script failed before it trained) is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from analyzers.report.wording.explained import next_step, why
+from analyzers.run.setting import number as setting
 from analyzers.verdict.verdict import LISTED_BELOW
 from probes.attach.announcement import VARIABLE, Announcement, announced
 from probes.tape import event_kinds
@@ -34,6 +36,8 @@ from probes.tape.signal_names import signal_name
 from store import StoreError
 from trainer.launcher.advice_line import advice_line
 from trainer.launcher.node import Node
+from trainer.launcher.stop_report import STOPPING, open_verdict, verdict_lines
+from trainer.launcher.stop_signals import StopSignals
 from trainer.launcher.watch_keeper import WatchKeeper
 from watch.health.oom_kills import OomCounter
 from watch.verdicts.diagnosed_run import diagnosed_run
@@ -43,11 +47,14 @@ __all__ = ["FollowedRun"]
 logger = logging.getLogger("rankscope.trainer")
 POLL_S = 0.25
 NODE_RANK = -1
+DEFAULT_GRACE_S = 20.0
+"""As `recovery.grace_s` of `rankscope train`."""
+MAX_GRACE_S = 86400.0
 _COLOURS = {"critical": "red", "warning": "yellow"}
 
 
 class FollowedRun:
-    """Follows a run in a thread of its own between `__enter__` and `__exit__`."""
+    """Follows a run in a thread; `Exits` of the agent, and `StopActions` on a signal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -58,21 +65,60 @@ class FollowedRun:
         self._event_bytes = 0
         self._keeper: WatchKeeper | None = None
         self._memory = OomCounter()
+        self._pids: Sequence[int] = ()
+        self._shown: list[str] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="followed-run", daemon=True)
 
-    def __enter__(self) -> FollowedRun:
+    @contextlib.contextmanager
+    def following(self, stop: StopSignals) -> Iterator[None]:
+        """Follow the run while the block runs; then wait for the last ingestion of its watch."""
         os.environ[VARIABLE] = str(self._file)
         self._thread.start()
-        return self
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join(timeout=10)
+            if self._keeper is not None:
+                self._keeper.end(stop=True, within_s=stop.records_left_s())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(timeout=10)
+    def grace_s(self) -> float:
+        """Time from a signal to the end of everything, as the script or `--set` gave it (seconds)."""
+        given = setting(self._run.manifest(), "recovery.grace_s") if self._run is not None else None
+        return DEFAULT_GRACE_S if given is None or not 0 < given < MAX_GRACE_S else given
+
+    def started(self, pids: Sequence[int]) -> None:
+        """Note the processes of an attempt."""
+        self._pids = [*pids]
+
+    def announce(self, number: int) -> None:
+        """Record a stop."""
+        name = signal.Signals(number).name
+        self._write(announced(self._file), event_kinds.STOP_REQUESTED, node_rank=self._node_rank, signal=name)
+
+    def report(self, number: int) -> None:
+        """Print what is open in the second of a stop."""
+        self._shown = open_verdict(self._run) if self._run is not None else []
+        for line in [*self._shown, STOPPING]:
+            self._print(line)
+
+    def end_at_once(self, number: int, reason: str) -> None:
+        """Kill ranks and watch, and record the end."""
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # torch starts each in a session
+        found = announced(self._file)
+        self._write(
+            found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason="interrupted", exit_code=128 + number,
+            message=f"Received {signal.Signals(number).name}. {reason}",
+        )  # fmt: skip
         if self._keeper is not None:
-            self._keeper.end(stop=True)
+            self._keeper.kill()
+        self._folder.cleanup()
+        self._print(f"Ended at once. {reason}")
+        if self._run is not None:
+            self._print(self._report_line(self._run))
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
@@ -87,7 +133,7 @@ class FollowedRun:
         )  # fmt: skip
 
     def conclude(self, *, exit_code: int, reason: str) -> bool:
-        """Record the end of the launch, then print the verdict, the evidence and the next step.
+        """Record the end of the launch, then print the verdict, the evidence and the next step, unless a stop did.
 
         False if the ranks never recorded anything.
         """
@@ -97,21 +143,21 @@ class FollowedRun:
             return False
         if exit_code:  # of a clean end, the script's local rank 0 has written it
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
+        for line in [*([] if self._shown else self._verdict(self._run)), self._report_line(self._run)]:
+            self._print(line)
+        return True
+
+    def _verdict(self, run: RunDir) -> list[str]:
         try:
-            with diagnosed_run(self._run, is_over=True) as (_, diagnosis):
+            with diagnosed_run(run, is_over=True) as (_, diagnosis):
                 pass
         except (RunError, StoreError, OSError) as error:
-            self._print(f"The run cannot be judged: {escape(str(error))}.")
-            return True
+            return [f"The run cannot be judged: {escape(str(error))}."]
         worst = diagnosis.fired[0] if diagnosis.fired else None
-        colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
-        verdict = diagnosis.verdict.replace(LISTED_BELOW, "see the report")
-        self._print(f"[bold]Verdict[/]  [{colour}]{escape(verdict)}[/]")
-        if worst:
-            self._print(f"[bold]Why[/]      {escape(why(worst))}")
-            self._print(f"[bold]Next[/]     {escape(next_step(worst))}")
-        self._print(f"[bold]Report[/]   rankscope analyze {escape(_short(self._run.path))}")
-        return True
+        return verdict_lines(worst, diagnosis.verdict.replace(LISTED_BELOW, "see the report"))
+
+    def _report_line(self, run: RunDir) -> str:
+        return f"[bold]Report[/]   rankscope analyze {escape(_short(run.path))}"
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False, soft_wrap=True)
@@ -131,7 +177,7 @@ class FollowedRun:
                 )
                 if self._console.is_terminal:  # the script writes to this terminal: the table needs another one
                     self._print(f"[dim]Ranks live, in another terminal: rankscope top {escape(_short(found.run))}[/]")
-            self._report(self._run)
+            self._print_news(self._run)
             self._keep_watch(self._run, found)
 
     def _keep_watch(self, run: RunDir, found: Announcement) -> None:
@@ -155,7 +201,7 @@ class FollowedRun:
         except OSError as error:  # a full disk, a limit of processes: tried again
             logger.warning("the watch process cannot be started: %s", error)
 
-    def _report(self, run: RunDir) -> None:
+    def _print_news(self, run: RunDir) -> None:
         events, self._event_bytes, _ = read_events(self._node_events(run), self._event_bytes)
         for event in events:
             if event["kind"] == event_kinds.FINDING and event.get("status") in ("fired", "ok"):

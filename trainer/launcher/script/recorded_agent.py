@@ -1,70 +1,91 @@
 """torch's elastic agent for a user's script, with the end of each rank recorded as the parent process sees it.
 
-    with recorded(exits):                   # in `rankscope run`: torch makes its agent meanwhile
+    with recorded(exits, stop):             # in `rankscope run`: torch makes its agent meanwhile
         torchrun(options)
 
 An exit code or a signal is known to the parent alone: a rank that is killed, or that exits with 0 while the
 others wait for it, cannot write it. The agent does what torch's does, and reports each end before torch stops the
-other ranks.
+other ranks. Signals are those of `StopSignals`: torch's own handler would break off the end at the second one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import torch.distributed.elastic.multiprocessing.api as processes
 import torch.distributed.launcher.api as launcher
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
+from trainer.launcher.stop_signals import StopSignals
+
 __all__ = ["Exits", "recorded"]
 
 
+CLOSE_S = 30.0
+"""How long torch waits for its ranks after their signal."""
+KILLED_S = 0.5
+"""The same where their time is over, and then for the end of those that it kills."""
+
+
 class Exits(Protocol):
-    """Receives the ends of ranks."""
+    """Receives the starts and ends of ranks."""
+
+    def started(self, pids: Sequence[int]) -> None:
+        """The ranks of an attempt have been started as these processes."""
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """A rank has ended with `code` (negative: minus a signal); `is_stopped`: by this launcher."""
 
 
 @contextlib.contextmanager
-def recorded(exits: Exits) -> Iterator[None]:
-    """Let torch's launcher make agents that report ends to `exits`."""
+def recorded(exits: Exits, stop: StopSignals) -> Iterator[None]:
+    """Let torch's launcher make agents that report ends to `exits`, and end on the signals of `stop`."""
 
     class Agent(_RecordedAgent):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(exits, *arguments, **options)
+            super().__init__(exits, stop, *arguments, **options)
 
     original = launcher.LocalElasticAgent  # type: ignore[attr-defined]  # where torch's launcher looks its agent up
+    handler = processes._terminate_process_handler
     launcher.LocalElasticAgent = Agent  # type: ignore[attr-defined]
+    processes._terminate_process_handler = stop.received  # type: ignore[assignment]  # which torch sets at its start
     try:
         yield
     finally:
         launcher.LocalElasticAgent = original  # type: ignore[attr-defined]
+        processes._terminate_process_handler = handler
 
 
 class _RecordedAgent(LocalElasticAgent):
-    def __init__(self, exits: Exits, *arguments: Any, **options: Any) -> None:
+    def __init__(self, exits: Exits, stop: StopSignals, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._exits = exits
+        self._exits, self._stop = exits, stop
         self._reported: set[int] = set()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        if self._pcontext is not None:
-            self._report_before_close(self._pcontext, worker_group)
+        with self._stop.raising(None):  # until their pids are known
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            self._stop.take_over()
+            if self._pcontext is not None:
+                self._exits.started([*self._pcontext.pids().values()])
+                self._report_before_close(self._pcontext, worker_group)
         return started
 
     def _report_before_close(self, context: PContext, worker_group: WorkerGroup) -> None:
         """Report who has ended at the last moment before torch kills the others: a signal is not torch's until then."""
         close = context.close
 
-        def report_and_close(*arguments: Any, **options: Any) -> None:
+        def report_and_close(death_sig: signal.Signals | None = None, timeout: float = CLOSE_S) -> None:
             self._report(worker_group, is_stopped=False)
-            close(*arguments, **options)
+            self._stop.wait_announced()
+            if (left_s := self._stop.ranks_left_s()) is not None:
+                timeout = min(timeout, max(left_s, KILLED_S))
+            close(death_sig, timeout)  # type: ignore[arg-type]  # torch waits for fractions, too
 
         context.close = report_and_close  # type: ignore[method-assign]
 

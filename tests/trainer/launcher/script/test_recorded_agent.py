@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,14 +11,19 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from tests.trainer.launcher.stop_actions import NoActions
 from tests.waiting import wait_for
 from trainer.launcher.script.recorded_agent import recorded
+from trainer.launcher.stop_signals import StopSignals
 
 
 class _Ends:
     def __init__(self) -> None:
         self.by_itself: dict[int, int] = {}
         self.stopped: dict[int, int] = {}
+
+    def started(self, pids: Sequence[int]) -> None:
+        assert len(pids) == 2
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         (self.stopped if is_stopped else self.by_itself)[rank] = code
@@ -38,7 +44,7 @@ def test_a_rank_killed_just_before_torch_looks_is_not_counted_as_stopped(monkeyp
     )
     ends = _Ends()
     script = 'if [ "$RANK" = 1 ]; then sleep 1; kill -9 $$$$; fi; exec sleep 60'  # torch makes $ of $$
-    with recorded(ends), pytest.raises(ChildFailedError):
+    with recorded(ends, StopSignals(NoActions(), grace_s=lambda: 20.0)), pytest.raises(ChildFailedError):
         elastic_launch(config, "/bin/sh")("-c", script)
     assert ends.by_itself == {1: -signal.SIGKILL}
     assert ends.stopped == {0: -signal.SIGTERM}

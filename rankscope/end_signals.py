@@ -1,0 +1,58 @@
+"""SIGTERM and SIGHUP of a command: its terminal is given back, its processes end, the exit code is 128 + the signal.
+
+    code = run_to_signal(app)            # in `rankscope.cli.main`
+
+They raise as Ctrl-C does, so that what a command opened is closed. A library may turn what a handler raised into an
+error of its own (DuckDB does): once a signal came, no error is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from analyzers.report.terminal.lost_terminal import leave_lost_terminal
+
+__all__ = ["run_to_signal"]
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+Result = TypeVar("Result")
+
+
+class _Received:
+    """Handler of both; `number` is the first that came."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.number:  # a second one would break off the end
+            self.number = number
+            leave_lost_terminal()
+            raise KeyboardInterrupt
+
+    def leave(self) -> None:
+        """Give the signals back: after the command, and in a process forked from this one."""
+        for number in SIGNALS:
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def run_to_signal(command: Callable[[], Result]) -> Result:
+    """Run a command to its end, or to a signal: then SystemExit with its code. `nohup` stays respected."""
+    received = _Received()
+    os.register_at_fork(after_in_child=received.leave)
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, received)
+    try:
+        return command()
+    except BaseException:
+        if received.number:
+            raise SystemExit(128 + received.number) from None
+        raise
+    finally:
+        received.leave()

@@ -1,0 +1,63 @@
+"""The verdict in the second in which a run is stopped: what `watch` has reported, and has not reported as over.
+
+for line in open_verdict(run): console.print(line)
+
+It reads the nodes' events and nothing else: no store is opened, no process is waited for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from analyzers.diagnose import reading_order
+from analyzers.finding import Finding
+from analyzers.report.wording.explained import next_step, why
+from analyzers.run.open_findings import newest_reports, why_closed
+from probes.tape import event_kinds
+from probes.tape.attempts import newest as newest_attempt
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+
+__all__ = ["STOPPING", "open_critical", "open_verdict", "verdict_lines"]
+
+TAIL_BYTES = 8 << 20
+STOPPING = "[dim]Stopping. Ctrl-C again ends everything at once.[/]"
+_COLOURS = {"critical": "red", "warning": "yellow"}
+
+
+def open_verdict(run: RunDir) -> list[str]:
+    """Lines of markup: verdict, evidence and next step of the open critical findings; empty if there is none."""
+    found = open_critical(run)
+    return verdict_lines(found[0], " ".join(finding.summary for finding in found)) if found else []
+
+
+def open_critical(run: RunDir) -> list[Finding]:
+    """Critical findings that are open, in the order in which they are read."""
+    events = [event for _, folder in run.node_dirs() for event in _findings(folder / "events.jsonl")]
+    events.sort(key=lambda event: int(event.get("wall_ns") or 0), reverse=True)
+    reports = newest_reports(found for found in map(Finding.of_event, events) if found is not None)
+    attempt = newest_attempt(run, default=0)
+    is_open = (f for f in reports if f.status == "fired" and f.severity == "critical" and not why_closed(f, attempt))
+    return sorted(is_open, key=reading_order)
+
+
+def verdict_lines(worst: Finding | None, verdict: str) -> list[str]:
+    """Lines of markup for a terminal; `worst` is None where nothing was found."""
+    colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
+    lines = [f"[bold]Verdict[/]  [{colour}]{escape(verdict)}[/]"]
+    if worst:
+        lines.append(f"[bold]Why[/]      {escape(why(worst))}")
+        lines.append(f"[bold]Next[/]     {escape(next_step(worst))}")
+    return lines
+
+
+def _findings(path: Path) -> list[dict[str, Any]]:
+    """Events of findings among the newest of a file; a first line that is not whole is skipped."""
+    try:
+        events = read_events(path, max(0, path.stat().st_size - TAIL_BYTES))[0]
+    except OSError:
+        return []
+    return [event for event in events if event["kind"] == event_kinds.FINDING]

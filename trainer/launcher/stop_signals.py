@@ -1,0 +1,179 @@
+"""Stop signals of a launcher: a verdict first, an orderly end within a budget, and a second Ctrl-C that ends at once.
+
+    with StopSignals(actions, grace_s=lambda: 20.0) as stop:
+        stop.listen()                            # once nothing is forked any more: it starts a thread
+        with stop.raising(SignalException):      # the first signal raises this in the main thread
+            ...
+        stop.ranks_left_s()                      # what ranks still have; None while no signal came
+
+1. First signal: `actions.announce` records it, then `actions.report` prints what is known. Meanwhile the main thread
+   ends the ranks.
+2. A second Ctrl-C, or the end of the budget (`trainer.stop_budget`): `actions.end_at_once`, and the process exits.
+
+Python runs a signal's handler only once the main thread returns from C, which one that waits for a store or a disk may
+not do for minutes: the thread is woken by the C handler through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Protocol
+
+from analyzers.report.terminal.lost_terminal import leave_lost_terminal
+from trainer.stop_budget import KILL_MARGIN_S, budget_s, rank_grace_s
+
+__all__ = ["STOP_SIGNALS", "StopActions", "StopSignals"]
+
+logger = logging.getLogger("rankscope.trainer")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
+REPEAT_S = 0.2
+"""A wrapper may pass on the Ctrl-C that the terminal has delivered already: within this time it is the same one."""
+ANNOUNCE_S = 1.0
+"""How long the ranks' end waits for the record of its cause. A disk that does not answer must not delay it."""
+VERDICT_S = 1.5
+"""Of the budget, for what is printed last."""
+_CLOSE = 0
+
+
+class StopActions(Protocol):
+    """What a launcher does on a stop; called in the thread of `StopSignals`."""
+
+    def announce(self, number: int) -> None:
+        """Record that the run is being stopped."""
+
+    def report(self, number: int) -> None:
+        """Print what is known of the run."""
+
+    def end_at_once(self, number: int, reason: str) -> None:
+        """Kill ranks and `watch`, and record the end. The process exits when it returns."""
+
+
+class StopSignals:
+    """Used once in a process at a time, from its main thread."""
+
+    def __init__(self, actions: StopActions, *, grace_s: Callable[[], float]) -> None:
+        self.number = 0
+        """The first signal; 0 while there was none."""
+        self._actions, self._grace_s = actions, grace_s
+        self._exception: Callable[[int], BaseException] | None = None
+        self._has_raised = False
+        self._began_s = 0.0
+        self._given_s = 0.0
+        self._announced = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> StopSignals:
+        self._before: dict[int, Any] = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self.take_over()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if self._thread is not None:
+            os.write(self._writer, bytes([_CLOSE]))
+            self._thread.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def take_over(self) -> None:
+        """Set the handlers, also where another library has set its own since. `nohup` stays respected."""
+        for number in STOP_SIGNALS:
+            is_ignored = number == signal.SIGHUP and self._before[number] == signal.SIG_IGN
+            signal.signal(number, signal.SIG_IGN if is_ignored else self.received)
+
+    def listen(self) -> None:
+        """Start the thread. Until then signals are kept: a process that has a thread must not be forked."""
+        self._thread = threading.Thread(target=self._listen, name="stop-signals", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def raising(self, exception: Callable[[int], BaseException] | None) -> Iterator[None]:
+        """Raise `exception(number)` in the main thread on the first signal, also on one that came before the block.
+
+        With None nothing is raised in the block, but after it.
+        """
+        outer, self._exception = self._exception, exception
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._exception = outer
+        self._raise_pending()
+
+    def received(self, number: int, frame: FrameType | None) -> None:
+        """The signals' handler. Only the first one interrupts the main thread: the next would break off the end."""
+        self.number = self.number or number
+        self._raise_pending()
+
+    def wait_announced(self) -> None:
+        """Wait until a stop is recorded, where there is one, so that nobody takes its effects for a recovery."""
+        if self.number and self._thread is not None:
+            self._announced.wait(ANNOUNCE_S)
+
+    def ranks_left_s(self) -> float | None:
+        """Seconds until ranks that still run are killed; None while no signal came."""
+        if not self.number:
+            return None
+        return max(0.0, rank_grace_s(self._grace_s()) + KILL_MARGIN_S - self._elapsed_s())
+
+    def records_left_s(self) -> float | None:
+        """Seconds that the last ingestion may take; None while no signal came."""
+        return max(0.0, budget_s(self._grace_s()) - VERDICT_S - self._elapsed_s()) if self.number else None
+
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s if self._began_s else 0.0
+
+    def _raise_pending(self) -> None:
+        if self.number and self._exception is not None and not self._has_raised:
+            self._has_raised = True
+            raise self._exception(self.number)
+
+    def _listen(self) -> None:
+        while True:
+            left_s = self._given_s - self._elapsed_s() if self._began_s else None
+            if not select.select([self._reader], [], [], left_s if left_s is None else max(0.0, left_s))[0]:
+                self._end_at_once(f"It was not over {self._given_s:.0f} s after the signal.")
+            number = os.read(self._reader, 1)[0]
+            if number == _CLOSE:
+                return
+            if number in STOP_SIGNALS and not self._began_s:
+                self._begin(number)
+            elif number in _FROM_KEYBOARD and self._elapsed_s() > REPEAT_S:
+                self._end_at_once(f"{signal.Signals(number).name} came again.")
+
+    def _begin(self, number: int) -> None:
+        self._began_s = time.monotonic()
+        self.number = self.number or number
+        leave_lost_terminal()
+        try:
+            self._given_s = budget_s(self._grace_s())
+            self._actions.announce(number)
+            self._announced.set()
+            self._actions.report(number)
+        except Exception:  # the stop goes on, whatever of it could not be told
+            self._given_s = self._given_s or budget_s(20.0)
+            logger.exception("The stop could not be reported.")
+        finally:
+            self._announced.set()
+
+    def _end_at_once(self, reason: str) -> NoReturn:
+        try:
+            self._actions.end_at_once(self.number, reason)
+        finally:
+            os._exit(128 + self.number)
