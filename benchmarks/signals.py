@@ -70,12 +70,9 @@ for step in range(1000000):
     time.sleep(0.02)
     model(torch.randn(8, 64)).pow(2).mean().backward()
     if step == 20 and dist.get_rank() == 1:
-        if sys.argv[1] == "free":
-            dist.recv(torch.ones(1), src=0)
-        if sys.argv[1] == "held":
-            mutex = ctypes.create_string_buffer(64)
-            while True:
-                ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+        mutex = ctypes.create_string_buffer(64)
+        while sys.argv[1] in ("free", "held"):  # the second time it never returns
+            (ctypes.PyDLL if sys.argv[1] == "held" else ctypes.CDLL)(None).pthread_mutex_lock(mutex)
         while sys.argv[1] == "handler":
             time.sleep(1)
     optimizer.step()
