@@ -42,7 +42,7 @@ from store import StoreError
 
 __all__ = ["SIGNALS", "STATES", "Result", "trial"]
 
-DEADLINE_S = 200.0
+DEADLINE_S = 600.0
 VERDICT_S, END_S, KILL_AFTER_S, LEFT_AFTER_S = 3.0, 20.0, 30.0, 10.0
 STATES = {
     "run": ("healthy", "free", "held", "handler"),

@@ -37,12 +37,14 @@ from analyzers.source import Source, missing_tables
 from analyzers.stragglers.arrivals import load_arrivals, waited_for_ms
 from analyzers.stragglers.corroboration import Counters, attribute, load_counters
 from analyzers.stragglers.cost import cost_of
+from analyzers.stragglers.cpu_comparison import find_more_work
 from analyzers.stragglers.device_comparison import load_device
 from analyzers.stragglers.host_gaps import host_gap
 from analyzers.stragglers.named_phase import named_phase
 from analyzers.stragglers.onset import with_onset
 from analyzers.stragglers.past_comparison import find_slower_than_before
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers, without_side_effects
+from analyzers.stragglers.place_onset import with_place_onset
 from analyzers.stragglers.place_texts import PLACE_TEXTS, phase_text
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_line import slow_line
@@ -60,6 +62,7 @@ _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compu
 FOLLOWED_STEPS = 20
 """Newest steps in which the waits of one slow rank for another are read."""
 _GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU it is time of the host only."
+_CROWDED = "Other processes use the cores, so CPU time was compared and not the time of the steps."
 _NO_DATA_SPANS = " after the optimizer or in making the next batch"
 """A step of an attached loop ends where the next forward pass begins, so a batch that the loop makes itself, without a
 loader that is seen, lies after the optimizer of the step before."""
@@ -108,6 +111,9 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
         slow = _without_ends_of_links(source, timings, slow, policy)
         slow = [one for one in slow if not any(_follows(source, timings, one, other) for other in slow)]
     found = _suspects(source, timings, without_side_effects(slow, policy), policy)
+    known = {rank for suspect in found for rank in suspect.ranks}
+    more_work = [one for one in find_more_work(source, timings, policy) if one.rank not in known]
+    found += _suspects(source, timings, more_work, policy)
     return [_finding(source, timings, suspect, policy) for suspect in found], found
 
 
@@ -190,7 +196,11 @@ def _counters(source: Source, timings: Timings, slow: Straggler, policy: Straggl
 def _with_onset(
     source: Source, timings: Timings, slow: Straggler, counters: Counters, policy: StragglerPolicy
 ) -> Straggler:
-    """Date a rank by its CPU time where that shows that it computes more than its peers."""
+    """Date a rank by the place that holds its excess, else by its CPU time where that shows that it computes more than
+    its peers."""
+    placed = with_place_onset(timings, slow, _peers_of(timings, slow) if slow.has_peers else [], policy)
+    if placed is not slow:
+        return placed
     found = attribute(
         counters, cause=slow.cause, excess_ms=slow.excess_ms, factor=slow.factor, policy=policy.corroboration
     )
@@ -253,6 +263,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         place = host_gap(source, timings.attempt, worst, peers, policy)
         if place:
             evidence["place_measured_by"] = "gaps between the host's spans"
+    if worst.by_cpu:
+        evidence["measured_by"] = "CPU time"
     if place:
         evidence["place"] = place
     phase = named_phase(source, timings.attempt, worst, peers, policy) if not place or place in GAPS else ""
@@ -322,8 +334,10 @@ def _summary(suspect: Suspect, place: str, phase: str, *, is_least: bool, has_da
         where = _NO_DATA_SPANS
     if phase:
         where = phase_text(phase)
+    work = "CPU time" if worst.by_cpu else work
     excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
-    return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why) if part)
+    crowded = _CROWDED if worst.by_cpu else ""
+    return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why, crowded) if part)
 
 
 def _json_number(value: float) -> float | None:

@@ -15,7 +15,6 @@ step after it for a later one. They hardly change the CPU time that the steps co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +22,8 @@ from analyzers.account.timings import Matrix, Timings, others_median
 from analyzers.robust import difference_sigma
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.corroboration import some_peers
-from analyzers.stragglers.peer_comparison import Straggler, num_steps_of
+from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.place_onset import dated_at
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["with_onset"]
@@ -54,14 +54,7 @@ def with_onset(
     level = before + (after - before) * noise / (noise + noise_after)
     votes = np.clip(excess, before, after) - level
     gains = np.cumsum(votes[low:][::-1])[::-1]
-    begin = first + low + int(np.argmax(gains[: high - low]))
-    segments = (replace(segment, begin=begin), *slow.segments[1:])
-    return replace(
-        slow,
-        segments=segments,
-        first_step=int(timings.steps[begin]),
-        num_steps=sum(num_steps_of(timings.steps, part) for part in segments),
-    )
+    return dated_at(timings, slow, first + low + int(np.argmax(gains[: high - low])))
 
 
 def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]) -> Matrix | None:

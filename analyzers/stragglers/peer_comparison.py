@@ -42,6 +42,7 @@ __all__ = [
     "find_stragglers",
     "is_large",
     "is_significant",
+    "measured",
     "num_steps_of",
     "outlasts_bursts",
     "places_of",
@@ -79,10 +80,12 @@ class Straggler:
     """Whether it was compared with peers; else with its own past, since no rank has the same work."""
     found_in: str = ""
     """Phase or gap that shows it alone; empty where all of its work does."""
+    by_cpu: bool = False
+    """Whether CPU time was compared, and excess and factor are of it."""
 
     def place(self, min_ratio: float) -> str:
         """Phase or gap that holds so much of the excess; empty if none does (a rank that is slow everywhere)."""
-        if self.found_in:
+        if self.found_in or self.by_cpu:  # the wall clock, which knows the places, shows no excess
             return self.found_in
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
@@ -131,7 +134,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
             at = slice(segment.begin, segment.end)
             lost_in_data, lost = data_excess[segment.row, at].mean(), excess_ms[segment.row, at].mean()
             cause = "data" if lost_in_data > policy.pause_share_ratio * lost else "compute"
-            straggler = _measure(timings, (peers, segment.row), cause, [segment], excess_ms, segment.agreement)
+            straggler = measured(timings, (peers, segment.row), cause, [segment], excess_ms, segment.agreement)
             if is_significant(straggler, policy):
                 ranks[segment.row] = [straggler]
         found += [straggler for stragglers in ranks.values() for straggler in stragglers]
@@ -160,7 +163,7 @@ def _steady(
         if outlasts_bursts(timings, segment, policy):
             by_row.setdefault(segment.row, [segment])
     for row, segments in by_row.items():
-        straggler = _measure(timings, (ranks, row), cause, segments, excess_ms)
+        straggler = measured(timings, (ranks, row), cause, segments, excess_ms)
         if is_significant(straggler, policy):
             yield row, straggler
 
@@ -192,7 +195,7 @@ def _in_one_place(
                 or segment.effect <= best.get(row, (0.0,))[0]
             ):
                 continue
-            straggler = replace(_measure(timings, (peers, row), "compute", [segment], excess_ms), found_in=place)
+            straggler = replace(measured(timings, (peers, row), "compute", [segment], excess_ms), found_in=place)
             if is_significant(straggler, policy):
                 best[row] = (segment.effect, straggler)
     yield from ((row, straggler) for row, (_, straggler) in best.items())
@@ -274,7 +277,7 @@ def complete(values: Matrix) -> Matrix:
     return filled
 
 
-def _measure(
+def measured(
     timings: Timings,
     place: tuple[Ints, int],
     cause: Cause,

@@ -1,0 +1,90 @@
+"""Ranks that use more CPU time than their peers, where neighbours drown the wall clock.
+
+    for slow in find_more_work(source, timings, policy):     # slow.by_cpu is True
+
+On a machine with more load than cores, a step takes as long as its ranks wait for a core: how long a rank works no
+longer shows in its times. Its CPU time does.
+
+1. Only on CPUs, and only where the ranks wait for a core for `crowded_ratio` of their CPU time and more.
+2. The CPU time of a step over the median of the peers' is searched for persistent excess (`persistence`) of more than
+   healthy ranks show there, `crowded_cpu_ratio`.
+3. A rank that waits in collectives more than its peers is left out: a backend may wait by polling, which is no work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.device_timings import DEVICE
+from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.source import Ints, Source, floats, ints
+from analyzers.stragglers.peer_comparison import Straggler, measured, outlasts_bursts
+from analyzers.stragglers.persistence import find_segments
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = ["cpu_times", "find_more_work"]
+
+
+def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
+    """Ranks that persistently work more than their peers by CPU time, on a crowded machine; else none."""
+    limits = policy.corroboration
+    if DEVICE in timings.own or not _is_crowded(source, timings, limits.crowded_ratio):
+        return []
+    found: list[Straggler] = []
+    clear = replace(
+        policy.persistence,
+        min_effect_ratio=limits.crowded_cpu_ratio,
+        pair_effect_ratio=max(limits.crowded_cpu_ratio, policy.persistence.pair_effect_ratio),
+        min_length=policy.persistence.min_length_ended,
+    )
+    for peers in timings.peers:
+        if len(peers) < 2 or (cpu_ms := cpu_times(source, timings, peers)) is None:
+            continue
+        of_others = np.maximum(others_median(cpu_ms), 1e-3)
+        for segment in find_segments(cpu_ms / of_others - 1, clear):
+            excess_ms = cpu_ms - of_others
+            slow = measured(timings, (peers, segment.row), "compute", [segment], excess_ms)
+            if slow.peers_wait_more_ms > 0 and outlasts_bursts(timings, segment, policy):
+                found.append(replace(slow, factor=1 + segment.effect, by_cpu=True))
+    return found
+
+
+def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
+    """CPU time of each step (ms), by rank and observation; None where steps lack it or ran twice."""
+    ranks, steps = timings.ranks[rows], timings.steps
+    if (np.diff(steps) <= 0).any():
+        return None  # steps that ran again after a rollback: which of them is not told apart
+    table = source.query(
+        f"""
+        SELECT rank, step, arg_max(cpu_ns, start_ns) AS cpu_ns FROM steps
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND cpu_ns > 0
+          AND rank IN ({_listed(ranks)}) GROUP BY rank, step
+        """,
+        [timings.attempt, int(steps[0]), int(steps[-1])],
+    )
+    values: Matrix = np.full((len(ranks), len(steps)), np.nan, dtype=np.float32)
+    row_of, column_of = ({int(value): i for i, value in enumerate(known)} for known in (ranks, steps))
+    for rank, step, cpu_ns in zip(ints(table["rank"]), ints(table["step"]), floats(table["cpu_ns"]), strict=True):
+        if int(step) in column_of:
+            values[row_of[int(rank)], column_of[int(step)]] = cpu_ns / 1e6
+    return None if np.isnan(values).any() else values
+
+
+def _is_crowded(source: Source, timings: Timings, ratio: float) -> bool:
+    if not source.has("ranks"):
+        return False
+    ((num_others,),) = source.rows(
+        "SELECT count(*) FROM ranks WHERE attempt = ? AND rank >= 0 AND device <> 'cpu'", [timings.attempt]
+    )
+    ((waited, worked),) = source.rows(
+        "SELECT sum(run_delay_ns), sum(cpu_ns) FROM steps WHERE attempt = ? AND step >= ?",
+        [timings.attempt, int(timings.steps[0])],
+    )
+    return not num_others and bool(worked) and float(waited or 0) >= ratio * float(worked)
+
+
+def _listed(ranks: Sequence[int] | Ints) -> str:
+    return ", ".join(str(int(rank)) for rank in ranks)

@@ -1,0 +1,64 @@
+"""Onset of a rank that is slow in one place, from that phase or gap alone.
+
+    slow = with_place_onset(timings, slow, peers, policy)      # slow.first_step: 26 instead of 41
+
+A rank is found in all of its work, whose noise on a busy machine may hide the first steps. Where one phase or gap holds
+the excess, and took nothing like it before, that dates it.
+
+1. The time in the place over the median of the peers', in ms, up to the segment's end; its level is the segment's.
+2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
+   counts for one level at most.
+3. It stands only where the excess before was calm: its noise and its usual value are below the level by
+   `onset_sigmas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.timings import Timings, others_median
+from analyzers.robust import sigma
+from analyzers.stragglers.peer_comparison import Straggler, complete, num_steps_of
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = ["dated_at", "with_place_onset"]
+
+_LEAST = 5
+"""Observations before the onset whose spread is known."""
+
+
+def with_place_onset(timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy) -> Straggler:
+    """The rank with its first segment's begin where its place rose; unchanged where none holds the excess, or noise of
+    the place itself hides the rise."""
+    place = slow.place(policy.place_ratio)
+    if place not in timings.own or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
+        return slow
+    segment = slow.segments[0]
+    rows = np.flatnonzero(np.isin(timings.ranks, peers))
+    values = complete(timings.own[place][rows][:, : segment.end])
+    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    excess = values[own] - others_median(values)[own]
+    level = float(np.median(excess[segment.begin :]))
+    votes = np.clip(excess, 0.0, level) - level / 2
+    latest = min(segment.begin + policy.onset_reach, segment.end - _LEAST)
+    begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
+    before = excess[:begin]
+    if level <= 0 or len(before) < _LEAST:
+        return slow
+    if float(np.median(before)) + policy.onset_sigmas * sigma(before) >= level / 2:
+        return slow
+    return dated_at(timings, slow, begin)
+
+
+def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
+    """The rank with its first segment beginning at an observation."""
+    segments = (replace(slow.segments[0], begin=begin), *slow.segments[1:])
+    return replace(
+        slow,
+        segments=segments,
+        first_step=int(timings.steps[begin]),
+        num_steps=sum(num_steps_of(timings.steps, part) for part in segments),
+    )

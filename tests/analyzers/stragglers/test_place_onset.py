@@ -1,0 +1,57 @@
+"""A rank that loses time in one gap is dated by that gap, whatever other jobs do to the rest of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analyzers.account.timings import Matrix, Timings
+from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
+from analyzers.stragglers.place_onset import with_place_onset
+from analyzers.stragglers.policy import StragglerPolicy
+from tests.analyzers.rank_timings import simulate
+
+ONSET, RANKS = 26, [0, 1, 2, 3]
+GAP = "after_optimizer"
+
+
+def busy(seed: int, loss_ms: float = 600.0, *, gap_noise_ms: float = 1.0) -> Timings:
+    """Rank 2 loses time in the gap from step 26 on; half of all forward passes are delayed by up to 2.5 s."""
+    timings = simulate(seed, ranks=len(RANKS), steps=120, machine="crowded")
+    dice = np.random.default_rng(seed)
+    shape = timings.own["forward"].shape
+    gap: Matrix = dice.uniform(0, gap_noise_ms, shape).astype(np.float32)
+    gap[2, timings.steps >= ONSET] += loss_ms
+    delays = np.where(dice.random(shape) < 0.5, dice.uniform(0, 2500, shape), 0).astype(np.float32)
+    return replace(timings, own={**timings.own, "forward": timings.own["forward"] + delays, GAP: gap})
+
+
+def found(timings: Timings) -> list[Straggler]:
+    return find_stragglers(timings, StragglerPolicy())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3, 5, 7, 10])
+def test_noise_in_other_phases_does_not_move_it(seed: int) -> None:
+    timings = busy(seed)
+    (slow,) = found(timings)
+    assert slow.rank == 2
+    dated = with_place_onset(timings, slow, RANKS, StragglerPolicy())
+    assert dated.first_step == ONSET
+
+
+def test_noise_of_the_gap_itself_leaves_it_where_all_work_puts_it() -> None:
+    timings = busy(0, gap_noise_ms=500.0)
+    for slow in found(timings):
+        assert with_place_onset(timings, slow, RANKS, StragglerPolicy()) is slow
+
+
+def test_a_rank_that_is_slow_in_all_its_work_has_no_place() -> None:
+    timings = simulate(4, ranks=len(RANKS), steps=120)
+    slower = {phase: values.copy() for phase, values in timings.own.items()}
+    for values in slower.values():
+        values[2, timings.steps >= ONSET] *= 1.5
+    timings = replace(timings, own=slower)
+    slow = found(timings)[0]
+    assert with_place_onset(timings, slow, RANKS, StragglerPolicy()) is slow
