@@ -32,5 +32,8 @@ if __name__ == "__main__":
         end_with(int(os.environ["RANKSCOPE_DASHBOARD_PARENT"]))
     from streamlit.web import cli
 
+    from dashboard.request_site import check_every_request
+
+    check_every_request()
     sys.argv = ["streamlit", "run", str(APP), *sys.argv[1:]]
     cli.main()

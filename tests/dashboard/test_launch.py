@@ -33,6 +33,10 @@ def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -
             assert handshake(port, f"127.0.0.1:{port}", url) == 101
             assert handshake(port, f"evil.example:{port}", f"http://evil.example:{port}") == 403, "DNS rebinding"
             assert handshake(port, f"127.0.0.1:{port}", "http://evil.example") == 403
+            assert handshake(port, f"127.0.0.1:{port}", f"http://127.0.0.1:{port - 1}") == 403, "another program's page"
+            for path in ("/", "/_stcore/health", "/_stcore/host-config"):
+                assert status(port, path, f"127.0.0.1:{port}") == 200
+                assert status(port, path, f"evil.example:{port}") == 403, "DNS rebinding"
             (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             process.send_signal(signal.SIGKILL)
             process.wait(60)
@@ -81,6 +85,13 @@ def handshake(port: int, host: str, origin: str) -> int:
     )
     with socket.create_connection(("127.0.0.1", port), 20) as connection:
         connection.sendall(request.encode())
+        return int(connection.recv(4096).split()[1])
+
+
+def status(port: int, path: str, host: str) -> int:
+    """Status of the answer to a request for a path under a name."""
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return int(connection.recv(4096).split()[1])
 
 
