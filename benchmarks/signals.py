@@ -18,6 +18,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ class _Terminal:
     def __init__(self, command: Sequence[str], folder: Path, mark: str) -> None:
         self._master, slave = pty.openpty()
         self.text = b""
-        self.is_open = True
+        self._closing = threading.Event()
         self.process = subprocess.Popen(
             command, cwd=folder, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             env={**os.environ, _MARK: mark}, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -111,18 +112,16 @@ class _Terminal:
 
     def hang_up(self) -> None:
         """Close the terminal, as when a connection is lost."""
-        self.is_open = False
-        os.close(self._master)
-
-    def close(self) -> None:
-        """Close it once the command has ended."""
-        if self.is_open:
-            self.hang_up()
+        self._closing.set()
+        self._reader.join()
 
     def _read(self) -> None:
+        # Closed by its reader: one that is waiting in `read` would hold it open.
         with contextlib.suppress(OSError):  # the command has ended
-            while blob := os.read(self._master, 1 << 16):
-                self.text += blob
+            while not self._closing.is_set():
+                if select.select([self._master], [], [], 0.05)[0]:
+                    self.text += os.read(self._master, 1 << 16)
+        os.close(self._master)
 
 
 def trial(command: str, state: str, name: str, folder: Path) -> Result:
@@ -144,7 +143,7 @@ def trial(command: str, state: str, name: str, folder: Path) -> Result:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         terminal.process.wait()
-        terminal.close()
+        terminal.hang_up()
         (folder / "terminal.txt").write_bytes(terminal.text)
     return result
 
@@ -224,7 +223,7 @@ def _send(name: str, terminal: _Terminal, mark: str, result: Result) -> None:
         result.problem = f"not over after {END_S:.0f} s"
     elif left:
         result.problem = f"{len(left)} processes left"
-    elif b"Over: " in text or b"Traceback" in text:
+    elif b"Over: " in text or (b"Traceback" in text and result.command != "run"):  # a script may well print one
         result.problem = "reported as over, or a traceback"
     elif result.state in HANGS and name != "hangup" and (result.verdict_s is None or result.verdict_s > VERDICT_S):
         result.problem = f"no verdict within {VERDICT_S:.0f} s"

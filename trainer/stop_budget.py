@@ -1,7 +1,7 @@
 """How the time after a signal is divided. All of it is below `recovery.grace_s`.
 
-    rank_grace_s(20.0)       # 14: ranks end their step and save a checkpoint
-    budget_s(20.0)           # 19: their records are read, and the launcher ends whatever is left
+    rank_grace_s(20.0)       # 13: ranks end their step and save a checkpoint
+    budget_s(20.0)           # 18: their records are read, and the launcher ends whatever is left
 
 What follows the ranks: those that did not comply are killed, `watch` reads the last records, the verdict is printed.
 """
@@ -12,7 +12,7 @@ __all__ = ["KILL_MARGIN_S", "RESERVE_S", "budget_s", "rank_grace_s"]
 
 RESERVE_S = 5.0
 """What follows the ranks: it takes 1 to 4 s on two busy cores."""
-END_S = 1.0
+END_S = 2.0
 """What is left for the launcher's process to end."""
 KILL_MARGIN_S = 1.0
 """Ranks leave by themselves when their time is over; those that have not after this long are killed."""

@@ -29,7 +29,7 @@ class RecoveryConfig(Section):
     """Silence before the first step that is no hang yet (seconds); it counts from when a rank was last seen to compute
     or to read files."""
     grace_s: float = Field(default=20.0, gt=0)
-    """After SIGTERM or Ctrl-C: time until everything has ended; the ranks have 6 s less for the end of their step and
+    """After SIGTERM or Ctrl-C: time until everything has ended; the ranks have 7 s less for the end of their step and
     a checkpoint, then they leave without. Slurm and Kubernetes kill what is left after 30 (seconds)."""
     rejoin_s: float = Field(default=30.0, ge=0)
     """How long a restart waits for further nodes once there are enough (seconds)."""

@@ -19,6 +19,7 @@ from probes.attach.retention_line import retention_line
 from probes.tape.rundir import RunDir
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, changed_config, check_trackers, load_config
+from trainer.config.machine import check_machine, may_have_gpu
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
 from trainer.launcher.node import Node
@@ -73,6 +74,7 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         config = resumed.config
     if config is not None:
         check_trackers(config)
+        check_machine(config, has_gpu=may_have_gpu())
     facts: dict[str, Any] = {"rankscope_version": version, "command": sys.argv, "start_over_at": None}
     if config is not None and not config.checkpoint.resume:
         # Asked of this launch alone: its restarts, and the launch after it, go on from what it saves.

@@ -15,7 +15,6 @@ does to a loss.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import logging
 
 import torch
@@ -23,6 +22,7 @@ from torch import nn
 
 from trainer.config.config import TrainConfig
 from trainer.config.load import ConfigError
+from trainer.config.machine import check_float8_on
 from trainer.model.transformer import Transformer
 
 __all__ = ["check_float8", "convert_to_float8", "is_converted"]
@@ -38,14 +38,11 @@ def check_float8(config: TrainConfig, device: torch.device) -> None:
     """Raises ConfigError where torchao is not installed, or the device multiplies no fp8."""
     if config.float8 == "none":
         return
-    setting = f"train.float8 = {config.float8!r}"
-    if importlib.util.find_spec("torchao") is None:
-        raise ConfigError(f"{setting}: needs torchao, which is not installed: pip install 'rankscope[fp8]'")
+    check_float8_on(config, device.type)
     if config.float8_emulated:
         return
+    setting = f"train.float8 = {config.float8!r}"
     instead = "use train.precision = 'bf16', or train.float8_emulated = true to try the numbers"
-    if device.type != "cuda":
-        raise ConfigError(f"{setting}: a {device.type.upper()} has no products in fp8; {instead}")
     needed, found = _CAPABILITY[config.float8], torch.cuda.get_device_capability(device)
     if torch.version.hip is None and found < needed:
         name = torch.cuda.get_device_name(device)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from probes.recorder import NullRecorder, Recorder
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
+from trainer.config.machine import check_machine
 from trainer.data.batches import BatchStream
 from trainer.data.corpus import open_corpus, open_validation
 from trainer.data.mixture import Mixture, TokenSource
@@ -52,14 +53,8 @@ def pick_device(config: Config, local_rank: int) -> torch.device:
 
 
 def _device(config: Config, local_rank: int) -> torch.device:
-    wanted = config.train.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device = 'cuda': no CUDA device is available; allowed here: cpu, auto")
-    if wanted == "cpu" or not torch.cuda.is_available():
-        if config.parallel.cpu_offload:
-            raise ConfigError(
-                "parallel.cpu_offload = true: needs train.device = 'cuda'; a CPU has everything in host memory already"
-            )
+    check_machine(config, has_gpu=torch.cuda.is_available())
+    if config.train.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if config.train.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise ConfigError("train.precision = 'bf16': this GPU has no bf16; allowed: float32, fp16")

@@ -115,4 +115,4 @@ def test_nohup_stays_respected_and_a_background_job_is_stopped(ignored: signal.S
 @pytest.mark.parametrize("grace_s", [1.0, 10.0, 20.0, 600.0])
 def test_ranks_have_what_their_records_leave(grace_s: float) -> None:
     assert 0 < rank_grace_s(grace_s) < budget_s(grace_s)
-    assert grace_s < 12 or budget_s(grace_s) < grace_s
+    assert grace_s < 14 or budget_s(grace_s) < grace_s

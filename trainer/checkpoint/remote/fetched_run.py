@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from probes.guard.ledger import LEDGER_NAME
+from probes.guard.ledger import LEDGER_NAME, copy_of
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.checkpoint.remote.address import RemoteFolder
 from trainer.checkpoint.remote.copies import RemoteCopies
@@ -44,6 +44,7 @@ def fetched_run(path: str, *, step: int | None) -> Iterator[Path]:
         for name, local in (("run.json", Path(made)), (LEDGER_NAME, checkpoints)):
             if (content := folder.read(name, MAX_FILE_BYTES)) is not None:
                 local.mkdir(exist_ok=True)
-                (local / name).write_bytes(content)
+                for each in {name, copy_of(Path(name)).name} if name == LEDGER_NAME else {name}:
+                    (local / each).write_bytes(content)
         copies.fetch(chosen, checkpoints, condemn=False)
         yield Path(made)

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from probes.fail_open import failing_open
-from probes.guard.ledger import LEDGER_NAME
+from probes.guard.ledger import LEDGER_NAME, copy_of
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -122,7 +122,8 @@ class CheckpointMirror:
         path = self._run.checkpoints / LEDGER_NAME
         content = None if path.exists() else copies.folder.read(LEDGER_NAME, MAX_LEDGER_BYTES)
         if content is not None:
-            path.write_bytes(content)
+            for each in (copy_of(path), path):  # a lone one would be reported as the loss of the other
+                each.write_bytes(content)
 
     # While they train.
 

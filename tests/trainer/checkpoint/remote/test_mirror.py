@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from probes.guard.ledger import LEDGER_NAME
+from probes.guard.ledger import LEDGER_NAME, Ledger, copy_of
 from probes.recorder import NullRecorder
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
@@ -292,6 +292,20 @@ def test_a_machine_that_lost_its_disk_gets_the_newest_whole_checkpoint(tmp_path:
     assert (second.run.checkpoints / LEDGER_NAME).read_text() == '{"a": 1}'
     assert second.events() == [("condemned", 20), ("loaded", 10)]
     assert second.mirror.restore() is None, "it has it now"
+
+
+def test_a_ledger_that_was_fetched_lacks_nothing(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "first", tmp_path / "remote")
+    machine.save(10)
+    for path in (machine.run.checkpoints / LEDGER_NAME, copy_of(machine.run.checkpoints / LEDGER_NAME)):
+        path.write_text(json.dumps(Ledger(skipped={4: "a NaN"}, sequence=3).to_file()))
+    machine.settle()
+    second = Machine(tmp_path / "second", tmp_path / "remote")
+    second.mirror.restore()
+    with fetched_run(machine.mirror.address, step=None) as folder:
+        for checkpoints in (second.run.checkpoints, folder / "checkpoints"):
+            ledger, problem = Ledger.load(checkpoints / LEDGER_NAME)
+            assert (ledger.skipped, problem) == ({4: "a NaN"}, "")
 
 
 def test_where_all_that_is_left_is_damaged_starting_over_must_be_asked_for(tmp_path: Path) -> None:

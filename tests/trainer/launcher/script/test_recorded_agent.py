@@ -44,7 +44,7 @@ def test_a_rank_killed_just_before_torch_looks_is_not_counted_as_stopped(monkeyp
     )
     ends = _Ends()
     script = 'if [ "$RANK" = 1 ]; then sleep 1; kill -9 $$$$; fi; exec sleep 60'  # torch makes $ of $$
-    with recorded(ends, StopSignals(NoActions(), grace_s=lambda: 20.0)), pytest.raises(ChildFailedError):
+    with StopSignals(NoActions(), grace_s=lambda: 20.0) as stop, recorded(ends, stop), pytest.raises(ChildFailedError):
         elastic_launch(config, "/bin/sh")("-c", script)
     assert ends.by_itself == {1: -signal.SIGKILL}
     assert ends.stopped == {0: -signal.SIGTERM}

@@ -1,0 +1,56 @@
+"""Settings that a machine cannot carry out are refused before a folder is made."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from trainer.config.config import Config
+from trainer.config.load import ConfigError
+from trainer.config.machine import check_machine, may_have_gpu
+from trainer.launcher.start import Options, launch_run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["parallel.cpu_offload=true", "parallel.dp_shard=-1", "train.device=cpu"],
+            "parallel.cpu_offload = true: needs",
+        ),
+        (["train.float8=tensorwise", "train.device=cpu"], "train.float8 = 'tensorwise': "),
+    ],
+)
+def test_the_launcher_refuses_and_makes_nothing(tmp_path: Path, overrides: list[str], words: str) -> None:
+    options = Options(overrides=[*overrides, f"run.dir={tmp_path / 'runs'}"])
+    with pytest.raises(ConfigError, match=words):
+        launch_run(options, version="0", console=Console(file=io.StringIO()))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_needs_a_gpu_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for values in ({"train": {"device": "cuda"}}, {"parallel": {"cpu_offload": True, "dp_shard": -1}}):
+        config = Config.model_validate(values)
+        check_machine(config, has_gpu=True)
+        with pytest.raises(ConfigError, match=r"CUDA|cuda"):
+            check_machine(config, has_gpu=False)
+    monkeypatch.setitem(sys.modules, "torchao", None)  # as if it were not installed
+    emulated = Config.model_validate({"train": {"float8": "tensorwise", "float8_emulated": True}})
+    with pytest.raises(ConfigError, match="pip install"):
+        check_machine(emulated, has_gpu=True)
+
+
+@pytest.mark.parametrize("name", ["nvidia0", "nvidia12", "kfd", "dxg"])
+def test_a_device_file_may_be_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    assert not may_have_gpu(tmp_path)
+    (tmp_path / name).touch()
+    assert may_have_gpu(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not may_have_gpu(tmp_path), "they are hidden"

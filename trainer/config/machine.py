@@ -1,0 +1,58 @@
+"""Settings that this machine cannot carry out, refused before anything is made: by the launcher, and by each rank.
+
+    check_machine(config, has_gpu=may_have_gpu())            # the launcher, without torch
+    check_machine(config, has_gpu=torch.cuda.is_available())
+
+The launcher refuses what cannot work for certain; whether a GPU that is there can do it, its rank finds out.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+
+from trainer.config.config import Config, TrainConfig
+from trainer.config.load import ConfigError
+
+__all__ = ["check_float8_on", "check_machine", "may_have_gpu"]
+
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
+"""NVIDIA's, AMD's, and those of WSL."""
+
+
+def check_machine(config: Config, *, has_gpu: bool) -> None:
+    """Raise ConfigError for a setting that needs a GPU where there is none, or a package that is not installed."""
+    if config.train.device == "cuda" and not has_gpu:
+        raise ConfigError("train.device = 'cuda': no CUDA device is available; allowed here: cpu, auto")
+    on_cpu = config.train.device == "cpu" or not has_gpu
+    if on_cpu and config.parallel.cpu_offload:
+        raise ConfigError(
+            "parallel.cpu_offload = true: needs train.device = 'cuda'; a CPU has everything in host memory already"
+        )
+    check_float8_on(config.train, "cpu" if on_cpu else "cuda")
+
+
+def check_float8_on(train: TrainConfig, device_type: str) -> None:
+    """Raise ConfigError for products in fp8 without torchao, or on a kind of device that has none."""
+    if train.float8 == "none":
+        return
+    setting = f"train.float8 = {train.float8!r}"
+    if importlib.util.find_spec("torchao") is None:
+        raise ConfigError(f"{setting}: needs torchao, which is not installed: pip install 'rankscope[fp8]'")
+    if not train.float8_emulated and device_type != "cuda":
+        instead = "use train.precision = 'bf16', or train.float8_emulated = true to try the numbers"
+        raise ConfigError(f"{setting}: a {device_type.upper()} has no products in fp8; {instead}")
+
+
+def may_have_gpu(devices: Path = Path("/dev")) -> bool:
+    """Return False if torch can certainly use no GPU here; it is not imported for that."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    try:
+        if importlib.metadata.version("torch").endswith("+cpu"):
+            return False
+    except importlib.metadata.PackageNotFoundError:
+        pass  # of another name: built by a vendor
+    return any(True for pattern in _DEVICE_FILES for _ in devices.glob(pattern))
