@@ -45,6 +45,7 @@ from rankscope.commands import (
     watch,
 )
 from rankscope.end_signals import run_to_signal
+from rankscope.lost_output import EXIT_LOST_OUTPUT, lost_output
 
 __all__ = ["app", "main"]
 
@@ -110,7 +111,18 @@ def main() -> None:
             raise
         sys.stderr.write(f"rankscope: {_import_problem(package, error)}\n")
         code = 2
+    except OSError as error:
+        if not (problem := lost_output(error)):
+            raise
+        code = _report_lost_output(problem)
+    if problem := lost_output():
+        code = _report_lost_output(problem)
     sys.exit(code)
+
+
+def _report_lost_output(problem: str) -> int:
+    sys.stderr.write(f"rankscope: standard output: {problem}. Not everything was written.\n")
+    return EXIT_LOST_OUTPUT
 
 
 def _import_problem(package: str, error: ImportError) -> str:

@@ -35,6 +35,8 @@ not get there: on a machine that is too busy, the same limit would kill one watc
 MAX_STARTING_S = 720.0
 KILL_S = 1.0
 """How long the end of a killed watch is waited for: a launcher has ranks to look after."""
+WATCHED_ALREADY = 2
+"""Exit code of a watch that found another one at work."""
 QUICK_END_S = 30.0
 MAX_QUICK_ENDS = 3
 
@@ -50,9 +52,10 @@ class WatchRestarts:
         start: Callable[[int, Sequence[str]], subprocess.Popen[bytes]],
         *,
         final: Collection[int] = (),
+        is_watched: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`final`: exit codes after which it is left alone."""
-        self._final = final
+        """`final`: exit codes after which it is left alone; `is_watched`: whether another watch writes the store."""
+        self._final, self._is_watched = final, is_watched
         self._run, self._node_rank, self._events, self._start_process = run, node_rank, events, start
         self.num_quick_ends = 0
         """How often in a row it ended soon after its start."""
@@ -91,10 +94,15 @@ class WatchRestarts:
             return
         if self.is_over:
             return
+        gave_way = self.process.returncode == WATCHED_ALREADY
         lived_s = now - self._started_at
         if lived_s < min(RESTART_S * 2**self.num_quick_ends, MAX_RESTART_S):
             return
-        self.num_quick_ends = self.num_quick_ends + 1 if self._ended_quickly() else 0
+        if gave_way and self._is_watched():  # by a `rankscope watch` that the user started: until that ends
+            self._started_at = now
+            return
+        if not gave_way:
+            self.num_quick_ends = self.num_quick_ends + 1 if self._ended_quickly() else 0
         self._replace(f"It ended with exit code {self.process.returncode}.")
 
     def kill(self) -> None:

@@ -12,12 +12,14 @@ process has its core, or it waits for a disk. The kernel counts how long each th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
 import time
 from typing import NamedTuple
 
+from ..tape.kept_descriptor import moved_up
 from ..tape.schema import UNSET
 
 __all__ = ["CoreTime", "CoreUse"]
@@ -78,7 +80,8 @@ class CoreTime:
     def close(self) -> None:
         """Close the kernel's file."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # the script has closed it
+                os.close(self._descriptor)
         self._descriptor = -1
         self._thread = 0
 
@@ -87,7 +90,7 @@ class CoreTime:
         self.close()
         self._thread = threading.get_ident()
         try:
-            self._descriptor = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = moved_up(os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             self._descriptor = -1  # no Linux, or a kernel without it
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from ..fail_open import DISK_ERRNOS, failing_open, record_error
 from .event_kinds import EVENT_KINDS, unknown_fields
+from .kept_descriptor import KeptDescriptor
 from .safe_open import open_plain
 from .unwritten import MAX_UNWRITTEN_BYTES, missing_newline, save_unwritten
 
@@ -38,7 +39,7 @@ class EventWriter:
         self.path = path
         self.attempt = attempt
         self.rank = rank
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = KeptDescriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._unwritten: deque[bytes] = deque()
         self.saved_to: Path | None = None
         """Where `close` left the lines that the disk did not take."""
@@ -89,10 +90,9 @@ class EventWriter:
 
     def close(self) -> None:
         """Close the file. What it did not take is saved elsewhere."""
-        if self._fd >= 0:
+        if self._file.is_open:
             self.retry()
-            os.close(self._fd)
-            self._fd = -1
+            self._file.close()
             if self._unwritten:
                 self.saved_to = save_unwritten(self.path, self._unwritten)
                 self._unwritten.clear()
@@ -103,8 +103,9 @@ class EventWriter:
             while True:
                 line = self._unwritten.popleft()
                 try:
-                    data = missing_newline(self._fd) + line
-                    is_torn = os.write(self._fd, data) != len(data)
+                    fd = self._file.number()
+                    data = missing_newline(fd) + line
+                    is_torn = os.write(fd, data) != len(data)
                 except OSError as error:
                     if error.errno in DISK_ERRNOS:
                         self._unwritten.appendleft(line)

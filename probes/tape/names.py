@@ -11,6 +11,7 @@ import os
 import threading
 from pathlib import Path
 
+from .kept_descriptor import KeptDescriptor
 from .safe_open import open_plain
 
 __all__ = ["NameWriter", "read_names"]
@@ -26,7 +27,7 @@ class NameWriter:
     """Gives each distinct text a number and appends it to `names.jsonl`. Calling it costs one dict look-up."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = KeptDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         # A folder that was written before (a watch that was started again) keeps its numbers.
         self._ids: dict[str, int] = {text: number for number, text in read_names(path)[0].items()}
         self._next = max(self._ids.values(), default=0) + 1
@@ -47,22 +48,20 @@ class NameWriter:
             known = self._ids.get(text)
             if known is not None:
                 return known
-            if self._fd < 0:
+            if not self._file.is_open:
                 return 0  # the records that would refer to it are dropped as well
             if len(self._ids) >= MAX_NAMES:
                 return OVERFLOW_ID
             number = self._next
             self._next += 1
             line = json.dumps({"id": number, "name": text[:MAX_NAME_CHARS]}) + "\n"
-            os.write(self._fd, line.encode())  # one write of O_APPEND: whole or not at all for a reader
+            os.write(self._file.number(), line.encode())  # one write of O_APPEND: whole or not at all for a reader
             self._ids[text] = number
             return number
 
     def close(self) -> None:
         """Close the file; the numbers stay known."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str], int]:

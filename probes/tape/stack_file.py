@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from .kept_descriptor import moved_up
 from .rundir import RunDir
 
 __all__ = ["ALL_THREADS_SIGNAL", "MAIN_THREAD_SIGNAL", "register", "stack_path"]
@@ -43,7 +45,7 @@ def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
         signal.signal(MAIN_THREAD_SIGNAL, signal.SIG_IGN)
     run.stacks.mkdir(exist_ok=True)
     path = stack_path(run, attempt, rank)
-    file = path.open("a")  # open for the life of the process
+    file = open(moved_up(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)), "a")  # noqa: SIM115
     faulthandler.register(ALL_THREADS_SIGNAL, file=file, all_threads=True, chain=False)
     faulthandler.register(MAIN_THREAD_SIGNAL, file=file, all_threads=False, chain=False)
     enabled = not faulthandler.is_enabled()
@@ -56,6 +58,7 @@ def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
             faulthandler.disable()
         faulthandler.unregister(ALL_THREADS_SIGNAL)
         faulthandler.unregister(MAIN_THREAD_SIGNAL)
-        file.close()
+        with contextlib.suppress(OSError):  # the script has closed it
+            file.close()
 
     return release

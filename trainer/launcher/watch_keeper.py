@@ -34,7 +34,8 @@ class WatchKeeper:
     def __init__(self, run: RunDir, node: Node, events: EventWriter) -> None:
         self.run, self.node = run, node
         self.ending = False
-        self._watch = WatchRestarts(run, node.rank, events, self._start)
+        store = run.store(node.rank)
+        self._watch = WatchRestarts(run, node.rank, events, self._start, is_watched=lambda: is_watched([store]))
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

@@ -36,8 +36,10 @@ def refused(path: Path, steps: range) -> EventWriter:
 
 def _point(writer: EventWriter, path: Path) -> None:
     fd = os.open(path, os.O_RDWR | os.O_APPEND)
-    os.dup2(fd, writer._fd)
+    os.dup2(fd, writer._file._fd)
     os.close(fd)
+    found = os.fstat(writer._file._fd)
+    writer._file._identity = (found.st_dev, found.st_ino)
 
 
 def _steps(path: Path) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import pytest
 from probes.attach import watch_restarts
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
+from store.database import WriterLock
 from tests.factories import empty_run
 from tests.waiting import wait_for
 from trainer.launcher.node import Node
@@ -73,6 +75,25 @@ def test_a_watch_that_ends_again_and_again_goes_on_without_exporters(
     arguments = Path(f"/proc/{keeper.process.pid}/cmdline")
     wait_for(lambda: b"--bare" in arguments.read_bytes(), "option")
     assert "without exporters" in said(run, "watch_replaced")[-1]["reason"]
+
+
+def test_a_watch_that_found_another_at_work_is_started_once_that_ends(
+    run: RunDir, keeper: WatchKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_restarts, "RESTART_S", 0.0)
+    keeper.process.kill()
+    keeper.process.wait(20)
+    with contextlib.closing(WriterLock(run.store(0), role="watch")):
+        keeper.check()
+        gave_way = keeper.process
+        assert gave_way.wait(100) == watch_restarts.WATCHED_ALREADY
+        for _ in range(2 * watch_restarts.MAX_QUICK_ENDS):
+            keeper.check()
+        assert keeper.process is gave_way
+    keeper.check()
+    assert keeper.process is not gave_way
+    assert not keeper.is_bare
+    assert len(said(run, "watch_replaced")) == 2
 
 
 def test_a_start_without_a_sign_of_life_gives_the_next_one_twice_the_time(

@@ -1,0 +1,67 @@
+"""Descriptors that live as long as a training process, whose script may close any of them.
+
+    kept = KeptDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(kept.number(), line)          # opened again where the script has closed it
+    kept.close()
+
+A script that closes all descriptors (`os.closerange`, a daemon's start) closes ours, and its next files get their
+numbers: what we write would go into them. So ours have high numbers, which the kernel gives to others last, and each
+is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+__all__ = ["KeptDescriptor", "moved_up"]
+
+LOWEST = 512
+"""Half of the usual limit of 1,024 descriptors a process."""
+
+
+def moved_up(fd: int) -> int:
+    """Return a high descriptor of the same file instead of `fd`; `fd` itself where the process may have none."""
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, LOWEST)
+    except OSError:  # a limit below that
+        return fd
+    os.close(fd)
+    return high
+
+
+class KeptDescriptor:
+    """A file that stays open. Raises OSError where it cannot be opened."""
+
+    def __init__(self, path: Path, flags: int, mode: int = 0o644) -> None:
+        self._path, self._flags, self._mode = path, flags | os.O_CLOEXEC, mode
+        self.is_open = True
+        self._open()
+
+    def number(self) -> int:
+        """The descriptor, for one use. Raises OSError."""
+        if not self.is_open:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if not self._is_own():
+            self._open()
+        return self._fd
+
+    def close(self) -> None:
+        """Close the file, and no other that has its number by now."""
+        if self.is_open and self._is_own():
+            os.close(self._fd)
+        self.is_open = False
+
+    def _open(self) -> None:
+        self._fd = moved_up(os.open(self._path, self._flags, self._mode))
+        found = os.fstat(self._fd)
+        self._identity = (found.st_dev, found.st_ino)
+
+    def _is_own(self) -> bool:
+        with contextlib.suppress(OSError):
+            found = os.fstat(self._fd)
+            return (found.st_dev, found.st_ino) == self._identity
+        return False

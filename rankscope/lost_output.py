@@ -1,0 +1,38 @@
+"""Standard output that takes nothing more (a full disk, `/dev/full`): one line instead of a traceback.
+
+if problem := lost_output(error):       # "No space left on device", where it is standard output's error
+    ...
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+__all__ = ["EXIT_LOST_OUTPUT", "lost_output"]
+
+EXIT_LOST_OUTPUT = 74
+"""EX_IOERR of sysexits.h."""
+_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def lost_output(error: OSError | None = None) -> str:
+    """Reason why standard output takes nothing more, or "" where it does, or where `error` is another file's.
+
+    Afterwards nothing is left in it that would fail at the exit.
+    """
+    if error is not None and (error.errno not in _ERRNOS or error.filename is not None):
+        return ""
+    try:
+        sys.stdout.flush()
+        if error is not None:  # what was not buffered is lost: only another write shows whose error it was
+            os.write(1, b"\n")
+    except OSError as found:
+        if found.errno not in _ERRNOS:  # such as a reader that has enough
+            return ""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        return found.strerror or type(found).__name__
+    return ""
