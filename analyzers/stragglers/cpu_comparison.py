@@ -43,7 +43,7 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
     for peers in timings.peers:
         if len(peers) < 2 or (cpu_ms := cpu_times(source, timings, peers)) is None:
             continue
-        of_others = np.maximum(others_median(cpu_ms), 1e-3)
+        of_others: Matrix = np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
         for segment in find_segments(cpu_ms / of_others - 1, clear):
             excess_ms = cpu_ms - of_others
             slow = measured(timings, (peers, segment.row), "compute", [segment], excess_ms)

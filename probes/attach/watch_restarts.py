@@ -60,6 +60,7 @@ class WatchRestarts:
         self.num_quick_ends = 0
         """How often in a row it ended soon after its start."""
         self._num_silent_starts = 0
+        self._started_at = 0.0
         self._heartbeat_fd = -1
         self.process: subprocess.Popen[bytes] = self._start()
 

@@ -99,6 +99,7 @@ def run(
             raise typer.Exit(1) from None
         except SignalException as error:
             followed.conclude(exit_code=128 + int(error.sigval), reason="interrupted")
+            stop.end_process(128 + int(error.sigval))
             raise typer.Exit(128 + int(error.sigval)) from None
         followed.conclude(exit_code=0, reason="finished")
 

@@ -21,6 +21,7 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -135,6 +136,14 @@ class StopSignals:
     def records_left_s(self) -> float | None:
         """Seconds that the last ingestion may take; None while no signal came."""
         return max(0.0, budget_s(self._grace_s()) - VERDICT_S - self._elapsed_s()) if self.number else None
+
+    def end_process(self, code: int) -> None:
+        """After a stop, when all is done: end the process. An interpreter with torch may take seconds for that."""
+        if self.number:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError):
+                    stream.flush()
+            os._exit(code)
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began_s if self._began_s else 0.0

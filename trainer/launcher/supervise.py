@@ -145,6 +145,7 @@ def supervise(
         saved = f"Events that the disk did not take are in {events.saved_to}."
         until = "The next launch or `rankscope analyze` on this machine puts them into the run."
         console.print(f"{saved} {until}", highlight=False, soft_wrap=True)
+    stop.end_process(outcome.exit_code)
     return outcome.exit_code
 
 
