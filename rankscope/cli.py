@@ -44,8 +44,8 @@ from rankscope.commands import (
     version,
     watch,
 )
-from rankscope.end_signals import run_to_signal
-from rankscope.lost_output import EXIT_LOST_OUTPUT, lost_output
+from rankscope.process_end.end_signals import run_to_signal
+from rankscope.process_end.lost_output import EXIT_LOST_OUTPUT, lost_output
 
 __all__ = ["app", "main"]
 

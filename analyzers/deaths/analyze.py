@@ -30,6 +30,7 @@ from analyzers.deaths.resume_mismatch import resume_mismatches
 from analyzers.deaths.unrecorded_attempts import unrecorded_attempts
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import find_culprits
+from analyzers.run.clock_set_back import in_order
 from analyzers.run.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.event_log import EventLog
 from analyzers.run.exceptions import frame_texts
@@ -59,7 +60,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
         return findings or [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
     if not source.has("events"):  # without the ends of processes, each end of the records would look like a kill
         return findings or [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
-    log = EventLog.load(source, SNAPSHOT_EVENTS)
+    log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
     known = attempts(source)
     for attempt in known:
         if scope.attempt not in (None, attempt):

@@ -28,6 +28,7 @@ from analyzers.hangs.silent_node import silent_nodes
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
 from analyzers.hangs.summary import hang_summary
 from analyzers.hangs.waiting_calls import evidence_of, waiting_calls
+from analyzers.run.clock_set_back import in_order
 from analyzers.run.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.event_log import EventLog
 from analyzers.run.lost_nodes import lost_node
@@ -57,7 +58,7 @@ def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> li
     if absent and (absent != ["collectives"] or source.rows("SELECT 1 FROM ranks WHERE world_size > 1 LIMIT 1")):
         text = f"Hangs were not checked: {not_recorded(absent)}."
         return [Finding.insufficient("hang", "hang", text, evidence=missing(absent))]
-    log = EventLog.load(source, SNAPSHOT_EVENTS)
+    log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
     known = attempts(source)
     findings = []
     for attempt in known:
