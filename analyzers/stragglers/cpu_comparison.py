@@ -13,6 +13,7 @@ longer shows in its times. Its CPU time does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,11 +22,14 @@ import numpy as np
 from analyzers.account.device_timings import DEVICE
 from analyzers.account.timings import Matrix, Timings, others_median
 from analyzers.source import Ints, Source, floats, ints
-from analyzers.stragglers.peer_comparison import Straggler, measured, outlasts_bursts
+from analyzers.stragglers.peer_comparison import Straggler, complete, measured, outlasts_bursts
 from analyzers.stragglers.persistence import find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["cpu_times", "find_more_work"]
+
+MOST_MISSING = 0.1
+"""Share of steps without a CPU time up to which the others are compared."""
 
 
 def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
@@ -53,24 +57,27 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
 
 
 def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
-    """CPU time of each step (ms), by rank and observation; None where steps lack it or ran twice."""
+    """CPU time of each step (ms), by rank and observation; None where it is missing in many."""
     ranks, steps = timings.ranks[rows], timings.steps
-    if (np.diff(steps) <= 0).any():
-        return None  # steps that ran again after a rollback: which of them is not told apart
     table = source.query(
         f"""
-        SELECT rank, step, arg_max(cpu_ns, start_ns) AS cpu_ns FROM steps
-        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND cpu_ns > 0
-          AND rank IN ({_listed(ranks)}) GROUP BY rank, step
+        SELECT rank, step, row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) AS run, cpu_ns FROM steps
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank IN ({_listed(ranks)})
         """,
-        [timings.attempt, int(steps[0]), int(steps[-1])],
+        [timings.attempt, int(steps.min()), int(steps.max())],
     )
     values: Matrix = np.full((len(ranks), len(steps)), np.nan, dtype=np.float32)
-    row_of, column_of = ({int(value): i for i, value in enumerate(known)} for known in (ranks, steps))
-    for rank, step, cpu_ns in zip(ints(table["rank"]), ints(table["step"]), floats(table["cpu_ns"]), strict=True):
-        if int(step) in column_of:
-            values[row_of[int(rank)], column_of[int(step)]] = cpu_ns / 1e6
-    return None if np.isnan(values).any() else values
+    row_of = {int(rank): row for row, rank in enumerate(ranks)}
+    column_of: dict[tuple[int, int], int] = {}
+    runs: Counter[int] = Counter()
+    for column in reversed(range(len(steps))):  # a step that ran again after a rollback: the last run is the first here
+        runs[int(steps[column])] += 1
+        column_of[int(steps[column]), runs[int(steps[column])]] = column
+    names = ("rank", "step", "run")
+    for rank, step, run, cpu_ns in zip(*(ints(table[name]) for name in names), floats(table["cpu_ns"]), strict=True):
+        if (column := column_of.get((int(step), int(run)))) is not None and cpu_ns > 0:
+            values[row_of[int(rank)], column] = cpu_ns / 1e6
+    return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
 
 
 def _is_crowded(source: Source, timings: Timings, ratio: float) -> bool:

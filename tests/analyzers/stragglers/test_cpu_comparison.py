@@ -35,6 +35,16 @@ def test_a_rank_that_works_more_is_named_by_its_cpu_time(seed: int) -> None:
     assert "Other processes use the cores" in finding.summary
 
 
+def test_steps_that_ran_again_after_a_rollback_are_told_apart() -> None:
+    """As in the demo, which rolls back before its rank is slow; one step lacks its CPU time."""
+    store = crowded(5)
+    store.connection.execute("UPDATE steps SET step = step - 10 WHERE step >= 40")
+    store.connection.execute("UPDATE steps SET cpu_ns = NULL WHERE rank = 1 AND step = 70")
+    (finding,) = judged(store)
+    assert (finding.ranks, finding.evidence["measured_by"]) == ((3,), "CPU time")
+    assert abs((finding.first_step or 0) - 50) <= 1
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_ranks_that_work_the_same_are_not(seed: int) -> None:
     assert judged(crowded(seed, cpu_ns="cpu_ns / 1.5")) == []
