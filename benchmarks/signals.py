@@ -162,7 +162,7 @@ def _command(command: str, state: str) -> list[str]:
         "--nproc-per-node",
         "2",
         "--set",
-        "parallel.dp_replicate=2",
+        "parallel.dp_shard=2",
         *settings,
         *fault.get(state, []),
     ]

@@ -103,8 +103,8 @@ def main() -> None:
 
             sys.stderr.write(f"rankscope: {visible(_sentence(message))} See {_help_of(error)}\n")
         code = error.exit_code
-    except typer.Abort:  # Ctrl-C
-        code = 130
+    except typer.Abort:
+        code = 1
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package in _OWN:

@@ -22,6 +22,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 Result = TypeVar("Result")
 
 
+class _EndRequest(KeyboardInterrupt):
+    """What ends at Ctrl-C ends at these, too. Of the class itself that passes through `exec`, as it does where modules
+    are imported, CPython makes an end by SIGINT."""
+
+
 class _Received:
     """Handler of both; `number` is the first that came."""
 
@@ -32,7 +37,7 @@ class _Received:
         if not self.number:  # a second one would break off the end
             self.number = number
             leave_lost_terminal()
-            raise KeyboardInterrupt
+            raise _EndRequest
 
     def leave(self) -> None:
         """Give the signals back: after the command, and in a process forked from this one."""
@@ -45,14 +50,17 @@ def run_to_signal(command: Callable[[], Result]) -> Result:
     """Run a command to its end, or to a signal: then SystemExit with its code. `nohup` stays respected."""
     received = _Received()
     os.register_at_fork(after_in_child=received.leave)
-    for number in SIGNALS:
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, received)
     try:
-        return command()
+        for number in SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, received)
+        result = command()
     except BaseException:
         if received.number:
             raise SystemExit(128 + received.number) from None
         raise
     finally:
         received.leave()
+    if received.number and result:  # the code of a Ctrl-C
+        raise SystemExit(128 + received.number)
+    return result

@@ -1,0 +1,55 @@
+"""SIGTERM and SIGHUP end a command with the signal's exit code; what it opened is closed, and `nohup` is respected."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = """
+import os, signal, sys
+from rankscope.process_end.end_signals import run_to_signal
+
+def command():
+    try:
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+        for _ in range(10):
+            signal.sigtimedwait([], 0.01)
+        print("went on")
+    finally:
+        print("closed")
+        if sys.argv[1] == "error":  # as a library makes of what a handler raised
+            raise RuntimeError("Query interrupted")
+
+def of_typer():
+    try:
+        command()
+    except KeyboardInterrupt:
+        return 130
+
+def in_a_string():  # as where a module makes its classes
+    exec("command()")
+
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+chosen = {"of_typer": of_typer, "in_a_string": in_a_string}.get(sys.argv[1], command)
+sys.exit(run_to_signal(chosen))
+"""
+
+
+def _run(how: str, name: str) -> tuple[int, list[str], str]:
+    command = [sys.executable, "-c", COMMAND, how, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout.split("\n")[:-1], done.stderr
+
+
+@pytest.mark.parametrize("how", ["plain", "error", "of_typer", "in_a_string"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_the_code_is_the_signals_and_what_was_opened_is_closed(how: str, name: str) -> None:
+    assert _run(how, name) == (128 + getattr(signal, name), ["closed"], "")
+
+
+def test_nohup_is_respected() -> None:
+    assert _run("nohup", "SIGHUP") == (0, ["went on", "closed"], "")
