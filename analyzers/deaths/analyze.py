@@ -38,6 +38,7 @@ from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.restarts import restart_sentence
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
+from analyzers.run.stop_requests import before_stop
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from analyzers.wording import counted, ranks_text, sentence
@@ -115,7 +116,8 @@ def _deaths(
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
     """Return True if a root died by itself and not of a standstill: a signal or error of its own, no kill by watch."""
     return not killed_by_watch(log, view.attempt) and any(
-        death.cause in ("signal", "exception", "exit", "out_of_memory") and not death.is_from_outside for death in roots
+        death.cause in ("signal", "exception", "exit", "out_of_memory") and not death.is_from_outside
+        for death in before_stop(roots, view, log)
     )
 
 

@@ -45,6 +45,7 @@ from analyzers.run.stall_limits import (
     watched_ns,
     watches_left_ns,
 )
+from analyzers.run.stop_requests import before_stop
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
@@ -95,7 +96,7 @@ def hang_of_attempt(
     deaths = find_deaths(view, log)
     by_watch = killed_by_watch(log, view.attempt)
     own = [death for death in deaths if not death.collateral and not death.is_from_outside]
-    sudden = [death for death in own if death.cause in ("signal", "exception", "exit")]
+    sudden = [death for death in before_stop(own, view, log) if death.cause in ("signal", "exception", "exit")]
     if view.stood_still_ns is not None and len(sudden) == len(view.ranks) and all(d.signal for d in sudden):
         sudden = []  # all were killed in the standstill
     found = find_culprits(view)

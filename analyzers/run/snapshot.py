@@ -35,6 +35,7 @@ SNAPSHOT_EVENTS = (
     event_kinds.FINDING,
     event_kinds.ATTEMPT_STARTED,
     event_kinds.RANK_STOPPED,
+    event_kinds.STOP_REQUESTED,
     event_kinds.EXCLUDED,
     event_kinds.LAUNCHER_LOST,
     event_kinds.NODE_SILENT,

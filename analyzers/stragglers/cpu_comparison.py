@@ -75,8 +75,9 @@ def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
         column_of[int(steps[column]), runs[int(steps[column])]] = column
     names = ("rank", "step", "run")
     for rank, step, run, cpu_ns in zip(*(ints(table[name]) for name in names), floats(table["cpu_ns"]), strict=True):
-        if (column := column_of.get((int(step), int(run)))) is not None and cpu_ns > 0:
-            values[row_of[int(rank)], column] = cpu_ns / 1e6
+        place = column_of.get((int(step), int(run)))
+        if place is not None and cpu_ns > 0:
+            values[row_of[int(rank)], place] = cpu_ns / 1e6
     return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
 
 

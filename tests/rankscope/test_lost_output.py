@@ -17,9 +17,10 @@ FULL = Path("/dev/full")
 @pytest.mark.parametrize("arguments", [["version"], ["analyze", "--help"]])
 def test_it_is_one_line_whenever_it_shows(arguments: list[str], unbuffered: str) -> None:
     with FULL.open("w") as full:
+        command = [sys.executable, "-m", "rankscope", *arguments]
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
         done = subprocess.run(
-            [sys.executable, "-m", "rankscope", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-            env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, timeout=100,
-        )  # fmt: skip
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=100, check=False
+        )
     assert done.stderr == "rankscope: standard output: No space left on device. Not everything was written.\n"
     assert done.returncode == 74

@@ -244,3 +244,20 @@ def test_a_launch_that_was_interrupted_before_any_rank_started_says_nothing_of_t
     world.event("run_ended", 60.0, reason="interrupted", exit_code=130)  # of attempt 0: there was no other
     (finding,) = judged_losses(world.store, POLICY)
     assert finding.cause == "killed_all"
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_what_ranks_raise_once_they_are_stopped_is_not_why_they_stood_still(is_stopped: bool) -> None:
+    """As of a handler that prints to a terminal that was closed."""
+    world = World()
+    for rank in (0, 2, 3):
+        world.enter(rank)
+    hang = {"finding_kind": "hang", "status": "fired", "severity": "critical", "cause": "not_entered"}
+    world.event("stacks", 6.0, path="stacks", ranks=[0, 1, 2, 3])
+    world.event("finding", 6.1, analyzer="hang", finding_ranks=[1], summary="", **hang)
+    if is_stopped:
+        world.event("stop_requested", 20.0, node_rank=0, signal="SIGHUP")
+    world.event("exception", 20.2, rank=1, type="OSError", message="[Errno 5] Input/output error")
+    world.event("run_ended", 22.0, node_rank=0, reason="interrupted", exit_code=129, message="")
+    hangs, losses = judged_hangs(world.store, POLICY), judged_losses(world.store, POLICY)
+    assert [(f.kind, f.ranks) for f in [*hangs, *losses]] == [("hang" if is_stopped else "rank_lost", (1,))]
