@@ -68,6 +68,16 @@ def test_a_hang_is_told_again_when_more_is_known_and_when_it_is_over() -> None:
     assert told(world.store, state, world.after(8.5)) == [("hang", "ok", (1,))]
 
 
+def test_a_hang_is_not_over_because_its_run_is_stopped() -> None:
+    world, state = waiting_world(), LiveState()
+    told(world.store, state, world.after(6))
+    state.is_stopping = True
+    world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.after(8)} WHERE end_ns IS NULL")
+    for rank in world.ranks:
+        world.event("rank_closed", 8.1, rank=rank)
+    assert told(world.store, state, world.after(8.5)) == []
+
+
 def test_a_killed_rank_is_told_within_two_seconds() -> None:
     world, state = waiting_world(), LiveState()
     world.event("rank_state", 0.5, state_rank=1, state="dead", os_state="")

@@ -1,0 +1,63 @@
+"""The verdict in the second of a stop: the open critical findings as `watch` has reported them, newest report first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.text import Text
+
+from analyzers.finding import Finding
+from probes.tape.events import EventWriter
+from probes.tape.rundir import NODE_RANK, RunDir
+from tests.factories import empty_run
+from trainer.launcher import stop_report
+from trainer.launcher.stop_report import open_verdict
+from watch.live import _event_columns
+
+
+def reported(tmp_path: Path, *findings: Finding, node: int = 0) -> RunDir:
+    run = RunDir(tmp_path) if RunDir.is_run(tmp_path) else empty_run(tmp_path)
+    run.node_dir(node).mkdir(parents=True, exist_ok=True)
+    events = EventWriter(run.node_dir(node) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    for finding in findings:
+        events.write("finding", **_event_columns(finding))
+    events.close()
+    return run
+
+
+def hang(status: Any = "fired", severity: Any = "critical", **more: Any) -> Finding:
+    values: dict[str, Any] = {"ranks": (1,), "cause": "not_entered", "attempt": 0, "summary": "Rank 1 hangs."} | more
+    return Finding(analyzer="hang", kind="hang", status=status, severity=severity, first_step=7, last_step=7, **values)
+
+
+def texts(run: RunDir) -> list[str]:
+    return [Text.from_markup(line).plain for line in open_verdict(run)]
+
+
+def test_an_open_hang_is_told_with_its_evidence_and_next_step(tmp_path: Path) -> None:
+    lines = texts(reported(tmp_path, hang(summary="Rank 1 hangs at first."), hang()))
+    assert lines[0] == "Verdict  Rank 1 hangs."
+    assert [line.split()[0] for line in lines] == ["Verdict", "Why", "Next"]
+
+
+def test_what_is_over_or_less_than_critical_is_not(tmp_path: Path) -> None:
+    assert texts(reported(tmp_path, hang(), hang("ok", "info"))) == []
+    assert texts(reported(tmp_path, hang(severity="warning"))) == []
+
+
+def test_another_nodes_watch_may_have_reported_it(tmp_path: Path) -> None:
+    run = reported(tmp_path, hang(), node=1)
+    assert texts(run)[0] == "Verdict  Rank 1 hangs."
+
+
+def test_of_a_long_record_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_report, "TAIL_BYTES", 4096)
+    run = reported(tmp_path, *[hang(severity="warning", summary="x" * 200)] * 50, hang())
+    assert texts(run)[0] == "Verdict  Rank 1 hangs."
+
+
+def test_a_name_with_markup_stays_text(tmp_path: Path) -> None:
+    run = reported(tmp_path, hang(summary="Rank 1 hangs in [bold]x[/]."))
+    assert texts(run)[0] == "Verdict  Rank 1 hangs in [bold]x[/]."
