@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -38,4 +40,12 @@ def mcp(
     if port:
         server.run("streamable-http", host="127.0.0.1", port=port)
     else:
+        _end_on_signals()
         server.run("stdio")
+
+
+def _end_on_signals() -> None:
+    """End the process on a signal: the thread that reads standard input would be waited for, and nothing wakes it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda received, frame: os._exit(128 + received))

@@ -46,11 +46,21 @@ class _Received:
                 signal.signal(number, signal.SIG_DFL)
 
 
+def _is_in_foreground() -> bool:
+    """Return True if Ctrl-C in its terminal is meant for this process."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # no terminal
+        return False
+
+
 def run_to_signal(command: Callable[[], Result]) -> Result:
     """Run a command to its end, or to a signal: then SystemExit with its code. `nohup` stays respected."""
     received = _Received()
     os.register_at_fork(after_in_child=received.leave)
     try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and _is_in_foreground():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a script began it so, and it has the terminal
         for number in SIGNALS:
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, received)
