@@ -14,6 +14,7 @@ from typing import Any
 from analyzers.external.logs.watchdogs import fewer_of
 from analyzers.finding import Finding
 from analyzers.wording import ranks_text
+from store.readers.confined import confined
 from store.readers.execution_trace import ExecutionTrace, TracedCall, read_execution_trace
 from store.readers.external_files import SourceError, Survey
 
@@ -28,7 +29,7 @@ def judge_execution_traces(found: Survey, *, name: str) -> tuple[list[Finding], 
     traces: dict[int, ExecutionTrace] = {}
     for path in found.paths:
         try:
-            trace = read_execution_trace(path, is_only=len(found.paths) == 1)
+            trace = confined(read_execution_trace, path, is_only=len(found.paths) == 1)
         except SourceError as error:
             found.add_problem(path, str(error))
             continue

@@ -18,6 +18,7 @@ import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.source import Floats, Ints
+from store.readers.confined import confined
 from store.readers.external_files import SourceError, Survey
 from store.readers.inspector import InspectedCalls, read_inspector
 
@@ -44,7 +45,7 @@ def judge_inspector(found: Survey, *, name: str) -> tuple[list[Finding], dict[st
     groups: dict[str, Calls] = {}
     for path in found.paths:
         try:
-            log = read_inspector(path)
+            log = confined(read_inspector, path)
         except SourceError as error:
             found.add_problem(path, str(error))
             continue

@@ -14,6 +14,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.memory.snapshot_text import site_text, snapshot_evidence
 from analyzers.wording import size_text
+from store.readers.confined import confined
 from store.readers.external_files import SourceError, Survey, rank_of_name
 from store.readers.memory_snapshot import read_memory_snapshot
 
@@ -28,7 +29,7 @@ def judge_memory(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
     findings, shown = [], []
     for path in found.paths:
         try:
-            read = read_memory_snapshot(path)
+            read = confined(read_memory_snapshot, path)
         except SourceError as error:
             found.add_problem(path, str(error))
             continue

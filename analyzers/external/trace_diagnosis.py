@@ -27,6 +27,7 @@ from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.wording import ranks_text
 from store.readers.ascend_steps import is_ascend_steps, read_ascend_steps
+from store.readers.confined import confined
 from store.readers.external_files import SourceError, Survey, head
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace
@@ -50,7 +51,7 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
         try:
             is_steps = is_ascend_steps(head(path, 4096))
             read_one = read_ascend_steps if is_steps else read_nsys if is_nsys(path) else read_trace
-            trace = read_one(path, is_only=len(found.paths) == 1)
+            trace = confined(read_one, path, is_only=len(found.paths) == 1)
         except SourceError as error:
             found.add_problem(path, str(error))
             continue

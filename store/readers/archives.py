@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from store.readers.confined import confined
 from store.readers.external_files import SourceError, head, unpacked
 
-__all__ = ["expand", "is_archive"]
+__all__ = ["PlainMember", "expand", "is_archive"]
 
 MAX_BYTES = 32 << 30
 """Of all members together."""
+ALWAYS_BYTES = 1 << 30
+MAX_RATIO = 64
+"""Unpacked bytes for one packed byte, beyond ALWAYS_BYTES: logs and traces reach 10 to 40, a bomb 1,000."""
+FREE_SHARE = 0.8
+"""Of the free space of the disk that it is unpacked to."""
 MAX_MEMBERS = 20_000
-MAX_RATIO = 1200
-"""Unpacked bytes for one packed byte: gzip reaches 1,030 on zeros, a bomb of nested archives is not followed at all."""
+MAX_HEADER_BYTES = 64 << 10
+"""Long names and other extended headers of one member: the library reads them whole."""
+_HOLES = "holds a file with holes (tar --sparse): the rest was not read"
 _PIECE = 1 << 20
 _TAR_MARK = slice(257, 262)
 
@@ -36,10 +44,34 @@ def is_archive(first: bytes) -> str:
     return "zip" if first.startswith(b"PK\x03\x04") else ""
 
 
+class PlainMember(tarfile.TarInfo):
+    """A member whose headers are bounded: the library reads an extended header, or a map of holes, of any length."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:  # the library's hook for other members
+        extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if self.type in (*extended, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+            if not 0 <= self.size <= MAX_HEADER_BYTES:
+                raise SourceError(f"holds a header of {self.size:,} bytes: the rest was not read")
+        elif self.type == tarfile.GNUTYPE_SPARSE:
+            raise SourceError(_HOLES)
+        found: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        return found
+
+    def _proc_gnusparse_00(self, *_: object) -> None:
+        raise SourceError(_HOLES)
+
+    _proc_gnusparse_01 = _proc_gnusparse_10 = _proc_gnusparse_00
+
+
 def expand(path: Path, into: Path) -> list[tuple[str, str]]:
     """Write the members' plain files below `into`; returns (member, why it was left out). Raises SourceError."""
+    return confined(_expand, path, into)
+
+
+def _expand(path: Path, into: Path) -> list[tuple[str, str]]:
     problems: list[tuple[str, str]] = []
-    budget = _Budget(min(MAX_BYTES, max(path.stat().st_size, 4096) * MAX_RATIO))
+    most = min(MAX_BYTES, ALWAYS_BYTES + path.stat().st_size * MAX_RATIO)
+    budget = _Budget(min(most, int(shutil.disk_usage(into).free * FREE_SHARE)))
     try:
         members = _zip(path, problems) if is_archive(head(path, 512)) == "zip" else _tar(path, problems)
         for number, (name, stream, modified_s) in enumerate(members):
@@ -67,8 +99,9 @@ class _Budget:
 
 
 def _tar(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[bytes], float]]:
-    with tarfile.open(fileobj=_Stream(unpacked(path, MAX_BYTES)), mode="r|") as archive:
+    with tarfile.open(fileobj=_Stream(unpacked(path, MAX_BYTES)), mode="r|", tarinfo=PlainMember) as archive:
         for member in archive:
+            archive.members = []  # type: ignore[attr-defined]  # each is kept otherwise, with its headers
             stream = archive.extractfile(member) if member.isreg() else None
             if stream is not None:
                 yield member.name, stream, max(0.0, float(member.mtime))

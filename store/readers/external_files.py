@@ -18,7 +18,7 @@ from pathlib import Path
 from probes.tape.safe_open import LINK, NOT_PLAIN, open_plain
 from store.readers.zstd import ZSTD, ZstdError, zstd_chunks
 
-__all__ = ["SourceError", "Survey", "head", "rank_of_name", "read_whole", "survey", "unpacked"]
+__all__ = ["SourceError", "Survey", "first_bytes", "head", "rank_of_name", "read_whole", "survey", "unpacked"]
 
 CHUNK_BYTES = 1 << 20
 MAX_FILES = 20_000
@@ -27,6 +27,8 @@ MAX_DEPTH = 3
 MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
 """Of one file. A trace of 8 million events has about 2 GiB; a compressed bomb is stopped here (it is never held)."""
+MAX_EMPTY_MEMBERS = 1000
+"""In a row: each costs a copy of what follows it."""
 _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
@@ -104,6 +106,12 @@ def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
         return file.read(max_bytes), os.fstat(fd).st_mtime_ns
 
 
+def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
+    """The first bytes as they are stored, and the size of the file."""
+    with open(_opened(path), "rb") as file:
+        return file.read(num_bytes), os.fstat(file.fileno()).st_size
+
+
 def modified_ns(path: Path) -> int:
     """When a file was last written (epoch nanoseconds); 0 if that cannot be told."""
     try:
@@ -144,15 +152,20 @@ def _plain(file: object, first: bytes) -> Iterator[bytes]:
 def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
     inflate = zlib.decompressobj(31)
     chunk = first
+    num_empty = 0
     try:
         while chunk:
             unpacked_chunk = inflate.decompress(chunk, CHUNK_BYTES)
             if unpacked_chunk:
+                num_empty = 0
                 yield unpacked_chunk
             chunk = inflate.unconsumed_tail
             if inflate.eof:
                 chunk = inflate.unused_data
                 if chunk.startswith(_GZIP):  # another member
+                    num_empty += 1
+                    if num_empty > MAX_EMPTY_MEMBERS:
+                        raise SourceError("holds thousands of empty parts: no file does")
                     inflate = zlib.decompressobj(31)
                     continue
                 return

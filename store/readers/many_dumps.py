@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from store.readers.confined import confined
 from store.readers.external_files import SourceError, read_whole
 from store.readers.flight_recorder import MAX_PICKLE_BYTES, RankDump, read_dump
 from store.readers.newest_entries import Memo, newest_entries
@@ -65,7 +66,7 @@ def read_many(
 
 def _read(path: Path, rank: int) -> RankDump | SourceError:
     try:
-        return read_dump(path, rank)
+        return confined(read_dump, path, rank)
     except SourceError as error:
         return error
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,8 +31,20 @@ __all__ = ["SQLITE", "is_nsys", "read_nsys"]
 SQLITE = b"SQLite format 3\0"
 """The first bytes of the file."""
 MAX_ROWS = 12_000_000
+PIECE_ROWS = 200_000
+MAX_VALUE_BYTES = 1 << 20
+"""A row, a text, the statement that made a table."""
+MAX_TABLES = 5_000
+MAX_NAME_CHARS = 200
+HEAP_BYTES = 128 << 20
+"""What SQLite may allocate."""
+LIMIT_S = 45.0
 _STEP = re.compile(r"(?:ProfilerStep#|(?:step|iteration|iter)[ _:=#]*)(\d{1,9})$", re.IGNORECASE)
-_COPIES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
+_TABLES = frozenset({
+    "StringIds", "NVTX_EVENTS",
+    "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET",
+})  # fmt: skip
+_COPY_TABLES = ("CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 
 
 def is_nsys(path: Path) -> bool:
@@ -48,27 +62,60 @@ def read_nsys(path: Path, *, is_only: bool = False) -> RankTrace:
         raise SourceError("has no rank in its name (rank3.sqlite)")
     try:
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
+            _limit(connection)
             return _read(connection, path, rank)
         finally:
             connection.close()
     except sqlite3.Error as error:
+        if "interrupted" in str(error):
+            raise SourceError(f"took longer than {LIMIT_S:.0f} s to read and was given up") from None
         raise SourceError(f"cannot be read as a report of Nsight Systems: {str(error)[:100]}") from None
 
 
+def _limit(connection: sqlite3.Connection) -> None:
+    """Bound what the file can make SQLite do: values of any length, endless expressions, a schema that runs code."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 100)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 20)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 100)
+    ends_s = time.monotonic() + LIMIT_S
+    connection.set_progress_handler(lambda: time.monotonic() > ends_s, 100_000)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    """Tables that hold what they say. Raises SourceError for one whose values are computed."""
+    sizes = connection.execute("SELECT count(*), coalesce(max(length(name)), 0) FROM sqlite_master").fetchone()
+    if sizes[0] > MAX_TABLES or sizes[1] > MAX_NAME_CHARS:
+        raise SourceError(f"holds {sizes[0]:,} tables, or names of {sizes[1]:,} letters: no report does")
+    found = set()
+    for name, sql in connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
+        if name not in _TABLES:
+            continue
+        hidden = connection.execute("SELECT count(*) FROM pragma_table_xinfo(?) WHERE hidden", (name,)).fetchone()
+        if hidden[0] or not str(sql).upper().startswith("CREATE TABLE"):
+            raise SourceError(f"computes the values of table {name}: no report does")
+        found.add(str(name))
+    return found
+
+
 def _read(connection: sqlite3.Connection, path: Path, rank: int) -> RankTrace:
-    tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = _tables(connection)
     if "CUPTI_ACTIVITY_KIND_KERNEL" not in tables or "StringIds" not in tables:
         raise SourceError("is an sqlite file without kernels of Nsight Systems (nsys profile -t cuda,nvtx)")
     names = {
-        number for number, text in connection.execute("SELECT id, value FROM StringIds LIMIT 2000000")
-        if isinstance(text, str) and COMMUNICATION_KERNEL.search(text[:200])
+        number for number, text in connection.execute("SELECT id, substr(value, 1, 200) FROM StringIds LIMIT 2000000")
+        if isinstance(text, str) and COMMUNICATION_KERNEL.search(text)
     }  # fmt: skip
     rows = connection.execute(f"SELECT start, end, shortName FROM CUPTI_ACTIVITY_KIND_KERNEL LIMIT {MAX_ROWS}")
     compute, communication = _kernels(rows, names)
-    for table in _COPIES:
+    for table in _COPY_TABLES:
         if table in tables:
-            copies = _spans(connection.execute(f"SELECT start, end FROM {table} LIMIT {MAX_ROWS}").fetchall())
+            copies = _copies(connection.execute(f"SELECT start, end FROM {table} LIMIT {MAX_ROWS}"))
             compute = union(np.concatenate([compute[0], copies[0]]), np.concatenate([compute[1], copies[1]]))
     steps = _steps(connection) if "NVTX_EVENTS" in tables else {}
     if not len(compute[0]) and not len(communication[0]):
@@ -83,28 +130,44 @@ def _read(connection: sqlite3.Connection, path: Path, rank: int) -> RankTrace:
 
 
 def _kernels(rows: sqlite3.Cursor, names: set[int]) -> tuple[Spans, Spans]:
-    compute: list[tuple[Any, Any]] = []
-    communication: list[tuple[Any, Any]] = []
-    for start, end, name in rows:
-        (communication if name in names else compute).append((start, end))
+    compute, communication = [_no_times()], [_no_times()]
+    while piece := rows.fetchmany(PIECE_ROWS):
+        compute.append(_times((a, b) for a, b, name in piece if name not in names))
+        communication.append(_times((a, b) for a, b, name in piece if name in names))
     return _spans(compute), _spans(communication)
 
 
-def _spans(pairs: list[tuple[Any, Any]]) -> Spans:
-    """Nanoseconds as disjoint spans in microseconds; what is no number is left out."""
+def _copies(rows: sqlite3.Cursor) -> Spans:
+    found = [_no_times()]
+    while piece := rows.fetchmany(PIECE_ROWS):
+        found.append(_times(piece))
+    return _spans(found)
+
+
+def _no_times() -> Floats:
+    return np.zeros((0, 2))
+
+
+def _times(pairs: Iterable[tuple[Any, Any]]) -> Floats:
+    """Nanoseconds as microseconds; what is no number is left out."""
     kept = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and 0 <= a <= b < 2**62]
-    values = np.array(kept, dtype=np.float64).reshape(-1, 2) / 1e3
+    return np.array(kept, dtype=np.float64).reshape(-1, 2) / 1e3
+
+
+def _spans(pieces: Sequence[Floats]) -> Spans:
+    values = np.concatenate(pieces)
     return union(values[:, 0], values[:, 1])
 
 
 def _steps(connection: sqlite3.Connection) -> dict[int, tuple[float, float]]:
     found: dict[int, tuple[float, float]] = {}
     rows = connection.execute(
-        "SELECT n.start, n.end, coalesce(n.text, s.value) FROM NVTX_EVENTS n LEFT JOIN StringIds s ON s.id = n.textId "
+        "SELECT n.start, n.end, substr(coalesce(n.text, s.value), 1, 200) "
+        "FROM NVTX_EVENTS n LEFT JOIN StringIds s ON s.id = n.textId "
         f"WHERE n.end IS NOT NULL LIMIT {MAX_ROWS}"
     )
     for start, end, text in rows:
-        match = _STEP.search(text[:200]) if isinstance(text, str) else None
+        match = _STEP.search(text) if isinstance(text, str) else None
         if match and isinstance(start, int) and isinstance(end, int) and len(found) < MAX_STEPS:
             found.setdefault(int(match[1]), (start / 1e3, end / 1e3))
     return found

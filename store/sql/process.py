@@ -16,28 +16,22 @@ import io
 import json
 import os
 import pickle
-import select
-import struct
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from probes.attach.own_process import own_process
 from probes.tape.rundir import RunDir
 from store.catch_up import stores_up_to_date
 from store.database import StoreError
+from store.limited.process import LimitedProcess
 from store.sql.console import ConsoleAnswer
 
 __all__ = ["ask", "warm_up"]
 
 MAX_AT_ONCE = 3
 """Statements that are run at the same time; one more is refused."""
-START_S = 60.0
-MARGIN_S = 2.0
-"""After the limit: to open the files, and for the answer to arrive."""
 WAIT_S = 5.0
 """For a writer that has a file open."""
 CATCH_UP_WAIT_S = 10.0
@@ -49,54 +43,15 @@ _VALUES = frozenset({
 })  # fmt: skip
 
 
-class _Child:
-    """One process; answers one question at a time."""
+class _Child(LimitedProcess):
+    """A process that runs statements."""
 
     def __init__(self) -> None:
-        command, environment = own_process("store.sql.child")
-        # Each arena of malloc reserves address space, which the limit would count.
-        environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
-        self._is_ready = False
+        super().__init__("store.sql.child", max_answer_bytes=MAX_ANSWER_BYTES)
 
-    def ask(self, question: dict[str, Any]) -> Any:
-        """The answer, or a StoreError. The process is of no use after an EOFError or a TimeoutError."""
-        if not self._is_ready:
-            self._read(time.monotonic() + START_S)
-            self._is_ready = True
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(question).encode() + b"\n")
-        self.process.stdin.flush()
-        return _loads(self._read(time.monotonic() + question["limit_s"] + WAIT_S + MARGIN_S))
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # a question that was never read
-                    stream.close()
-
-    def _read(self, deadline_s: float) -> bytes:
-        (size,) = struct.unpack(">Q", self._exactly(8, deadline_s))
-        if size > MAX_ANSWER_BYTES:
-            raise EOFError
-        return self._exactly(size, deadline_s)
-
-    def _exactly(self, num_bytes: int, deadline_s: float) -> bytes:
-        assert self.process.stdout is not None
-        found, fd = bytearray(), self.process.stdout.fileno()
-        while len(found) < num_bytes:
-            if not select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
-                raise TimeoutError
-            if not (part := os.read(fd, min(1 << 20, num_bytes - len(found)))):
-                raise EOFError
-            found += part
-        return bytes(found)
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer, or a StoreError."""
+        return _loads(self.ask(json.dumps(question).encode(), question["limit_s"] + WAIT_S))
 
 
 class _Pool:
@@ -183,7 +138,7 @@ def _ask(files: Sequence[Path], sql: str, max_rows: int, limit_s: float, memory_
     child = _pool.take()
     began = time.monotonic()
     try:
-        found = child.ask(question)
+        found = child.answer(question)
     except BaseException as error:
         _pool.end(child)
         if not isinstance(error, (EOFError, TimeoutError, OSError)):

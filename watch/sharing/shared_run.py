@@ -23,7 +23,7 @@ from analyzers.diagnose import Diagnosis, diagnose
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.safe_open import open_plain, read_plain
 from store import Store
-from store.readers.archives import expand
+from store.readers.archives import PlainMember, expand
 from store.readers.external_files import SourceError
 
 __all__ = ["MARK", "diagnosed_folder", "is_shared", "shared_run"]
@@ -43,7 +43,7 @@ def is_shared(path: Path) -> bool:
             if file.read(2) != _GZIP:
                 return False
             file.seek(0)
-            with tarfile.open(fileobj=file, mode="r|gz") as archive:
+            with tarfile.open(fileobj=file, mode="r|gz", tarinfo=PlainMember) as archive:
                 first = archive.next()
     except (OSError, EOFError, ValueError, tarfile.TarError):
         return False

@@ -12,6 +12,7 @@ import pytest
 
 from probes.tape.rundir import RunDir
 from store import StoreError
+from store.limited import process as limited_process
 from store.sql import process as sql_process
 from tests.factories import make_run
 from tests.waiting import wait_for
@@ -90,7 +91,7 @@ def test_no_statement_exceeds_memory_or_time(run: RunDir, peaks: Callable[[], in
 
 
 def test_a_statement_that_ignores_its_interruption_is_ended(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_process, "MARGIN_S", -sql_process.WAIT_S + 0.5)  # the kernel's own limit is later
+    monkeypatch.setattr(limited_process, "MARGIN_S", -sql_process.WAIT_S + 0.5)  # the kernel's own limit is later
     with pytest.raises(StoreError, match=r"longer than 0\.4 s"):
         ask(run, "SELECT count(*) FROM range(20000) a WHERE levenshtein(repeat('a', 100000), repeat('b', 100000)) > 0")
     monkeypatch.undo()

@@ -1,0 +1,62 @@
+"""Limits of a process that answers questions, and its side of the exchange with `process.LimitedProcess`.
+
+    serve(answer)            # answer(question: bytes) -> bytes, until there are no more questions
+
+The kernel enforces the limits: RLIMIT_AS for memory, and SIGALRM, which ends the process, for time.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["limit_memory", "serve", "status_bytes", "time_limit"]
+
+MAX_KEPT_BYTES = 300 << 20
+"""Memory that a process may keep between two questions; one that keeps more ends."""
+
+
+def serve(answer: Callable[[bytes], bytes], warm_up: Callable[[], None] = lambda: None) -> None:
+    """Answer the questions of standard input on standard output."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints must not mix with the answers
+    warm_up()
+
+    def write(blob: bytes) -> None:
+        answers.write(struct.pack(">Q", len(blob)) + blob)
+        answers.flush()
+
+    write(b"ready")
+    while len(size := sys.stdin.buffer.read(8)) == 8:
+        write(answer(sys.stdin.buffer.read(struct.unpack(">Q", size)[0])))
+        if status_bytes("VmRSS") > MAX_KEPT_BYTES:
+            return
+
+
+@contextmanager
+def time_limit(limit_s: float) -> Iterator[None]:
+    """End this process where the block takes longer."""
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def limit_memory(memory_bytes: int | None) -> None:
+    """Let this process allocate so much beyond what it has mapped now; None: without a limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = hard if memory_bytes is None else status_bytes("VmSize") + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def status_bytes(name: str) -> int:
+    """A size of this process, from the kernel."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name + ":"))
