@@ -19,6 +19,8 @@ from typing import Any
 
 __all__ = ["HttpDeadline", "plain_reason"]
 
+REDIRECTS = (301, 302, 303, 307, 308)
+
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A redirect is an answer like any other that is not a success: HTTPError."""
@@ -84,6 +86,8 @@ class HttpDeadline:
 def plain_reason(error: Exception) -> str:
     """The reason in our words: the text of an answer may be anything, also our own address with its token."""
     if isinstance(error, urllib.error.HTTPError):
+        if error.code in REDIRECTS:
+            return f"it answers with a redirect ({error.code}), which is not followed"
         return http.client.responses.get(error.code, f"HTTP status {error.code}")
     if isinstance(error, http.client.HTTPException):
         return f"the answer is not HTTP ({type(error).__name__})"

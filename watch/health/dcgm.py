@@ -8,12 +8,16 @@ For nodes without NVML (a container without the driver's library) and those wher
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
+import http.client
+import math
+import re
+import urllib.parse
 from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from probes.tape.secrets import Redactor
+from store.readers.http_deadline import HttpDeadline, plain_reason
 from watch.health.device import Reading, ReadingError, Xid
 
 __all__ = ["FIELDS", "Dcgm"]
@@ -41,8 +45,13 @@ FIELDS: dict[str, tuple[str, float]] = {
 }
 """{DCGM's field: (column of table `health`, factor to its unit)}."""
 _XID = "DCGM_FI_DEV_XID_ERRORS"
-TIMEOUT_S = 5.0
+LIMIT_S = 5.0
+"""For the whole answer."""
 MAX_BYTES = 16 << 20
+MAX_LINE_CHARS = 8 << 10
+"""Of one sample: a few hundred are usual. The parser's time grows faster than a line."""
+MAX_DEVICES = 1_000
+_SAMPLE = re.compile(rf"(?:{'|'.join([*FIELDS, _XID])})[{{ \t]")
 
 
 class Dcgm:
@@ -58,24 +67,42 @@ class Dcgm:
     def read(self) -> Sequence[Reading]:
         """One reading a device. Raises ReadingError."""
         try:
-            with urllib.request.urlopen(self.url, timeout=TIMEOUT_S) as answer:
-                text = answer.read(MAX_BYTES).decode("utf-8", "replace")
-            families = list(text_string_to_metric_families(text))
-        except (OSError, ValueError) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise ReadingError(f"dcgm-exporter at {self.url}: {reason}") from None
-        found: dict[str, dict[str, float]] = {}
-        for sample in (sample for family in families for sample in family.samples):
-            uuid = sample.labels.get("UUID", "")
-            if not uuid:
-                continue
-            values = found.setdefault(uuid, {})
-            if sample.name == _XID:
-                self._note(uuid, int(sample.value))
-            elif sample.name in FIELDS and sample.value == sample.value:
-                column, factor = FIELDS[sample.name]
-                values[column] = sample.value * factor
+            with HttpDeadline(LIMIT_S) as opener, opener.open(self.url, timeout=LIMIT_S) as answer:
+                body = answer.read(MAX_BYTES + 1)
+            found = self._values(body)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            shown = urllib.parse.urlsplit(self.url)._replace(query="", fragment="").geturl()
+            raise ReadingError(f"dcgm-exporter at {Redactor()(shown)}: {plain_reason(error)}") from None
         return [Reading(uuid, values) for uuid, values in sorted(found.items())]
+
+    def _values(self, body: bytes) -> dict[str, dict[str, float]]:
+        """{device: {column: value}}. Raises ValueError where it holds none, or more than any node has."""
+        if len(body) > MAX_BYTES:
+            raise ValueError(f"the answer has more than {MAX_BYTES:,} bytes")
+        lines = body.decode("utf-8", "replace").splitlines()
+        if any(len(line) > MAX_LINE_CHARS for line in lines):
+            raise ValueError(f"the answer has a line of more than {MAX_LINE_CHARS:,} letters")
+        found: dict[str, dict[str, float]] = {}
+        for line in (line for line in lines if _SAMPLE.match(line)):
+            for sample in (sample for family in text_string_to_metric_families(line) for sample in family.samples):
+                self._take(sample.name, sample.labels.get("UUID", ""), sample.value, found)
+            if len(found) > MAX_DEVICES:
+                raise ValueError(f"the answer names more than {MAX_DEVICES:,} devices: no node has so many")
+        if not found:
+            raise ValueError("the answer holds no reading of a GPU (a label UUID, fields of grafana/dcgm-counters.csv)")
+        return found
+
+    def _take(self, name: str, uuid: str, value: float, found: dict[str, dict[str, float]]) -> None:
+        if not uuid:
+            return
+        values = found.setdefault(uuid, {})
+        column, factor = FIELDS.get(name, ("", 1))
+        if not math.isfinite(value * factor):
+            return  # not measured: some exporters print DCGM's blank value as NaN
+        if not column:
+            self._note(uuid, int(value))
+        else:
+            values[column] = value * factor
 
     def take_xids(self) -> list[Xid]:
         """XID errors since the last call."""

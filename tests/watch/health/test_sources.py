@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -269,6 +271,64 @@ def test_a_dcgm_exporter_is_read_in_our_units() -> None:
             dcgm.read()
     with pytest.raises(ReadingError, match="refused"):
         dcgm.read()
+
+
+def answers(head: bytes, piece: bytes = b"", *, ends: bool = True) -> Iterator[str]:
+    """The address of a server that sends `head`, then `piece` again and again until its caller leaves."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection, suppress(OSError):
+                        connection.recv(1 << 16)
+                        connection.sendall(head)
+                        while not ends:
+                            connection.sendall(piece)
+                            over.wait(0.01)
+
+        over = threading.Event()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/metrics"
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+OK = b"HTTP/1.0 200 OK\r\n\r\n"
+HOSTILE: dict[str, tuple[bytes, bytes, str]] = {
+    "slow headers": (b"HTTP/1.0 200 OK\r\n", b"A", "no whole answer in time"),
+    "slow bytes": (OK, b"#", "no whole answer in time"),
+    "a redirect": (b"HTTP/1.0 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", b"", "redirect"),
+    "no HTTP": (b"SSH-2.0-OpenSSH\r\n", b"", "not HTTP"),
+    "a long line": (
+        OK + b'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-0",a="' + b"\\\\" * 7_500_000 + b'"} 1\n', b"", "a line of more than"),
+    "too many bytes": (OK + b"# x\n" * (5 << 20), b"", "more than 16,777,216 bytes"),
+    "rows without a device": (OK + b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} 40\n' * 150_000, b"", "holds no reading"),
+    "rows of another exporter": (OK + b'node_cpu{cpu="0"} 40\n' * 150_000, b"", "holds no reading"),
+    "devices without end": (
+        OK + b"".join(b'DCGM_FI_DEV_GPU_TEMP{UUID="%d"} 1\n' % i for i in range(5_000)), b"", "1,000 devices"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_exporter_that_never_ends_or_answers_with_anything_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, piece, words = HOSTILE[name]
+    if piece:
+        monkeypatch.setattr("watch.health.dcgm.LIMIT_S", 0.5)
+    with contextmanager(answers)(head, piece, ends=not piece) as url, pytest.raises(ReadingError, match=words) as told:
+        Dcgm(url).read()
+    assert "\n" not in str(told.value)
+
+
+def test_a_value_that_is_no_number_costs_itself() -> None:
+    with exporter({"text": dcgm_page(DEV_GPU_TEMP=40, DEV_XID_ERRORS=math.nan, DEV_SM_CLOCK=1e308)}) as url:
+        dcgm = Dcgm(url)
+        assert [reading.values for reading in dcgm.read()] == [{"temperature_celsius": 40}]
+        assert dcgm.take_xids() == []
 
 
 def test_the_counters_that_we_ship_are_those_that_we_read() -> None:
