@@ -33,6 +33,7 @@ from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.verdict.verdict import verdict
 from analyzers.whatif import what_if as whatif
+from probes.tape.secrets import Redactor
 
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "reading_order"]
 
@@ -40,6 +41,7 @@ SCHEMA_VERSION = 2
 """Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
 kind's identity (`straggler-0-r3`), no longer by its first step."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
+_REDACTOR = Redactor()
 _SEGMENT = re.compile(r"\.\d+\.tape(#checksum)?$")
 
 
@@ -160,9 +162,20 @@ def conclude(
     def place(finding: Finding) -> tuple[bool, bool, tuple[int, ...]]:
         return finding.status not in ("fired", "suspect"), finding.id in closed, reading_order(finding)
 
-    ordered = tuple(sorted(findings, key=place))
+    ordered = tuple(sorted(map(_redacted, findings), key=place))
+    facts = _REDACTOR.within(facts)
     return Diagnosis(
         run=facts, verdict=verdict(ordered, facts, what_if), findings=ordered, goodput=account, what_if=what_if
+    )
+
+
+def _redacted(finding: Finding) -> Finding:
+    """The finding without secrets: its texts may be an exception's, a log's or a stack's. People paste reports."""
+    return replace(
+        finding,
+        summary=_REDACTOR(finding.summary),
+        cause=_REDACTOR(finding.cause),
+        evidence=_REDACTOR.within(finding.evidence),
     )
 
 

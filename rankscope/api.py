@@ -180,11 +180,13 @@ class Run(_Diagnosed):
 
     @property
     def stacks(self) -> dict[str, str]:
-        """Python stacks that were taken when it hung, by file name; empty where none were."""
+        """Python stacks that were taken when it hung, by file name, without secrets; empty where none were."""
         from probes.tape.safe_open import file_problem
+        from probes.tape.secrets import Redactor
 
         files = sorted(self._folder.stacks.glob("*")) if self._folder.stacks.is_dir() else []
-        return {path.name: path.read_text(errors="replace") for path in files if not file_problem(path)}
+        redact = Redactor.of(self._folder.private_manifest())
+        return {path.name: redact(path.read_text(errors="replace")) for path in files if not file_problem(path)}
 
     def compare(self, other: Run) -> Comparison:
         """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .rundir import RunDir
-from .safe_open import open_plain
+from .safe_open import open_plain, sync_folder
 from .schema import UNSET
 
 __all__ = [
@@ -60,11 +60,7 @@ def claim(run: RunDir, *, launch: str = "", **detail: Any) -> int:
             break
     finally:
         fresh.unlink(missing_ok=True)
-    directory = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_folder(folder)
     return number
 
 

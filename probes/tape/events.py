@@ -126,11 +126,16 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def read_events(path: Path, start_byte: int = 0, limit_bytes: int = 64 << 20) -> tuple[list[dict[str, Any]], int, int]:
+def read_events(
+    path: Path, start_byte: int = 0, limit_bytes: int = 64 << 20, *, known: set[int] | None = None
+) -> tuple[list[dict[str, Any]], int, int]:
     """Read whole lines from `start_byte`: (events, position after the last whole line, lines skipped).
 
-    A last line without its newline is not consumed: it may still be in the middle of being written.
+    A last line without its newline is not consumed: it may still be in the middle of being written. A line that stands
+    in the file twice is skipped: each has a time in nanoseconds, so a second one is a copy. `known`: hashes of the
+    lines before `start_byte`, to which those that are read are added.
     """
+    known = set() if known is None else known
     try:
         with open(open_plain(path), "rb") as file:
             file.seek(start_byte)
@@ -147,6 +152,9 @@ def read_events(path: Path, start_byte: int = 0, limit_bytes: int = 64 << 20) ->
             event = json.loads(line)
             if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
                 raise ValueError("not an event")
+            if (mark := hash(line)) in known:
+                raise ValueError("a copy of an earlier event")
+            known.add(mark)
             events.append(event)
         except (ValueError, RecursionError):
             skipped += 1

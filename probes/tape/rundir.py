@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .no_run import NAME_ONE, what_instead, where_else
-from .safe_open import file_problem, folder_problem, read_plain
+from .safe_open import file_problem, folder_problem, read_plain, write_private
 from .schema import SCHEMA_VERSION
 from .secrets import with_secrets, without_secrets
 
@@ -287,10 +287,7 @@ class RunDir:
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
         """Replace a file of the run, which its owner alone can read."""
-        fresh = self.path / f".{name}.{os.getpid()}"
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-            file.write(json.dumps(content, indent=2, default=str) + "\n")
-        fresh.replace(self.path / name)
+        write_private(self.path / name, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def make_private(path: Path) -> None:

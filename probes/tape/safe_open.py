@@ -55,6 +55,29 @@ def sync_file(path: Path) -> None:
         os.close(fd)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Replace a file that its owner alone can read, in one step: a power cut leaves the old one or the new one.
+
+    Raises OSError.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Put the names in a folder on the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def file_problem(path: Path) -> str:
     """Why something cannot be opened as a plain file; "" if it can, or if nothing is there."""
     return _problem(path, stat.S_ISREG, NOT_PLAIN)

@@ -26,11 +26,19 @@ MIN_LITERAL_CHARS = 8
 """A shorter value of a secret setting (`mail`) is no secret, and may stand anywhere."""
 _NAMES = (
     r"[\w.-]{0,60}(?:pass(?:word|wd|phrase)|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
-    r"|auth(?:orization)?)(?:_file)?"
+    r"|auth(?:orization)?|(?:db|pg|mysql|redis|smtp|user|admin)_?pass|signature|x-amz-credential)(?:_file)?"
 )
 _SECRET_OPTION = re.compile(rf"(?i)--?{_NAMES}")
 _VALUE = r"[^\s\"'\\,;&<>()\[\]{}]"
 _PATTERNS = (
+    # NAME="value" with whatever stands between the quotes
+    (
+        re.compile(
+            rf"(?i)(?<![\w-])(?P<keep>(?:--)?{_NAMES}(?![\w-])\\?[\"']?\s*[=:]\s*\\?(?P<quote>[\"']))"
+            rf"(?!\d+(?:\.\d+)?\\?[\"']|\(redacted\))[^\"'\n]{{{MIN_VALUE_CHARS},500}}?(?=\\?(?P=quote))"
+        ),
+        rf"\g<keep>{REDACTED}",
+    ),
     # NAME=value, "name": "value", name: value, --name value; numbers are settings, not secrets
     (
         re.compile(
@@ -41,11 +49,19 @@ _PATTERNS = (
         rf"\g<keep>{REDACTED}",
     ),
     (re.compile(rf"(?i)\b(?P<keep>(?:bearer|basic)\s+){_VALUE}{{12,}}"), rf"\g<keep>{REDACTED}"),
-    (re.compile(r"(?P<keep>[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{0,200}:)[^\s/@]{1,500}(?=@)"), rf"\g<keep>{REDACTED}"),
+    (re.compile(r"(?i)(?P<keep>[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{0,200}:)[^\s/]{1,500}(?=@)"), rf"\g<keep>{REDACTED}"),
+    # a token alone before the host, and signatures of URLs that were made for one download
+    (re.compile(r"(?i)(?P<keep>\bhttps?://)[^\s/:@]{16,500}(?=@)"), rf"\g<keep>{REDACTED}"),
+    (re.compile(r"(?i)(?P<keep>[?&](?:sig|key|code)=)[^\s&\"'<>]{8,}"), rf"\g<keep>{REDACTED}"),
+    (
+        re.compile(r"(?s)(?P<keep>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).{1,20000}?(?=-----END|\Z)"),
+        rf"\g<keep>{REDACTED}",
+    ),
     (re.compile(r"(?P<keep>https://hooks\.slack\.com/services/)[\w/-]+"), rf"\g<keep>{REDACTED}"),
     (
         re.compile(
-            r"\b(?P<keep>)(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|xox[abp]-[\w-]{10,}"
+            r"\b(?P<keep>)(?:A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35}|glpat-[\w-]{20,}|npm_\w{30,}|pypi-[\w-]{30,}"
+            r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|xox[abeprs]-[\w-]{10,}"
             r"|sk-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
         ),
         rf"\g<keep>{REDACTED}",
@@ -84,8 +100,10 @@ class Redactor:
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):
-            return {str(key): self._named(str(key), item) for key, item in value.items()}
-        return [self.within(item) for item in value] if isinstance(value, (list, tuple)) else value
+            return {key: self._named(str(key), item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self.within, value)) if type(value) in (list, tuple) else value
+        return value
 
     def _named(self, name: str, value: Any) -> Any:
         """A value with its name: `{"token": "abcd"}` is secret by the name alone."""

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 
 from probes.tape.rundir import RunDir
+from probes.tape.secrets import Redactor
 from probes.tape.segment_index import INDEX_NAME, retired_segments
 from store.database import (
     StoreBusyError,
@@ -243,7 +244,8 @@ class Ingester:
                 known = create(connection)
             if known != (self._state.store_id, self._state.generation):
                 self._state = load(connection)
-            transfer = Transfer(connection, self._dictionary, self._state)
+            redact = Redactor.of(self.run.private_manifest())
+            transfer = Transfer(connection, self._dictionary, self._state, redact)
             if self._set_aside:
                 transfer.take_problem(self.path.name, self._set_aside)
             with interruptible():

@@ -14,8 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.tape.names import read_names
+from probes.tape.secrets import Redactor
 
 __all__ = ["Dictionary", "NameBook"]
+
+_redact = Redactor()
 
 
 class Dictionary:
@@ -103,5 +106,5 @@ class NameBook:
         table = np.full(max(known, default=0) + 1, -1, dtype=np.int64)
         table[0] = 0
         for number, text in known.items():
-            table[number] = self._dictionary.code(text)
+            table[number] = self._dictionary.code(_redact(text))
         self._table = table

@@ -95,6 +95,8 @@ class Tail:
     """Put events on the disk before they are reported: a store that is ahead of its files would take what is appended
     after a power cut for what it has read already."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
+    _lines: dict[str, tuple[int, set[int]]] = field(default_factory=dict)
+    """Of each file of events: up to which byte it was read, and the hashes of its lines."""
     _newest: tuple[int, int] = (0, 0)  # attempt, and the tick in which it was first there
 
     def changes(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | Problem]:
@@ -254,18 +256,32 @@ class Tail:
                 return None
             if self.syncs_events:
                 sync_file(path)
-            events, byte, skipped = read_events(path, before.next_byte)
+            known = self._known_lines(path, before)
+            events, byte, skipped = read_events(path, before.next_byte, known=known)
         except OSError:
             return None
         skipped += before.skipped_lines
-        problem = f"{skipped} lines are no events" if skipped else ""
+        problem = f"{skipped} lines are no events, or copies of one" if skipped else ""
         if thorough and byte == before.next_byte:
             problem = problem or "the last line is torn"
         if byte == before.next_byte and (not thorough or problem == state.problems.get(name, "")):
             return None
+        self._lines[name] = (byte, known)
         position = EventPosition(path=name, next_byte=byte, skipped_lines=skipped)
         partial = before.next_byte < byte < size
         return NewEvents(folder=folder, position=position, events=events, problem=problem, is_partial=partial)
+
+    def _known_lines(self, path: Path, before: EventPosition) -> set[int]:
+        """Hashes of the lines up to a read position; another process may have read them."""
+        byte, known = self._lines.get(before.path, (-1, set()))
+        if byte != before.next_byte:
+            known, byte = set(), 0
+            while byte < before.next_byte:
+                _, end, _ = read_events(path, byte, min(64 << 20, before.next_byte - byte), known=known)
+                if end <= byte:
+                    break
+                byte = end
+        return known
 
 
 def _was_watched(folder: Path) -> bool:

@@ -1,6 +1,6 @@
 """One transaction's worth of records and events on the way into the store.
 
-    transfer = Transfer(connection, dictionary, state)
+    transfer = Transfer(connection, dictionary, state, Redactor.of(run.private_manifest()))
     transfer.take_segment(look, anchor_ns=..., names=...)
     transfer.take_events(look)
     save(connection, transfer.finish())
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from probes.tape.schema import TABLES
+from probes.tape.secrets import Redactor
 from store.ddl import SEGMENT, grown_table
 from store.ingest.columns import Event, Part, event_batch, insert, tape_batch
 from store.ingest.name_codes import Dictionary, NameBook
@@ -33,9 +34,14 @@ _EVENT_TABLES = {table.event_kind: table for table in TABLES.values() if table.s
 
 
 class Transfer:
-    """Collects looks and appends their rows; `changes` are the read positions that belong to them."""
+    """Collects looks and appends their rows; `changes` are the read positions that belong to them.
 
-    def __init__(self, connection: DuckDBPyConnection, dictionary: Dictionary, state: ReadState) -> None:
+    No secret gets into the store, and so into nothing that is made of it: events are redacted here.
+    """
+
+    def __init__(
+        self, connection: DuckDBPyConnection, dictionary: Dictionary, state: ReadState, redact: Redactor
+    ) -> None:
         self.rows: Counter[str] = Counter()
         self.bytes_read = 0
         self.is_partial = False
@@ -43,6 +49,7 @@ class Transfer:
         self._connection = connection
         self._dictionary = dictionary
         self._state = state
+        self._redact = redact
         self._complete: dict[str, list[Part]] = {}
         self._open: dict[str, list[Part]] = {}
         self._once_open: dict[str, list[str]] = {}  # segments whose open rows are out of date
@@ -89,7 +96,7 @@ class Transfer:
         self.bytes_read += look.position.next_byte - (before.next_byte if before else 0)
         self.is_partial |= look.is_partial
         for content in look.events:
-            event = Event(content=content, attempt=look.folder.attempt, rank=look.folder.rank)
+            event = Event(content=self._redact.within(content), attempt=look.folder.attempt, rank=look.folder.rank)
             self._events.setdefault("events", []).append(event)
             table = _EVENT_TABLES.get(content["kind"])
             if table is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import struct
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ MAX_RATIO = 64
 FREE_SHARE = 0.8
 """Of the free space of the disk that it is unpacked to."""
 MAX_MEMBERS = 20_000
+ENTRY_BYTES = 512
+"""Of a file in the directory of a zip, on average."""
 MAX_HEADER_BYTES = 64 << 10
 """Long names and other extended headers of one member: the library reads them whole."""
 _HOLES = "holds a file with holes (tar --sparse): the rest was not read"
@@ -110,6 +113,7 @@ def _tar(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[
 
 
 def _zip(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[bytes], float]]:
+    _check_directory(path)
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if member.is_dir():
@@ -119,6 +123,20 @@ def _zip(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[
                 continue
             with archive.open(member) as stream:
                 yield member.filename, stream, path.stat().st_mtime
+
+
+def _check_directory(path: Path) -> None:
+    """Refuse a directory of more entries than are read: the library makes an object of each before the first one."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - (1 << 17)))
+        tail = file.read()
+    num_members = num_bytes = 0
+    if (at := tail.rfind(b"PK\x05\x06")) >= 0 and len(tail) >= at + 16:
+        num_members, num_bytes = struct.unpack_from("<HL", tail, at + 10)
+    if (at := tail.rfind(b"PK\x06\x06")) >= 0 and len(tail) >= at + 48:
+        num_members, num_bytes = struct.unpack_from("<QQ", tail, at + 32)
+    if num_members > MAX_MEMBERS or num_bytes > MAX_MEMBERS * ENTRY_BYTES:
+        raise SourceError(f"holds {num_members:,} files: at most {MAX_MEMBERS:,} are read")
 
 
 def _target(into: Path, name: str) -> Path | None:

@@ -48,6 +48,13 @@ class _Text:
         self.at = 0
         return True
 
+    def _double(self) -> bool:
+        """Read as much again as is there: a long value is not begun anew with each chunk."""
+        wanted, is_more = 2 * (len(self.text) - self.at), False
+        while len(self.text) - self.at < wanted and self.more():
+            is_more = True
+        return is_more
+
     def peek(self) -> str:
         """The next character that is no space, without taking it; "" at the end."""
         skipped = 0
@@ -80,7 +87,7 @@ class _Text:
             except ValueError as error:
                 if len(self.text) - self.at > max_chars:
                     raise SourceError("holds a value that is too long, or is no JSON") from None
-                if not self.more():
+                if not self._double():
                     cut = isinstance(error, json.JSONDecodeError) and error.pos >= len(self.text) - 1
                     raise SourceError("is cut off or no JSON" if cut else "is no JSON") from None
                 continue

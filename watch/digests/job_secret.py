@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Mapping
 
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import read_plain
+from probes.tape.safe_open import read_plain, write_private
 
 __all__ = ["FILE", "VARIABLE", "create_job_secret", "job_secret"]
 
@@ -26,10 +26,7 @@ _MAX_BYTES = 4096
 
 def create_job_secret(run: RunDir) -> None:
     """Write a new secret. Raises OSError."""
-    fresh = run.path / f".{FILE}.{os.getpid()}"
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(secrets.token_hex(32) + "\n")
-    fresh.replace(run.path / FILE)
+    write_private(run.path / FILE, secrets.token_hex(32) + "\n")
 
 
 def job_secret(run: RunDir, environment: Mapping[str, str] = os.environ) -> bytes:

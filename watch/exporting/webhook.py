@@ -99,7 +99,8 @@ class FindingHook:
                 self._lose(finding, f"more than {self._at_most} findings in an hour")
                 continue
             self._reported.add(key)
-            body = {"run_id": self._run_id, "finding": finding.to_json(), "left_out": self._left_out,
+            told = self._redact.within(finding.to_json())
+            body = {"run_id": self._run_id, "finding": told, "left_out": self._left_out,
                     "page": finding_link({"run_id": self._run_id}, finding)}  # fmt: skip
             with self._changed:
                 if len(self._owed) >= _MAX_WAITING:
