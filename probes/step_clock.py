@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .device.cpu_time import CoreTime
 from .device.memory import AllocatorRetries, memory_reader
+from .fail_open import record_error
 from .tape.schema import TABLES, UNSET
 from .tape.writer import COMPLETE, OPEN, TapeWriter
 
@@ -51,6 +52,9 @@ OUTSIDE_STEP = -2
 """A span of this kind is no part of the step, and neither are the spans inside it."""
 _WAIT_PHASES = ("data", "forward", "backward", "optimizer")
 _COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].columns)}
+_COUNTS = {column.name for column in TABLES["steps"].columns if column.type != "f64"}
+_MAX_COUNT = 2**61
+"""Readers take a larger one for not recorded."""
 _NAMES = {i: name for name, i in _COLUMNS.items()}
 _UNSET_I64 = int(UNSET["i64"])
 _MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of a step's record
@@ -112,6 +116,16 @@ def _phase_events(write: Callable[[int, dict[int, int]], None]) -> PhaseEvents:
     from .device.phase_events import PhaseEvents  # which needs torch, as readers of the columns' names do not
 
     return PhaseEvents(write)
+
+
+def _column_value(column: str, value: float) -> float:
+    """A number as the step's column takes it: a whole one where it counts something. Raises what `int` raises."""
+    if column not in _COUNTS:
+        return float(value)
+    whole = int(value)
+    if not 0 <= whole < _MAX_COUNT:
+        raise ValueError(f"{column} = {whole if abs(whole) < 10**30 else 'a number of more than 30 digits'}: no count")
+    return whole
 
 
 class StepClock:
@@ -220,9 +234,12 @@ class StepClock:
         self.set_late(step, **times)
 
     def set(self, **values: float) -> None:
-        """Set columns of the current step. Raises KeyError for a column that does not exist."""
+        """Set columns of the current step. A value that its column cannot take stays unset, and is counted."""
         for column, value in values.items():
-            self.row[_COLUMNS[column]] = value
+            try:
+                self.row[_COLUMNS[column]] = _column_value(column, value)
+            except Exception as error:
+                record_error("recorder.log", error)
 
     def defer(self) -> None:
         """Keep the current step open after its end, until `set_late` was called as often as this."""
@@ -233,7 +250,10 @@ class StepClock:
         slots = self._deferred.get(step)
         slot = slots.pop() if slots else -1
         for column, value in values.items():
-            self._tape.set(slot, column, value)
+            try:
+                self._tape.set(slot, column, _column_value(column, value))
+            except Exception as error:
+                record_error("recorder.log", error)
         if not slots:
             self._tape.complete(slot)
             self._deferred.pop(step, None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .device.capture import is_capturing
-from .fail_open import failing_open
+from .fail_open import failing_open, record_error
 from .tape.schema import TABLES
 from .tape_recorder import TapeRecorder
 from .user_scalars import UserScalars
@@ -28,7 +28,6 @@ __all__ = ["StepScalars", "read_back"]
 MAX_IN_FLIGHT = 64
 _COLUMNS = {column.name for column in TABLES["steps"].columns} - {"step", "start_ns", "duration_ns"}
 """Columns of a step that may be set; the others are its identity."""
-_COUNTS = {column.name for column in TABLES["steps"].columns if not column.type.startswith("f")}
 
 
 class _Reading:
@@ -59,23 +58,26 @@ class StepScalars:
         columns: dict[str, float] = {}
         last: Tensor | None = None
         number = 0.0
-        try:
-            for name, value in values.items():
-                if isinstance(value, Tensor):
-                    if not value.is_cpu:
-                        on_device.setdefault(id(value), (value, []))[1].append(name)
-                        continue
-                    if value is not last:  # a loss is written to two columns
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                if not value.is_cpu:
+                    on_device.setdefault(id(value), (value, []))[1].append(name)
+                    continue
+                if value is not last:  # a loss is written to two columns
+                    try:
                         last, number = value, value.item()
-                else:
-                    number, last = value, None
-                if name in _COLUMNS:
-                    columns[name] = int(number) if name in _COUNTS else float(number)
-                else:
-                    self._own.write(self._recorder.step_number, **{name: number})
-        finally:  # also what came before a value that is no number
-            if columns:
-                self._recorder.log(**columns)
+                    except Exception as error:  # more than one element costs this value alone
+                        record_error("scalars", error)
+                        last = None
+                        continue
+            else:
+                number, last = value, None
+            if name in _COLUMNS:
+                columns[name] = number
+            else:
+                self._own.write(self._recorder.step_number, **{name: number})
+        if columns:
+            self._recorder.log(**columns)
         if not on_device or is_capturing():
             return  # what we did to them would become a part of the graph
         reading = self._reading()
@@ -122,7 +124,7 @@ class StepScalars:
                 self._in_flight.popleft()
                 for names, pinned in reading.values:
                     number = pinned.item()
-                    found |= {name: typed(name, number) for name in names}
+                    found |= dict.fromkeys(names, number)
                     self._pinned[pinned.dtype].append(pinned)
             columns = {name: value for name, value in found.items() if name in _COLUMNS}
             self._recorder.log_late(step, **columns)  # completes the step, also without a column
@@ -134,11 +136,6 @@ class StepScalars:
                 self._seal()
                 self._in_flight[-1].arrived.synchronize()
             self.flush()
-
-
-def typed(column: str, value: float) -> float:
-    """A number as the step's column takes it: a whole one where it counts something."""
-    return int(value) if column in _COUNTS else float(value)
 
 
 def read_back(values: Tensor) -> tuple[Tensor, Any]:

@@ -19,7 +19,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from watch.digests.link import Verdict
 from watch.live_tapes import RankProcess
-from watch.processes import is_alive, kill, os_state
+from watch.processes import is_alive, is_process_of, kill, os_state
 from watch.stacks.gil_holders import gil_holders
 from watch.stacks.recorder_dumps import take_dumps
 from watch.stacks.signal_dump import take_stacks
@@ -51,8 +51,12 @@ class CulpritKiller:
         this node, closed ones too. `stands`: the hang is not over."""
         blamed = {rank for verdict in verdicts for rank in verdict.ranks}
         culprits = blamed & processes.keys()
-        # The number of a dead rank may be that of another process by now, which a signal would end.
-        pids = {rank: process.pid for rank, process in processes.items() if process.is_alive}
+        # The number of a dead rank may be that of another process by now, and a copy of a run names the original's
+        # ranks: a signal would end them.
+        pids = (
+            {rank: process.pid for rank, process in processes.items() if process.is_alive} if verdicts or stands else {}
+        )
+        pids = {rank: pid for rank, pid in pids.items() if is_process_of(self._run.path, pid)}
         reason = verdicts[0].summary if verdicts else ""
         if not culprits and blamed:
             later = "A rank hangs on another node, whose watch has not acted." if blamed - placed else reason
@@ -94,8 +98,9 @@ class CulpritKiller:
         return reason if time.monotonic() - since_s > OTHERS_S else ""
 
 
-def kill_stale(stale: Iterable[tuple[int, int, int, int]], events: EventWriter) -> None:
+def kill_stale(run: RunDir, stale: Iterable[tuple[int, int, int, int]], events: EventWriter) -> None:
     """Kill processes of older attempts: they are fenced already, but keep memory and a device."""
     for attempt, rank, pid, start_ticks in stale:
-        if start_ticks and is_alive(pid, start_ticks) and kill(pid, signal.SIGKILL):
+        is_here = start_ticks and is_alive(pid, start_ticks) and is_process_of(run.path, pid)
+        if is_here and kill(pid, signal.SIGKILL):
             events.write(event_kinds.STALE_KILLED, killed_rank=rank, pid=pid, killed_attempt=attempt)

@@ -118,7 +118,7 @@ class IngestLoop:
                 now_ns = self._tapes.recorded_now_ns()
                 self.captures.poll(findings, store, self._tapes.attempt, now_ns, waits=self._lines.is_sampling)
             self._traces.poll(store, self._tapes.placed)
-        kill_stale(stale, self._events)
+        kill_stale(self._run, stale, self._events)
         self._judge.report_advice(advice)
         if self._judge.report(findings):
             self._ingest()
@@ -145,7 +145,7 @@ class IngestLoop:
                 self._job.close()
         self._ingest(thorough=True)
         with self._open() as store:
-            kill_stale(stale_ranks(store, self._node_rank), self._events)
+            kill_stale(self._run, stale_ranks(store, self._node_rank), self._events)
             has_read = self._traces.finish(store, self._tapes.placed)
         if has_read:
             self._ingest()

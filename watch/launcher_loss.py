@@ -16,7 +16,7 @@ import time
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from watch.live_tapes import LiveTapes
-from watch.processes import is_alive, kill, os_state
+from watch.processes import is_alive, is_process_of, kill, os_state
 
 __all__ = ["LauncherLoss"]
 
@@ -52,7 +52,11 @@ class LauncherLoss:
             self._events.write(
                 event_kinds.LAUNCHER_LOST, node_rank=self._node_rank, pid=self._pid, ranks=sorted(self._tapes.placed)
             )
-        alive = {rank: process for rank, process in processes.items() if process.is_alive}
+        alive = {
+            rank: process
+            for rank, process in processes.items()
+            if process.is_alive and is_process_of(self._tapes.folder, process.pid)
+        }
         if not alive:
             message = f"The launcher (process {self._pid}) was killed or crashed."
             self._events.write(

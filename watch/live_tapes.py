@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from probes.tape import event_kinds
@@ -86,6 +87,11 @@ class LiveTapes:
         self._news_s = -math.inf  # what ended before this process began is read like anything new
         self._recent: RecentRecords | None = None
         self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self._run.path
 
     @property
     def attempt(self) -> int:

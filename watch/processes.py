@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ProcessState", "ProcessTracker", "is_alive", "kill", "os_state", "processes_of"]
+__all__ = ["ProcessState", "ProcessTracker", "is_alive", "is_process_of", "kill", "os_state", "processes_of"]
 
 State = Literal["running", "stopped", "dead"]
 
@@ -86,6 +86,18 @@ def processes_of(folder: Path) -> list[int]:
         if entry.name.isdigit() and int(entry.name) != os.getpid() and _holds_open(entry / "fd", below):
             found.append(int(entry.name))
     return found
+
+
+def is_process_of(folder: Path, pid: int) -> bool:
+    """Return True if a process has a file below `folder` open or mapped.
+
+    The pids that a run's records name may be of another run: those of a copy are the original's.
+    """
+    below = f"{folder.resolve()}{os.sep}"
+    try:
+        return _holds_open(Path(f"/proc/{pid}/fd"), below) or f" {below}" in Path(f"/proc/{pid}/maps").read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _holds_open(descriptors: Path, below: str) -> bool:

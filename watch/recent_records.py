@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from probes.tape.rundir import RunDir
+from probes.tape.secrets import Redactor
 from store.database import connect_memory, interruptible
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.newest_folders import NewestFolders
@@ -48,7 +49,8 @@ class RecentRecords:
         After an error there may be rows that another call would take in again: make a new one.
         """
         self._ticks += 1
-        transfer = Transfer(self._connection, self._dictionary, self._state)
+        redact = Redactor.of(self._run.private_manifest())
+        transfer = Transfer(self._connection, self._dictionary, self._state, redact)
         with interruptible():
             for new in self._tail.changes(self._state, tick=self._ticks, thorough=False):
                 if isinstance(new, Problem):

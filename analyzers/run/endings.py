@@ -27,7 +27,7 @@ from analyzers.run.exceptions import Frame, Link, own_frame, read_traceback
 from analyzers.run.snapshot import AttemptView
 from probes.tape import event_kinds
 
-__all__ = ["Death", "DeathCause", "find_deaths", "stopped_ranks"]
+__all__ = ["Death", "DeathCause", "all_exited_with_zero", "find_deaths", "stopped_ranks"]
 
 LOST_PEER = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|closed by (the )?(peer|remote)|time(d[ -]?)?[ -]?out"
@@ -126,6 +126,8 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
             )
     # A rank that exits with code 0 while the others still train is what they lost.
     failed = any(event.text("reason") == "failed" for event in log.of(event_kinds.RUN_ENDED))
+    if not found and all_exited_with_zero(view, log):
+        return []
     lost_a_peer = any(_is_consequence(death, view, earlier=True) for death in found.values())
     closed = {event.rank for event in log.of(event_kinds.RANK_CLOSED, attempt=view.attempt)}
     for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt):
@@ -152,6 +154,15 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     all_vanished = sum(death.cause == "vanished" for death in deaths) == len(view.ranks)
     accounted = view.ranks.keys() if all_vanished else stopped_ranks(view, log)
     return [replace(death, collateral=_is_collateral(death, reasons, view, accounted)) for death in deaths]
+
+
+def all_exited_with_zero(view: AttemptView, log: EventLog) -> bool:
+    """Return True if every rank of the world ended by itself with exit code 0: nobody was lost."""
+    exits = log.of(event_kinds.RANK_EXIT, attempt=view.attempt)
+    good = {
+        event.integer("exit_rank") for event in exits if not event.text("signal") and event.integer("exit_code") == 0
+    }
+    return len(good) == len(exits) and 0 < view.world_size <= len(good)
 
 
 def stopped_ranks(view: AttemptView, log: EventLog) -> set[int]:

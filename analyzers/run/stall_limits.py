@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from analyzers.run.endings import all_exited_with_zero
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import AttemptView, first_end_ns
@@ -75,6 +76,8 @@ def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None =
     """
     if view.ranks and all(rank.closed for rank in view.ranks.values()):
         return not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
+    if all_exited_with_zero(view, log):
+        return True
     if not is_last:
         return False
     reasons = {event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt)}

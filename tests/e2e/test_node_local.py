@@ -21,6 +21,7 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.e2e.launched import rankscope
 from tests.factories import make_run
+from tests.stand_ins import stand_ins, take_in
 from tests.waiting import wait_for
 
 CULPRIT = 3
@@ -32,9 +33,9 @@ def said(run: RunDir, node: int, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Four that stand for ranks; whatever is left of them and of the watches is ended."""
-    started = [subprocess.Popen(["sleep", "300"]) for _ in range(4)]
+    started = stand_ins(tmp_path, 4)
     yield started
     for process in started:
         process.kill()
@@ -56,6 +57,7 @@ def nodes(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> list[RunD
             shutil.rmtree(copy.rank_dir(0, rank))
         if node == 1:
             shutil.rmtree(copy.node_dir(0))
+        take_in(copy, processes[2 * node : 2 * node + 2])
         folders.append(copy)
     return folders
 

@@ -15,6 +15,7 @@ from store import Store
 from store.published.address import AddressError
 from store.published.mirror import Mirror
 from tests.factories import make_run
+from tests.stand_ins import stand_ins
 from tests.waiting import wait_for
 from watch.sharing.published_run import published_run
 
@@ -23,9 +24,9 @@ SLOW = 2
 
 
 @pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One a node that stands for its rank; whatever is left of them and of the watches is ended."""
-    started = [subprocess.Popen(["sleep", "300"]) for _ in range(NODES)]
+    started = stand_ins(tmp_path, NODES)
     yield started
     for process in started:
         process.kill()

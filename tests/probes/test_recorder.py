@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from probes import step_clock, tape_recorder
 from probes.device import memory as device_memory
@@ -15,6 +18,7 @@ from probes.device.memory import AllocatorRetries
 from probes.fail_open import error_counts
 from probes.recorder import NullRecorder, Recorder
 from probes.step_clock import GAPS, PHASES
+from probes.step_scalars import StepScalars
 from probes.tape import event_kinds
 from probes.tape.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
@@ -151,6 +155,28 @@ def test_an_unknown_value_is_counted_and_not_raised(tmp_path: Path) -> None:
         recorder.log(no_such_column=1.0)
     assert error_counts["recorder.log"] == before + 1
     assert rows(tmp_path, "steps")[0]["state"] == COMPLETE
+
+
+@pytest.mark.parametrize(
+    "value", [2**63, 2**61, -1, math.nan, math.inf, 1e300, 10**400, "many", None, [1], torch.tensor([1, 2])]
+)
+def test_a_value_that_no_column_takes_costs_itself_alone(tmp_path: Path, value: Any) -> None:
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0)
+    values = StepScalars(recorder)
+    for step in (1, 2):
+        with recorder.step(step):
+            values.put(lr=0.5, tokens=value, loss=2.0, mine=1.0)
+            values.put(tokens=value)
+            values.put(mine=value if isinstance(value, (str, list)) else "text")
+            recorder.log(batch_index=value)
+            recorder.log(committed=True)
+    recorder.close()
+    for step in rows(tmp_path, "steps"):
+        assert (step["state"], step["lr"], step["loss"], step["committed"]) == (COMPLETE, 0.5, 2.0, True)
+        assert step["duration_ns"] > 0
+        assert step["tokens"] is None
+        assert step["batch_index"] is None
+    assert [row["value"] for row in rows(tmp_path, "scalars")] == [1.0, 1.0]
 
 
 def test_the_last_event_says_what_was_lost(recorder: TapeRecorder, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,12 @@ import pytest
 
 from probes.tape.attempts import start_ticks
 from probes.tape.events import EventWriter, read_events
-from probes.tape.rundir import NODE_RANK
+from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.stack_file import stack_path
 from tests.factories import empty_run
+from tests.stand_ins import stand_ins, take_in
 from tests.waiting import wait_for
-from watch.culprit import OTHERS_S, CulpritKiller
+from watch.culprit import OTHERS_S, CulpritKiller, kill_stale
 from watch.digests.link import Verdict
 from watch.live_tapes import RankProcess
 
@@ -47,7 +49,8 @@ class Node:
         run.node_dir(0).mkdir(parents=True)
         self.events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
         self.killer = CulpritKiller(run, self.events, may_kill=True)
-        self.ranks: list[subprocess.Popen[Any]] = [subprocess.Popen(["sleep", "300"]) for _ in range(3)]
+        self.ranks: list[subprocess.Popen[Any]] = [*stand_ins(folder, 3)]
+        take_in(run, self.ranks)
         self.others: set[int] = set()
         """Ranks whose number another process has by now."""
         self._monkeypatch = monkeypatch
@@ -146,3 +149,23 @@ def test_threads_of_a_rank_that_may_go_on_are_not_walked(node: Node, verdict: Ve
         wait_for(lambda: "<module>" in path.read_text(), "the stack of the main thread, which comes last")
         text = path.read_text()
     assert text.count("most recent call first") == num_threads, text
+
+
+@pytest.mark.parametrize("by", ["culprit", "stale"])
+def test_a_copy_of_a_live_run_never_ends_the_ranks_of_the_original(node: Node, tmp_path: Path, by: str) -> None:
+    copy = RunDir(Path(shutil.copytree(node.run.path, tmp_path / "copies" / node.run.run_id)))
+    events = EventWriter(copy.node_dir(0) / "events.jsonl", attempt=1, rank=NODE_RANK)
+
+    def act(run: RunDir) -> None:
+        if by == "culprit":
+            CulpritKiller(run, events, may_kill=True).act([HUNG], 0, node.processes, {0, 1, 2, 3}, stands=True)
+        else:
+            rank = node.processes[1]
+            kill_stale(run, [(0, 1, rank.pid, rank.start_ticks)], events)
+
+    act(copy)
+    assert "killed" not in events.path.read_text()
+    act(node.run)
+    assert node.ranks[1].wait(30) == -signal.SIGKILL
+    assert [node.ranks[rank].poll() for rank in (0, 2)] == [None, None]
+    events.close()

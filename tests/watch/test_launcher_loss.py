@@ -11,13 +11,14 @@ import pytest
 
 from probes.tape import event_kinds
 from tests.factories import RankWriter, make_run
+from tests.stand_ins import stand_ins
 from tests.watch.test_standstill_loop import Watched
 
 
 @pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A launcher and two ranks."""
-    started = [subprocess.Popen(["sleep", "300"]) for _ in range(3)]
+    started = stand_ins(tmp_path, 3)
     yield started
     for process in started:
         process.kill()
@@ -30,7 +31,7 @@ def _watched(
     where = {rank: {"pid": process.pid} for rank, process in enumerate(processes[1:])}
     patient = {"recovery": {"hang_floor_s": 3600}}  # the silence of the ranks is no hang here
     run = make_run(tmp_path, ranks=2, steps=3, hang={1: 3}, identities=where, config=patient)
-    return Watched(run, monkeypatch, launcher_pid=launcher_pid)
+    return Watched(run, monkeypatch, launcher_pid=launcher_pid, ranks=processes[1:])
 
 
 def test_ranks_that_stay_are_killed_and_the_run_is_closed(

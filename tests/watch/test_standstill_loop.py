@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from probes.tape.writer import COMPLETE
 from store import Ingester
 from store.ingest import transaction
 from tests.factories import RankWriter, make_run
+from tests.stand_ins import stand_ins, take_in
 from tests.waiting import wait_for
 from watch import node_process
 from watch.culprit import OTHERS_S
@@ -39,9 +40,9 @@ HOUR_NS = 3600 * 10**9
 
 
 @pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Four that stand for ranks."""
-    started = [subprocess.Popen(["sleep", "300"]) for _ in range(4)]
+    started = stand_ins(tmp_path, 4)
     yield started
     for process in started:
         process.kill()
@@ -54,7 +55,15 @@ class Watched:
     The monotonic clock goes on with sleeps and `advance` alone: a slow machine adds nothing to it.
     """
 
-    def __init__(self, run: RunDir, monkeypatch: pytest.MonkeyPatch, *, launcher_pid: int = 0) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        launcher_pid: int = 0,
+        ranks: Sequence[subprocess.Popen[bytes]] = (),
+    ) -> None:
+        take_in(run, ranks)
         self.run, self._monkeypatch = run, monkeypatch
         self._start_ns, self._slept_ns, self._shift_ns, real_sleep = time.monotonic_ns(), 0, 0, time.sleep
 
@@ -92,7 +101,7 @@ class Watched:
 def hanging(tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Rank 3 does not enter its collective; its clock is a few milliseconds behind the present."""
     where = {rank: {"pid": process.pid} for rank, process in enumerate(processes)}
-    return Watched(make_run(tmp_path, steps=20, hang={3: 20}, identities=where), monkeypatch)
+    return Watched(make_run(tmp_path, steps=20, hang={3: 20}, identities=where), monkeypatch, ranks=processes)
 
 
 def test_records_of_ranks_that_record_are_not_judged(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +163,7 @@ def test_nothing_is_judged_while_records_come(
 ) -> None:
     run = make_run(tmp_path, ranks=1, steps=1, identities={0: {"pid": processes[0].pid}})
     writer = RankWriter(run, 0, attempt=1, identity={"pid": processes[0].pid})
-    watched = Watched(run, monkeypatch)
+    watched = Watched(run, monkeypatch, ranks=processes)
     for step in range(1, 4):
         watched.advance(step)
         wrote_s = time.monotonic()
@@ -236,7 +245,7 @@ def test_a_forged_verdict_kills_no_rank_that_records(
 ) -> None:
     run = make_run(tmp_path, ranks=1, steps=1, identities={0: {"pid": processes[0].pid}})
     writer = RankWriter(run, 0, attempt=1, identity={"pid": processes[0].pid})
-    watched = Watched(run, monkeypatch)
+    watched = Watched(run, monkeypatch, ranks=processes)
     watched.events.write("run_started", node_rank=0)
     watched.loop._job = Link(Verdict(attempt=1, ranks=(0,), summary="rank 0 hangs"))  # type: ignore[assignment]
     for step in range(1, 4):
@@ -276,7 +285,7 @@ def test_a_rank_that_records_is_not_ended_for_a_hang_of_others(
 ) -> None:
     run = make_run(tmp_path, ranks=1, steps=1, identities={0: {"pid": processes[0].pid}})
     writer = RankWriter(run, 0, attempt=1, identity={"pid": processes[0].pid})
-    watched = Watched(run, monkeypatch)
+    watched = Watched(run, monkeypatch, ranks=processes)
     watched.events.write("run_started", node_rank=0)
     watched.tapes.poll()
     watched.advance(30)

@@ -52,6 +52,15 @@ def test_an_exception_is_the_root_and_the_errors_of_the_others_are_not() -> None
     assert "more" not in finding.summary
 
 
+@pytest.mark.parametrize("ended", [4, 3])
+def test_ranks_that_all_ended_with_code_0_are_not_lost_though_none_closed_its_records(ended: int) -> None:
+    world = World()
+    for rank in range(ended):
+        world.event("rank_exit", 0.1 * rank, exit_rank=rank, exit_code=0, signal=None, pid=1, message="")
+    found = judged_losses(world.store, POLICY)
+    assert bool(found) == (ended < 4)  # where one is missing, it is asked for
+
+
 def test_the_same_exception_everywhere_is_one_finding() -> None:
     world = World()
     for rank in range(4):
