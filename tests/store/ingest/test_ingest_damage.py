@@ -268,3 +268,20 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     with Store.open(run) as store:
         assert store.rows("SELECT count(*) FROM events WHERE kind = 'secret'") == [(0,)]
         assert store.rows("SELECT DISTINCT rank FROM steps") == [(0,)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"], ids=["at once", "after a first look"])
+def test_events_that_are_doubled_are_named_and_count_once(tmp_path: Path, when: str) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5)
+    path = run.node_dir(0) / "events.jsonl"
+    count = "SELECT count(*) FROM events"
+    with Store.open(run) as store:
+        expected = store.rows(count)
+    if when == "before":
+        run.store().unlink()
+    num_lines = len(path.read_bytes().splitlines())
+    path.write_bytes(path.read_bytes() * 2)
+    with Store.open(run) as store:
+        assert store.rows(count) == expected
+        problems = [text for _, text in store.rows("SELECT * FROM ingest_problems")]
+    assert problems == [f"{num_lines} lines are no events, or copies of one"]

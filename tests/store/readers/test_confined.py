@@ -1,0 +1,154 @@
+"""Readers of foreign files have limits that hold before a library reads a length."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import sqlite3
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analyzers.external.evidence import diagnose_files
+from store.readers import archives, confined
+from store.readers.confined import confined as run_confined
+from store.readers.external_files import SourceError
+from watch.sharing.shared_run import is_shared
+
+
+def _pid(path: Path) -> int:
+    return os.getpid()
+
+
+def _greedy(path: Path) -> int:
+    return len(bytearray(3 << 30))
+
+
+def _endless(path: Path) -> int:
+    while True:
+        pass
+
+
+def _refusing(path: Path) -> int:
+    raise SourceError(f"{path.name} is not for me")
+
+
+@pytest.fixture
+def binary(tmp_path: Path) -> Path:
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"PAR1" * 10)
+    return path
+
+
+def test_one_process_reads_file_after_file_and_a_short_text_needs_none(binary: Path, tmp_path: Path) -> None:
+    text = tmp_path / "x.json"
+    text.write_text('{"a": 1}')
+    first = run_confined(_pid, binary)
+    with pytest.raises(SourceError, match="is not for me"):
+        run_confined(_refusing, binary)
+    assert run_confined(_pid, binary) == first != os.getpid()
+    assert run_confined(_pid, text) == os.getpid()
+
+
+@pytest.mark.parametrize(("read", "words"), [(_greedy, "MiB of memory"), (_endless, "took longer than")])
+def test_a_reader_that_goes_over_its_limits_is_named_and_the_next_one_reads(
+    binary: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], int], words: str
+) -> None:
+    if read is _endless:
+        monkeypatch.setattr(confined, "LIMIT_S", 0.5)
+    with pytest.raises(SourceError, match=words) as told:
+        run_confined(read, binary)
+    assert "\n" not in str(told.value)
+    monkeypatch.undo()
+    assert run_confined(_pid, binary) != os.getpid()
+
+
+def _with_header(path: Path, kind: bytes, num_bytes: int) -> None:
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, num_bytes
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        for _ in range(num_bytes >> 20):
+            file.write(b"a" * (1 << 20))
+        file.write(tarfile.TarInfo("y").tobuf() + bytes(1024))
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"], ids=["pax", "global", "long name", "long link"])
+def test_a_header_of_a_tar_is_bounded(tmp_path: Path, kind: bytes) -> None:
+    path = tmp_path / "evidence.tar.gz"
+    _with_header(path, kind, 64 << 20)
+    with pytest.raises(SourceError, match="holds a header of 67,108,864 bytes"):
+        diagnose_files([path])
+    assert not is_shared(path)
+
+
+def test_long_names_that_are_names_are_read(tmp_path: Path) -> None:
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        path, into = tmp_path / f"{form}.tar", tmp_path / f"into-{form}"
+        into.mkdir()
+        with tarfile.open(path, "w", format=form) as archive:
+            member = tarfile.TarInfo("/".join(["long-name" * 10] * 4) + "/rank0.log")
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+        assert archives.expand(path, into) == []
+        assert [found.read_bytes() for found in into.rglob("rank0.log")] == [b"abc"]
+
+
+def test_an_archive_that_unpacks_to_a_thousand_times_its_size_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "ALWAYS_BYTES", 1 << 20)
+    path, into = tmp_path / "bomb.zip", tmp_path / "into"
+    into.mkdir()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rank0.log", b"a" * (64 << 20))
+    with pytest.raises(SourceError, match="unpacks to more than is read"):
+        archives._expand(path, into)
+    assert sum(file.stat().st_size for file in into.rglob("*")) < 8 << 20
+
+
+def test_a_zip_of_more_files_than_are_read_is_refused_before_they_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "many.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(archives.MAX_MEMBERS + 1):
+            archive.writestr(zipfile.ZipInfo(f"{number}"), b"")
+    with pytest.raises(SourceError, match="holds 20,001 files"):
+        archives.expand(path, tmp_path)
+
+
+def test_parts_of_a_gzip_without_end_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log.gz").write_bytes(gzip.compress(b"step 1 loss 2.0\n") + gzip.compress(b"") * 5_000)
+    diagnosis = diagnose_files([tmp_path])
+    assert "empty parts" in str(diagnosis.run["file_problems"])
+
+
+NSYS = {
+    "generated columns": (
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (k, start GENERATED ALWAYS AS (length(zeroblob(k))), end, shortName);"
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL (k, end, shortName) VALUES (1, 2, 1)",
+        "computes the values of table CUPTI_ACTIVITY_KIND_KERNEL"),
+    "names": (
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, shortName);" + "".join(
+            f'CREATE TABLE "t{number}{"n" * 50_000}" (a);' for number in range(40)),
+        "names of 50,00"),
+    "a virtual table": (
+        "CREATE VIRTUAL TABLE CUPTI_ACTIVITY_KIND_KERNEL USING fts5(start, end, shortName)",
+        "computes the values of table CUPTI_ACTIVITY_KIND_KERNEL"),
+    "a text of megabytes": (
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, shortName);"
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1, 2, CAST(zeroblob(30000000) AS TEXT))",
+        "string or blob too big"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NSYS)
+def test_an_sqlite_report_runs_nothing_of_the_file(tmp_path: Path, name: str) -> None:
+    script, words = NSYS[name]
+    with sqlite3.connect(tmp_path / "rank0.sqlite") as connection:
+        connection.executescript("CREATE TABLE StringIds (id INTEGER, value TEXT);" + script)
+    connection.close()
+    assert words in str(diagnose_files([tmp_path]).run["file_problems"])
