@@ -191,7 +191,7 @@ def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, heartbeat: Heart
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
     """Ingest the last records."""
-    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):
+    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # a folder that was replaced is refused by each
         heartbeat.beat()
         with contextlib.suppress(StoreError):
             ingest.close()

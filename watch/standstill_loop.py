@@ -22,6 +22,7 @@ from analyzers.run.setting import number
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
+from probes.tape.held_folder import HeldFolder
 from probes.tape.rundir import RunDir
 from watch.culprit import CulpritKiller
 from watch.digests.exchange import JobWatch
@@ -60,6 +61,7 @@ class StandstillLoop:
     ) -> None:
         manifest = run.manifest()
         self._run, self._tapes, self._judge, self._events, self._job = run, tapes, judge, events, job
+        self._held = HeldFolder(run.path)
         self._launcher_pid = launcher_pid or int(manifest.get("launcher_pid", 0) or 0)
         self._tracker = ProcessTracker()
         self._loss = LauncherLoss(
@@ -116,6 +118,9 @@ class StandstillLoop:
         """Return True while there is something to watch."""
         if not self._run.path.is_dir():
             return False  # the run was deleted
+        if problem := self._held.problem():
+            logger.error("%s%s. This watch ends, and writes into neither.", problem[:1].upper(), problem[1:])
+            return False
         if self._tapes.is_running:
             self._gone_since_s = None
             return True

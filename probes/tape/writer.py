@@ -19,6 +19,7 @@ a state before its record, so a reader takes the newest records of a live tape a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import mmap
@@ -94,7 +95,8 @@ class TapeWriter:
     ) -> None:
         self.table = table
         self.dropped = 0
-        self._directory = directory
+        # All segments of a tape go into the folder that it began in, also where another one stands at its path by now.
+        self._directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._rank = rank
         self._attempt = attempt
         self._clock_ns = clock_ns
@@ -226,6 +228,9 @@ class TapeWriter:
                 self._seal(self._current)
             self._current = _Segment(self._current.buffer, 0, 0)
             self._previous = None
+            if self._directory_fd >= 0:
+                os.close(self._directory_fd)
+                self._directory_fd = -1
 
     def _locate(self, slot: int) -> tuple[mmap.mmap, int] | None:
         for segment in (self._current, self._previous):
@@ -268,14 +273,16 @@ class TapeWriter:
 
     def _new_segment(self, first: int) -> _Segment:
         size = HEADER_BYTES + self._capacity * self._record_bytes
-        path = self._directory / segment_name(self.table.name, self._segments)
+        name = segment_name(self.table.name, self._segments)
         header = self._header(first)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o644, dir_fd=self._directory_fd)
         try:
             os.posix_fallocate(fd, 0, size)
             buffer = mmap.mmap(fd, size)
         except OSError:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._directory_fd)
             raise
         finally:
             os.close(fd)

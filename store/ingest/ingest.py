@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
+from probes.tape.held_folder import HeldFolder
 from probes.tape.rundir import RunDir
 from probes.tape.secrets import Redactor
 from probes.tape.segment_index import INDEX_NAME, retired_segments
@@ -108,6 +109,7 @@ class Ingester:
         self.run = run
         self.path = store_path or run.store(node_rank)
         self._lock = None if store_path else WriterLock(self.path, role=role)
+        self._held = None if store_path else HeldFolder(run.path)
         self._threads = threads
         self._wait_s = wait_s
         self.folders = NodeFolders(run, node_rank, given=folders)
@@ -124,6 +126,8 @@ class Ingester:
         """Give up the right to write."""
         if self._lock:
             self._lock.close()
+        if self._held:
+            self._held.close()
 
     def mark_ingested(self, wall_ns: int) -> None:
         """Note for readers that the store has all that was recorded until then (epoch nanoseconds)."""
@@ -144,6 +148,8 @@ class Ingester:
         Raises StoreError if the store cannot be written (a full disk, no permission); the next tick tries again.
         """
         start = time.perf_counter()
+        if self._held and (problem := self._held.problem()):
+            raise StoreError(f"{problem}; its store is not written any more")
         self._ticks += 1
         quarantined = None
         try:

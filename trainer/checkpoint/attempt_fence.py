@@ -21,30 +21,39 @@ import shutil
 from pathlib import Path
 
 from probes.tape.attempts import claim, claims, newest
+from probes.tape.held_folder import HeldFolder
 from probes.tape.rundir import RunDir
 from trainer.exit_codes import EXIT_FENCED
 
 __all__ = ["Fenced", "check", "claim", "claims", "held_attempt", "hold", "scratch", "sweep"]
 
-_held: tuple[RunDir, int] | None = None
+_held: tuple[RunDir, int, HeldFolder] | None = None
 
 
 class Fenced(SystemExit):
-    """A later attempt has taken over. No Exception: code that tolerates a failed save must not tolerate this."""
+    """A later attempt has taken over, or another folder stands in the run's place (`problem`).
 
-    def __init__(self, attempt: int, newest: int) -> None:
+    No Exception: code that tolerates a failed save must not tolerate this.
+    """
+
+    def __init__(self, attempt: int, newest: int, problem: str = "") -> None:
         super().__init__(EXIT_FENCED)
         self.attempt = attempt
         self.newest = newest
+        self.problem = problem
 
     def __str__(self) -> str:
+        if self.problem:
+            return f"{self.problem}; this process leaves, so that it writes into neither"
         return f"attempt {self.attempt} is over: attempt {self.newest} has taken the run; this process leaves"
 
 
 def hold(run: RunDir, attempt: int) -> None:
     """Say which attempt this process belongs to."""
     global _held
-    _held = (run, attempt)
+    if _held is not None:
+        _held[2].close()
+    _held = (run, attempt, HeldFolder(run.path))
 
 
 def held_attempt() -> int:
@@ -56,7 +65,9 @@ def check() -> None:
     """Raise Fenced if this process's attempt is over. A folder that cannot be read is no proof of that."""
     if _held is None:
         return
-    run, attempt = _held
+    run, attempt, folder = _held
+    if problem := folder.problem():
+        raise Fenced(attempt, attempt, problem)
     latest = newest(run, attempt)
     if latest > attempt:
         raise Fenced(attempt, latest)

@@ -18,6 +18,7 @@ from probes.attach.watch_process import start_watch
 from probes.attach.watch_restarts import WatchRestarts
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
+from probes.tape.held_folder import HeldFolder
 from probes.tape.rundir import RunDir
 from store import is_watched
 from trainer.launcher.node import Node
@@ -34,6 +35,7 @@ class WatchKeeper:
     def __init__(self, run: RunDir, node: Node, events: EventWriter) -> None:
         self.run, self.node = run, node
         self.ending = False
+        self._held = HeldFolder(run.path)
         store = run.store(node.rank)
         self._watch = WatchRestarts(run, node.rank, events, self._start, is_watched=lambda: is_watched([store]))
 
@@ -49,7 +51,7 @@ class WatchKeeper:
 
     def check(self) -> None:
         """Replace the watch if it has died or does not answer any more."""
-        if not self.ending:
+        if not self.ending and not self._held.problem():  # a new watch would write into the folder in its place
             self._watch.check()
 
     def kill(self) -> None:

@@ -31,6 +31,7 @@ from analyzers.verdict.verdict import LISTED_BELOW
 from probes.attach.announcement import VARIABLE, Announcement, announced
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
+from probes.tape.held_folder import HeldFolder
 from probes.tape.rundir import RunDir, RunError
 from probes.tape.signal_names import signal_name
 from store import StoreError
@@ -62,6 +63,8 @@ class FollowedRun:
         self._folder = tempfile.TemporaryDirectory(prefix="rankscope-")
         self._file = Path(self._folder.name) / "announcement.json"
         self._run: RunDir | None = None
+        self._held: HeldFolder | None = None
+        self._is_replaced = False
         self._event_bytes = 0
         self._keeper: WatchKeeper | None = None
         self._memory = OomCounter()
@@ -177,8 +180,14 @@ class FollowedRun:
                 )
                 if self._console.is_terminal:  # the script writes to this terminal: the table needs another one
                     self._print(f"[dim]Ranks live, in another terminal: rankscope top {escape(_short(found.run))}[/]")
-            self._print_news(self._run)
-            self._keep_watch(self._run, found)
+            if self._held is None:
+                self._held = HeldFolder(self._run.path)
+            if (problem := self._held.problem()) and not self._is_replaced:
+                self._is_replaced = True
+                self._print(f"[red]{escape(problem[:1].upper() + problem[1:])}. The ranks record into the old one.[/]")
+            if not self._is_replaced:
+                self._print_news(self._run)
+                self._keep_watch(self._run, found)
 
     def _keep_watch(self, run: RunDir, found: Announcement) -> None:
         """Start the watch that the ranks asked for, and replace it where needed."""

@@ -1,0 +1,51 @@
+"""Notice that a run's folder was moved away or deleted, and that another stands in its place.
+
+    held = HeldFolder(run.path)
+    held.problem()          # "" or "the run's folder was replaced while it ran: it is /runs/old now, ..."
+
+What has a file open goes on writing into the old folder, and what opens a path writes into the new one. Numbers of
+inodes alone do not tell: some network file systems give new ones.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["HeldFolder"]
+
+
+class HeldFolder:
+    """A folder by its descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where there is no such folder."""
+        self.path = path
+        self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._place = self._now()
+
+    def problem(self) -> str:
+        """One line without a full stop; empty while the folder is at its path, or nothing else is."""
+        now = self._now()
+        if now == self._place:
+            return ""
+        try:
+            is_same = os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            return ""
+        if is_same:
+            return ""
+        where = "was deleted" if now.endswith(" (deleted)") else f"is {now} now"
+        return f"the run's folder was replaced while it ran: it {where}, and another one stands at {self.path}"
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _now(self) -> str:
+        try:
+            return os.readlink(f"/proc/self/fd/{self._fd}")
+        except OSError:
+            return ""
