@@ -26,6 +26,7 @@ from analyzers.source import Floats
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.wording import ranks_text
+from store.arrays import Ints
 from store.readers.ascend_steps import is_ascend_steps, read_ascend_steps
 from store.readers.confined import confined
 from store.readers.external_files import SourceError, Survey, head
@@ -98,17 +99,23 @@ def breakdown(trace: RankTrace) -> dict[str, Floats]:
     return {part: np.maximum(values, 0.0) / 1e3 for part, values in parts.items()}
 
 
-def _findings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Finding]:
-    unmarked = [trace.rank for trace, _ in ranks if not trace.marked]
-    if unmarked:
-        return [_insufficient(f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop")]
-    timings = _timings(ranks)
+def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Finding]:
     policy = StragglerPolicy()
+    unmarked = [trace.rank for trace, _ in every if not trace.marked]
+    if len(unmarked) == len(every):
+        return [_insufficient(f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop")]
+    ranks = _comparable([read for read in every if read[0].marked], policy.persistence.min_length)
+    timings = _timings(ranks)
     findings = [_straggler(straggler, timings, policy) for straggler in find_stragglers(timings, policy)]
     transfer = np.nanmin(timings.wait, axis=0) if len(timings.steps) else np.zeros(0)
     if len(ranks) > 1 and len(transfer):
         findings += _exposed(timings, float(np.median(transfer)), float(np.nanmedian(timings.duration)))
-    absent = _absent(ranks)
+    compared = {trace.rank for trace, _ in ranks}
+    if short := [trace.rank for trace, _ in every if trace.marked and trace.rank not in compared]:
+        findings.append(_insufficient(f"the traces of {ranks_text(short)} lack most steps of the others"))
+    if unmarked:
+        findings.append(_insufficient(f"no ProfilerStep# marks on {ranks_text(unmarked)}"))
+    absent = _absent(every)
     if absent:
         findings.append(_insufficient(f"there is no trace of {ranks_text(absent)}"))
     if not any(len(peers) > 1 for peers in timings.peers):
@@ -120,6 +127,28 @@ def _findings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Find
     return findings
 
 
+def _comparable(
+    ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], needed: int
+) -> Sequence[tuple[RankTrace, dict[str, Floats]]]:
+    """All traces, or where they share fewer than `needed` steps, those that have most of what the others have.
+
+    A trace that is cut off would else leave nothing to compare.
+    """
+    steps, counts = np.unique(np.concatenate([trace.steps for trace, _ in ranks]), return_counts=True)
+    usual = steps[2 * counts > len(ranks)]
+    kept = sorted(ranks, key=lambda read: int(np.isin(usual, read[0].steps).sum()))
+    while len(kept) > 2 and len(_common(kept)) < min(needed, len(usual)):
+        kept = kept[1:]
+    return sorted(kept, key=lambda read: read[0].rank)
+
+
+def _common(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Ints:
+    common = ranks[0][0].steps
+    for trace, _ in ranks[1:]:
+        common = np.intersect1d(common, trace.steps)
+    return common
+
+
 def _absent(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[int]:
     world_size = max((trace.world_size or 0 for trace, _ in ranks), default=0)
     there = {trace.rank for trace, _ in ranks}
@@ -128,9 +157,7 @@ def _absent(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[int]:
 
 def _timings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Timings:
     """The steps that every rank has, as the straggler analyzer takes them."""
-    common = ranks[0][0].steps
-    for trace, _ in ranks[1:]:
-        common = np.intersect1d(common, trace.steps)
+    common = _common(ranks)
     rows: dict[str, list[Any]] = {part: [] for part in PARTS}
     for trace, parts in ranks:
         at = np.searchsorted(trace.steps, common)

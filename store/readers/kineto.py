@@ -51,6 +51,7 @@ _ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
 _COMMUNICATION_SPAN = re.compile(r"(gloo|ucc|mpi|xccl|nccl):")
 _ISSUES = ("c10d::", "record_param_comms", "gloo:", "nccl:", "_c10d_functional::", "c10d_functional::")
 """Operators that hand a collective over; how long it takes is in the backend's own span or kernel."""
+_NUMBER = re.compile(r"\s?-?\d{1,19}(\.\d{1,12})?\s?")
 _PIPELINE = re.compile(r"(^|_)(pp|pipeline)", re.IGNORECASE)
 MAX_US = 1e17
 MAX_STEPS = 100_000
@@ -224,6 +225,8 @@ def _stage(about: Mapping[str, Any], rank: int) -> int:
 
 
 def _time(value: Any) -> float | None:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):  # Ascend's profiler writes times as text
+        value = float(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_US < value < MAX_US:
         return float(value)
     return None  # NaN too: it is in no range

@@ -116,6 +116,40 @@ def test_a_trace_without_marks_is_one_step_and_not_judged(tmp_path: Path) -> Non
     assert diagnosis.run["trace"]["ranks"][0]["steps"] == 1
 
 
+def test_damaged_cut_and_empty_traces_among_good_ones_do_not_silence_them(tmp_path: Path) -> None:
+    ranks = 9
+    made = [trace(rank, world_size=ranks, steps=30, compute_ms=slow) for rank in range(ranks)]
+    made[5]["traceEvents"] = [event for event in made[5]["traceEvents"] if "ProfilerStep" not in event["name"]]
+    for rank in (0, 1, 2, 3, 5):
+        write(tmp_path, made[rank], f"host_{rank}")
+    cut = gzip.compress(json.dumps(made[4]).encode())
+    (tmp_path / "host_4_rank4.pt.trace.json.gz").write_bytes(cut[: len(cut) // 5])
+    (tmp_path / "host_6_rank6.pt.trace.json").write_bytes(b"")
+    (tmp_path / "host_7_rank7.pt.trace.json").write_text('{"traceEvents": []}')
+    blob = json.dumps(made[8]).encode()
+    damaged = blob[: len(blob) // 5] + b"\0" + blob[len(blob) // 5 + 1 :]
+    (tmp_path / "host_8_rank8.pt.trace.json").write_bytes(damaged)
+    diagnosis = diagnose_files([tmp_path])
+    (found,) = (finding for finding in diagnosis.fired if finding.kind == "straggler")
+    assert (found.ranks, found.cause) == ((3,), "compute")
+    assert found.evidence["excess_ms"] == pytest.approx(6.0, rel=0.1)
+    told = " ".join(finding.summary for finding in diagnosis.not_judged)
+    assert "no ProfilerStep# marks on rank 5" in told
+    assert "ranks 4 and 8 lack most steps" in told
+    assert "no trace of ranks 6 and 7" in told
+
+
+def test_times_that_are_written_as_text_are_read(tmp_path: Path) -> None:
+    numbers, texts = (trace(0, steps=5) for _ in range(2))
+    for event in texts["traceEvents"]:
+        event["ts"] = f"{event['ts']:.3f}"
+    for name, made in (("numbers", numbers), ("texts", texts)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, made, "rank0")
+    rows = [diagnose_files([tmp_path / name]).run["trace"]["ranks"] for name in ("numbers", "texts")]
+    assert rows[0] == rows[1]
+
+
 def test_a_trace_that_is_cut_gives_what_came_before(tmp_path: Path) -> None:
     blob = json.dumps(trace(0, steps=30)).encode()
     (tmp_path / "rank0.pt.trace.json.gz").write_bytes(gzip.compress(blob[: len(blob) // 2]))

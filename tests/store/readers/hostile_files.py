@@ -206,7 +206,7 @@ def _twice(folder: Path) -> None:
 TRACES: dict[str, tuple[Writer, str]] = {
     "no events": (events(), "holds no events"),
     "events of nonsense": (events(None, 3, "x", [], {}), "no operator"),
-    "a time that is text": (events(_event(ts="10"), _event()), "1 damaged events were left out"),
+    "a time that is text": (events(_event(ts="ten"), _event()), "1 damaged events were left out"),
     "a time of NaN": (events(_event(ts=float("nan")), _event()), "1 damaged events were left out"),
     "a duration of infinity": (events(_event(dur=float("inf")), _event()), "1 damaged events were left out"),
     "a negative duration": (events(_event(dur=-1), _event()), "1 damaged events were left out"),
