@@ -19,15 +19,17 @@ class HeldFolder:
     """A folder by its descriptor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where there is no such folder."""
         self.path = path
-        self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # who writes into it reports what is wrong with it
+            self._fd = -1
         self._place = self._now()
 
     def problem(self) -> str:
         """One line without a full stop; empty while the folder is at its path, or nothing else is."""
         now = self._now()
-        if now == self._place:
+        if now == self._place or not now:
             return ""
         try:
             is_same = os.path.samestat(os.stat(self.path), os.fstat(self._fd))
