@@ -24,6 +24,7 @@ from .step_clock import NO_PHASE, PHASE_COLUMNS, PhaseColumns, StepClock
 from .tape import event_kinds
 from .tape.attempts import start_ticks
 from .tape.events import EventWriter
+from .tape.held_folder import HeldFolder
 from .tape.names import NameWriter
 from .tape.schema import TABLES, UNSET
 from .tape.writer import TapeWriter
@@ -75,6 +76,7 @@ class TapeRecorder:
         """Writes what CUDA memory held when the rank dies for want of it."""
         self.name = NameWriter(directory / "names.jsonl")
         self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
+        self._folder = HeldFolder(directory)
         self._tapes: dict[str, TapeWriter] = {}
         # With the first tape, by whose clock the store dates all of them: the wall clock may be set in between.
         clock_offset_ns = time.time_ns() - time.monotonic_ns()
@@ -106,7 +108,9 @@ class TapeRecorder:
     def tape(self, table: str) -> TapeWriter:
         """The tape of a table, opened at its first use."""
         if table not in self._tapes:
-            self._tapes[table] = TapeWriter(self.directory, TABLES[table], rank=self.rank, attempt=self.attempt)
+            self._tapes[table] = TapeWriter(
+                self.directory, TABLES[table], rank=self.rank, attempt=self.attempt, directory_fd=self._folder.fd
+            )
         return self._tapes[table]
 
     def event(self, kind: str, *, step: int | None = None, **detail: Any) -> None:
@@ -155,6 +159,7 @@ class TapeRecorder:
         self._events.write(event_kinds.RANK_CLOSED, probe_errors=dict(error_counts), dropped_records=dropped)
         for tape in self._tapes.values():
             tape.close()
+        self._folder.close()
         self._events.close()
         self.name.close()
 

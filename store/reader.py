@@ -57,9 +57,11 @@ class Store:
         stand_ins: frozenset[str] = frozenset(),
         scratch: contextlib.ExitStack | None = None,
         copies: Mapping[str, str] | None = None,
+        file: str = "",
     ) -> None:
         self._connection = connection
         self._name = name
+        self._file = file or name  # what is named where it is damaged
         self._stand_ins = stand_ins  # tables of the schema that none of the files has
         self._scratch = scratch
         self._copies = dict(copies or {})  # relation that a session replaces -> the table that holds it
@@ -110,7 +112,8 @@ class Store:
             except BaseException:
                 connection.close()
                 raise
-            return cls(connection, str(run.path), stand_ins=stand_ins, scratch=scratch.pop_all())
+            file = str(paths[0]) if len(paths) == 1 and paths[0].parent == run.path else ""
+            return cls(connection, str(run.path), stand_ins=stand_ins, scratch=scratch.pop_all(), file=file)
 
     @classmethod
     def open_foreign(cls, path: Path, *, wait_s: float = WAIT_S) -> Store:
@@ -168,7 +171,9 @@ class Store:
         except duckdb.Error as error:
             cursor.close()
             raise self._translated(error) from error
-        session = Store(cursor, self._name, stand_ins=self._stand_ins - relations.keys(), copies=copies)
+        session = Store(
+            cursor, self._name, stand_ins=self._stand_ins - relations.keys(), copies=copies, file=self._file
+        )
         self._sessions.append(session)
         return session
 
@@ -224,6 +229,8 @@ class Store:
     def _translated(self, error: Exception) -> StoreError:
         meant = translated(error, self._name)
         if isinstance(meant, StoreCorruptError):
+            meant = translated(error, self._file)
+            assert isinstance(meant, StoreCorruptError)
             self._damage = self._damage or meant
         return meant
 

@@ -52,13 +52,15 @@ def test_only_a_folder_with_another_in_its_place_is_replaced(run: RunDir, tmp_pa
 
 def test_a_tape_goes_on_where_it_began(run: RunDir) -> None:
     folder = run.rank_dir(0, 0)
-    tape = TapeWriter(folder, TABLES["scalars"], rank=0, attempt=0)
+    held = HeldFolder(folder)
+    tape = TapeWriter(folder, TABLES["scalars"], rank=0, attempt=0, directory_fd=held.fd)
     tape.append(COMPLETE, 1, 1, 0.5)
     moved = replace(run)
     before = contents(run.path)
     for number in range(tape._capacity + 1):  # into a second segment
         tape.append(COMPLETE, number, 1, 0.5)
     tape.close()
+    held.close()
     assert tape.dropped == 0
     assert len(list((moved / folder.relative_to(run.path)).glob("scalars.*.tape"))) == 2
     assert contents(run.path) == before

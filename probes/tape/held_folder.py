@@ -40,6 +40,11 @@ class HeldFolder:
         where = "was deleted" if now.endswith(" (deleted)") else f"is {now} now"
         return f"the run's folder was replaced while it ran: it {where}, and another one stands at {self.path}"
 
+    @property
+    def fd(self) -> int:
+        """Its descriptor; -1 where it could not be opened."""
+        return self._fd
+
     def close(self) -> None:
         """Give the descriptor back."""
         if self._fd >= 0:

@@ -92,11 +92,13 @@ class TapeWriter:
         rank: int,
         attempt: int,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        directory_fd: int = -1,
     ) -> None:
+        """`directory_fd`: descriptor of the directory, which its caller keeps open. All segments go there then, also
+        where another folder stands at its path by now."""
         self.table = table
         self.dropped = 0
-        # All segments of a tape go into the folder that it began in, also where another one stands at its path by now.
-        self._directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory, self._directory_fd = directory, directory_fd
         self._rank = rank
         self._attempt = attempt
         self._clock_ns = clock_ns
@@ -228,9 +230,6 @@ class TapeWriter:
                 self._seal(self._current)
             self._current = _Segment(self._current.buffer, 0, 0)
             self._previous = None
-            if self._directory_fd >= 0:
-                os.close(self._directory_fd)
-                self._directory_fd = -1
 
     def _locate(self, slot: int) -> tuple[mmap.mmap, int] | None:
         for segment in (self._current, self._previous):
@@ -276,13 +275,14 @@ class TapeWriter:
         name = segment_name(self.table.name, self._segments)
         header = self._header(first)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(name, flags, 0o644, dir_fd=self._directory_fd)
+        place, at = (self._directory / name, None) if self._directory_fd < 0 else (Path(name), self._directory_fd)
+        fd = os.open(place, flags, 0o644, dir_fd=at)
         try:
             os.posix_fallocate(fd, 0, size)
             buffer = mmap.mmap(fd, size)
         except OSError:
             with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=self._directory_fd)
+                os.unlink(place, dir_fd=at)
             raise
         finally:
             os.close(fd)

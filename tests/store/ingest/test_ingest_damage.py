@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -285,3 +286,26 @@ def test_events_that_are_doubled_are_named_and_count_once(tmp_path: Path, when: 
         assert store.rows(count) == expected
         problems = [text for _, text in store.rows("SELECT * FROM ingest_problems")]
     assert problems == [f"{num_lines} lines are no events, or copies of one"]
+
+
+def test_damage_that_only_a_query_meets_names_the_file(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30)
+    with Store.open(run) as store:
+        tables = store.tables()
+    path = run.store()
+    met: list[tuple[str, str]] = []
+    whole, dice = path.read_bytes(), random.Random(1)
+    used = len(whole.rstrip(b"\0"))
+    for _ in range(12):
+        blob = bytearray(whole)
+        blob[dice.randrange(3 * 4096, used)] ^= 1 << dice.randrange(8)
+        path.write_bytes(blob)
+        with contextlib.suppress(StoreError), Store.open(run, catch_up=False) as store:
+            for table in tables:
+                try:
+                    store.rows(f"SELECT count(*), sum(hash(t)) FROM {table} t")
+                except StoreError as error:
+                    met.append((str(error), str(store.damage)))
+                    break
+    assert met
+    assert all(str(path) in error and error == damage for error, damage in met)
