@@ -9,17 +9,19 @@ fails costs its own findings (`insufficient_data`, of its first kind), never tho
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from analyzers.finding import Finding
 from analyzers.kinds import packages
-from analyzers.plugins import Plugin, plugins
+from analyzers.plugin_calls.calls import judge, not_judged
+from analyzers.plugins import InstalledPlugin, installed
 from analyzers.scope import Scope
 from analyzers.source import Source
 
-__all__ = ["Analysis", "Records", "analyses"]
+__all__ = ["Analysis", "Records", "analyses", "our_analyses", "plugin_analyses"]
 
 Records = Literal["all", "sampled", "compared", "histories"]
 """Which steps of a run of hundreds of millions of rows it reads: all, all ranks at even distances, all ranks where one
@@ -42,18 +44,31 @@ class Analysis:
 
 def analyses() -> tuple[Analysis, ...]:
     """All analyses of all packages in the order of the verdict, then those of plug-ins."""
+    return (*our_analyses(), *plugin_analyses())
+
+
+def our_analyses() -> tuple[Analysis, ...]:
+    """Those of the packages of `analyzers`."""
     found: list[Analysis] = []
     for package in packages():
         found += importlib.import_module(f"analyzers.{package}.analyze").ANALYSES
-    for plugin in plugins():
-        found += getattr(plugin.module, "ANALYSES", None) or (_not_loaded(plugin),)
     return tuple(found)
 
 
-def _not_loaded(plugin: Plugin) -> Analysis:
-    """An analysis that fails with the reason: what it would have found was not judged."""
+def plugin_analyses() -> tuple[Analysis, ...]:
+    """Those of plug-ins; what a plug-in declares wrongly is an analysis that says so."""
+    return tuple(analysis for plugin in installed() for analysis in _of(plugin))
 
-    def run(source: Source, scope: Scope) -> list[Finding]:
-        raise ImportError(f"plug-in {plugin.name}: {plugin.problem or 'it has no analyses'}")
 
-    return Analysis(kinds=("records",), run=run)
+def _of(plugin: InstalledPlugin) -> Iterator[Analysis]:
+    if plugin.problems:
+        told = [not_judged(plugin, problem) for problem in plugin.problems]
+        yield Analysis(kinds=("records",), run=lambda source, scope: told, live="periodic")
+    for one in plugin.analyses:
+        yield Analysis(
+            kinds=tuple(one["kinds"]) or ("records",),
+            run=partial(judge, plugin, one["number"]),
+            records=one["records"],
+            live=one["live"],
+            advises=one["advises"],
+        )

@@ -122,6 +122,12 @@ class Finding:
         candidates = (found, replace(found, attempt=None))
         return next((one for one in candidates if given in (one.id, one.id_before_schema_2)), None)
 
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> Finding:
+        """The finding that `to_json` gave, as another process read it."""
+        values = {name: told[name] for name in told if name != "id"}
+        return cls(**{**values, "ranks": tuple(told["ranks"])})
+
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""
         return {

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from analyzers.plugins import plugins
+from analyzers.plugins import installed
 
-__all__ = ["KINDS", "Kind", "packages"]
+__all__ = ["KINDS", "OUR_KINDS", "Kind", "packages"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +124,17 @@ class _Kinds(Mapping[str, Kind]):
 
 @cache
 def _of_plugins() -> dict[str, Kind]:
-    return {kind.name: kind for plugin in plugins() for kind in getattr(plugin.module, "KINDS", ())}
+    told = (kind for plugin in installed() for kind in plugin.kinds)
+    return {
+        kind["name"]: Kind(
+            **{**kind, "identity": tuple(kind["identity"]), "user_causes": frozenset(kind["user_causes"])}
+        )
+        for kind in told
+    }
 
 
+OUR_KINDS = frozenset(kind.name for kind in _KINDS)
+"""Names that no plug-in may use."""
 KINDS: Mapping[str, Kind] = _Kinds()
 """By name, in the order of the verdict."""
 

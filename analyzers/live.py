@@ -8,8 +8,9 @@ remembers what was reported: a finding is reported once, again when its status, 
 more severe or twice as large, and once more with status `ok` when it is over. A straggler is searched for less often
 than a hang.
 
-`standstill_findings` are the hang and the lost ranks, `record_findings` all others: `watch` asks for the two in threads
-of their own, from sources of their own, since the first must not wait for a store.
+`standstill_findings` are the hang and the lost ranks, `plugin_findings` those of plug-ins, `record_findings` all
+others: `watch` asks for the three in threads of their own, from sources of their own. The first must not wait for a
+store, and nothing must wait for a plug-in.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analyzers.analysis import Analysis, analyses
+from analyzers.analysis import Analysis, our_analyses, plugin_analyses
 from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs import analyze as hang
@@ -35,7 +36,8 @@ from analyzers.source import Source
 from probes.tape import event_kinds
 
 __all__ = [
-    "LivePolicy", "LiveState", "live_findings", "record_findings", "remembered", "standstill_findings", "window_start",
+    "LivePolicy", "LiveState", "live_findings", "plugin_findings", "record_findings", "remembered",
+    "standstill_findings", "window_start",
 ]  # fmt: skip
 
 _Judge = Callable[[], list[Finding]]
@@ -53,6 +55,8 @@ class LivePolicy:
     """Ranks from which periodic analyses run proportionally less often."""
     report_again_ratio: float = 2.0
     """Growth of the main number at which a finding is reported again."""
+    max_failures: int = 3
+    """Reasons of one failing analysis that are reported; they may differ in a number alone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,13 +83,22 @@ class LiveState:
     """The newest attempt at the last call."""
     judged: tuple[int, int] = (-1, 0)
     """The newest attempt and its newest step at the last call."""
+    plugin_ticks: int = 0
+    plugins_judged: tuple[int, int] = (-1, 0)
+    """As `judged`, of the last call of the plug-ins."""
+    failures: dict[str, list[str]] = field(default_factory=dict)
+    """{analysis or plug-in: why it failed}, each reason once."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what was reported."""
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
     """New and changed findings at `now_ns` (epoch nanoseconds)."""
-    return [*standstill_findings(source, state, now_ns), *record_findings(source, state, now_ns)]
+    return [
+        *standstill_findings(source, state, now_ns),
+        *record_findings(source, state, now_ns),
+        *plugin_findings(source, state, now_ns),
+    ]
 
 
 def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
@@ -108,7 +121,7 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     if not known:
         return []
     attempt = known[-1]
-    since_step = _since_step(source, attempt, state)
+    since_step, state.judged = _since_step(source, attempt, state.judged, state.policy)
     scope = Scope(attempt=attempt, since_step=since_step, now_ns=now_ns, manifest=state.manifest)
     due: dict[tuple[str, ...], _Judge] = {}
     # A restart may be quicker than a tick: how an attempt ended is still to be reported when the next one is there.
@@ -123,15 +136,43 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
             for finding in _ended(source, one, known, state)
             if finding.identity not in state.reported
         ]
-    period = _period(source, attempt, state.policy)
-    is_due = state.ticks // period > ticks // period
-    for analysis in analyses():
-        if analysis.live == "each_tick" or (analysis.live == "periodic" and is_due):
-            due[analysis.kinds] = _judge(analysis, source, scope)
+    due |= _due(our_analyses(), source, scope, state.policy, ticks, state.ticks)
     news, judged = _judged(state, due, attempt=attempt)
     if "ended" in judged or not ended:
         state.attempt = attempt
     return news
+
+
+def plugin_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
+    """New and changed findings of plug-ins. A call may take as long as `store.plugins` allows each of them."""
+    ticks, state.plugin_ticks = state.plugin_ticks, state.plugin_ticks + num_ticks
+    if not (known := attempts(source)):
+        return []
+    attempt = known[-1]
+    since_step, state.plugins_judged = _since_step(source, attempt, state.plugins_judged, state.policy)
+    scope = Scope(attempt=attempt, since_step=since_step, now_ns=now_ns, manifest=state.manifest)
+    due = _due(plugin_analyses(), source, scope, state.policy, ticks, state.plugin_ticks)
+    return _judged(state, due, attempt=attempt)[0]
+
+
+def _due(
+    analyses: Iterable[Analysis], source: Source, scope: Scope, policy: LivePolicy, before: int, ticks: int
+) -> dict[tuple[str, ...], _Judge]:
+    """The analyses that are due after `ticks` calls, of which `before` were made until the last time."""
+    assert scope.attempt is not None
+    period = _period(source, scope.attempt, policy)
+    is_due = ticks // period > before // period
+    due: dict[tuple[str, ...], _Judge] = {}
+    for analysis in analyses:
+        if analysis.live == "each_tick" or (analysis.live == "periodic" and is_due):
+            others = due.get(analysis.kinds)
+            one = _judge(analysis, source, scope)
+            due[analysis.kinds] = one if others is None else _both(others, one)
+    return due
+
+
+def _both(first: _Judge, second: _Judge) -> _Judge:
+    return lambda: [*first(), *second()]
 
 
 def _judged(state: LiveState, due: Mapping[tuple[str, ...], _Judge], *, attempt: int) -> tuple[list[Finding], set[str]]:
@@ -140,12 +181,26 @@ def _judged(state: LiveState, due: Mapping[tuple[str, ...], _Judge], *, attempt:
     judged: set[str] = set()
     for kinds, judge in due.items():
         try:
-            found += judge()
+            told = judge()
+        except Exception as error:  # one analysis that fails must not silence the others
+            _note_failure(state, kinds[0], f"{type(error).__name__}: {error}")
+            continue
+        failed = [one for one in told if one.status == "insufficient_data" and "plugin" in one.evidence]
+        for one in failed:
+            _note_failure(state, f"plug-in {one.evidence['plugin']}", str(one.evidence.get("error")))
+        if not failed:
             judged.update(kinds)
-        except Exception:  # one analysis that fails must not silence the others; the post-mortem reports the error
-            state.errors[kinds[0]] = state.errors.get(kinds[0], 0) + 1
+        found += told
     with state.lock:
         return _news(state, [f for f in found if f.status in ("fired", "suspect")], judged, attempt), judged
+
+
+def _note_failure(state: LiveState, name: str, reason: str) -> None:
+    with state.lock:
+        state.errors[name] = state.errors.get(name, 0) + 1
+        known = state.failures.setdefault(name, [])
+        if reason not in known and len(known) < state.policy.max_failures:
+            known.append(reason)
 
 
 def remembered(events: Iterable[Mapping[str, Any]]) -> dict[tuple[object, ...], Finding]:
@@ -166,13 +221,14 @@ def window_start(source: Source, attempt: int, window_steps: int) -> int:
     return max(0, _newest_step(source, attempt) - window_steps)
 
 
-def _since_step(source: Source, attempt: int, state: LiveState) -> int:
+def _since_step(
+    source: Source, attempt: int, judged: tuple[int, int], policy: LivePolicy
+) -> tuple[int, tuple[int, int]]:
     """First step of the window, which reaches back from the newest one of the last call: however many steps lie
-    between two calls, each is judged with as many before it."""
+    between two calls, each is judged with as many before it. And the attempt and step that are judged now."""
     newest = _newest_step(source, attempt)
-    before = state.judged[1] if state.judged[0] == attempt else newest
-    state.judged = (attempt, newest)
-    return max(0, min(before, newest) - state.policy.window_steps)
+    before = judged[1] if judged[0] == attempt else newest
+    return max(0, min(before, newest) - policy.window_steps), (attempt, newest)
 
 
 def _newest_step(source: Source, attempt: int) -> int:

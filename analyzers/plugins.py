@@ -5,27 +5,69 @@
     my_team = "my_team.rankscope_analyzers"
 
 The entry point names a module with `KINDS` and `ANALYSES`, and where it wants `WHY`, `NEXT` and `FIGURES`, as a package
-of `analyzers` has them in `explain` and `figures` (docs/api.md). A module that cannot be loaded costs its own findings
-and is reported; no kind of ours can be replaced.
+of `analyzers` has them in `explain` and `figures` (docs/api.md). It runs in a process of its own (`store.plugins`), and
+here is its description of itself. What is wrong with that is a problem that the report shows; no kind of ours can be
+replaced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from store.plugins import Plugin
-from store.plugins import plugins as plugins_of
+from store.plugins import PluginError, PluginProcess, plugins
 
-__all__ = ["GROUP", "Plugin", "part_of", "plugins"]
+__all__ = ["GROUP", "InstalledPlugin", "installed", "plugin_of"]
 
 GROUP = "rankscope.analyzers"
 
 
-def plugins() -> tuple[Plugin, ...]:
-    """All of them, by name. Each is imported once a process."""
-    return plugins_of(GROUP, ("KINDS", "ANALYSES"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledPlugin:
+    """One plug-in, as it describes itself."""
+
+    process: PluginProcess
+    kinds: tuple[Mapping[str, Any], ...] = ()
+    """Fields of `analyzers.kinds.Kind`, checked."""
+    analyses: tuple[Mapping[str, Any], ...] = ()
+    """`kinds`, `records`, `live` and `advises` of each `analyzers.analysis.Analysis`."""
+    explains: Mapping[str, tuple[str, ...]]
+    """The kinds that its `WHY`, `NEXT` and `FIGURES` name."""
+    problems: tuple[str, ...] = ()
+    """One line for each part that is not used, and why."""
+
+    @property
+    def name(self) -> str:
+        """Name of the entry point."""
+        return self.process.name
 
 
-def part_of(kind: str, part: str) -> Any:
-    """The entry of a kind in `WHY`, `NEXT` or `FIGURES` of the plug-ins; None where none has one."""
-    return next((plugin.table(part)[kind] for plugin in plugins() if kind in plugin.table(part)), None)
+@cache
+def installed() -> tuple[InstalledPlugin, ...]:
+    """All of them, by name. Each is described once a process; a kind belongs to the first that declares it."""
+    found: list[InstalledPlugin] = []
+    taken: dict[str, str] = {}
+    for process in plugins(GROUP, "analyzers.plugin_calls.plugin_child"):
+        try:
+            told = process.call("describe")
+        except PluginError as error:
+            found.append(InstalledPlugin(process=process, explains={}, problems=(str(error),)))
+            continue
+        twice = [kind["name"] for kind in told["kinds"] if kind["name"] in taken]
+        problems = [*told["problems"], *(f"the kind {name} is one of plug-in {taken[name]}" for name in twice)]
+        kinds = tuple(kind for kind in told["kinds"] if kind["name"] not in taken)
+        taken |= {kind["name"]: process.name for kind in kinds}
+        analyses = tuple(told["analyses"])
+        found.append(
+            InstalledPlugin(
+                process=process, kinds=kinds, analyses=analyses, explains=told["explains"], problems=tuple(problems)
+            )
+        )
+    return tuple(found)
+
+
+def plugin_of(kind: str) -> InstalledPlugin | None:
+    """The plug-in that declares a kind."""
+    return next((one for one in installed() if any(known["name"] == kind for known in one.kinds)), None)

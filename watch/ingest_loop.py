@@ -103,7 +103,7 @@ class IngestLoop:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
         start = time.monotonic()
         self._ingest()
-        with self._open() as store:
+        with self.open_store() as store:
             stale = stale_ranks(store, self._node_rank)
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._pace.num_ticks)
             advice = self._advice(store)
@@ -120,6 +120,7 @@ class IngestLoop:
             self._traces.poll(store, self._tapes.placed)
         kill_stale(self._run, stale, self._events)
         self._judge.report_advice(advice)
+        self._judge.report_failures()
         if self._judge.report(findings):
             self._ingest()
         self._exports.poll()
@@ -144,18 +145,18 @@ class IngestLoop:
             if self._job is not None:
                 self._job.close()
         self._ingest(thorough=True)
-        with self._open() as store:
+        with self.open_store() as store:
             kill_stale(self._run, stale_ranks(store, self._node_rank), self._events)
             has_read = self._traces.finish(store, self._tapes.placed)
         if has_read:
             self._ingest()
         for _ in range(2):  # how an attempt ended is reported by the second run of the analyzers that sees the next one
-            with self._open() as store:
+            with self.open_store() as store:
                 findings = self._judge.findings(store, self._ingested_ns)
             if self._judge.report(findings):
                 self._ingest()
         self._ingest()
-        with self._open() as store:
+        with self.open_store() as store:
             advice = self._advice(store, is_last=True)
             self._export(store, measure_now=True)
         if self._judge.report_advice(advice):
@@ -170,7 +171,7 @@ class IngestLoop:
             except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
                 self.failed_ticks += 1
                 logger.warning("%s", error)
-            except Exception:  # a tick that fails must not end the watch; the log has each one
+            except BaseException:  # a tick that fails, by SystemExit too, must not end the thread; the log has each one
                 self.failed_ticks += 1
                 logger.exception("Tick failed, trying again.")
             self._pace.rest(stop, is_eager=self._is_eager)
@@ -199,7 +200,7 @@ class IngestLoop:
             return []
         return self._judge.advice(store, self._run.manifest, self._ingested_ns, is_last=is_last)
 
-    def _open(self) -> Store:
+    def open_store(self) -> Store:
         """The store with all that this watch can see; with its own node alone while another watch leads, unless the
         other nodes train on in an attempt without this one."""
         is_led = self._job is not None and self._job.is_led

@@ -7,11 +7,19 @@ judge.report_advice(judge.advice(store, run.manifest, now_ns))
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.live import LiveState, live_findings, record_findings, remembered, standstill_findings
+from analyzers.live import (
+    LiveState,
+    plugin_findings,
+    record_findings,
+    remembered,
+    standstill_findings,
+)
+from analyzers.printable import visible
 from analyzers.report.wording.explained import next_step
 from analyzers.run.digest import Digest
 from analyzers.run.policy import stall_policy
@@ -23,11 +31,13 @@ from watch.exporting.exports import Exports
 
 __all__ = ["LiveJudge"]
 
+logger = logging.getLogger("rankscope.watch")
+
 
 class LiveJudge:
     """Reports each finding once. What a watch that was killed has reported is read from its events, not repeated.
 
-    Two threads use it: one asks for hangs and deaths, the other for all else.
+    Three threads use it: one asks for hangs and deaths, one for the findings of plug-ins, one for all else.
     """
 
     def __init__(self, manifest: Mapping[str, Any], events: EventWriter, exports: Exports) -> None:
@@ -35,6 +45,7 @@ class LiveJudge:
         before = read_events(events.path)[0] if events.path.exists() else []
         self._state = LiveState(stall=stall_policy(manifest), manifest=manifest, reported=remembered(before))
         self._advice = AdviceState(said=remembered_advice(before))
+        self._told_failures: set[tuple[str, str]] = set()
 
     @property
     def is_stopping(self) -> bool:
@@ -68,8 +79,8 @@ class LiveJudge:
         self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns
 
     def findings(self, source: Source, now_ns: int) -> list[Finding]:
-        """Findings that are new or have changed at `now_ns` (epoch nanoseconds)."""
-        return live_findings(source, self._state, now_ns)
+        """Findings that are new or have changed at `now_ns` (epoch nanoseconds), without those of plug-ins."""
+        return [*self.standstill_findings(source, now_ns), *self.record_findings(source, now_ns)]
 
     def standstill_findings(self, source: Source, now_ns: int) -> list[Finding]:
         """Those of hangs and lost ranks, from the newest records."""
@@ -78,6 +89,10 @@ class LiveJudge:
     def record_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
         """All others, from the whole store. `num_ticks`: seconds since the last call."""
         return record_findings(source, self._state, now_ns, num_ticks=num_ticks)
+
+    def plugin_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
+        """Those of plug-ins, which may keep the caller waiting for their limit of time."""
+        return plugin_findings(source, self._state, now_ns, num_ticks=num_ticks)
 
     def advice(
         self, source: Source, manifest: Callable[[], Mapping[str, Any]], now_ns: int, *, is_last: bool = False
@@ -96,6 +111,16 @@ class LiveJudge:
                 next=next_step(finding),
             )
         return bool(advice)
+
+    def report_failures(self) -> None:
+        """Write an event for each analysis and plug-in that failed, once a reason."""
+        with self._state.lock:
+            failed = {(name, reason) for name, reasons in self._state.failures.items() for reason in reasons}
+            news, self._told_failures = failed - self._told_failures, failed | self._told_failures
+        for name, reason in sorted(news):
+            line = visible(" ".join(reason.split()))[:500]
+            logger.warning("%s failed: %s", name, line)
+            self._events.write(event_kinds.ANALYZER_FAILED, analyzer=name, reason=line)
 
     def report(self, findings: Sequence[Finding]) -> bool:
         """Write findings as events and export them; returns True if there were any."""

@@ -3,7 +3,8 @@
     python -m watch.node_process runs/latest --node-rank 0     (started by the launcher, or by local rank 0)
 
 Two loops, once a second each: the main thread judges whether the run stands still (`watch.standstill_loop`), from
-tapes alone; another writes the store and judges the rest (`watch.ingest_loop`). It ends when the run has ended, or when
+tapes alone; another writes the store and judges the rest (`watch.ingest_loop`). Plug-ins have a third
+(`watch.plugins.loop`). It ends when the run has ended, or when
 every process of the run is gone. It takes no part in any collective and holds no lock that a rank could wait for: it
 can be killed at any moment and started again.
 """
@@ -41,6 +42,7 @@ from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
+from watch.plugins.loop import PluginLoop
 from watch.profiling.requester import CaptureRequester
 from watch.records.publishing import Publishing
 from watch.records.retention import Retention
@@ -133,9 +135,11 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 ingest.captures = CaptureRequester.of(run, events, node_rank=node_rank)
                 ingest.retention = Retention.of(run, ingester, syncing, events)
                 ingest.publishing = Publishing.of(run, events, node_rank=node_rank)
+                plugins = PluginLoop(ingest.open_store, tapes, judge)
                 with syncing.running():
-                    _run_until_needed(loop, ingest, Heartbeat(options.heartbeat_fd))
+                    _run_until_needed(loop, ingest, plugins, Heartbeat(options.heartbeat_fd))
                 _close(ingest, run, Heartbeat(options.heartbeat_fd))
+                plugins.finish()
                 syncing.finish()
                 if not loop.is_needed():
                     remove_shared(run.path, node_rank)  # of ranks that could not do it themselves
@@ -177,10 +181,10 @@ class _EndRequest:
         raise KeyboardInterrupt  # at once: a tick may take seconds
 
 
-def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, heartbeat: Heartbeat) -> None:
+def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginLoop, heartbeat: Heartbeat) -> None:
     """Tick until the run has ended or a signal arrives."""
     end = _EndRequest()
-    with contextlib.suppress(KeyboardInterrupt), ingest.running():
+    with contextlib.suppress(KeyboardInterrupt), plugins.running(), ingest.running():
         try:
             _tick_on(loop, heartbeat, end)
         finally:

@@ -25,6 +25,7 @@ __all__ = [
     "COMPUTE_PHASES",
     "GAPS",
     "OWN_PHASES",
+    "WHOLE_STEP",
     "Matrix",
     "Timings",
     "has_host_gaps",
@@ -35,6 +36,9 @@ __all__ = [
 ]  # fmt: skip
 
 Matrix = npt.NDArray[np.float32]
+WHOLE_STEP = "whole_step"
+"""Place of a rank's whole step without its known waits, where no phase was recorded: a rank whose steps are longer than
+its peers' is slow, but ranks in lockstep are as long and prove nothing."""
 
 _EPOCH = 1 << 40
 CP, TP = 2, 3
@@ -99,7 +103,7 @@ class Timings:
 
     def places(self, cause: str) -> tuple[str, ...]:
         """Phases and gaps that are work of a kind: `data`, or everything else."""
-        known = ("data",) if cause == "data" else (*COMPUTE_PHASES, *GAPS, DEVICE)
+        known = ("data",) if cause == "data" else (*COMPUTE_PHASES, *GAPS, DEVICE, WHOLE_STEP)
         return tuple(place for place in known if place in self.own)
 
 
@@ -110,6 +114,10 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     places = ("data", DEVICE) if on_device else (*OWN_PHASES, *gaps)
     columns = [f"CAST(coalesce({own(phase)}, 0) / 1e6 AS FLOAT) AS {phase}" for phase in OWN_PHASES]
     columns += [f"CAST({own(gap)} / 1e6 AS FLOAT) AS {gap}" for gap in gaps]
+    if not on_device and not gaps and not _has_phases(source, attempt):
+        places = ("data", WHOLE_STEP)
+        whole = "greatest(duration_ns - greatest(coalesce(collective_wait_ns, 0), 0), 0)"
+        columns.append(f"CAST({whole} / 1e6 AS FLOAT) AS {WHOLE_STEP}")
     table = (
         device_rows(source, attempt, since_step=since_step)
         if on_device
@@ -117,7 +125,8 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
             f"""
         SELECT rank, step, {", ".join(columns)}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
                CAST(duration_ns / 1e6 AS FLOAT) AS duration
-        FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, start_ns
+        FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL
+        ORDER BY rank, start_ns, step
         """,
             [attempt, since_step],
         )
@@ -156,6 +165,11 @@ def has_uncompared_gaps(source: Source, attempt: int) -> bool:
     """Return True if gaps were measured on the host of a GPU alone: no call was timed on the device."""
     on_host = _has_gaps(source, attempt) and _is_on_device(source, attempt)
     return on_host and not has_device_calls(source, attempt)
+
+
+def _has_phases(source: Source, attempt: int) -> bool:
+    phases = " OR ".join(f"{phase}_ns IS NOT NULL" for phase in OWN_PHASES)
+    return bool(source.rows(f"SELECT 1 FROM steps WHERE attempt = ? AND ({phases}) LIMIT 1", [attempt]))
 
 
 def _has_gaps(source: Source, attempt: int) -> bool:

@@ -29,6 +29,7 @@ from analyzers.external.logs.earlier import earlier_ends, ended_text
 from analyzers.external.logs.wording import ANALYZER
 from analyzers.external.memory_diagnosis import judge_memory
 from analyzers.external.pipeline_findings import judge_jobs
+from analyzers.external.plugin_records import judge_rows, not_in_logs
 from analyzers.external.printed_steps import judge_steps
 from analyzers.external.trace_diagnosis import judge_traces
 from analyzers.finding import Finding
@@ -41,7 +42,7 @@ from store.readers.formats import FORMATS, Format, format_of
 from store.readers.logs.rows import log_rows
 from store.readers.logs.scan import ReadLog, read_log
 from store.readers.memory_store import MemoryStore
-from store.readers.plugin_formats import plugin_problems, read_by_plugin
+from store.readers.plugin_formats import PluginRows, plugin_problems, read_by_plugin
 from store.readers.ras import read_ras
 
 __all__ = ["Progress", "SourceError", "diagnose_files"]
@@ -56,6 +57,7 @@ class _Files:
 
     by_format: dict[Format, list[Path]] = field(default_factory=lambda: {name: [] for name in FORMATS})
     names: dict[Path, str] = field(default_factory=dict)
+    plugin_rows: list[PluginRows] = field(default_factory=list)
     problems: Survey = field(default_factory=Survey)
     other: int = 0
 
@@ -124,16 +126,22 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     findings: dict[str, list[Finding]] = {}
     facts: dict[str, Any] = {"run_id": name}
     inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
+    _read_plugin_files(files)
+    if any(rows.has_records for rows in files.plugin_rows):
+        findings["plugin"], facts, what_if = judge_rows(files.plugin_rows, facts)
     if files.by_format["log"] or files.by_format["ras"] or files.by_format["plugin"]:
         findings["log"], of_logs = _judge_logs(files, progress)
-        facts |= of_logs
+        facts = {**of_logs, **{key: value for key, value in facts.items() if value is not None}}
         if (
             not findings["log"]
+            and "plugin" not in findings
             and not facts["logs"]["finished"]
             and len(inputs) == 1
             and inputs[0] in ("log", "plugin")
         ):
             findings["log"] = [_silent_logs(of_logs)]
+    if "plugin" in findings:
+        findings["plugin"] = not_in_logs(findings["plugin"], findings["log"])
     if files.by_format["flight_recorder"]:
         found = Survey(paths=files.by_format["flight_recorder"])
         findings["flight_recorder"], of_dumps = judge_dumps(found, name=name)
@@ -168,6 +176,20 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     return join(findings), facts, what_if
 
 
+def _read_plugin_files(files: _Files) -> None:
+    for path in files.by_format["plugin"]:
+        try:
+            found = read_by_plugin(path, files.names[path])
+        except SourceError as error:
+            files.problems.add_problem(path, str(error))
+            continue
+        for reason in found.refused:
+            files.problems.add_problem(path, f"plug-in {found.plugin}: {visible(reason)}")
+        if not found.num_rows:
+            files.problems.add_problem(path, f"plug-in {found.plugin} read no row from it")
+        files.plugin_rows.append(found)
+
+
 def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[str, Any]]:
     logs: list[ReadLog] = []
     paths = files.by_format["log"]
@@ -188,15 +210,8 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         for problem in ([log.problem] if log.problem else []) + log.given_up:
             files.problems.add_problem(log.path, problem)
     events, steps = log_rows(logs, files.names)
-    num_rows = 0
-    for path in files.by_format["plugin"]:
-        try:
-            more_events, more_steps = read_by_plugin(path, files.names[path])
-        except SourceError as error:
-            files.problems.add_problem(path, str(error))
-            continue
-        events, steps = [*events, *more_events], [*steps, *more_steps]
-        num_rows += len(more_events) + len(more_steps)
+    events += [row for rows in files.plugin_rows for row in rows.tables["log_events"]]
+    num_rows = sum(len(rows.tables["log_events"]) for rows in files.plugin_rows)
     with MemoryStore() as store:
         store.add("log_events", events)
         store.add("steps", steps)
@@ -222,6 +237,8 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
 
 def _silent_logs(facts: dict[str, Any]) -> Finding:
     lines = facts["logs"]["lines"]
+    if not lines:
+        return Finding.insufficient("logs", "rank_lost", "Nothing was judged: no line or row was read from the files.")
     return Finding.insufficient(
         "logs",
         "rank_lost",

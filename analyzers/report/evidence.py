@@ -13,10 +13,11 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 
 from analyzers.figures.moment import moment
+from analyzers.figures.not_drawn import not_drawn
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
-from analyzers.plugins import part_of
+from analyzers.plugin_calls.drawn import draw as draw_by_plugin
 from analyzers.source import Source
 
 __all__ = ["Drawing", "drawings", "figures_of", "moment"]
@@ -27,7 +28,10 @@ Figures = Sequence[Callable[[Source, Finding], Iterator[Drawing]]]
 def drawings(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Figures for one finding, the most telling first."""
     for draw in figures_of(finding.kind):
-        yield from draw(source, finding)
+        try:
+            yield from draw(source, finding)
+        except Exception as error:  # one figure that fails must not cost the page
+            yield not_drawn(finding.kind, f"{type(error).__name__}: {error}")
 
 
 def figures_of(kind: str) -> Figures:
@@ -36,6 +40,6 @@ def figures_of(kind: str) -> Figures:
     if known is None or not known.drawn:
         return ()
     if not known.package:
-        return part_of(kind, "FIGURES") or ()
+        return (draw_by_plugin,)
     found: Figures = importlib.import_module(f"analyzers.{known.package}.figures").FIGURES[kind]
     return found

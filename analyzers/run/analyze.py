@@ -19,6 +19,7 @@ from analyzers.run.unwatched import unwatched_times
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking, missing_tables
 from analyzers.wording import ranks_text, sentence
+from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "record_coverage"]
 
@@ -85,8 +86,29 @@ def _silent(attempt: int, ranks: list[int], world_size: int) -> Finding:
     )
 
 
+def live_failures(source: Source, scope: Scope) -> list[Finding]:
+    """One finding for each analysis and plug-in that failed while the run lived: `watch` did not judge it then."""
+    if not source.has("events"):
+        return []
+    rows = source.rows(
+        "SELECT DISTINCT json_extract_string(detail, '$.analyzer'), json_extract_string(detail, '$.reason') "
+        "FROM events WHERE kind = ? ORDER BY ALL LIMIT 20",
+        [event_kinds.ANALYZER_FAILED],
+    )
+    return [
+        _insufficient(
+            f"While the run was live, {analyzer} failed: {sentence(reason)}",
+            evidence={"analyzer": analyzer, "error": reason},
+        )
+        for analyzer, reason in rows
+    ]
+
+
 def _insufficient(why: str, **more: Any) -> Finding:
     return Finding.insufficient("coverage", "records", why, **more)
 
 
-ANALYSES = (Analysis(kinds=("records",), run=record_coverage, records="sampled"),)
+ANALYSES = (
+    Analysis(kinds=("records",), run=record_coverage, records="sampled"),
+    Analysis(kinds=("records",), run=live_failures, records="sampled"),
+)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analyzers.analysis import analyses
+from analyzers.analysis import our_analyses
 from analyzers.finding import Finding
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
@@ -88,7 +88,7 @@ def remembered_advice(events: Iterable[Mapping[str, Any]]) -> set[tuple[str, str
 
 def _advice(source: Source, scope: Scope, state: AdviceState) -> list[Finding]:
     found: list[Finding] = []
-    for analysis in analyses():
+    for analysis in our_analyses():
         if not analysis.advises:
             continue
         try:

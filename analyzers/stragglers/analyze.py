@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.device_timings import DEVICE
-from analyzers.account.timings import Timings, has_uncompared_gaps, load_timings
+from analyzers.account.timings import WHOLE_STEP, Timings, has_uncompared_gaps, load_timings
 from analyzers.analysis import Analysis
 from analyzers.communication.link_search import slow_links
 from analyzers.communication.slow_link import SlowLink
@@ -77,7 +77,7 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
     if missing_tables(source, "steps"):
         return [_insufficient("no steps are recorded")]
     findings: list[Finding] = []
-    judged = False
+    judged = is_whole = False
     for attempt in attempts(source):
         if scope.attempt not in (None, attempt):
             continue
@@ -87,11 +87,14 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
         timings = timings.until_all_have(policy.node_lag_s)
         if not len(timings.steps):
             continue
-        judged |= _can_judge(timings, policy)
+        judged |= _can_judge(timings, policy) and WHOLE_STEP not in timings.own
+        is_whole |= WHOLE_STEP in timings.own
         slow, suspected = slow_ranks(source, timings, policy)
         findings += [*slow, *slow_link_findings(source, timings, policy, suspected)]
     if not judged and not findings:
         ((world_size,),) = source.rows("SELECT count(DISTINCT rank) FROM steps")
+        if world_size > 1 and is_whole:
+            return [_insufficient("no phase of a step was recorded, and ranks in lockstep have equal steps")]
         if world_size > 1:
             with_peers = policy.warm_up_steps + policy.persistence.min_length
             by_itself = policy.warm_up_steps + policy.change.min_before + policy.change.min_length
@@ -256,6 +259,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "ongoing": suspect.ongoing,
     }
     place = worst.place(policy.place_ratio)
+    place = "" if place == WHOLE_STEP else place
     is_least = place == DEVICE
     peers = _peers_of(timings, worst) if worst.has_peers else []
     if is_least:

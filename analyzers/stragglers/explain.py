@@ -27,6 +27,8 @@ def _straggler(finding: Finding) -> str:
             others = f"{number(of['transfer_before_ms'])} ms before"
         return f"A transfer takes {number(of.get('transfer_ms'))} ms, against {others}."
     factors, excess = of.get("phase_factors_ratio") or {}, of.get("phase_excess_ms") or {}
+    if "whole_step" in factors:  # no phase was recorded
+        factors = {"whole step": factors["whole_step"]}
     phases = ", ".join(
         f"{_GAPS.get(name, name)} {value:.2f}x"
         if is_number(value) and value < 10

@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.account.timings import WHOLE_STEP, Matrix, Timings, others_median
 from analyzers.robust import sigma
 from analyzers.source import Ints
 from analyzers.stragglers.change_point import find_changes
@@ -302,7 +302,9 @@ def measured(
     per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])
     next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
-    step_ms = float(typical(np.nanmedian(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
+    # Ranks in lockstep take the same time; where whole steps differ they are not, and the slowest is the job's.
+    of_ranks = np.nanmax if WHOLE_STEP in timings.own else np.nanmedian
+    step_ms = float(typical(of_ranks(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
     gain = max(0.0, excess - max(0.0, next_slowest))
     waits = complete(timings.wait[np.ix_(peers, index)])
     return Straggler(

@@ -131,6 +131,8 @@ def _checked(graph: Graph | None, basis: str, source: Source, attempt: int, step
         """,
         [attempt, steps[0], steps[-1]],
     )
+    if measured_ms is None:  # no step has a start
+        return None
     error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
     held_out = held_out_error(graph, measured_ms)
     return StepGraph(

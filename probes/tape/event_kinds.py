@@ -390,6 +390,10 @@ TRACKER_FAILED = _kind(
     by="watch", meaning="A tracker's process died, could not write, or did not end in time.",
 )
 HOOK_FAILED = _kind("hook_failed", _text("hook"), _REASON, by="watch", meaning="A webhook or command missed a finding.")
+ANALYZER_FAILED = _kind(
+    "analyzer_failed", _text("analyzer", "an analysis, or `plug-in NAME`"), _REASON,
+    by="watch", meaning="A live analysis or a plug-in failed: what it would have found was not judged.",
+)
 FINDING = _kind(
     "finding", _text("id", "the same live and post-mortem"), _float("cost_s", "wall time lost to it", unit="s"),
     table="findings", by="watch", meaning="A live analyzer reported a finding.",

@@ -68,6 +68,10 @@ class MemoryStore:
         """Return True if rows of the table were added."""
         return table in self._filled
 
+    def interrupt(self) -> None:
+        """End the query that another thread runs."""
+        self._connection.interrupt()
+
     def close(self) -> None:
         """Free the memory."""
         self._connection.close()

@@ -1,85 +1,97 @@
-"""Formats that other installed packages read, into rows of the tables that logs fill.
+"""Formats that other installed packages read, into rows of our tables.
 
     # pyproject.toml of the package
     [project.entry-points."rankscope.readers"]
     my_format = "my_team.rankscope_reader"
 
 The module has `recognise(first: bytes) -> bool`, which gets the first 64 KiB of a file, and `read(path: Path)`, which
-returns `{"log_events": rows, "steps": rows}`: mappings from column to value (docs/schema.md). It is asked about files
-that are of no format of ours, or no more than text.
+returns rows by table: `log_events`, `steps`, `collectives` and `events`, as mappings from column to value
+(docs/schema.md). It is asked about files that are of no format of ours, or no more than text. It runs in a process of
+its own (`store.plugins`), and each row is checked there (`store.readers.plugin_rows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probes.tape.schema import TABLES
-from store.plugins import Plugin, plugins
+from store.plugins import PluginError, PluginProcess, plugins
 from store.readers.external_files import SourceError, head
+from store.readers.plugin_rows import READ_TABLES, Rows
 
-__all__ = ["GROUP", "HEAD_BYTES", "plugin_problems", "read_by_plugin", "reader_of"]
+__all__ = ["GROUP", "HEAD_BYTES", "PluginRows", "plugin_problems", "read_by_plugin", "reader_of"]
 
 GROUP = "rankscope.readers"
 HEAD_BYTES = 64 << 10
-MAX_ROWS = 1_000_000
-"""Of one file and table."""
-MAX_RANK = 1_000_000
-_FILLED = ("log_events", "steps")
-_KNOWN = {table: {"rank", *(column.name for column in TABLES[table].columns)} for table in _FILLED}
-Rows = list[dict[str, Any]]
 
 
-def _readers() -> tuple[Plugin, ...]:
-    return plugins(GROUP, ("recognise", "read"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginRows:
+    """What a plug-in read from one file."""
+
+    plugin: str
+    tables: dict[str, Rows] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+    """Why rows were refused, each reason once."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return sum(map(len, self.tables.values()))
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there is more than events of a log."""
+        return any(rows for table, rows in self.tables.items() if table != "log_events")
+
+
+def _readers() -> tuple[PluginProcess, ...]:
+    return plugins(GROUP, "store.readers.plugin_child")
 
 
 def plugin_problems() -> dict[str, str]:
-    """{plug-in: why it could not be loaded}."""
-    return {plugin.name: plugin.problem for plugin in _readers() if plugin.module is None}
-
-
-def reader_of(first: bytes) -> Plugin | None:
-    """The first plug-in that recognises a file; one that raises does not."""
+    """{plug-in: why it cannot be used}."""
+    found = {}
     for plugin in _readers():
-        if plugin.module is not None:
-            try:
-                if plugin.module.recognise(first):
-                    return plugin
-            except Exception:  # code of others: the file may still be read as a text
-                continue
+        try:
+            plugin.call("recognise", b"")
+        except PluginError as error:
+            found[plugin.name] = str(error)
+    return found
+
+
+def reader_of(first: bytes) -> PluginProcess | None:
+    """The first plug-in that recognises a file; one that fails does not."""
+    for plugin in _readers():
+        try:
+            if plugin.call("recognise", first):
+                return plugin
+        except PluginError:  # named by `plugin_problems`; the file may still be read as a text
+            continue
     return None
 
 
-def read_by_plugin(path: Path, name: str) -> tuple[Rows, Rows]:
-    """Rows of `log_events` and of `steps`; `name` is the file's in the report. Raises SourceError."""
+def read_by_plugin(path: Path, name: str) -> PluginRows:
+    """Rows of a file; `name` is the file's in the report. Raises SourceError."""
     plugin = reader_of(head(path, HEAD_BYTES))
-    if plugin is None or plugin.module is None:
+    if plugin is None:
         raise SourceError("is recognised by no plug-in any more")
+    tables: dict[str, Rows] = {table: [] for table in READ_TABLES}
+    refused: list[str] = []
     try:
-        found = plugin.module.read(path)
-        events, steps = (_rows(found.get(table, ()), table) for table in _FILLED)
-    except Exception as error:  # code of others: the other files are still read
-        raise SourceError(f"plug-in {plugin.name}: {type(error).__name__}: {error}"[:500]) from None
-    return [_event(row, name) for row in events], steps
+        for table, row in plugin.call("read", str(path.absolute())):
+            if table in tables:
+                tables[table].append(row)
+            else:
+                refused.append(str(row))
+    except PluginError as error:
+        raise SourceError(f"plug-in {plugin.name}: {error}") from None
+    events = [_event(row, name) for row in tables["log_events"]]
+    return PluginRows(plugin=plugin.name, tables={**tables, "log_events": events}, refused=tuple(refused))
 
 
 def _event(row: dict[str, Any], name: str) -> dict[str, Any]:
     """An event as our rules leave it: rank and step are among the fields too."""
     fields = {key: row[key] for key in ("rank", "step") if row.get(key) is not None}
     return {"kind": "other", "message": "", "source": name, **row, "fields": {**fields, **(row.get("fields") or {})}}
-
-
-def _rows(rows: Iterable[Mapping[str, Any]], table: str) -> Rows:
-    """Rows of known columns. Raises ValueError for any other."""
-    kept = []
-    for row in islice(rows, MAX_ROWS):
-        if unknown := set(row) - _KNOWN[table]:
-            raise ValueError(f"{table} has no column {', '.join(sorted(map(str, unknown)))}")
-        rank = row.get("rank")
-        if rank is not None and not 0 <= int(rank) < MAX_RANK:
-            raise ValueError(f"rank {rank} is out of range")
-        kept.append({"attempt": 0, **row})
-    return kept

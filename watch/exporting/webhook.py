@@ -34,7 +34,7 @@ from analyzers.report.wording.links import finding_link
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.secrets import MIN_LITERAL_CHARS, Redactor
-from store.plugins import Plugin, plugins
+from store.plugins import PluginProcess, plugins
 from store.readers.http_deadline import HttpDeadline, plain_reason
 
 __all__ = ["FindingHook", "finding_hook"]
@@ -59,7 +59,7 @@ class FindingHook:
         command: str = "",
         min_severity: str = "warning",
         at_most_per_hour: int = 60,
-        modules: Sequence[Plugin] = (),
+        modules: Sequence[PluginProcess] = (),
     ) -> None:
         self._run_id, self._events = run_id, events
         self._webhook, self._command = webhook, shlex.split(command)
@@ -80,7 +80,9 @@ class FindingHook:
         self._delivered: collections.deque[float] = collections.deque()
         self._left_out = 0
         self._reported: set[tuple[object, ...]] = set()
-        self._owed: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque()
+        self._owed: collections.deque[tuple[str, str, Callable[[], None]]] = collections.deque(
+            (plugin.name, "its import", partial(plugin.call, "load_only")) for plugin in modules
+        )
         """Receiver, kind and delivery. The first stays while it is under way: who takes it out reports its loss."""
         self._is_closing = False
         self._changed = threading.Condition()
@@ -185,11 +187,7 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
     """The hook of the run's configuration (section `alerts`) and of installed plug-ins; None without either."""
     config = manifest.get("config")
     section = config.get("alerts", {}) if isinstance(config, dict) else {}
-    found = plugins(GROUP, ("on_finding",))
-    modules = [plugin for plugin in found if plugin.module is not None]
-    for plugin in found:
-        if plugin.module is None:
-            events.write(event_kinds.HOOK_FAILED, hook=plugin.name, reason=visible(plugin.problem))
+    modules = plugins(GROUP, "watch.exporting.hook_child")
     if not section.get("webhook") and not section.get("command") and not modules:
         yield None
         return
@@ -205,24 +203,9 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
         hook.close()
 
 
-def _call(plugin: Plugin, report: Mapping[str, Any]) -> None:
-    """Call `on_finding` in a thread of its own. Raises what it raises, or TimeoutError."""
-    assert plugin.module is not None
-    on_finding, raised = plugin.module.on_finding, []
-
-    def call() -> None:
-        try:
-            on_finding(report)
-        except BaseException as error:  # code of others
-            raised.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(DELIVERY_S)
-    if thread.is_alive():
-        raise TimeoutError(f"did not return in {DELIVERY_S:.0f} s")
-    if raised:
-        raise ValueError(f"{type(raised[0]).__name__}: {raised[0]}")
+def _call(plugin: PluginProcess, report: Mapping[str, Any]) -> None:
+    """Call `on_finding` in the plug-in's process. Raises PluginError."""
+    plugin.call("on_finding", dict(report), limit=DELIVERY_S)
 
 
 def _one_line(error: Exception) -> str:

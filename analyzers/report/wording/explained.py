@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
 from analyzers.external.logs import wording as logs
 from analyzers.finding import Finding
-from analyzers.kinds import KINDS
-from analyzers.plugins import part_of
+from analyzers.kinds import KINDS, OUR_KINDS
+from analyzers.plugin_calls.calls import explain as explain_by_plugin
 from analyzers.whatif.what_if import exceeds_error
 from analyzers.wording import is_number
 
@@ -27,7 +27,7 @@ Explanations = Mapping[str, Callable[[Finding], str]]
 
 def why(finding: Finding) -> str:
     """The evidence of a finding in one sentence; its summary where nothing more is known."""
-    if finding.analyzer == logs.ANALYZER:
+    if finding.analyzer == logs.ANALYZER and finding.kind in OUR_KINDS:
         return logs.why(finding)
     explain = _explanation(finding.kind, "WHY")
     return (explain(finding) if explain is not None else "") or finding.summary
@@ -37,7 +37,7 @@ def next_step(finding: Finding) -> str:
     """The next step, with the section of the runbook."""
     explain = _explanation(finding.kind, "NEXT")
     advice = explain(finding) if explain is not None else ""
-    if finding.analyzer == logs.ANALYZER:
+    if finding.analyzer == logs.ANALYZER and finding.kind in OUR_KINDS:
         advice = logs.next_step(finding)
     where = f"See docs/runbook.md#{finding.advice}." if finding.advice else ""
     return " ".join(part for part in (advice, _gain(finding), where) if part)
@@ -49,8 +49,7 @@ def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
     if known is None:
         return None
     if not known.package:
-        found: Callable[[Finding], str] | None = part_of(kind, name)
-        return found
+        return partial(explain_by_plugin, name)
     if importlib.util.find_spec(f"analyzers.{known.package}.explain") is None:
         return None
     explanations: Explanations = getattr(importlib.import_module(f"analyzers.{known.package}.explain"), name)

@@ -1,0 +1,51 @@
+"""Judge and explain with a plug-in, from the process that reports.
+
+judge(plugin, 0, store, scope)      # its findings; what went wrong is a finding that says what was not judged
+explain("WHY", finding)             # the plug-in's sentence
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from analyzers.finding import Finding
+from analyzers.plugins import InstalledPlugin, plugin_of
+from analyzers.scope import Scope
+from analyzers.source import Source
+from store.plugins import PluginError
+
+__all__ = ["FAILED", "explain", "judge", "not_judged"]
+
+FAILED = "plugin-failed"
+"""Anchor of the runbook."""
+
+
+def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) -> list[Finding]:
+    """The findings of one of its analyses, and one of kind `records` if it failed or some were refused."""
+    try:
+        told = plugin.process.call("run", number, scope, source=source)
+    except PluginError as error:
+        return [not_judged(plugin, str(error))]
+    findings = [Finding.of_json(one) for one in told["findings"]]
+    return [*findings, *(not_judged(plugin, f"a finding was refused: {reason}") for reason in told["refused"])]
+
+
+def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:
+    """What a plug-in did not judge, and why."""
+    said = Finding.insufficient(
+        plugin.name, "records", f"Plug-in {plugin.name}: {reason}.", evidence={"plugin": plugin.name, "error": reason}
+    )
+    return replace(said, advice=FAILED)
+
+
+def explain(part: str, finding: Finding) -> str:
+    """Its sentence for a finding, or why there is none; empty where it does not explain the kind."""
+    plugin = plugin_of(finding.kind)
+    if plugin is None:
+        return ""
+    if finding.kind not in plugin.explains.get(part, ()):
+        return f"Plug-in {plugin.name} gives no next step." if part == "NEXT" else ""
+    try:
+        return str(plugin.process.call("explain", part, finding))
+    except PluginError as error:
+        return f"Plug-in {plugin.name} could not explain it: {error}."

@@ -1,0 +1,164 @@
+"""Check what a plug-in declares and returns, before any of it reaches a report.
+
+    findings, refused = checked_findings(returned, kinds={"slow_save"})
+    refused                 # ("severity 'huge' is none of critical, warning, info",)
+
+A finding that fails a check costs itself alone; `refused` says why, each reason once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
+from itertools import islice
+from typing import Any, get_args
+
+from analyzers.finding import SEVERITIES, Finding, Status
+
+__all__ = ["MAX_FINDINGS", "checked_findings", "checked_kinds"]
+
+MAX_FINDINGS = 100
+"""Findings of one call."""
+MAX_TEXT_CHARS = 1_000
+MAX_EVIDENCE_BYTES = 64 << 10
+MAX_REASONS = 10
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_ANCHOR = re.compile(r"[a-z0-9-]{0,80}")
+_FIELDS = frozenset(one.name for one in fields(Finding))
+
+
+def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The findings as JSON values, and why others were refused. Raises TypeError if it is no list at all."""
+    if returned is None or isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
+        raise TypeError(f"the analysis returned {type(returned).__name__} in place of a list of findings")
+    kept: list[dict[str, Any]] = []
+    reasons: Counter[str] = Counter()
+    seen: set[tuple[object, ...]] = set()
+    first = list(islice(returned, MAX_FINDINGS + 1))
+    for one in first[:MAX_FINDINGS]:
+        try:
+            found = _checked(one, kinds)
+        except (TypeError, ValueError) as error:
+            reasons[str(error)] += 1
+            continue
+        key = (one.kind, one.attempt, one.first_step, one.ranks, one.cause, one.summary)
+        if key in seen:
+            reasons["it is the same as another one"] += 1
+            continue
+        seen.add(key)
+        kept.append(found)
+    refused = [f"{reason}{f' ({count} findings)' if count > 1 else ''}" for reason, count in reasons.items()]
+    if len(first) > MAX_FINDINGS:
+        refused.insert(0, f"it returned more than {MAX_FINDINGS} findings, and only the first {MAX_FINDINGS} are used")
+    return kept, tuple(refused[:MAX_REASONS])
+
+
+def _checked(found: Any, kinds: Collection[str]) -> dict[str, Any]:
+    """One finding as JSON values. Raises ValueError or TypeError with one line."""
+    if not isinstance(found, Finding):
+        raise TypeError(f"a {type(found).__name__} is no finding")
+    finding: Any = found  # no field has the type that it declares, until it is checked
+    if finding.kind not in kinds:
+        raise ValueError(f"kind {_shown(finding.kind)} is not one of its kinds ({', '.join(sorted(kinds)) or 'none'})")
+    _one_of("severity", finding.severity, SEVERITIES)
+    _one_of("status", finding.status, get_args(Status))
+    _text("summary", finding.summary)
+    if not finding.summary.strip():
+        raise ValueError("summary is empty")
+    for name in ("analyzer", "cause"):
+        _text(name, getattr(finding, name))
+    if not isinstance(finding.advice, str) or not _ANCHOR.fullmatch(finding.advice):
+        raise ValueError(f"advice {_shown(finding.advice)} is no anchor of a page")
+    if not isinstance(finding.ranks, tuple) or not all(_is_whole(rank) and rank >= 0 for rank in finding.ranks):
+        raise ValueError(f"ranks {_shown(finding.ranks)} is no tuple of ranks")
+    for name in ("first_step", "last_step", "attempt"):
+        if (value := getattr(finding, name)) is not None and not _is_whole(value):
+            raise ValueError(f"{name} {_shown(value)} is no whole number")
+    cost = finding.cost_s
+    if cost is not None and (isinstance(cost, bool) or not isinstance(cost, (int, float)) or not math.isfinite(cost)):
+        raise ValueError(f"cost_s {_shown(cost)} is no number of seconds")
+    evidence = _evidence(finding.evidence)
+    return found.to_json() | {"evidence": evidence, "summary": " ".join(finding.summary.split())}
+
+
+def _evidence(evidence: Any) -> dict[str, Any]:
+    if not isinstance(evidence, Mapping):
+        raise TypeError(f"evidence is a {type(evidence).__name__}, not a mapping")
+    numbers = {key: _plain(value, str(key)) for key, value in evidence.items() if _is_key(key)}
+    if (size := len(json.dumps(numbers))) > MAX_EVIDENCE_BYTES:
+        raise ValueError(f"evidence has {size:,} bytes, more than {MAX_EVIDENCE_BYTES:,}")
+    return numbers
+
+
+def _is_key(key: Any) -> bool:
+    if isinstance(key, str):
+        return True
+    raise TypeError(f"a name in evidence is a {type(key).__name__}, not a text")
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """A value as JSON has it; numbers of numpy become Python's. Raises TypeError for any other."""
+    if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if depth > 8:
+        raise ValueError(f"evidence {where} is nested too deeply")
+    if isinstance(value, Mapping):
+        return {key: _plain(item, where, depth + 1) for key, item in value.items() if _is_key(key)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, where, depth + 1) for item in value]
+    raise TypeError(f"evidence {where} is a {type(value).__name__}, which JSON cannot hold")
+
+
+def checked_kinds(declared: Any, ours: Collection[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The kinds as fields of `Kind`, and why others are not used."""
+    kept: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
+    for kind in declared:
+        try:
+            name = kind.name
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise ValueError(f"the kind {_shown(name)} is not named with letters, digits and _")
+            if name in ours:
+                raise ValueError(f"the kind {name} is one of Rankscope's, and cannot be replaced")
+            _text("title", kind.title)
+            identity = tuple(kind.identity)
+            if unknown := [one for one in identity if one not in _FIELDS and not str(one).startswith("evidence.")]:
+                raise ValueError(f"the kind {name} is identified by {_shown(unknown[0])}, which findings do not have")
+        except (AttributeError, TypeError, ValueError) as error:
+            problems.append(str(error))
+            continue
+        kept[name] = {
+            "name": name, "title": " ".join(kind.title.split()) or name, "identity": identity,
+            "may_last": bool(kind.may_last), "at_end": bool(kind.at_end), "by_machine": bool(kind.by_machine),
+            "user_causes": sorted(map(str, kind.user_causes)),
+        }  # fmt: skip
+    return list(kept.values()), problems
+
+
+def _one_of(name: str, value: Any, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} {_shown(value)} is none of {', '.join(known)}")
+
+
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a {type(value).__name__}, not a text")
+    if len(value) > MAX_TEXT_CHARS:
+        raise ValueError(f"{name} has {len(value):,} characters, more than {MAX_TEXT_CHARS:,}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:60]
+    except Exception:  # the value is a plug-in's: its text may raise, too
+        return f"a {type(value).__name__}"

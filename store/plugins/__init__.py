@@ -1,0 +1,16 @@
+"""Code that other installed packages bring, each entry point run in a child process with limits of time and memory.
+
+    for plugin in plugins("rankscope.readers", "store.readers.plugin_child"):
+        try:
+            plugin.call("recognise", first)
+        except PluginError as error:            # one line: it raised, hung, exited, or took too much memory
+            print(plugin.name, error)
+
+A plug-in can hang, exit, crash or fill its memory: the process that calls it goes on, and gets a reason to show.
+"""
+
+from __future__ import annotations
+
+from store.plugins.process import LIMIT_VARIABLE, PluginError, PluginProcess, plugins
+
+__all__ = ["LIMIT_VARIABLE", "PluginError", "PluginProcess", "plugins"]

@@ -1,0 +1,157 @@
+"""The process in which a plug-in runs: `store.plugins.process` starts it and talks to it.
+
+    def handlers(module): return {"recognise": module.recognise, ...}
+    serve(handlers)                 # argv: the module that calls this, group and name of the entry point
+
+Questions arrive as pickles from the parent, answers leave as JSON: the parent unpickles nothing that a plug-in made.
+The kernel bounds its memory (RLIMIT_DATA) and, should the parent be gone, the time of each call (SIGALRM). What the
+plug-in prints is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+from store.database import StoreError
+from store.plugins.frames import read_frame, write_frame
+
+__all__ = ["MEMORY_BYTES", "Channel", "one_line", "serve"]
+
+MEMORY_BYTES = 1 << 30
+"""What a plug-in may allocate beyond what Rankscope's modules take."""
+LATE_S = 5.0
+"""The parent ends a call at its limit; without a parent the kernel does so much later."""
+ROWS_A_PART = 5_000
+MAX_PROBLEM_CHARS = 300
+Handlers = Mapping[str, Callable[..., Any]]
+
+
+class Channel:
+    """The two pipes to the parent, and the records that the parent can be asked for."""
+
+    def __init__(self, questions: int, answers: int) -> None:
+        self._questions, self._answers = questions, answers
+
+    def next(self) -> tuple[str, tuple[Any, ...], float]:
+        """The next question. Raises EOFError when the parent is gone."""
+        found: tuple[str, tuple[Any, ...], float] = self._read()
+        return found
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """One message to the parent. Raises what JSON raises."""
+        write_frame(self._answers, json.dumps(message).encode(), math.inf)
+
+    def send_rows(self, rows: Iterable[Any]) -> None:
+        """Rows in messages of a few thousand."""
+        kept = iter(rows)
+        while part := list(islice(kept, ROWS_A_PART)):
+            self.send({"part": part})
+
+    def query(self, sql: str, params: Any = ()) -> Any:
+        """As `analyzers.source.Source.query`."""
+        return self._ask("query", sql, list(params or ()))
+
+    def rows(self, sql: str, params: Any = ()) -> Any:
+        """As `analyzers.source.Source.rows`."""
+        return self._ask("rows", sql, list(params or ()))
+
+    def has(self, table: str) -> bool:
+        """As `analyzers.source.Source.has`."""
+        return bool(self._ask("has", table))
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        self.send({"query": what, "arguments": [_plain(one) for one in arguments]})
+        outcome, found = self._read()
+        if outcome == "error":
+            raise StoreError(found)
+        return found
+
+    def _read(self) -> Any:
+        return pickle.loads(read_frame(self._questions, math.inf, max_bytes=1 << 40))  # noqa: S301 (the parent's)
+
+
+def serve(handlers_of: Callable[[ModuleType, Channel], Handlers]) -> None:
+    """Answer calls until the parent closes its end."""
+    group, name = sys.argv[1:3]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    channel = Channel(os.dup(0), os.dup(1))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # a plug-in that prints or reads must not mix with the messages
+        os.dup2(null, fd)
+    _limit_memory()
+    channel.send({"ready": name})
+    handlers: Handlers = {}
+    while True:
+        try:
+            what, arguments, limit_s = channel.next()
+        except EOFError:
+            return
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, limit_s + LATE_S)
+        try:
+            if what == "load":
+                handlers = handlers_of(_loaded(group, name, arguments[0]), channel)
+                answer = json.dumps({"result": None})
+            else:
+                found = handlers[what](*arguments)
+                answer = json.dumps({"result": None, "in_parts": True} if found is channel else {"result": found})
+        except BaseException as error:  # also SystemExit and MemoryError: it costs this call alone
+            answer = json.dumps({"error": one_line(error)})
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        write_frame(channel._answers, answer.encode(), time.monotonic() + limit_s + LATE_S)
+
+
+def one_line(error: BaseException) -> str:
+    """Type, message and place of an error: `ZeroDivisionError: division by zero (slow_save.py:31)`."""
+    try:
+        text = " ".join(str(error).split())
+    except BaseException:  # a text of others may raise, too
+        text = ""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = next((f for f in reversed(frames) if f.filename[0] != "<" and not _is_ours(f.filename)), None)
+    place = f" ({os.path.basename(where.filename)}:{where.lineno})" if where else ""
+    name = type(error).__name__
+    return f"{name}: {text}"[:MAX_PROBLEM_CHARS].rstrip(": ") + place
+
+
+def _is_ours(path: str) -> bool:
+    return os.path.dirname(path) == os.path.dirname(__file__) or os.path.basename(path) == "plugin_child.py"
+
+
+def _loaded(group: str, name: str, parents_path: list[str]) -> ModuleType:
+    sys.path += [folder for folder in parents_path if os.path.isabs(folder) and folder not in sys.path]
+    entry = next((one for one in entry_points(group=group) if one.name == name), None)
+    if entry is None:
+        raise ModuleNotFoundError(f"no installed package has the entry point {name}")
+    module = entry.load()
+    if not isinstance(module, ModuleType):
+        raise TypeError(f"{entry.value} is no module")
+    return module
+
+
+def _limit_memory() -> None:
+    with open("/proc/self/status") as file:
+        used = next((int(line.split()[1]) << 10 for line in file if line.startswith("VmData:")), 0)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def _plain(value: Any) -> Any:
+    """An argument of a query: numbers of numpy as Python's."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.item() if hasattr(value, "item") and not isinstance(value, (str, bytes)) else value

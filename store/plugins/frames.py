@@ -1,0 +1,56 @@
+"""Messages between a process and the plug-in that it calls: eight bytes of length, then the bytes.
+
+    write_frame(fd, json.dumps(message).encode(), deadline_s)
+    blob = read_frame(fd, deadline_s, max_bytes=1 << 20)
+
+Deadlines are on `time.monotonic()`, `math.inf` for none. Raises TimeoutError past it, and EOFError where the other end
+is closed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import struct
+import time
+
+__all__ = ["read_frame", "write_frame"]
+
+_LENGTH = struct.Struct(">Q")
+_MAX_WRITE = 1 << 16
+
+
+def write_frame(fd: int, blob: bytes, deadline_s: float) -> None:
+    """Write one message to a non-blocking pipe."""
+    rest = memoryview(_LENGTH.pack(len(blob)) + blob)
+    while rest:
+        if not select.select([], [fd], [], _left_s(deadline_s))[1]:
+            raise TimeoutError
+        try:
+            rest = rest[os.write(fd, rest[:_MAX_WRITE]) :]
+        except BlockingIOError:
+            continue
+
+
+def read_frame(fd: int, deadline_s: float, *, max_bytes: int) -> bytes:
+    """Read one message. Raises ValueError if it is longer than `max_bytes`."""
+    (size,) = _LENGTH.unpack(_exactly(fd, _LENGTH.size, deadline_s))
+    if size > max_bytes:
+        raise ValueError(f"its answer is larger than {max_bytes >> 20} MiB")
+    return _exactly(fd, size, deadline_s)
+
+
+def _exactly(fd: int, num_bytes: int, deadline_s: float) -> bytes:
+    found = bytearray()
+    while len(found) < num_bytes:
+        if not select.select([fd], [], [], _left_s(deadline_s))[0]:
+            raise TimeoutError
+        if not (part := os.read(fd, min(1 << 20, num_bytes - len(found)))):
+            raise EOFError
+        found += part
+    return bytes(found)
+
+
+def _left_s(deadline_s: float) -> float | None:
+    return None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())

@@ -1,0 +1,181 @@
+"""Call a plug-in in a child process of its entry point.
+
+    (plugin,) = plugins("rankscope.analyzers", "analyzers.plugin_calls.child")
+    plugin.call("run", 0, scope, source=store)      # its queries are answered here, from `source`
+
+1. The first call starts the process, which imports the plug-in. The import and each call have `limit_s()` seconds.
+2. While a call is under way, the plug-in's queries arrive here, are run on `source`, and are answered.
+3. A call that takes longer is ended with its process and what that started. An error, also SystemExit, is reported.
+4. After its process was ended the plug-in is not called again for `RETRY_S`: each call fails with the same reason.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from probes.attach.own_process import own_process
+from store.plugins.frames import read_frame, write_frame
+from store.plugins.queries import QueryLimitError, answered
+
+__all__ = ["LIMIT_VARIABLE", "PluginError", "PluginProcess", "limit_s", "plugins"]
+
+LIMIT_VARIABLE = "RANKSCOPE_PLUGIN_LIMIT_S"
+"""Environment variable: seconds that one call of a plug-in may take."""
+DEFAULT_LIMIT_S = 10.0
+START_S = 60.0
+"""For the interpreter and Rankscope's own modules, on a crowded machine."""
+RETRY_S = 600.0
+MAX_ANSWER_BYTES = 64 << 20
+IN_PLUGIN = "RANKSCOPE_IN_PLUGIN"
+"""Set in a plug-in's process, which calls no plug-ins itself."""
+
+
+class PluginError(Exception):
+    """One line: why a plug-in did not answer."""
+
+
+def limit_s() -> float:
+    """Seconds that one call may take: the setting, or its default where that is no number of seconds."""
+    with contextlib.suppress(ValueError):
+        given = float(os.environ.get(LIMIT_VARIABLE, ""))
+        if 0.1 <= given <= 3600:
+            return given
+    return DEFAULT_LIMIT_S
+
+
+class PluginProcess:
+    """One entry point and its process. Threads may share it: one call at a time."""
+
+    def __init__(self, entry: EntryPoint, module: str) -> None:
+        self.name = entry.name
+        self._group, self._module = entry.group, module
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner_pid = os.getpid()
+        self._problem, self._problem_s = "", 0.0
+
+    def call(self, what: str, *arguments: Any, source: Any = None, limit: float | None = None) -> Any:
+        """The result of one call, as JSON holds it; rows that it sent in parts come as one list.
+
+        `source` answers its queries, `limit` replaces the setting. Raises PluginError.
+        """
+        with self._lock:
+            if self._problem and time.monotonic() - self._problem_s < RETRY_S:
+                raise PluginError(self._problem)
+            seconds = limit or limit_s()
+            try:
+                self._start()
+                return self._ask((what, arguments), source, seconds)
+            except PluginError:
+                raise
+            except (TimeoutError, QueryLimitError):
+                reason = f"it took longer than {seconds:g} s and was ended"
+            except (EOFError, OSError):
+                reason = self._how_it_ended()
+            except ValueError as error:
+                reason = f"{error}, and it was ended"
+            except BaseException:  # Ctrl-C: the process may be in the middle of an answer
+                self._end()
+                raise
+            self._end()
+            self._problem, self._problem_s = reason, time.monotonic()
+            raise PluginError(reason)
+
+    def close(self) -> None:
+        """End the process, if one runs."""
+        self._end()
+
+    def _start(self) -> None:
+        if self._owner_pid != os.getpid():  # a fork must not talk to its parent's process
+            self._process, self._owner_pid = None, os.getpid()
+        if self._process is not None:
+            return
+        command, environment = own_process("rankscope.plugin_process", self._module, self._group, self.name)
+        environment |= {IN_PLUGIN: "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        os.set_blocking(self._in, False)
+        read_frame(self._out, time.monotonic() + START_S, max_bytes=1 << 10)
+        try:
+            self._ask(("load", (sys.path,)), None, limit_s())
+        except PluginError as error:
+            self._end()
+            self._problem, self._problem_s = f"it cannot be loaded: {error}", time.monotonic()
+            raise PluginError(self._problem) from None
+
+    @property
+    def _in(self) -> int:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
+    @property
+    def _out(self) -> int:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def _ask(self, question: tuple[str, tuple[Any, ...]], source: Any, seconds: float) -> Any:
+        deadline_s = time.monotonic() + seconds
+        write_frame(self._in, pickle.dumps((*question, seconds)), deadline_s)
+        rows: list[Any] = []
+        while True:
+            message = json.loads(read_frame(self._out, deadline_s, max_bytes=MAX_ANSWER_BYTES))
+            if "query" in message:
+                found = answered(source, message["query"], message["arguments"], deadline_s)
+                write_frame(self._in, pickle.dumps(found), deadline_s)
+            elif "part" in message:
+                rows += message["part"]
+            elif "error" in message:
+                raise PluginError(str(message["error"]))
+            else:
+                return rows if message.get("in_parts") else message["result"]
+
+    def _how_it_ended(self) -> str:
+        assert self._process is not None
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its connection and was ended"
+        if code == -signal.SIGALRM:
+            return "it took too long and was ended"
+        return f"it ended by signal {-code}" if code < 0 else f"it ended its process with exit code {code}"
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None or self._owner_pid != os.getpid():
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with what it started
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+@cache
+def plugins(group: str, module: str) -> tuple[PluginProcess, ...]:
+    """All of a group, by name; `module` serves their calls (`store.plugins.child`). None in a plug-in's process."""
+    if IN_PLUGIN in os.environ:
+        return ()
+    by_name: Mapping[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=group)}
+    found = tuple(PluginProcess(by_name[name], module) for name in sorted(by_name))
+    for plugin in found:
+        atexit.register(plugin.close)
+    return found

@@ -1,0 +1,87 @@
+"""Check the rows that a reader plug-in returns: known columns, values of their types, ranks and steps in range.
+
+for table, row in checked_rows(module.read(path)):
+    ...                             # ("steps", {...}), at the end ("refused", "2 rows of steps: step is missing")
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from probes.tape.schema import TABLES
+from store.ddl import store_columns
+
+__all__ = ["READ_TABLES", "Rows", "checked_rows"]
+
+READ_TABLES = ("log_events", "steps", "collectives", "events")
+MAX_ROWS = 1_000_000
+"""Of one file and table."""
+MAX_RANK = 1_000_000
+MAX_TEXT_CHARS = 100_000
+MAX_REASONS = 5
+_NEEDED = {"log_events": (), "steps": ("rank", "step"), "collectives": ("rank", "step"), "events": ("kind",)}
+_COLUMNS = {table: {column.name: column.type for column in store_columns(TABLES[table])} for table in READ_TABLES}
+_WHOLE = {"i64": 1 << 63, "i32": 1 << 31}
+Rows = list[dict[str, Any]]
+
+
+def checked_rows(found: Any) -> Iterator[tuple[str, Any]]:
+    """(table, row), then ("refused", reason) for each kind of row that is not used. Raises TypeError or ValueError if
+    it is no mapping of our tables at all."""
+    if not isinstance(found, Mapping):
+        raise TypeError(f"read returned a {type(found).__name__} in place of rows by table")
+    if unknown := sorted(str(table) for table in found if table not in READ_TABLES):
+        raise ValueError(f"no rows can be read into {', '.join(unknown)}: the tables are {', '.join(READ_TABLES)}")
+    reasons: Counter[tuple[str, str]] = Counter()
+    for table, rows in found.items():
+        for number, row in enumerate(islice(rows, MAX_ROWS + 1)):
+            if number == MAX_ROWS:
+                reasons[table, f"only the first {MAX_ROWS:,} are read"] += 1
+                break
+            try:
+                yield table, _checked(row, table)
+            except (TypeError, ValueError) as error:
+                reasons[table, str(error)[:200]] += 1
+    for (table, reason), count in reasons.most_common(MAX_REASONS):
+        yield "refused", f"{count:,} row{'s' * (count != 1)} of {table}: {reason}"
+
+
+def _checked(row: Any, table: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a {type(row).__name__} is no row")
+    columns = _COLUMNS[table]
+    for name in _NEEDED[table]:
+        if row.get(name) is None:
+            raise ValueError(f"{name} is missing")
+    kept: dict[str, Any] = {"attempt": 0}
+    for name, value in row.items():
+        if name not in columns:
+            raise ValueError(f"there is no column {str(name)[:60]}")
+        if value is not None:
+            kept[name] = _value(value, str(name), columns[name])
+    if not -1 <= kept.get("rank", 0) < MAX_RANK or kept.get("step", 0) < 0:
+        raise ValueError("rank or step is out of range")
+    return kept
+
+
+def _value(value: Any, name: str, kind: str) -> Any:
+    if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:  # a number of numpy's
+        value = value.item()
+    if kind in _WHOLE:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and -_WHOLE[kind] <= value < _WHOLE[kind]
+    elif kind == "f64":
+        is_valid = isinstance(value, (int, float)) and not isinstance(value, bool)
+    elif kind == "bool":
+        is_valid = isinstance(value, bool)
+    elif kind == "json":
+        is_valid = isinstance(value, (dict, list, str, int, float, bool))
+    else:
+        is_valid = isinstance(value, str) and len(value) <= MAX_TEXT_CHARS
+    if not is_valid:
+        raise ValueError(f"{name} is a {type(value).__name__} that a column of {kind} cannot hold")
+    return value

@@ -1,0 +1,132 @@
+"""Plug-ins cannot hurt: of twelve bad ones each is named, and no finding of ours is missing anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.factories import make_run
+from tests.rankscope.bad_plugins import BAD, install
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+# One process, as a notebook or a service: the report, both pages, the bundle, the agent's tool, and two live rounds.
+EVERYWHERE = """
+import json, sys, time
+import rankscope
+from rankscope.cli import app
+from pathlib import Path
+
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+run = rankscope.open(folder)
+out.joinpath("report.json").write_text(json.dumps(run.report(), allow_nan=False))
+def command(*arguments):
+    app([*map(str, arguments)], standalone_mode=False)
+command("report", folder, "--html", out / "page.html")
+command("report", folder, "--markdown", out / "page.md")
+command("share", folder, "--out", out / "bundle.tar.gz")
+from rankscope.mcp_server import _Tools
+from store.runs_folder import RunsFolder
+out.joinpath("mcp.json").write_text(json.dumps(_Tools(RunsFolder(folder.parent)).verdict(folder.name)))
+from analyzers.finding import Finding
+from dashboard.views.findings import _ById, load_evidence
+from probes.tape.events import EventWriter
+from probes.tape.rundir import RunDir
+from store import Store
+from watch.exporting.exports import Exports
+from watch.live import LiveJudge
+from watch.plugins.loop import PluginLoop, QueriedStore
+
+opened = RunDir.open(folder)
+with Store.open(opened) as store:
+    figures = {one.kind: load_evidence(store, _ById(one))["drawings"] for one in run.findings}
+out.joinpath("drawn.json").write_text(json.dumps({kind: [title for title, _ in found] for kind, found in figures.items()}))
+
+class Tapes:
+    def recorded_now_ns(self): return time.time_ns()
+class NoExports:
+    def report(self, findings): pass
+events = EventWriter(out / "events.jsonl", attempt=0, rank=-1)
+judge = LiveJudge(opened.manifest(), events, NoExports())
+loop = PluginLoop(lambda: Store.open(opened, catch_up=False, threads=1), Tapes(), judge)
+with Store.open(opened) as store:
+    judge.report([one for _ in range(6) for one in judge.record_findings(store, time.time_ns())])
+for _ in range(2):
+    loop.tick()
+events.close()
+"""
+
+
+def python(site: Path | None, *arguments: str) -> str:
+    environment = dict(os.environ, PYTHONPATH=f"{site}:{ROOT}" if site else str(ROOT), RANKSCOPE_PLUGIN_LIMIT_S="6")
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def ours(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Findings of ours; the bundle and the pages were made of the same diagnosis."""
+    return [one for one in report["findings"] if one["kind"] not in BAD and "plugin" not in one["evidence"]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """{where: what a user sees there} with all of them installed; `alone`: the report without them."""
+    folder = tmp_path_factory.mktemp("bad")
+    site = install(folder / "site")
+    run = make_run(folder, ranks=4, steps=60, slow={2: 2.0}).path
+    alone = json.loads(python(None, "-m", "rankscope", "analyze", str(run), "--format", "json"))
+    python(site, "-c", EVERYWHERE, str(run), str(folder))
+    (folder / "rows.txt").write_text("#bad-rows\n")
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return {
+        "alone": alone,
+        "json": json.loads((folder / "report.json").read_text()),
+        "page": (folder / "page.html").read_text(),
+        "markdown": (folder / "page.md").read_text(),
+        "mcp": json.loads((folder / "mcp.json").read_text()),
+        "drawn": json.loads((folder / "drawn.json").read_text()),
+        "bundle": (folder / "bundle.tar.gz").stat().st_size,
+        "live": [one["reason"] for one in events if one["kind"] == "analyzer_failed"],
+        "live_findings": {one["finding_kind"] for one in events if one["kind"] == "finding"},
+        "files": python(site, "-m", "rankscope", "analyze", str(folder / "rows.txt")),
+    }
+
+
+def test_no_finding_of_ours_is_missing_or_changed(seen: dict[str, Any]) -> None:
+    assert ours(seen["json"]) == ours(seen["alone"])
+    assert "straggler" in {one["kind"] for one in seen["mcp"]["findings"]}
+    assert "straggler" in seen["live_findings"]
+    assert "STRAGGLER" in seen["page"].upper()
+    assert seen["bundle"] > 1000
+
+
+@pytest.mark.parametrize("name", [name for name, bad in BAD.items() if name != "row" and not bad.only_live])
+def test_each_is_named_with_its_reason(seen: dict[str, Any], name: str) -> None:
+    bad = BAD[name]
+    told = [one["summary"] for one in seen["json"]["findings"] if one["evidence"].get("plugin") == name]
+    if name == "figure":
+        told = [f"Plug-in figure: {title}" for title in [seen["page"]]]
+        assert seen["drawn"]["figure"] == ["Figure of plug-in figure could not be drawn"]
+    assert any(bad.reason in text for text in told), told
+    if name != "figure":
+        assert any(text.startswith(f"Plug-in {name}: ") for text in seen["mcp"]["not_judged"])
+        assert f"Plug-in {name}: " in seen["markdown"]
+        assert any(bad.reason in reason for reason in seen["live"]), seen["live"]
+    summaries = [one["summary"] for one in seen["json"]["findings"] if one["kind"] == name]
+    assert (bad.keeps in summaries) if bad.keeps else not summaries
+
+
+def test_one_that_fails_only_live_is_named_there(seen: dict[str, Any]) -> None:
+    assert any(BAD["exit_live"].reason in reason for reason in seen["live"])
+
+
+def test_a_row_without_a_step_costs_itself(seen: dict[str, Any]) -> None:
+    assert BAD["row"].reason in " ".join(seen["files"].split())
