@@ -18,11 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analyzers.account import goodput
 from analyzers.account.long_run import Views, reduced_views, whole_views
 from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
-from analyzers.finding import SEVERITIES, Finding, Severity
 from analyzers.kinds import KINDS
 from analyzers.run.file_problems import file_problems
 from analyzers.run.open_findings import closed_findings, reported_findings
@@ -32,8 +30,13 @@ from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.verdict.verdict import verdict
-from analyzers.whatif import what_if as whatif
 from probes.tape.secrets import Redactor
+
+# Relative, as in each module whose types `rankscope.api` returns: a type checker that finds this package as
+# `rankscope.analyzers` in a wheel follows them there.
+from .account import goodput
+from .finding import SEVERITIES, Finding, Severity
+from .whatif import what_if as whatif
 
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "reading_order"]
 
@@ -50,8 +53,11 @@ class Diagnosis:
     """A run's facts, one sentence, and all findings, the most severe first."""
 
     run: Mapping[str, Any]
+    """Facts: run_id, steps, num_ranks, world_size, how it ended, `file_problems`. Those that are known."""
     verdict: str
+    """One to three sentences: what went wrong, on which rank."""
     findings: tuple[Finding, ...]
+    """All of them, in the order in which they are read; `fired`, `advised` and `not_judged` are parts of it."""
     goodput: goodput.Account | None = None
     """Where the wall time went; None where no step was recorded."""
     what_if: whatif.WhatIf | None = None

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["visible", "visible_lines"]
+__all__ = ["MAX_TEXT", "escaped", "visible", "visible_lines"]
+
+MAX_TEXT = 1_000
+"""Characters of one text in Markdown."""
+_MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
+_LISTED = re.compile(r"^(\d+)([.)])")
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
@@ -17,3 +22,11 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """The same for a text of several lines."""
     return "\n".join(visible(line) for line in text.split("\n"))
+
+
+def escaped(text: object) -> str:
+    """Text in which nothing has a meaning for Markdown or HTML."""
+    shown = str(text)
+    if len(shown) > MAX_TEXT:
+        shown = f"{shown[:MAX_TEXT]} ... ({len(shown):,} characters)"
+    return _LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))

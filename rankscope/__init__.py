@@ -10,7 +10,7 @@
 
 and what a notebook or a service asks of runs:
 
-    run = rankscope.open("runs/latest")         # docs/api.md
+    run = rankscope.open_run("runs/latest")     # docs/api.md
 
 Nothing is imported before it is used, so that a script that says `import rankscope` pays nothing for the command line.
 """
@@ -19,14 +19,16 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["__version__", "attach", "describe", "detach", "guard", "log", "open", "phase"]
+__all__ = [
+    "__version__", "attach", "describe", "detach", "guard", "log", "open", "open_files", "open_run", "phase",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from probes.attach.attach import attach, describe, detach, log, phase
-    from probes.guard.attached_loop import guard
-    from rankscope.api import open_run as open
+    from rankscope.api import open, open_files, open_run
+    from rankscope.probes.attach.attach import attach, describe, detach, log, phase
+    from rankscope.probes.guard.attached_loop import guard
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 if not os.path.isdir(os.path.join(_HERE, "probes")):
@@ -40,7 +42,9 @@ _PLACES = {
     "log": "probes.attach.attach:log",
     "phase": "probes.attach.attach:phase",
     "guard": "probes.guard.attached_loop:guard",
-    "open": "api:open_run",
+    "open": "api:open",
+    "open_files": "api:open_files",
+    "open_run": "api:open_run",
 }
 
 
@@ -53,3 +57,7 @@ def __getattr__(name: str) -> object:
     found: object = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,11 +2,11 @@
 
     import rankscope
 
-    run = rankscope.open("runs/latest")
+    run = rankscope.open_run("runs/latest")
     run                                  # the verdict, in a notebook with where the time went
     run.findings                         # what is wrong, the worst first
     run.sql("SELECT rank, median(duration_ns) FROM steps GROUP BY rank").to_pandas()
-    rankscope.open("logs/").verdict      # of a job that Rankscope did not record
+    rankscope.open_files("logs/").verdict      # of a job that Rankscope did not record
 
 For notebooks and services: a training process uses `rankscope.attach`. What stands here changes only with a new minor
 version and a note in CHANGELOG.md one version ahead (docs/api.md).
@@ -14,47 +14,70 @@ version and a note in CHANGELOG.md one version ahead (docs/api.md).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.own_names import FOLDER, PACKAGES, claim_names
+import rankscope.claim  # noqa: F401 (before the imports below)
+from rankscope.analyzers.account.by_step import AccountByStep
+from rankscope.analyzers.compare.two_runs import Comparison
+from rankscope.analyzers.diagnose import Diagnosis
+from rankscope.analyzers.finding import Finding
+from rankscope.analyzers.run.state import RunState
 from rankscope.query_result import QueryResult
 
 if TYPE_CHECKING:
-    from analyzers.account.by_step import AccountByStep
-    from analyzers.compare.two_runs import Comparison
-    from analyzers.diagnose import Diagnosis
-    from analyzers.finding import Finding
-    from analyzers.run.state import RunState
-    from probes.tape.rundir import RunDir
+    from rankscope.probes.tape.rundir import RunDir
 
-__all__ = ["Evidence", "Run", "open_run"]
+__all__ = [
+    "AccountByStep", "Comparison", "Diagnosis", "Evidence", "Finding", "QueryResult", "Run", "RunState", "open",
+    "open_files", "open_run",
+]  # fmt: skip
 
 
-def open_run(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidence:
-    """Open a run, the newest run of a folder of runs, the address of either (s3://bucket/prefix/RUN, s3://bucket/prefix),
-    or the files of any job: logs, dumps, traces, archives.
+def open(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidence:
+    """Open whatever is at a path: a run (`open_run`), or the files of any job (`open_files`).
 
     Raises RunError, AddressError or SourceError (all ValueError), one line: what, where, what to do.
     """
-    _use_own_names()
     from store.published.address import address_of
 
-    if not more and (address := address_of(Path(path))):
+    if not more and (address_of(Path(path)) or not Path(path).exists() or _run_at(Path(path)) is not None):
+        return open_run(path)
+    return open_files(path, *more)
+
+
+def open_run(path: str | PathLike[str]) -> Run:
+    """Open a run, the newest run of a folder of runs, or the address of either (s3://bucket/prefix/RUN,
+    s3://bucket/prefix).
+
+    Raises RunError or AddressError (both ValueError), one line: what, where, what to do.
+    """
+    from probes.tape.rundir import RunDir
+    from store.published.address import address_of
+
+    if address := address_of(Path(path)):
         return _published(address)
+    return Run(RunDir.open(_run_at(Path(path)) or Path(path)))
+
+
+def open_files(path: str | PathLike[str], *more: str | PathLike[str]) -> Evidence:
+    """Open files of a job that Rankscope did not record: logs, dumps, traces, archives, and folders of them. They are
+    read when something is asked."""
+    return Evidence([Path(path), *map(Path, more)])
+
+
+def _run_at(path: Path) -> Path | None:
+    """The folder of the run that a path leads to; None if it leads to none."""
     from probes.tape.rundir import RunDir
     from store.runs_folder import RunsFolder
 
-    paths = [Path(path), *map(Path, more)]
-    if len(paths) == 1 and (not paths[0].exists() or RunDir.is_run(paths[0])):
-        return Run(RunDir.open(paths[0]))
-    if len(paths) == 1 and paths[0].is_dir() and (newest := RunsFolder(paths[0]).newest()):
-        return Run(RunDir.open(paths[0] / newest))
-    return Evidence(paths)
+    if RunDir.is_run(path):
+        return path
+    newest = RunsFolder(path).newest() if path.is_dir() else None
+    return path / newest if newest else None
 
 
 class _Diagnosed:
@@ -81,7 +104,7 @@ class _Diagnosed:
         return to_json(self.diagnose())
 
     def _repr_markdown_(self) -> str:
-        from analyzers.report.markdown import escaped
+        from analyzers.printable import escaped
 
         diagnosis = self.diagnose()
         lines = [f"**{escaped(diagnosis.verdict)}**", ""]
@@ -155,19 +178,30 @@ class Run(_Diagnosed):
         with Store.open(self._folder) as store:
             return account_by_step(store, first_step=first_step, last_step=last_step)
 
-    def sql(self, statement: str, *, max_rows: int = 1_000_000, limit_s: float = 300.0) -> QueryResult:
-        """Run one reading statement over the run's tables (docs/schema.md). Raises StoreError (a ValueError)."""
+    def sql(
+        self,
+        statement: str,
+        parameters: Sequence[object] | Mapping[str, object] | None = None,
+        *,
+        max_rows: int = 1_000_000,
+        limit_s: float = 300.0,
+    ) -> QueryResult:
+        """Run one reading statement over the run's tables (docs/schema.md). `parameters` replace its `?` or `$name`.
+
+        Of columns with one name the second is called `name_2`. Raises StoreError (a ValueError).
+        """
         from store import Store, StoreError
 
         with Store.open(self._folder, spills=True) as store:
-            answer = store.typed(statement, max_rows=max_rows, limit_s=limit_s)
+            answer = store.typed(statement, parameters, max_rows=max_rows, limit_s=limit_s)
         if answer.is_cut:
             raise StoreError(f"more than {max_rows} rows: aggregate, or set max_rows")
-        return QueryResult(answer.names, answer.rows)
+        return QueryResult(answer.names, answer.rows, answer.types)
 
     def steps(self, *columns: str) -> QueryResult:
         """Rows of `steps` by attempt, rank and step: all columns, or those named."""
-        names = ", ".join(f'"{name.replace(chr(34), "")}"' for name in ("attempt", "rank", "step", *columns))
+        keys = ("attempt", "rank", "step")
+        names = ", ".join(f'"{name.replace(chr(34), "")}"' for name in dict.fromkeys((*keys, *columns)))
         return self.sql(f"SELECT {names if columns else '*'} FROM steps WHERE rank >= 0 ORDER BY attempt, rank, step")
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
@@ -189,7 +223,12 @@ class Run(_Diagnosed):
         return {path.name: redact(path.read_text(errors="replace")) for path in files if not file_problem(path)}
 
     def compare(self, other: Run) -> Comparison:
-        """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput."""
+        """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput.
+
+        Raises ValueError for anything that is no run."""
+        if not isinstance(other, Run):
+            what = "files have no steps to compare" if isinstance(other, Evidence) else f"not a {type(other).__name__}"
+            raise ValueError(f"compare needs another run, as rankscope.open_run gives it: {what}")
         from analyzers.compare.two_runs import Side, compare
         from store import Store
 
@@ -213,6 +252,13 @@ class Evidence(_Diagnosed):
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
         self._diagnosis: Diagnosis | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if not name.startswith("_") and hasattr(Run, name):
+                raise AttributeError(f"{name} needs a recorded run, and these are files: rankscope.open_run opens runs")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def diagnose(self) -> Diagnosis:
         """Read and judge the files, once. Raises SourceError (a ValueError) if none can be read."""
@@ -241,13 +287,3 @@ def _published(address: str) -> Run:
     weakref.finalize(run, mirror.close)
     weakref.finalize(run, scratch.cleanup)
     return run
-
-
-def _use_own_names() -> None:
-    """Claim the short names of our packages. Raises ImportError where this process uses one for something else."""
-    for name in PACKAGES:
-        module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if module is not None and not (file and Path(file).is_relative_to(FOLDER)):
-            raise ImportError(f"this process has a module {name!r} of its own: use rankscope.open in another process")
-    claim_names()

@@ -14,14 +14,23 @@ from typing import Any
 __all__ = ["QueryResult"]
 
 SHOWN_ROWS = 20
+_TYPES = {
+    "BOOLEAN": ("bool_", "bool", "Boolean"), "TINYINT": ("int8", "int8", "Int8"),
+    "SMALLINT": ("int16", "int16", "Int16"), "INTEGER": ("int32", "int32", "Int32"),
+    "BIGINT": ("int64", "int64", "Int64"), "FLOAT": ("float32", "float32", "Float32"),
+    "DOUBLE": ("float64", "float64", "Float64"), "VARCHAR": ("string", "object", "String"),
+}  # fmt: skip
+"""DuckDB's type: those of pyarrow, pandas and polars."""
 
 
 class QueryResult:
     """Columns of equal length, all in memory."""
 
-    def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        self.columns = tuple(columns)
-        self.rows = list(rows)
+    def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], types: Sequence[str] = ()) -> None:
+        self.columns: tuple[str, ...] = _apart(columns)
+        self.rows: list[tuple[Any, ...]] = list(rows)
+        self.types: tuple[str, ...] = tuple(types)
+        """DuckDB's name of each column's type, also where there is no row; empty if not known."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,19 +53,29 @@ class QueryResult:
         """A `pyarrow.Table`. Raises ImportError without pyarrow."""
         import pyarrow as pa
 
-        return pa.table({name: self[name] for name in self.columns})
+        types = {name: getattr(pa, known[0])() for name, known in self._known_types()}
+        arrays = {name: pa.array(self[name], type=types.get(name)) for name in self.columns}
+        return pa.table(arrays)
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame`. Raises ImportError without pandas."""
         import pandas as pd
 
-        return pd.DataFrame(self.rows, columns=list(self.columns))
+        frame = pd.DataFrame(self.rows, columns=list(self.columns))
+        return frame if self.rows else frame.astype({name: known[1] for name, known in self._known_types()})
 
     def to_polars(self) -> Any:
         """A `polars.DataFrame`. Raises ImportError without polars."""
         import polars as pl  # type: ignore[import-not-found]
 
-        return pl.DataFrame({name: self[name] for name in self.columns}, strict=False)
+        types = {name: getattr(pl, known[2]) for name, known in self._known_types()}
+        return pl.DataFrame([pl.Series(name, self[name], dtype=types.get(name), strict=False) for name in self.columns])
+
+    def _known_types(self) -> Iterator[tuple[str, tuple[str, str, str]]]:
+        """Columns whose type is one of the plain ones: all others are what their values are."""
+        for name, kind in zip(self.columns, self.types, strict=False):
+            if (known := _TYPES.get(kind)) is not None:
+                yield name, known
 
     def __repr__(self) -> str:
         head = ["  ".join(map(str, row)) for row in (self.columns, *self.rows[:SHOWN_ROWS])]
@@ -74,3 +93,14 @@ class QueryResult:
     def _rest(self) -> list[str]:
         more = len(self.rows) - SHOWN_ROWS
         return [f"{more} more rows"] if more > 0 else []
+
+
+def _apart(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, each once: of several `x` the second is `x_2`."""
+    found: list[str] = []
+    for name in names:
+        number, apart = 2, name
+        while apart in found:
+            number, apart = number + 1, f"{name}_{number}"
+        found.append(apart)
+    return tuple(found)

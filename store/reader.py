@@ -181,9 +181,9 @@ class Store:
         """End the query that another thread runs: it raises StoreError there."""
         self._connection.interrupt()
 
-    def typed(self, sql: str, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
+    def typed(self, sql: str, params: Params = None, *, max_rows: int = 1_000, limit_s: float = 15.0) -> ConsoleAnswer:
         """Run one read-only statement that a user typed; at most `max_rows` rows. Raises StoreError."""
-        return run_console(self._connection, sql, max_rows=max_rows, limit_s=limit_s)
+        return run_console(self._connection, sql, params, max_rows=max_rows, limit_s=limit_s)
 
     @property
     def damage(self) -> StoreCorruptError | None:

@@ -94,3 +94,67 @@ def test_the_wheel_brings_the_runbook_and_the_types(installed: Path) -> None:
     (package,) = (installed.parent.parent / "lib").glob("python*/site-packages/rankscope")
     assert (package / "analyzers" / "report" / "runbook.md").is_file()
     assert not list(package.rglob("__pycache__/*.so")), "pure Python"
+
+
+PROGRAMS = sorted((ROOT / "examples" / "api").glob("*.py"))
+REVEALED = """
+import rankscope
+run = rankscope.open_run("runs")
+reveal_type(run)
+reveal_type(run.findings[0].severity)
+reveal_type(run.diagnose().findings)
+reveal_type(run.diagnose().goodput)
+reveal_type(run.diagnose().what_if)
+reveal_type(run.compare(run).speed)
+reveal_type(run.compare(run).only_a)
+reveal_type(run.account().ns)
+reveal_type(run.state.word)
+reveal_type(run.sql("SELECT 1").rows)
+reveal_type(rankscope.open_files("job.log").diagnose())
+reveal_type(rankscope.open("job.log"))
+reveal_type(rankscope.attach)
+"""
+
+
+def check_types(installed: Path, files: list[Path], cwd: Path) -> str:
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--python-executable", str(installed)]
+    command += [f"--cache-dir={cwd / 'mypy'}", *map(str, files)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_typed_programs_are_checked_strictly(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "revealed.py").write_text(REVEALED)
+    told = check_types(installed, [*PROGRAMS, tmp_path / "revealed.py"], tmp_path)
+    revealed = [line.partition("Revealed type is ")[2] for line in told.splitlines() if "Revealed type" in line]
+    assert len(revealed) == REVEALED.count("reveal_type(")
+    plain = [one.replace("tuple[Any, ...]", "") for one in revealed if not one.startswith('"def')]
+    assert [one for one in plain if "Any" in one] == []
+    assert any("analyzers.finding.Finding" in one for one in revealed)
+
+
+@pytest.mark.slow
+def test_typed_programs_run_as_the_docs_say(installed: Path, tmp_path: Path) -> None:
+    slow = make_run(tmp_path, slow={2: 1.5}).path
+    good = make_run(tmp_path).path
+    (tmp_path / "job.log").write_text("[rank2]: RuntimeError: CUDA error: an illegal memory access was encountered\n")
+
+    def program(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(installed), str(ROOT / "examples" / "api" / f"{name}.py"), *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+    gate = program("ci_gate", str(slow), str(good))
+    assert gate.returncode == 1, gate.stdout + gate.stderr
+    assert "as long per step" in gate.stdout
+    assert program("slow_ranks", str(slow)).stdout.startswith("rank 2: ")
+    assert "ank 2" in program("dead_job", "job.log").stdout
+    hints = "import rankscope, typing\nfrom rankscope import api\nfor one in (api.Run.compare, api.Run.diagnose, "
+    hints += "api.Run.account, api.Finding, api.Comparison, api.open):\n    typing.get_type_hints(one)\n"
+    done = subprocess.run(
+        [str(installed), "-c", hints + "print(dir(rankscope))"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "open_run" in done.stdout

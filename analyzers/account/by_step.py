@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.time_classes import GAPS, PHASES, sums_sql
-from analyzers.source import Floats, Ints, Source, floats, ints, lacking
+from analyzers.source import Source, floats, ints, lacking
 
 __all__ = ["CLASSES", "AccountByStep", "account_by_step"]
 
@@ -26,16 +26,20 @@ CLASSES = (*PHASES, *GAPS, "waiting", "not_measured")
 class AccountByStep:
     """`ns[i, j, k]`: nanoseconds of class `classes[k]` in step `steps[j]` of rank `ranks[i]`; NaN: not measured."""
 
-    ranks: Ints
-    steps: Ints
+    ranks: npt.NDArray[np.int64]
+    """Global ranks, in order."""
+    steps: npt.NDArray[np.int64]
+    """Step numbers, in order; of a step that ran more than once the last execution counts."""
     classes: tuple[str, ...]
+    """Phases, gaps between phases, waiting, not measured: of one rank and step they add up to its duration."""
     ns: npt.NDArray[np.float64]
+    """(ranks, steps, classes)."""
 
-    def of(self, name: str) -> Floats:
+    def of(self, name: str) -> npt.NDArray[np.float64]:
         """Nanoseconds of one class, (ranks, steps). Raises KeyError."""
         if name not in self.classes:
             raise KeyError(f"{name}: the classes are {', '.join(self.classes)}")
-        values: Floats = self.ns[:, :, self.classes.index(name)]
+        values: npt.NDArray[np.float64] = self.ns[:, :, self.classes.index(name)]
         return values
 
     def _repr_html_(self) -> str:

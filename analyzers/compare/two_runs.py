@@ -19,11 +19,13 @@ import numpy as np
 from analyzers.account.goodput import CATEGORIES
 from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, WAITED, own
 from analyzers.compare.policy import ComparePolicy
-from analyzers.diagnose import Diagnosis
-from analyzers.finding import Finding
+from analyzers.printable import escaped
 from analyzers.robust import MAD_TO_SIGMA
 from analyzers.source import Source, floats, ints, missing_tables
-from analyzers.stragglers.throughput import Change, between, regression, step_times
+
+from ..diagnose import Diagnosis
+from ..finding import Finding
+from ..stragglers.throughput import Change, between, regression, step_times
 
 __all__ = ["Comparison", "LossChange", "Side", "compare"]
 
@@ -32,6 +34,7 @@ _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
 """Keys of a manifest that differ between any two runs."""
 MAX_SETTINGS = 500
 MAX_VALUE = 200
+SHOWN_SETTINGS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,24 +61,58 @@ class LossChange:
     """A difference beyond the noise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """A against B. Settings are (name, value in A, value in B); None: not there."""
+    """A against B. Settings and versions are (name, value in A, value in B); None: not there."""
 
     run_a: str
     run_b: str
     settings: tuple[tuple[str, str | None, str | None], ...]
     versions: tuple[tuple[str, str | None, str | None], ...]
     speed: Change | None
+    """B's time over A's, of a token or a step, with its 95 % interval; None with too few steps."""
     phases: Mapping[str, tuple[float | None, float | None]]
     """Own milliseconds of a step, median over ranks and steps; `waiting` is for others and for transfers."""
     loss: LossChange | None
+    """None with fewer than 20 common steps."""
     only_a: tuple[Finding, ...]
+    """Findings of A that B does not have: of the same kind, cause and ranks."""
     only_b: tuple[Finding, ...]
     both: tuple[Finding, ...]
+    """Findings of both, as B has them."""
     goodput: Mapping[str, tuple[float | None, float | None]]
     """Shares of the wall time."""
     findings: tuple[Finding, ...]
+    """What comparing them found: a regression of B's speed, if its interval leaves no doubt."""
+
+    @property
+    def sentence(self) -> str:
+        """Speed and loss of B against A, two sentences, as `rankscope compare` prints them."""
+        speed, loss, a, b = self.speed, self.loss, self.run_a, self.run_b
+        if speed is None:
+            first = f"{b} and {a} have too few steps to compare their speed."
+        else:
+            interval = f"95 % interval {speed.low:.2f} to {speed.high:.2f}"
+            per = "token" if speed.per_token else "step"
+            first = f"{b} takes {speed.ratio:.2f}x as long per {per} as {a} ({interval})."
+        if loss is None:
+            return f"{first} Too few common steps to compare the loss."
+        if loss.first_different_step is None:
+            return f"{first} The loss is equal to the last bit in {loss.common_steps} steps."
+        side, noise = "higher" if loss.difference > 0 else "lower", "beyond" if loss.is_real else "within"
+        difference = f"{abs(loss.difference):.3g} {side} at the end, {noise} its noise of {loss.noise:.2g}"
+        return f"{first} The loss is {difference}, and differs from step {loss.first_different_step} on."
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.sentence})"
+
+    def _repr_markdown_(self) -> str:
+        """The sentence, the settings that differ, and what only one of the runs has, for a notebook."""
+        lines = [f"**{escaped(self.sentence)}**", ""]
+        lines += [f"- {escaped(f'{name}: {a} in A, {b} in B')}" for name, a, b in self.settings[:SHOWN_SETTINGS]]
+        lines += [f"- only in {escaped(self.run_a)}: {escaped(finding.summary)}" for finding in self.only_a]
+        lines += [f"- only in {escaped(self.run_b)}: {escaped(finding.summary)}" for finding in self.only_b]
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; NaN never."""

@@ -21,8 +21,8 @@ from analyzers.finding import SEVERITIES, Finding, Status
 
 __all__ = ["MAX_FINDINGS", "checked_findings", "checked_kinds"]
 
-MAX_FINDINGS = 100
-"""Findings of one call."""
+MAX_FINDINGS = 20
+"""Findings of one call: more would hide all others."""
 MAX_TEXT_CHARS = 1_000
 MAX_EVIDENCE_BYTES = 64 << 10
 MAX_REASONS = 10

@@ -14,7 +14,7 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
-from analyzers.printable import visible
+from analyzers.printable import MAX_TEXT, escaped, visible
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
@@ -22,12 +22,9 @@ from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.wording import batches_text, counted, number, number_ranges, sentence
 
-__all__ = ["escaped", "to_markdown"]
+__all__ = ["to_markdown"]
 
 MAX_FINDINGS = 20
-MAX_TEXT = 1_000
-_MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
-_LISTED = re.compile(r"^(\d+)([.)])")
 
 
 def to_markdown(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> str:
@@ -137,14 +134,6 @@ def _table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     if rows:
         yield from ("| | |", "|---|---|")
         yield from (f"| {escaped(name)} | {escaped(value)} |" for name, value in rows)
-
-
-def escaped(text: object) -> str:
-    """Text in which nothing has a meaning for Markdown or HTML."""
-    shown = str(text)
-    if len(shown) > MAX_TEXT:
-        shown = f"{shown[:MAX_TEXT]} ... ({len(shown):,} characters)"
-    return _LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))
 
 
 def _fenced(lines: Sequence[str]) -> Iterator[str]:

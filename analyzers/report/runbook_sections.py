@@ -9,7 +9,7 @@ import functools
 import re
 from pathlib import Path
 
-__all__ = ["advice_text"]
+__all__ = ["advice_text", "anchors"]
 
 _PLACES = (Path(__file__).parents[2] / "docs" / "runbook.md", Path(__file__).with_name("runbook.md"))
 _HEADING = re.compile(r'^#{2,4} (?:<a id="([a-z0-9_-]+)"></a>)?(.*)$', re.MULTILINE)
@@ -32,3 +32,8 @@ def _sections() -> dict[str, str]:
 def advice_text(anchor: str) -> str:
     """Markdown of the section, its heading in bold; empty if the runbook has no such section."""
     return _sections().get(anchor, "")
+
+
+def anchors() -> list[str]:
+    """Anchors of all sections."""
+    return list(_sections())

@@ -21,8 +21,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from analyzers.finding import Finding
-from analyzers.printable import visible
-from analyzers.report.markdown import escaped
+from analyzers.printable import escaped, visible
 from analyzers.wording import ranks_text
 from dashboard.drawing import zoom
 from dashboard.drawing.chart_cache import cached_figure

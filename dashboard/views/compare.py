@@ -13,7 +13,7 @@ from analyzers.compare.two_runs import Comparison
 from analyzers.figures import series
 from analyzers.figures.theme import SEQUENCE
 from analyzers.printable import visible
-from analyzers.report.terminal.compare_text import sentence, tables
+from analyzers.report.terminal.compare_text import tables
 from analyzers.source import floats, ints
 from dashboard.data.run_access import RunAccess
 from dashboard.drawing.elements import chart, empty_state, markdown_text, table, unique_names
@@ -49,7 +49,7 @@ def compare(view: View) -> None:
         return
     if len(runs) == 2:
         for name, only in found.items():
-            st.markdown(f"**{markdown_text(sentence(only['comparison']), 500)}**")
+            st.markdown(f"**{markdown_text(only['comparison'].sentence, 500)}**")
             _losses(baseline, found)
             _details(baseline, name, only["comparison"])
         return
@@ -58,7 +58,7 @@ def compare(view: View) -> None:
     _settings(baseline, found)
     for name, answer in found.items():
         with st.expander(markdown_text(f"{name} against {baseline}", 200)):
-            st.markdown(f"**{markdown_text(sentence(answer['comparison']), 500)}**")
+            st.markdown(f"**{markdown_text(answer['comparison'].sentence, 500)}**")
             _details(baseline, name, answer["comparison"])
 
 

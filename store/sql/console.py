@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,18 @@ class ConsoleAnswer:
     rows: list[tuple[Any, ...]]
     is_cut: bool
     took_s: float
+    types: tuple[str, ...] = ()
+    """DuckDB's name of each column's type."""
 
 
-def run(connection: DuckDBPyConnection, sql: str, *, max_rows: int, limit_s: float) -> ConsoleAnswer:
+def run(
+    connection: DuckDBPyConnection,
+    sql: str,
+    params: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    max_rows: int,
+    limit_s: float,
+) -> ConsoleAnswer:
     """The answer to one reading statement. Raises StoreError with DuckDB's own words, or ours."""
     import duckdb
 
@@ -58,8 +68,9 @@ def run(connection: DuckDBPyConnection, sql: str, *, max_rows: int, limit_s: flo
     timer = threading.Timer(limit_s, connection.interrupt)
     timer.start()
     try:
-        found = connection.execute(statements[0])
+        found = connection.execute(statements[0], params)
         names = tuple(str(column[0]) for column in found.description or ())
+        types = tuple(str(column[1]) for column in found.description or ())
         rows = found.fetchmany(max_rows + 1)
     except duckdb.InterruptException:
         raise StoreError(f"it took longer than {limit_s:g} s and was cancelled: query fewer steps or ranks") from None
@@ -67,9 +78,8 @@ def run(connection: DuckDBPyConnection, sql: str, *, max_rows: int, limit_s: flo
         raise StoreError(str(error)[:2000]) from None
     finally:
         timer.cancel()
-    return ConsoleAnswer(
-        names=names, rows=rows[:max_rows], is_cut=len(rows) > max_rows, took_s=time.monotonic() - began
-    )
+    took_s = time.monotonic() - began
+    return ConsoleAnswer(names=names, rows=rows[:max_rows], is_cut=len(rows) > max_rows, took_s=took_s, types=types)
 
 
 def _explained(connection: DuckDBPyConnection, sql: str) -> str:

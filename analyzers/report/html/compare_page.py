@@ -17,7 +17,7 @@ from analyzers.compare.two_runs import Comparison, Side
 from analyzers.figures import course, goodput, series
 from analyzers.figures.theme import SEQUENCE
 from analyzers.report.html.page_frame import FigurePage, Section
-from analyzers.report.terminal.compare_text import sentence, tables
+from analyzers.report.terminal.compare_text import tables
 from analyzers.report.terminal.diagnosis_text import title
 from analyzers.report.wording.explained import next_step, why
 from analyzers.source import floats, ints
@@ -37,7 +37,7 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
     return sheet.render(
         run_id=f"{comparison.run_b} against {comparison.run_a}",
         worst=slower.severity if slower else "",
-        verdict=sentence(comparison),
+        verdict=comparison.sentence,
         why=why(slower) if slower else "",
         next=next_step(slower) if slower else "",
         quiet="No significant slowdown.",

@@ -16,7 +16,7 @@ from analyzers.report.terminal.diagnosis_text import title
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["render", "sentence", "tables"]
+__all__ = ["render", "tables"]
 
 MAX_ROWS = 40
 _LEAST_SHARE = 0.005
@@ -27,7 +27,7 @@ def render(comparison: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(visible(sentence(comparison)), style="bold yellow" if comparison.findings else "bold"))
+    console.print(Text(visible(comparison.sentence), style="bold yellow" if comparison.findings else "bold"))
     for heading, rows in tables(comparison):
         if not rows:
             continue
@@ -41,23 +41,6 @@ def render(comparison: Comparison, console: Console) -> None:
             table.add_row(f"... and {len(rows) - MAX_ROWS} more", "", "")
         console.print()
         console.print(table)
-
-
-def sentence(comparison: Comparison) -> str:
-    """Speed and loss of the second run against the first, two sentences."""
-    speed, loss, a, b = comparison.speed, comparison.loss, comparison.run_a, comparison.run_b
-    if speed is None:
-        first = f"{b} and {a} have too few steps to compare their speed."
-    else:
-        per, interval = "token" if speed.per_token else "step", f"95 % interval {speed.low:.2f} to {speed.high:.2f}"
-        first = f"{b} takes {speed.ratio:.2f}x as long per {per} as {a} ({interval})."
-    if loss is None:
-        return f"{first} Too few common steps to compare the loss."
-    if loss.first_different_step is None:
-        return f"{first} The loss is equal to the last bit in {loss.common_steps} steps."
-    side, noise = "higher" if loss.difference > 0 else "lower", "beyond" if loss.is_real else "within"
-    difference = f"{abs(loss.difference):.3g} {side} at the end, {noise} its noise of {loss.noise:.2g}"
-    return f"{first} The loss is {difference}, and differs from step {loss.first_different_step} on."
 
 
 def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:

@@ -1,0 +1,20 @@
+"""Claims the short names of our packages when it is imported: before any import of `rankscope.analyzers`.
+
+import rankscope.claim
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rankscope.own_names import FOLDER, PACKAGES, claim_names
+
+__all__: list[str] = []
+
+for _name in PACKAGES:
+    _module = sys.modules.get(_name)
+    _file = getattr(_module, "__file__", None)
+    if _module is not None and not (_file and Path(_file).is_relative_to(FOLDER)):
+        raise ImportError(f"this process has a module {_name!r} of its own: use rankscope.open in another process")
+claim_names()

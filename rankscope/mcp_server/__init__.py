@@ -1,0 +1,10 @@
+"""A server of the Model Context Protocol over the runs of a folder, for agents on call; it only reads.
+
+make_server(Path("runs")).run("stdio")
+"""
+
+from __future__ import annotations
+
+from rankscope.mcp_server.server import make_server
+
+__all__ = ["make_server"]

@@ -1,0 +1,69 @@
+"""The server: each tool's answer is one compact, bounded JSON text, and each mistake one line that says its reason."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analyzers.printable import visible
+from rankscope import __version__
+from rankscope.mcp_server.answers import compact
+from rankscope.mcp_server.tools import Tools
+from store.runs_folder import RunsFolder
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.tools import Tool
+
+__all__ = ["make_server"]
+
+MAX_ERROR_CHARS = 1_000
+_INSTRUCTIONS = (
+    "Records of distributed PyTorch training runs, and files of jobs that were not recorded. Start with list_runs, "
+    "then verdict; finding has the evidence of one finding and the runbook's section. Columns that end in _ns are "
+    "nanoseconds. Findings name ranks; they never claim more than was recorded. An answer that is cut says so in `cut`."
+)
+
+
+def make_server(runs_dir: Path) -> MCPServer[Any]:
+    """The server over the runs of one folder. Raises ModuleNotFoundError without the extra `mcp`."""
+    from mcp.server.mcpserver import MCPServer
+
+    tools = Tools(RunsFolder(runs_dir))
+    return MCPServer(
+        "rankscope", version=__version__, instructions=_INSTRUCTIONS, log_level="CRITICAL",
+        tools=[_tool(one) for one in tools.all()],
+    )  # fmt: skip
+
+
+def _tool(method: Callable[..., Any]) -> Tool:
+    """A tool that refuses arguments that it does not have."""
+    from mcp.server.mcpserver.tools import Tool
+    from mcp.types import ToolAnnotations
+
+    reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
+    tool = Tool.from_function(_answering(method), annotations=reads, structured_output=False)
+    arguments = tool.fn_metadata.arg_model
+    arguments.model_config["extra"] = "forbid"
+    arguments.model_rebuild(force=True)
+    tool.parameters["additionalProperties"] = False
+    return tool
+
+
+def _answering(method: Callable[..., Any]) -> Callable[..., str]:
+    """The method with its answer as text, and whatever it raises as a ToolError with the reason."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @functools.wraps(method)
+    def answer(**arguments: Any) -> str:
+        try:
+            return compact(method(**arguments))
+        except ValueError as error:  # of the caller, or of the run's records
+            reason = str(error)
+        except Exception as error:  # a fault of ours: the agent still needs to know what failed
+            reason = f"{type(error).__name__}: {error} (a fault of Rankscope)"
+        raise ToolError(visible(" ".join(reason.split()))[:MAX_ERROR_CHARS])
+
+    return answer

@@ -1,0 +1,168 @@
+"""The questions that an agent can ask of the runs of a folder, one method a tool.
+
+    Tools(RunsFolder(Path("runs"))).verdict("latest")
+
+Runs and files are opened by their names in the folder, so no call leads out of it. SQL goes through the console that is
+locked down: one reading statement, no files, no network, in a process with limits of memory and time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.api import Evidence, Run
+from store.runs_folder import RunsFolder
+
+__all__ = ["Tools"]
+
+MAX_RUNS = 50
+MAX_FILES = 50
+MAX_ROWS = 200
+MAX_STACK_CHARS = 4_000
+LIMIT_S = 20.0
+_ANCHOR = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class Tools:
+    """One method a tool; what it raises is the tool's error, one line."""
+
+    def __init__(self, folder: RunsFolder) -> None:
+        self._folder = folder
+        self._opened: dict[str, Run] = {}
+
+    def all(self) -> tuple[Callable[..., Any], ...]:
+        """The tools, in the order in which an agent reads of them."""
+        return (
+            self.list_runs, self.verdict, self.finding, self.account, self.sql, self.stacks, self.compare, self.runbook,
+        )  # fmt: skip
+
+    def list_runs(self) -> dict[str, Any]:
+        """List the runs, the newest first: name, state, step, number of ranks. And files of jobs that were not recorded
+        (logs, dumps, traces), which verdict and finding read by their names, too."""
+        found, names = [], self._folder.run_ids()
+        for name in names[:MAX_RUNS]:
+            try:
+                run = self._run(name)
+                state = run.state
+                about = {"state": state.word, "reason": state.reason, "step": state.step}
+                found.append({"run": name, **about, "world_size": run.manifest.get("world_size")})
+            except ValueError as error:  # a damaged run must not hide the others
+                found.append({"run": name, "error": str(error)})
+        files = self._files()
+        answer: dict[str, Any] = {"runs": found, "files": files[:MAX_FILES]}
+        if len(names) > MAX_RUNS or len(files) > MAX_FILES:
+            answer["cut"] = [
+                f"{len(found)} of {len(names)} runs and {len(files[:MAX_FILES])} of {len(files)} files shown"
+            ]
+        return answer
+
+    def verdict(self, run: str = "latest") -> dict[str, Any]:
+        """Say what went wrong in a run, on which rank and why: the verdict, and all findings in one line each. `run` is
+        a name of list_runs: of a run, or of a file or folder of files."""
+        from analyzers.report.wording.explained import next_step, why
+
+        diagnosis = self._opened_by_name(run).diagnose()
+        return {
+            "verdict": diagnosis.verdict,
+            "findings": [
+                {"id": finding.id, "kind": finding.kind, "severity": finding.severity, "status": finding.status,
+                 "ranks": list(finding.ranks), "step": finding.first_step, "cause": finding.cause,
+                 "summary": finding.summary, "why": why(finding), "next": next_step(finding)}
+                for finding in diagnosis.fired
+            ],
+            "not_judged": [finding.summary for finding in diagnosis.not_judged],
+        }  # fmt: skip
+
+    def finding(self, finding_id: str, run: str = "latest") -> dict[str, Any]:
+        """Give the whole evidence of one finding, by its id from verdict, with the runbook's section."""
+        from analyzers.report.runbook_sections import advice_text
+
+        wanted = finding_id.rpartition("finding=")[2].strip()  # also from the link to its page
+        findings = self._opened_by_name(run).diagnose().findings
+        for found in findings:
+            if found.id == wanted:
+                return {"finding": found.to_json(), "runbook": advice_text(found.advice)}
+        known = ", ".join(found.id for found in findings if found.status in ("fired", "suspect"))[:500]
+        raise ValueError(f"{run[:100]} has no finding {wanted[:100]!r}; it has {known or 'none'}")
+
+    def account(self, run: str = "latest") -> dict[str, Any]:
+        """Say where the wall time went: seconds by category (mean over the ranks), and the gain without stragglers."""
+        diagnosis = self._run(run).diagnose()
+        goodput, what_if = diagnosis.goodput, diagnosis.what_if
+        return {
+            "seconds": None if goodput is None else goodput.known_seconds,
+            "wall_s": None if goodput is None else goodput.wall_s,
+            "what_if": None if what_if is None else what_if.to_json(),
+        }
+
+    def sql(self, statement: str, run: str = "latest") -> dict[str, Any]:
+        """Run one SELECT over a run's tables (steps, collectives, spans, gradients, health, events, findings, ...).
+
+        At most 200 rows come back, and `cut` says if there are more. DESCRIBE and SHOW TABLES work.
+        """
+        from store.sql.process import ask
+
+        self._run(run)  # with its own words for what is no run
+        answer = ask(self._folder.open(run), statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
+        found: dict[str, Any] = {"columns": list(answer.names), "rows": [list(row) for row in answer.rows]}
+        if answer.is_cut:
+            found["cut"] = [f"only the first {MAX_ROWS} rows: aggregate, or use LIMIT and OFFSET"]
+        return found
+
+    def stacks(self, run: str = "latest", file: str = "") -> dict[str, Any]:
+        """Return the Python stacks that were taken when the run hung, by file; empty where none were. `file`: that one
+        alone, to read more of it."""
+        found = self._run(run).stacks
+        if file and file not in found:
+            raise ValueError(f"run {run[:100]} has no stacks {file[:100]!r}; it has {', '.join(found)[:500] or 'none'}")
+        if file:
+            return {file: found[file]}
+        long = [name for name, text in found.items() if len(text) > MAX_STACK_CHARS]
+        answer: dict[str, Any] = {name: text[:MAX_STACK_CHARS] for name, text in found.items()}
+        if long:
+            answer["cut"] = [f"{len(long)} files: the first {MAX_STACK_CHARS} characters of each; ask for `file`"]
+        return answer
+
+    def compare(self, run_a: str, run_b: str) -> dict[str, Any]:
+        """Compare two runs: settings, versions, speed, phases, loss, findings, goodput. B against A."""
+        found: dict[str, Any] = self._run(run_a).compare(self._run(run_b)).to_json()
+        return found
+
+    def runbook(self, anchor: str) -> str:
+        """Return a section of the runbook, by the anchor that a finding's `next` names; as printed there, or bare."""
+        from analyzers.report.runbook_sections import advice_text, anchors
+
+        named = _ANCHOR.findall(anchor.rpartition("#")[2].lower())
+        if len(named) == 1 and (text := advice_text(named[0])):
+            return text
+        near = ", ".join(difflib.get_close_matches(named[0] if named else "", anchors(), n=5, cutoff=0.5))
+        raise ValueError(f"the runbook has no section {anchor[:100]!r}{f'; near it: {near}' if near else ''}")
+
+    def _opened_by_name(self, name: str) -> Run | Evidence:
+        """A run, or files. Raises RunError or SourceError."""
+        if self._folder.resolved(name) is None and name in self._files():
+            return Evidence([self._folder.path / name])
+        return self._run(name)
+
+    def _files(self) -> list[str]:
+        """Names of files and folders beside the runs; links are left out, since they may lead out of the folder."""
+        runs = set(self._folder.run_ids())
+        try:
+            with os.scandir(self._folder.path) as entries:
+                return sorted(
+                    entry.name
+                    for entry in entries
+                    if entry.name not in runs and not entry.is_symlink() and not entry.name.startswith(".")
+                )
+        except OSError:
+            return []
+
+    def _run(self, name: str) -> Run:
+        if self._folder.resolved(name) is None and name in self._files():
+            raise ValueError(f"{name[:100]} is no recorded run but files: ask for its verdict")
+        folder = self._folder.open(name)
+        return self._opened.setdefault(folder.run_id, Run(folder))

@@ -1,0 +1,116 @@
+"""A slow rank, a NaN, a hang and a dead log, diagnosed by an agent through the real client, by tools alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from mcp import Client, StdioServerParameters
+
+from tests.factories import make_run
+from tests.rankscope.mcp_agent import Agent
+
+MOST_CHARS = 24_000
+"""What one diagnosis may cost an agent: six thousand tokens."""
+LOG = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 88, in <module>
+[rank1]:     loss.backward()
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.10 GiB
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("agent")
+    make_run(where, ranks=4, steps=60, slow={2: 2.0})
+    make_run(where, ranks=4, steps=30, nan={20: 1})
+    hung = make_run(where, ranks=4, steps=30, hang={3: 30})
+    hung.stacks.mkdir(exist_ok=True)
+    (hung.stacks / "rank-00003.txt").write_text('File "train.py", line 12 in wait_for_file\n' * 2000)
+    (where / "runs" / "job.log").write_text(LOG)
+    return where / "runs"
+
+
+Call = Callable[[str, dict[str, Any]], Awaitable[str]]
+
+
+def with_server(runs: Path, work: Callable[[Call], Awaitable[None]]) -> str:
+    """Run `work` against a server over the folder; returns what the server wrote to stderr."""
+    errors = runs.parent / "stderr.txt"
+
+    async def go() -> None:
+        command = f'exec "{sys.executable}" -m rankscope mcp "{runs}" 2>"{errors}"'
+        server = StdioServerParameters(command="bash", args=["-c", command], cwd=Path(__file__).parents[2])
+        async with Client(server) as client:
+
+            async def call(name: str, arguments: dict[str, Any]) -> str:
+                result = await client.call_tool(name, arguments)
+                text = "".join(getattr(part, "text", "") for part in result.content)
+                if result.is_error:
+                    raise ValueError(text)
+                return text
+
+            await work(call)
+
+    anyio.run(go)
+    return errors.read_text()
+
+
+def test_an_agent_diagnoses_by_tools_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow, nan, hung = sorted(one.name for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
+    expected = {
+        slow: ("straggler", [2], "compute"), nan: ("non_finite", [1], None),
+        hung: ("hang", [3], None), "job.log": ("rank_lost", [1], "out_of_memory"),
+    }  # fmt: skip
+    costs: dict[str, tuple[int, int]] = {}
+
+    async def work(call: Call) -> None:
+        for name, (kind, ranks, cause) in expected.items():
+            agent = Agent(call)
+            told = await agent.diagnose(name)
+            assert (told["kind"], told["ranks"]) == (kind, ranks), told
+            assert cause in (None, told["cause"]), told
+            assert len(told["runbook"]) > 100
+            if kind == "straggler":
+                assert told["slowest"] == 2
+            if kind == "hang":
+                assert "wait_for_file" in told["stacks"]["rank-00003.txt"]
+                assert "cut" in told["stacks"]
+            assert agent.num_chars < MOST_CHARS, (name, agent.num_chars)
+            costs[kind] = (len(agent.calls), agent.num_chars)
+
+    with_server(folder, work)
+    with capsys.disabled():
+        print(f"\ncalls and characters by diagnosis: {json.dumps(costs)}")
+
+
+def test_every_mistake_has_its_reason_and_no_answer_is_cut_silently(folder: Path) -> None:
+    async def work(call: Call) -> None:
+        async def refused(name: str, **arguments: Any) -> str:
+            with pytest.raises(ValueError) as raised:  # noqa: PT011 (the text is what is tested)
+                await call(name, arguments)
+            return str(raised.value)
+
+        assert "COPY is not allowed" in await refused("sql", statement="COPY steps TO 'out.csv'")
+        assert "nothing" in await refused("sql", statement="SELECT nothing FROM steps")
+        assert "no run 'other'" in await refused("verdict", run="other")
+        assert "no recorded run but files" in await refused("sql", run="job.log", statement="SELECT 1")
+        assert "it has " in await refused("finding", finding_id="hang-9")
+        assert "near it: straggler-" in await refused("runbook", anchor="stragler-compute")
+        assert "max_rows" in await refused("sql", statement="SELECT 1", max_rows=9)
+        rows = json.loads(await call("sql", {"statement": "SELECT * FROM collectives"}))
+        assert len(json.dumps(rows, separators=(",", ":"))) <= 16_500
+        assert any("200 rows" in text for text in rows["cut"])
+        assert any(text.startswith("rows: ") for text in rows["cut"])
+        few = json.loads(await call("sql", {"statement": "SELECT 1 / 3.0 AS third"}))
+        assert few == {"columns": ["third"], "rows": [[0.333333]]}
+        for printed in ("docs/runbook.md#hang", "See docs/runbook.md#hang.", "#hang", "hang"):
+            assert (await call("runbook", {"anchor": printed})).startswith("**")
+
+    assert with_server(folder, work) == ""
