@@ -47,8 +47,7 @@ class Agent:
             told["stacks"] = await self.ask("stacks", run=name)
         if worst["kind"] == "straggler":
             told["account"] = await self.ask("account", run=name)
-            statement = (
-                "SELECT rank, median(forward_ns + backward_ns) / 1e6 AS ms FROM steps GROUP BY rank ORDER BY 2 DESC"
-            )
+            own = "forward_ns - coalesce(forward_wait_ns, 0) + backward_ns - coalesce(backward_wait_ns, 0)"
+            statement = f"SELECT rank, median({own}) / 1e6 AS ms FROM steps GROUP BY rank ORDER BY 2 DESC"
             told["slowest"] = (await self.ask("sql", run=name, statement=statement))["rows"][0][0]
         return told
