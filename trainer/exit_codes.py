@@ -8,6 +8,7 @@ __all__ = [
     "EXIT_EXCLUDED",
     "EXIT_FAILED",
     "EXIT_FENCED",
+    "EXIT_FINISHED",
     "EXIT_GIVEN_UP",
     "EXIT_MISTAKE",
     "EXIT_PREEMPTED",
@@ -26,6 +27,8 @@ EXIT_FENCED = 4
 """A later attempt has taken the run: this process came too late."""
 EXIT_EXCLUDED = 5
 """This node failed too often and leaves; the others go on without it."""
+EXIT_FINISHED = 6
+"""`--resume` of a run that has finished: nothing was started."""
 EXIT_STORAGE = 75
 """The disk is full or does not answer (EX_TEMPFAIL): nothing was renamed or removed, `--resume` may be tried again."""
 EXIT_PREEMPTED = 143

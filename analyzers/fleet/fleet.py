@@ -84,6 +84,8 @@ class _Tally:
     host: str = ""
     runs: int = 0
     hours: float = 0.0
+    exposure_h: float = 0.0
+    """Hours that its rate is of: each run counts at least `FleetPolicy.least_hours`."""
     bad_runs: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     cost_s: float = 0.0
@@ -130,17 +132,18 @@ def _add(
         tally = tallies[name]
         tally.host = host
         tally.runs += 1
-        tally.hours += max(history.hours, policy.least_hours)
+        tally.hours += history.hours
+        tally.exposure_h += max(history.hours, policy.least_hours)
         tally.bad_runs += name in bad
 
 
 def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member, ...]:
     """The prior comes from members that do not stand out, so that bad ones do not make each other ordinary."""
-    by_rate = sorted(tallies, key=lambda name: tallies[name].bad_runs / max(tallies[name].hours, 1e-9))
+    by_rate = sorted(tallies, key=lambda name: tallies[name].bad_runs / max(tallies[name].exposure_h, 1e-9))
     suspicious = set(by_rate[math.ceil(len(by_rate) * (1 - policy.trimmed_ratio)) :])
     for _ in range(MAX_ROUNDS):
         others = [tally for name, tally in tallies.items() if name not in suspicious]
-        prior = fit([tally.bad_runs for tally in others], [tally.hours for tally in others])
+        prior = fit([tally.bad_runs for tally in others], [tally.exposure_h for tally in others])
         found = {name for name, tally in tallies.items() if _stands_out(tally, prior, len(tallies), policy)}
         if found == suspicious:
             break
@@ -149,8 +152,8 @@ def _ranked(tallies: Mapping[str, _Tally], policy: FleetPolicy) -> tuple[Member,
         Member(
             name=name, host=tally.host, runs=tally.runs, hours=tally.hours, bad_runs=tally.bad_runs,
             kinds=dict(tally.kinds.most_common()), cost_s=tally.cost_s,
-            rate=posterior(prior, count=tally.bad_runs, hours=tally.hours),
-            chance=tail(prior, count=tally.bad_runs, hours=tally.hours), is_suspicious=name in suspicious,
+            rate=posterior(prior, count=tally.bad_runs, hours=tally.exposure_h),
+            chance=tail(prior, count=tally.bad_runs, hours=tally.exposure_h), is_suspicious=name in suspicious,
         )
         for name, tally in tallies.items()
     ]  # fmt: skip
@@ -181,4 +184,4 @@ def _binomial_tail(count: int, total: int, share: float) -> float:
 
 def _stands_out(tally: _Tally, prior: Prior, num_members: int, policy: FleetPolicy) -> bool:
     limit = policy.family_error_ratio / max(1, num_members)
-    return tally.bad_runs >= policy.least_runs and tail(prior, count=tally.bad_runs, hours=tally.hours) < limit
+    return tally.bad_runs >= policy.least_runs and tail(prior, count=tally.bad_runs, hours=tally.exposure_h) < limit

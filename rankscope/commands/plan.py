@@ -37,7 +37,9 @@ def plan(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable."),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of devices.")] = 8,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="Number of devices. Default: those of a fixed layout, else 8.")
+    ] = None,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Devices per node.")] = 8,
     gpu: Annotated[str, typer.Option("--gpu", help="Device: b200, h200, h100, a100, l40s, rtx4090.")] = "h100",
     gpu_memory: Annotated[
@@ -96,6 +98,10 @@ def plan(
             gpu=gpu, gpu_memory=gpu_memory, gpus_per_node=gpus_per_node, interconnect=interconnect
         )
         settings = load_config(config_path(config), overrides or [])
+        fixed = settings.parallel.num_ranks
+        if gpus is not None and fixed is not None and fixed != gpus:
+            raise ConfigError(f"the layout of {config} is for {fixed} devices: use --gpus {fixed}, or change parallel")
+        gpus = gpus or fixed or 8
         expected = expect(settings, resolve(settings, gpus), hardware)
         found = strategies(settings, hardware, gpus) if ladder else None
         correction = measure(calibrate, hardware) if calibrate is not None else None

@@ -75,10 +75,10 @@ def train(
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError
         from trainer.config.load import ConfigError
-        from trainer.exit_codes import EXIT_STORAGE, STORAGE_ERRNOS
+        from trainer.exit_codes import EXIT_FINISHED, EXIT_STORAGE, STORAGE_ERRNOS
         from trainer.faults.options import FaultError
         from trainer.launcher.node import NodeRendezvousError
-        from trainer.launcher.resume import ResumeError
+        from trainer.launcher.resume import FinishedError, ResumeError
         from trainer.launcher.start import Options, launch_run
         from trainer.presets import config_path as preset_or_file
 
@@ -95,6 +95,9 @@ def train(
             endpoint=rdzv_endpoint,
         )
         code = launch_run(options, version=__version__, console=console())
+    except FinishedError as error:
+        echo(f"rankscope: {error}", err=True)
+        raise typer.Exit(EXIT_FINISHED) from None
     except (ConfigError, FaultError, NodeRendezvousError, ResumeError, RunError) as error:
         fail(str(error))
     except PermissionError as error:

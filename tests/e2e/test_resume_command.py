@@ -94,3 +94,16 @@ def test_what_is_no_run_is_one_line(make: str, tmp_path: Path) -> None:
     done = rankscope("train", "--resume", str(path), cwd=tmp_path)
     assert done.returncode == 2, done.stdout
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_finished_run_says_so_and_ends_with_its_own_code(tmp_path: Path) -> None:
+    manifest = {"config": Config().model_dump(mode="json"), "world_size": 1}
+    run = RunDir.create(tmp_path, name="old", manifest=manifest)
+    folder = run.node_dir(0)
+    folder.mkdir(parents=True)
+    lines = [{"kind": "run_started", "wall_ns": 1}, {"kind": "run_ended", "wall_ns": 2, "reason": "finished"}]
+    (folder / "events.jsonl").write_text("".join(json.dumps({"rank": -1, "attempt": 0, **line}) + "\n" for line in lines))
+    options = ["--set", "metrics.listen=127.0.0.1:0"]
+    done = rankscope("train", "--resume", str(run.path), *options, cwd=tmp_path)
+    assert done.returncode == 6, done.stderr
+    assert done.stderr.strip() == f"rankscope: {run.path} has finished; nothing was started. To go on: --set train.steps=MORE."

@@ -26,7 +26,7 @@ from trainer.config.load import changed_config
 from trainer.guard.ledger_file import save_ledger
 from watch.processes import is_alive
 
-__all__ = ["ResumeError", "Resumed", "living", "next_attempt", "prepare", "reset_guard"]
+__all__ = ["FinishedError", "ResumeError", "Resumed", "living", "next_attempt", "prepare", "reset_guard"]
 
 UNCHANGEABLE = {
     "model": "would change the model",
@@ -39,6 +39,10 @@ CHANGEABLE = {"data.num_workers", "data.prefetch", "data.pin_memory", "data.cach
 
 class ResumeError(ValueError):
     """The run cannot be resumed; one line with the reason and what to do."""
+
+
+class FinishedError(ResumeError):
+    """The run has finished, and nothing that was asked for would train it further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,8 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     """Check that the run can be resumed. Raises ResumeError, ConfigError or RunError, one line each.
 
     `force`: take the run from processes that still live (they are fenced, and killed by watch), and try again what
-    the guard gave up; call `reset_guard` before the launch. Nothing is changed here.
+    the guard gave up; call `reset_guard` before the launch. Nothing is changed here. Raises FinishedError for a run that
+    has finished, if what ends training is as before.
     """
     run = RunDir.open(path)
     manifest = run.private_manifest()
@@ -70,6 +75,9 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     config = changed_config(before | {"checkpoint": {**before.get("checkpoint", {}), "resume": True}}, overrides)
     _check_unchanged(before, config)
     _check_guard(run, path, force=force)
+    is_same = config.model_dump(mode="json")["train"] == before.get("train") and config.checkpoint.resume
+    if is_same and not force and _has_finished(run):
+        raise FinishedError(f"{path} has finished; nothing was started. To go on: --set train.steps=MORE.")
     enter_launch_folder(config, manifest)
     world_size = manifest.get("world_size")
     return Resumed(run=run, config=config, world_size=world_size if isinstance(world_size, int) else 0)
@@ -100,6 +108,14 @@ def living(run: RunDir) -> Iterator[str]:
         who = next((event for event in events if event["kind"] == event_kinds.RANK), {})
         if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
             yield f"rank {rank} (pid {who['pid']}, attempt {attempt})"
+
+
+def _has_finished(run: RunDir) -> bool:
+    """Return True if the newest launch wrote that it finished."""
+    events = [event for _, folder in run.node_dirs() for event in read_events(folder / "events.jsonl")[0]]
+    began_ns = max((event["wall_ns"] for event in events if event["kind"] == event_kinds.RUN_STARTED), default=0)
+    ends = [event for event in events if event["kind"] == event_kinds.RUN_ENDED and event["wall_ns"] > began_ns]
+    return any(event.get("reason") == "finished" for event in ends)
 
 
 def _number(who: dict[str, Any], key: str) -> int:
