@@ -226,8 +226,9 @@ class Run(_Diagnosed):
         """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput.
 
         Raises ValueError for anything that is no run."""
-        if not isinstance(other, Run):
-            what = "files have no steps to compare" if isinstance(other, Evidence) else f"not a {type(other).__name__}"
+        given: object = other  # a caller may not check its types
+        if not isinstance(given, Run):
+            what = "files have no steps to compare" if isinstance(given, Evidence) else f"not a {type(given).__name__}"
             raise ValueError(f"compare needs another run, as rankscope.open_run gives it: {what}")
         from analyzers.compare.two_runs import Side, compare
         from store import Store

@@ -11,7 +11,7 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["QueryResult"]
+__all__ = ["QueryResult", "distinct_names"]
 
 SHOWN_ROWS = 20
 _TYPES = {
@@ -27,7 +27,7 @@ class QueryResult:
     """Columns of equal length, all in memory."""
 
     def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], types: Sequence[str] = ()) -> None:
-        self.columns: tuple[str, ...] = _apart(columns)
+        self.columns: tuple[str, ...] = distinct_names(columns)
         self.rows: list[tuple[Any, ...]] = list(rows)
         self.types: tuple[str, ...] = tuple(types)
         """DuckDB's name of each column's type, also where there is no row; empty if not known."""
@@ -95,7 +95,7 @@ class QueryResult:
         return [f"{more} more rows"] if more > 0 else []
 
 
-def _apart(names: Sequence[str]) -> tuple[str, ...]:
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """The names, each once: of several `x` the second is `x_2`."""
     found: list[str] = []
     for name in names:

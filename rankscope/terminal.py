@@ -10,9 +10,11 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["RunArgument", "console", "echo", "fail"]
+__all__ = ["FormatOption", "RunArgument", "console", "echo", "fail", "wants_json"]
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
+FormatOption = Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")]
+"""Option of commands whose output is read by programs, too."""
 
 
 def fail(message: str) -> NoReturn:
@@ -34,3 +36,10 @@ def console() -> Console:
 
     terminal = SafeConsole()
     return terminal if terminal.is_terminal else SafeConsole(width=110, no_color=True)
+
+
+def wants_json(output: str) -> bool:
+    """Whether `--format` asks for JSON; exits with 2 for a format that there is not."""
+    if output not in ("text", "json"):
+        fail(f"--format {output}: choose text or json")
+    return output == "json"

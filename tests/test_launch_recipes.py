@@ -39,10 +39,20 @@ def pods() -> dict[str, dict[str, Any]]:
     return {role: specification["template"] for role, specification in replicas.items()}
 
 
+def jobset_pod() -> dict[str, Any]:
+    """Template of the JobSet's pods."""
+    (replicated,) = document("jobset.yaml")["spec"]["replicatedJobs"]
+    template: dict[str, Any] = replicated["template"]["spec"]["template"]
+    return template
+
+
 def programs() -> dict[str, str]:
     """Every shell program of the recipes, those inside the YAML too."""
     found = {path.name: path.read_text() for path in SHELLS}
     found["trainjob"] = "#!/bin/bash\n" + document("kubeflow-trainjob.yaml")["spec"]["trainer"]["args"][0]
+    found["jobset"] = "#!/bin/bash\n" + jobset_pod()["spec"]["containers"][0]["args"][0]
+    found["compose"] = "#!/bin/bash\n" + document("compose.yaml")["services"]["train"]["command"][0].replace("$$", "$")
+    found["skypilot"] = "#!/bin/bash\n" + document("skypilot.yaml")["run"]
     return found | {
         role: "#!/bin/bash\n" + template["spec"]["containers"][0]["args"][0] for role, template in pods().items()
     }
@@ -94,7 +104,7 @@ def test_commands_options_and_settings_exist(name: str) -> None:
     of_srun = {"--nodes", "--ntasks", "--overlap", "--kill-on-bad-exit"}
     asked = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - of_srun
     assert {option for option in asked if option not in helped} == set()
-    for setting in re.findall(r"--set \"?([a-z_.]+)=", text):
+    for setting in set(re.findall(r"--set \"?([a-z_.]+)=", text)):
         value = "127.0.0.1:9400" if setting == "metrics.listen" else "x"
         load_config(None, [f"{setting}={value}"])
 
@@ -102,6 +112,65 @@ def test_commands_options_and_settings_exist(name: str) -> None:
 def test_the_trainjob_is_one() -> None:
     job = document("kubeflow-trainjob.yaml")
     assert unknown(job, read_as("TrainerV1alpha1TrainJob", job)) == []
+
+
+def test_the_jobset_is_one() -> None:
+    job = document("jobset.yaml")
+    assert unknown(job, models.JobsetV1alpha2JobSet.from_dict(job).to_dict()) == []
+    assert (
+        jobset_pod()["metadata"]["labels"].items()
+        >= document("podmonitor.yaml")["spec"]["selector"]["matchLabels"].items()
+    )
+
+
+def test_the_compose_file_is_one() -> None:
+    from compose_spec import ComposeSpecification
+
+    composed = ComposeSpecification.model_validate(document("compose.yaml"))
+    assert composed.services is not None
+    assert set(composed.services.root if hasattr(composed.services, "root") else composed.services) == {
+        "train",
+        "dashboard",
+    }
+    with pytest.raises(ValueError, match="volumes"):
+        ComposeSpecification.model_validate({"services": {"train": {"volumes": 3}}})
+
+
+@pytest.mark.parametrize("name", ["trainjob", "Master", "jobset", "compose", "skypilot"])
+def test_each_job_has_a_folder_of_its_name(name: str, tmp_path: Path) -> None:
+    """The program run for real, with a `rankscope` that writes what it got: a second job does not see the first one's
+    run, and the first one goes on with its own."""
+    (tmp_path / "bin").mkdir()
+    stub = tmp_path / "bin" / "rankscope"
+    stub.write_text(f'#!/bin/bash\nprintf "%s\\n" "$*" >>{shlex.quote(str(tmp_path / "calls"))}\n')
+    stub.chmod(0o755)
+    program = programs()[name].replace("/runs/", f"{tmp_path}/runs/")
+    # What each system sets for a node.
+    known = {
+        "PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "WORLD_SIZE": "2", "RANK": "0",
+        "MASTER_ADDR": "a", "JOB_COMPLETION_INDEX": "0", "SKYPILOT_NODE_IPS": "a\nb", "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
+    }  # fmt: skip
+
+    def start(job: str) -> str:
+        environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "JOB": job, **known}
+        subprocess.run(["bash", "-euc", program], env=environment, check=True, timeout=60)
+        return (tmp_path / "calls").read_text().splitlines()[-1]
+
+    assert f"--set run.dir={tmp_path}/runs/one" in start("one")
+    (tmp_path / "runs" / "one" / "latest").mkdir()
+    assert f"--set run.dir={tmp_path}/runs/two" in start("two")
+    assert f"--resume {tmp_path}/runs/one/latest" in start("one")
+
+
+def test_ray_starts_a_launcher_on_each_node() -> None:
+    """Ray is not installed here: that the script is Python, and that each option of its command exists."""
+    text = (LAUNCH / "ray_job.py").read_text()
+    compile(text, "ray_job.py", "exec")
+    helped = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert {
+        one for one in re.findall(r'\["(--[a-z-]+)"|"(--n[a-z-]+|--rdzv-endpoint)"', text) if one[0] not in helped
+    } == set()
 
 
 @pytest.mark.parametrize("role", ["Master", "Worker"])

@@ -19,7 +19,7 @@ __all__ = ["EPILOG", "compare"]
 
 EPILOG = (
     "\b\nExamples:\nrankscope compare runs/before runs/after\n"
-    "rankscope compare runs/before runs/after --format json --fail-on warning\n"
+    "rankscope compare runs/before runs/after --format json --fail-on warning --fail-on loss\n"
     "rankscope compare runs/before runs/after --html compared.html\n"
     "rankscope compare runs/on-1 runs/on-8 runs/on-64"
 )
@@ -35,21 +35,25 @@ def compare(
         Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page of two runs.")
     ] = None,
     fail_on: Annotated[
-        str,
-        typer.Option("--fail-on", metavar="warning", help="Exit 1 if the second run is significantly slower."),
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            metavar="warning|loss|findings",
+            help="Exit 1 if the second run is significantly slower (warning), its loss is higher beyond the noise "
+            "(loss), or it has a finding that the first has not (findings); repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Show what changed between two runs (settings, speed, phases, loss, findings, goodput), or how several scale."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
-    if fail_on not in ("", "warning"):
-        fail(f"--fail-on {fail_on}: choose warning")
+    if unknown := [one for one in fail_on or () if one not in _FAILURES]:
+        fail(f"--fail-on {unknown[0]}: choose {', '.join(_FAILURES)}")
     if len(runs) < 2:
         fail(f"{runs[0]}: name a second run to compare it with")
     if len(runs) > 2 and (html is not None or fail_on):
         fail("--html and --fail-on compare two runs: name two")
     from analyzers.compare.scaling import ScalingError
-    from analyzers.diagnose import reaches
     from analyzers.report.files import ReportError
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunError
@@ -62,8 +66,31 @@ def compare(
     _print(comparison, scaling, output)
     if html is not None and output == "text":
         echo(f"\n{html}  {num_bytes / 1e6:.1f} MB")
-    if fail_on and comparison is not None and reaches(comparison.findings, "warning"):
+    if comparison is not None and (reasons := [said for one in fail_on or () if (said := _FAILURES[one](comparison))]):
+        for said in reasons:
+            echo(f"rankscope: {said}", err=True)
         raise typer.Exit(1)
+
+
+def _slower(comparison: Comparison) -> str:
+    from analyzers.diagnose import reaches
+
+    return "the second run is slower" if reaches(comparison.findings, "warning") else ""
+
+
+def _higher_loss(comparison: Comparison) -> str:
+    loss = comparison.loss
+    if loss is None:
+        return "the losses could not be compared: there are too few common steps"
+    return "the loss of the second run is higher" if loss.is_real and loss.difference > 0 else ""
+
+
+def _new_findings(comparison: Comparison) -> str:
+    kinds = [finding.kind for finding in comparison.only_b if finding.status == "fired"]
+    return f"the second run has new findings: {', '.join(kinds)}" if kinds else ""
+
+
+_FAILURES = {"warning": _slower, "loss": _higher_loss, "findings": _new_findings}
 
 
 def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None, Scaling | None, int]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, wants_json
 
 __all__ = ["EPILOG", "dumps"]
 
@@ -23,12 +23,14 @@ def dumps(
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", min=1.0, help="Time to wait for an answer, in seconds.")
     ] = 90.0,
+    output: FormatOption = "text",
 ) -> None:
     """Fetch the flight-recorder dumps of a running or hung job, for `rankscope analyze`.
 
     The job needs `torch.distributed.debug.start_debug_server()`, and no probes. Changes nothing in it.
     Exit codes: 0 every rank answered, 1 some did not, 2 none did.
     """
+    as_json = wants_json(output)
     from store.readers.debug_server import DebugServerError, fetch_dumps
 
     try:
@@ -37,6 +39,12 @@ def dumps(
         fail(str(error))
     for rank, why in sorted(fetched.silent.items()):
         echo(f"rankscope: rank {rank} did not answer: {why}", err=True)
+    if as_json:
+        import json
+
+        silent = {str(rank): why for rank, why in sorted(fetched.silent.items())}
+        echo(json.dumps({"into": str(into), "ranks": sorted(fetched.ranks), "silent": silent}, indent=2))
+        raise typer.Exit(1 if fetched.silent else 0)
     what = f"{len(fetched.ranks)} rank{'s' * (len(fetched.ranks) != 1)}"
     console().print(f"{into}: dumps of {what}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)
     raise typer.Exit(1 if fetched.silent else 0)

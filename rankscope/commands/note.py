@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import echo, fail
+from rankscope.terminal import FormatOption, echo, fail, wants_json
 
 __all__ = ["EPILOG", "note"]
 
@@ -25,11 +25,13 @@ def note(
     text: Annotated[
         str | None, typer.Option("--text", metavar="TEXT", help="Replace the note; an empty one removes it.")
     ] = None,
+    output: FormatOption = "text",
 ) -> None:
     """Keep tags and a note with runs. Without options, print them.
 
     They are in `notes.json` of each run's folder; the dashboard shows them and filters by them, and writes none.
     """
+    as_json = wants_json(output)
     from probes.tape.rundir import RunDir, RunError
     from store.runs.run_notes import NotesError, read_notes, write_notes
 
@@ -44,6 +46,12 @@ def note(
         fail(str(error))
     except OSError as error:
         fail(f"cannot write {error.filename or 'the notes'}: {error.strerror}")
+    if as_json:
+        import json
+
+        pairs = zip(folders, after, strict=True)
+        echo(json.dumps([{"run": f.run_id, "tags": list(n.tags), "text": n.text} for f, n in pairs], indent=2))
+        return
     for folder, notes in zip(folders, after, strict=True):
         tags = ", ".join(notes.tags) or "no tags"
         echo(f"{folder.run_id}: {tags}{f'; {notes.text}' if notes.text else ''}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, wants_json
 
 if TYPE_CHECKING:
     from trainer.preflight.readings import Readings
@@ -22,12 +22,12 @@ EPILOG = (
     "\b\nExamples:\nrankscope preflight\n"
     "torchrun --nproc-per-node 8 -m rankscope preflight\n"
     "srun --ntasks-per-node 8 rankscope preflight --fleet /data/runs\n"
-    "rankscope preflight --nproc-per-node 4 --json"
+    "rankscope preflight --nproc-per-node 4 --format json"
 )
 
 
 def preflight(
-    as_json: Annotated[bool, typer.Option("--json", help="Print lines and readings as JSON.")] = False,
+    output: FormatOption = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for a warning too.")] = False,
     settings: Annotated[
         list[str] | None,
@@ -53,6 +53,7 @@ def preflight(
     Exit codes: 0 nothing failed, 1 a check failed (with --strict: or warns), 2 wrong options, 3 a rank did not answer
     or the ranks could not communicate.
     """
+    as_json = wants_json(output)
     from trainer.preflight.joining import JoinError, is_launched, join
     from trainer.preflight.launching import CODE_FILE, launch_preflight, usual_ranks
 
@@ -87,7 +88,7 @@ def _words(
     as_json: bool, strict: bool, settings: list[str] | None, fleet: Path | None, runs: Path, timeout_s: float
 ) -> list[str]:
     words = ["--runs", str(runs), "--timeout", str(timeout_s)]
-    words += ["--json"] * as_json + ["--strict"] * strict
+    words += ["--format", "json"] * as_json + ["--strict"] * strict
     words += [word for name in settings or () for word in ("--env", name)]
     return words + (["--fleet", str(fleet)] if fleet is not None else [])
 

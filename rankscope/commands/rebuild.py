@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import RunArgument, console, fail
+from rankscope.terminal import FormatOption, RunArgument, console, echo, fail, wants_json
 
 __all__ = ["EPILOG", "rebuild"]
 
@@ -18,11 +18,13 @@ def rebuild(
     force: Annotated[
         bool, typer.Option("--force", help="Also if rows are lost that the tapes no longer have; keeps the old store.")
     ] = False,
+    output: FormatOption = "text",
 ) -> None:
     """Rebuild a run's store from its tapes, e.g. after it was deleted or damaged.
 
     Exit code 2 and no change if the store has rows that the tapes no longer have.
     """
+    as_json = wants_json(output)
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
     from store import rebuild as rebuild_store
@@ -32,6 +34,12 @@ def rebuild(
         result = rebuild_store(folder, force=force)
     except (RunError, StoreError) as error:
         fail(str(error))
+    if as_json:
+        import json
+
+        found = {"store": str(folder.store()), "rows": dict(result.rows), "kept": [str(path) for path in result.kept]}
+        echo(json.dumps(found | {"problems": list(result.problems)}, indent=2))
+        return
     rows = sum(result.rows.values())
     console().print(
         f"{folder.store()}: {rows:,} rows from {len(list(folder.rank_dirs()))} rank folders", highlight=False

@@ -50,7 +50,9 @@ def sql(
             answer = ask(opened, statement, max_rows=max_rows, limit_s=limit_s)
     except (RunError, StoreError) as error:
         fail(str(error))
-    _print(answer.names, answer.rows, output)
+    from rankscope.query_result import distinct_names
+
+    _print(distinct_names(answer.names), answer.rows, output)
     if answer.is_cut:
         echo(f"rankscope: only the first {max_rows} rows are shown; --max-rows changes that", err=True)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import echo, fail
+from rankscope.terminal import FormatOption, echo, fail, wants_json
 
 __all__ = ["EPILOG", "stacks"]
 
@@ -22,12 +22,14 @@ def stacks(
         list[int] | None,
         typer.Argument(metavar="[PID]...", help="Processes. Default: all on this machine with a RANK."),
     ] = None,
+    output: FormatOption = "text",
 ) -> None:
     """Take Python stacks of running processes and name those that differ from the rest.
 
     Needs py-spy (`pip install 'rankscope\\[stacks]'`) and permission to trace the processes. Changes nothing in them.
     Exit codes: 0 stacks were taken, 2 no process could be read.
     """
+    as_json = wants_json(output)
     from analyzers.hangs.stacks import group, odd_ones
     from watch.stacks.pyspy import StacksError, ranks_here, take
 
@@ -42,6 +44,17 @@ def stacks(
         fail("; ".join(f"pid {stack.pid}: {stack.problem or 'no stack'}" for stack in taken))
     groups = group(taken)
     odd = odd_ones(groups)
+    verdict = _verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd))
+    if as_json:
+        import json
+
+        told = [
+            {"name": stack.name, "pid": stack.pid, "rank": stack.rank, "stopped": stack.is_stopped, "odd": stack in odd,
+             "problem": stack.problem, "frames": [str(frame) for frame in stack.frames]}
+            for stack in taken
+        ]  # fmt: skip
+        echo(json.dumps({"verdict": verdict, "processes": told}, indent=2))
+        return
     for found in groups:
         first = found.members[0]
         who = ", ".join(
@@ -56,7 +69,7 @@ def stacks(
         if first.problem:
             echo(f"    {first.problem}")
         echo("")
-    echo(_verdict(len(taken), [stack.name for stack in odd], any(stack.is_stopped for stack in odd)))
+    echo(verdict)
 
 
 def _verdict(num: int, odd: list[str], are_stopped: bool) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rankscope.api import Evidence, Run
+from rankscope.query_result import distinct_names
 from store.runs_folder import RunsFolder
 
 __all__ = ["Tools"]
@@ -108,7 +109,10 @@ class Tools:
 
         self._run(run)  # with its own words for what is no run
         answer = ask(self._folder.open(run), statement, max_rows=MAX_ROWS, limit_s=LIMIT_S)
-        found: dict[str, Any] = {"columns": list(answer.names), "rows": [list(row) for row in answer.rows]}
+        found: dict[str, Any] = {
+            "columns": list(distinct_names(answer.names)),
+            "rows": [list(row) for row in answer.rows],
+        }
         if answer.is_cut:
             found["cut"] = [f"only the first {MAX_ROWS} rows: aggregate, or use LIMIT and OFFSET"]
         return found

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsoleAnswer", "run"]
 
+_NO_ZONES = (
+    "a TIMESTAMP WITH TIME ZONE cannot be read without the package pytz: in place of to_timestamp(wall_ns / 1e9) use "
+    "make_timestamp(wall_ns // 1000), which is UTC"
+)
 _READING = "SELECT"
 """Kind of the statements that only read; DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT to DuckDB."""
 _EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b)?(?P<options>\s*\([^()]*\))?(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
@@ -75,6 +79,8 @@ def run(
     except duckdb.InterruptException:
         raise StoreError(f"it took longer than {limit_s:g} s and was cancelled: query fewer steps or ranks") from None
     except duckdb.Error as error:
+        if "'pytz'" in str(error):  # a package that only this type needs
+            raise StoreError(_NO_ZONES) from None
         raise StoreError(str(error)[:2000]) from None
     finally:
         timer.cancel()

@@ -22,7 +22,8 @@ def test_ranks_of_one_machine(tmp_path: Path, launcher: str, num_ranks: int) -> 
     words = ["--standalone"] if launcher == "torch.distributed.run" else ["run", "--run-dir", str(tmp_path / "run")]
     words += ["--nproc-per-node", str(num_ranks), "-m", "rankscope", "preflight"]
     done = subprocess.run(
-        [sys.executable, "-m", launcher, *words, "--json", "--runs", str(tmp_path), "--env", "PREFLIGHT_TOKEN"],
+        [sys.executable, "-m", launcher, *words, "--format", "json", "--runs", str(tmp_path), "--env",
+         "PREFLIGHT_TOKEN"],
         cwd=ROOT, env=environment(PREFLIGHT_TOKEN="a-secret-of-mine"), capture_output=True, text=True, check=False,
     )  # fmt: skip
     report = json.loads(done.stdout[done.stdout.index("{") :])
@@ -45,7 +46,7 @@ def test_ranks_of_one_machine(tmp_path: Path, launcher: str, num_ranks: int) -> 
 def test_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     done = subprocess.run(
-        [sys.executable, "-m", "rankscope", "preflight", "--timeout", "2", "--json", "--runs", str(tmp_path)],
+        [sys.executable, "-m", "rankscope", "preflight", "--timeout", "2", "--format", "json", "--runs", str(tmp_path)],
         cwd=ROOT, env=environment(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", **master), capture_output=True, text=True,
         check=False,
     )  # fmt: skip

@@ -102,8 +102,13 @@ def test_a_finished_run_says_so_and_ends_with_its_own_code(tmp_path: Path) -> No
     folder = run.node_dir(0)
     folder.mkdir(parents=True)
     lines = [{"kind": "run_started", "wall_ns": 1}, {"kind": "run_ended", "wall_ns": 2, "reason": "finished"}]
-    (folder / "events.jsonl").write_text("".join(json.dumps({"rank": -1, "attempt": 0, **line}) + "\n" for line in lines))
+    (folder / "events.jsonl").write_text(
+        "".join(json.dumps({"rank": -1, "attempt": 0, **line}) + "\n" for line in lines)
+    )
     options = ["--set", "metrics.listen=127.0.0.1:0"]
     done = rankscope("train", "--resume", str(run.path), *options, cwd=tmp_path)
     assert done.returncode == 6, done.stderr
-    assert done.stderr.strip() == f"rankscope: {run.path} has finished; nothing was started. To go on: --set train.steps=MORE."
+    assert (
+        done.stderr.strip()
+        == f"rankscope: {run.path} has finished; nothing was started. To go on: --set train.steps=MORE."
+    )

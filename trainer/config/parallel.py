@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -61,12 +60,6 @@ class ParallelConfig(Section):
     """With DDP: each replica keeps and updates its share of the optimizer's state, then sends the result (ZeRO-1)."""
     prefetch_blocks: int = Field(default=0, ge=0, le=8)
     """Blocks that FSDP gathers ahead explicitly; 0 = its own implicit prefetch of one."""
-
-    @property
-    def num_ranks(self) -> int | None:
-        """Ranks of the layout; None where it takes as many as there are."""
-        sizes = (self.dp_replicate, self.dp_shard, self.tp, self.cp, self.ep, self.pp)
-        return None if -1 in sizes else math.prod(sizes)
 
     @property
     def num_ranks(self) -> int | None:

@@ -58,8 +58,8 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     """Check that the run can be resumed. Raises ResumeError, ConfigError or RunError, one line each.
 
     `force`: take the run from processes that still live (they are fenced, and killed by watch), and try again what
-    the guard gave up; call `reset_guard` before the launch. Nothing is changed here. Raises FinishedError for a run that
-    has finished, if what ends training is as before.
+    the guard gave up; call `reset_guard` before the launch. Nothing is changed here. Raises FinishedError for a run
+    that has finished, if what ends training is as before.
     """
     run = RunDir.open(path)
     manifest = run.private_manifest()
