@@ -26,10 +26,8 @@ from rankscope.analyzers.compare.two_runs import Comparison
 from rankscope.analyzers.diagnose import Diagnosis
 from rankscope.analyzers.finding import Finding
 from rankscope.analyzers.run.state import RunState
+from rankscope.probes.tape.rundir import RunDir
 from rankscope.query_result import QueryResult
-
-if TYPE_CHECKING:
-    from rankscope.probes.tape.rundir import RunDir
 
 __all__ = [
     "AccountByStep", "Comparison", "Diagnosis", "Evidence", "Finding", "QueryResult", "Run", "RunState", "open",
@@ -55,7 +53,6 @@ def open_run(path: str | PathLike[str]) -> Run:
 
     Raises RunError or AddressError (both ValueError), one line: what, where, what to do.
     """
-    from probes.tape.rundir import RunDir
     from store.published.address import address_of
 
     if address := address_of(Path(path)):
@@ -71,7 +68,6 @@ def open_files(path: str | PathLike[str], *more: str | PathLike[str]) -> Evidenc
 
 def _run_at(path: Path) -> Path | None:
     """The folder of the run that a path leads to; None if it leads to none."""
-    from probes.tape.rundir import RunDir
     from store.runs_folder import RunsFolder
 
     if RunDir.is_run(path):

@@ -17,7 +17,7 @@ from analyzers.figures.not_drawn import not_drawn
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
-from analyzers.plugin_calls.drawn import draw as draw_by_plugin
+from analyzers.report.plugin_figures import draw as draw_by_plugin
 from analyzers.source import Source
 
 __all__ = ["Drawing", "drawings", "figures_of", "moment"]

@@ -378,9 +378,7 @@ METRICS_SERVED = _kind("metrics_served", _text("url"), by="watch", meaning="Prom
 METRICS_REFUSED = _kind("metrics_refused", _REASON, by="watch", meaning="Prometheus metrics could not be served.")
 OTEL_STARTED = _kind("otel_started", _text("group"), _ranks("ranks"), by="watch", meaning="OpenTelemetry export began.")
 OTEL_REFUSED = _kind("otel_refused", _REASON, by="watch", meaning="Export to OpenTelemetry could not begin.")
-OTEL_STOPPED = _kind(
-    "otel_stopped", _int("sent", "batches"), _int("dropped", "batches"), by="watch", meaning="OTLP export ended."
-)
+OTEL_STOPPED = _kind("otel_stopped", _int("sent"), _int("dropped"), by="watch", meaning="OTLP ended; batches.")
 TRACKER_STARTED = _kind(
     "tracker_started", _text("tracker", "tensorboard, wandb"), _PID, by="watch", meaning="A tracker's process began."
 )
@@ -390,10 +388,7 @@ TRACKER_FAILED = _kind(
     by="watch", meaning="A tracker's process died, could not write, or did not end in time.",
 )
 HOOK_FAILED = _kind("hook_failed", _text("hook"), _REASON, by="watch", meaning="A webhook or command missed a finding.")
-ANALYZER_FAILED = _kind(
-    "analyzer_failed", _text("analyzer", "an analysis, or `plug-in NAME`"), _REASON,
-    by="watch", meaning="A live analysis or a plug-in failed: what it would have found was not judged.",
-)
+ANALYZER_FAILED = _kind("analyzer_failed", _text("analyzer"), _REASON, by="watch", meaning="A check or plug-in failed.")
 FINDING = _kind(
     "finding", _text("id", "the same live and post-mortem"), _float("cost_s", "wall time lost to it", unit="s"),
     table="findings", by="watch", meaning="A live analyzer reported a finding.",

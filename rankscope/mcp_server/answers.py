@@ -39,20 +39,20 @@ def compact(answer: Any) -> str:
 
 def _text(answer: Any, sizes: dict[str, int], found: dict[str, Any]) -> str:
     if sizes and isinstance(answer, dict):
-        kept = {path: holder[key] for path, holder, key in _parts(found)}
+        kept = {path: holder[key] for path, holder, key in _parts(found, least=1)}
         cut = [f"{path}: {len(kept[path])} of {size} shown" for path, size in sizes.items() if path in kept]
         answer = answer | {"cut": [*answer.get("cut", []), *cut]}
     return json.dumps(answer, separators=(",", ":"), ensure_ascii=False)
 
 
-def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, holder, key) of every text, list and mapping within, but the answer itself, that could be shorter."""
+def _parts(value: Any, path: str = "", *, least: int = 2) -> Iterator[tuple[str, Any, Any]]:
+    """(path, holder, key) of each text, list and mapping of at least so many items within the answer."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         where = "" if not path and key == "answer" else f"{path}.{key}" if path else str(key)
-        if where and key != "cut" and isinstance(item, (str, list, dict)) and len(item) > 1:
+        if where and key != "cut" and isinstance(item, (str, list, dict)) and len(item) >= least:
             yield where, value, key
-        yield from _parts(item, where)
+        yield from _parts(item, where, least=least)
 
 
 def _length(value: Any) -> int:

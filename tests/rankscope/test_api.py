@@ -6,16 +6,20 @@ import ast
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import rankscope
 from analyzers.account.by_step import account_by_step
 from probes.tape.rundir import RunDir
+from rankscope import api
 from rankscope.api import Evidence, Run
+from rankscope.cli import app
 from store import Store
 from tests.factories import make_run
 
@@ -134,3 +138,54 @@ def test_every_cell_of_the_notebook_runs(folder: Path, monkeypatch: pytest.Monke
     assert report == run.verdict
     assert comparison is names["comparison"]
     assert set(names["waiting_ms"] > 0) == {True}
+
+
+def test_parameters_empty_results_and_equal_names(run: Run) -> None:
+    assert run.sql("SELECT count(*) AS n FROM steps WHERE rank = ? AND step > ?", [3, 40])["n"] == [40]
+    assert run.sql("SELECT count(*) AS n FROM steps WHERE rank = $rank", {"rank": 3})["n"] == [80]
+    empty = run.sql("SELECT rank, loss, host FROM steps JOIN ranks USING (attempt, rank) WHERE false")
+    assert empty.types == ("INTEGER", "DOUBLE", "VARCHAR")
+    assert [str(kind) for kind in empty.to_pandas().dtypes] == ["int32", "float64", "object"]
+    assert [str(field.type) for field in empty.to_arrow().schema] == ["int32", "double", "string"]
+    twice = run.sql("SELECT 1 AS x, 2 AS x, 3 AS x_2")
+    assert twice.columns == ("x", "x_2", "x_2_2")
+    assert twice.to_dicts() == [{"x": 1, "x_2": 2, "x_2_2": 3}]
+
+
+def test_each_mistake_is_one_line_that_says_what_to_do(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("RuntimeError: CUDA error: an illegal memory access\n")
+    evidence = rankscope.open_files(tmp_path / "job.log")
+    for wrong in (evidence, str(run.path), run.path):
+        with pytest.raises(ValueError, match=r"open_run") as raised:
+            run.compare(wrong)  # type: ignore[arg-type]
+        assert "\n" not in str(raised.value)
+    with pytest.raises(AttributeError, match="these are files"):
+        evidence.sql("SELECT 1")  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="no run at"):
+        rankscope.open_run(tmp_path / "nowhere")
+    if find_spec("pytz") is None:
+        with pytest.raises(ValueError, match="make_timestamp"):
+            run.sql("SELECT to_timestamp(start_ns / 1e9) FROM steps")
+
+
+def test_a_comparison_says_what_the_command_prints(run: Run, tmp_path: Path) -> None:
+    other = rankscope.open_run(make_run(tmp_path, ranks=4, steps=80).path)
+    compared = run.compare(other)
+    printed = CliRunner().invoke(app, ["compare", str(run.path), str(other.path)], env={"COLUMNS": "300"}).output
+    assert compared.sentence in " ".join(printed.split())
+    assert compared.sentence in repr(compared)
+    assert "only in" in compared._repr_markdown_()
+    gate = ["compare", str(other.path), str(run.path), "--fail-on"]
+    found = CliRunner().invoke(app, [*gate, "findings"])
+    assert (found.exit_code, "straggler" in found.stderr) == (1, True)
+    assert CliRunner().invoke(app, [*gate, "loss"]).exit_code == 0
+    assert CliRunner().invoke(app, [*gate, "speed"]).exit_code == 2
+
+
+def test_the_api_is_listed_and_its_hints_resolve() -> None:
+    assert set(rankscope.__all__) <= set(dir(rankscope))
+    for name in api.__all__:
+        one = getattr(api, name)
+        members = [one] if not isinstance(one, type) else [one, *(v for v in vars(one).values() if callable(v))]
+        for member in members:
+            get_type_hints(getattr(member, "fget", member))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,23 @@ def test_a_format_of_the_team_is_read_and_judged(site: Path, tmp_path: Path) -> 
     assert problems["cut.team"].startswith("plug-in team_steps: ValueError: ")
     assert "(team_steps.py:" in problems["cut.team"]
     assert "module_that_is_not_there" in problems["broken"]
+
+
+def test_a_slow_rank_in_a_format_of_the_team_is_found(site: Path, tmp_path: Path) -> None:
+    dice = random.Random(1)
+    rows = [
+        f"{rank},{step},{dice.gauss(0.16 if rank == 2 else 0.1, 0.001):.5f},2.5"
+        for step in range(120)
+        for rank in range(4)
+    ]
+    (tmp_path / "steps.team").write_text("\n".join(["#team-steps 1", *rows]))
+    report = json.loads(rankscope(site, "analyze", str(tmp_path), "--format", "json"))
+    (found,) = [one for one in report["findings"] if one["status"] == "fired"]
+    assert (found["kind"], found["ranks"], found["cause"]) == ("straggler", [2], "compute")
+    assert found["evidence"]["factor_ratio"] == pytest.approx(1.6, abs=0.05)
+    (tmp_path / "steps.team").write_text("#team-steps 1\n")
+    report = json.loads(rankscope(site, "analyze", str(tmp_path), "--format", "json"))
+    assert report["verdict"] == "Nothing was judged: no line or row was read from the files."
 
 
 def test_an_action_of_the_team_is_called_with_each_finding(
