@@ -378,7 +378,7 @@ METRICS_SERVED = _kind("metrics_served", _text("url"), by="watch", meaning="Prom
 METRICS_REFUSED = _kind("metrics_refused", _REASON, by="watch", meaning="Prometheus metrics could not be served.")
 OTEL_STARTED = _kind("otel_started", _text("group"), _ranks("ranks"), by="watch", meaning="OpenTelemetry export began.")
 OTEL_REFUSED = _kind("otel_refused", _REASON, by="watch", meaning="Export to OpenTelemetry could not begin.")
-OTEL_STOPPED = _kind("otel_stopped", _int("sent"), _int("dropped"), by="watch", meaning="OTLP ended; batches.")
+OTEL_STOPPED = _kind("otel_stopped", _int("sent"), _int("dropped"), by="watch", meaning="OTLP export ended (batches).")
 TRACKER_STARTED = _kind(
     "tracker_started", _text("tracker", "tensorboard, wandb"), _PID, by="watch", meaning="A tracker's process began."
 )
