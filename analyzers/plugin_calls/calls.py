@@ -27,7 +27,7 @@ def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) ->
     except PluginError as error:
         return [not_judged(plugin, str(error))]
     findings = [Finding.of_json(one) for one in told["findings"]]
-    return [*findings, *(not_judged(plugin, f"a finding was refused: {reason}") for reason in told["refused"])]
+    return [*findings, *(not_judged(plugin, reason) for reason in told["refused"])]
 
 
 def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:

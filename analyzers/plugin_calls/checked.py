@@ -1,7 +1,7 @@
 """Check what a plug-in declares and returns, before any of it reaches a report.
 
     findings, refused = checked_findings(returned, kinds={"slow_save"})
-    refused                 # ("severity 'huge' is none of critical, warning, info",)
+    refused                 # ("refused a finding: severity 'huge' is none of critical, warning, info",)
 
 A finding that fails a check costs itself alone; `refused` says why, each reason once.
 """
@@ -51,7 +51,9 @@ def checked_findings(returned: Any, kinds: Collection[str]) -> tuple[list[dict[s
             continue
         seen.add(key)
         kept.append(found)
-    refused = [f"{reason}{f' ({count} findings)' if count > 1 else ''}" for reason, count in reasons.items()]
+    refused = [
+        f"refused a finding: {reason}{f' ({count} findings)' if count > 1 else ''}" for reason, count in reasons.items()
+    ]
     if len(first) > MAX_FINDINGS:
         refused.insert(0, f"it returned more than {MAX_FINDINGS} findings, and only the first {MAX_FINDINGS} are used")
     return kept, tuple(refused[:MAX_REASONS])

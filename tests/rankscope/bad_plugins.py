@@ -2,7 +2,7 @@
 packages had been installed there.
 
     site = install(tmp_path)            # for PYTHONPATH
-    BAD["hang"].reason                  # what a user must be told
+    BAD["sleeps"].reason                  # what a user must be told
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _run(*lines: str) -> str:
 
 
 BAD = {
-    "hang": Bad(body=_run("time.sleep(10 ** 6)"), reason="it took longer than"),
+    "sleeps": Bad(body=_run("time.sleep(10 ** 6)"), reason="it took longer than"),
     "exit_import": Bad(body="sys.exit(3)\n" + _run("return []"), reason="cannot be loaded: SystemExit: 3"),
     "exit_run": Bad(body=_run("sys.exit(4)"), reason="SystemExit: 4 (exit_run.py:"),
     "exit_live": Bad(body=_run("if scope.is_live: os._exit(7)", "return []"), reason="exit code 7", only_live=True),
