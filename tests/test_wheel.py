@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,7 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.factories import make_run
+from probes.tape.writer import COMPLETE
+from tests.factories import RankWriter, empty_run, make_run
 
 ROOT = Path(__file__).parent.parent
 
@@ -94,6 +96,28 @@ def test_the_wheel_brings_the_runbook_and_the_types(installed: Path) -> None:
     (package,) = (installed.parent.parent / "lib").glob("python*/site-packages/rankscope")
     assert (package / "analyzers" / "report" / "runbook.md").is_file()
     assert not list(package.rglob("__pycache__/*.so")), "pure Python"
+
+
+def test_a_plug_in_is_found_beside_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (site,) = (installed.parent.parent / "lib").glob("python*/site-packages")
+    shutil.copytree(ROOT / "examples" / "plugin" / "rankscope_slow_save", site / "rankscope_slow_save")
+    info = site / "rankscope_slow_save-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rankscope-slow-save\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[rankscope.analyzers]\nslow_save = rankscope_slow_save\n")
+    folder = empty_run(tmp_path, world_size=1)
+    writer = RankWriter(folder, rank=0)
+    for step in range(1, 21):
+        save_ns = 5 * 10**9 if step == 7 else 0
+        row = {"start_ns": step * 10**10, "duration_ns": 6 * 10**9, "checkpoint_ns": save_ns, "committed": 1}
+        writer.append("steps", COMPLETE, step=step, **row)
+    writer.close()
+    try:
+        told = run(installed, "analyze", str(folder.path), cwd=tmp_path)
+    finally:
+        shutil.rmtree(info)
+    assert "Rank 0 stopped training for 5.0 s to save at step 7." in told.stdout, told.stdout + told.stderr
+    assert "The limit is 2 s; it took 5.0 s." in told.stdout
 
 
 PROGRAMS = sorted((ROOT / "examples" / "api").glob("*.py"))
