@@ -116,7 +116,7 @@ def test_the_trainjob_is_one() -> None:
 
 def test_the_jobset_is_one() -> None:
     job = document("jobset.yaml")
-    assert unknown(job, models.JobsetV1alpha2JobSet.from_dict(job).to_dict()) == []
+    assert unknown(job, read_as("JobsetV1alpha2JobSet", job)) == []
     assert (
         jobset_pod()["metadata"]["labels"].items()
         >= document("podmonitor.yaml")["spec"]["selector"]["matchLabels"].items()

@@ -77,8 +77,15 @@ def test_runs_that_die_before_their_first_step_count(tmp_path: Path) -> None:
     assert history.hosts == ("node-0",)
     dead = RunHistory(run_id="1", hosts=("a",), incidents=(Incident(kind="rank_lost", cause="signal", host="a"),))
     (host,) = fleet([dead]).hosts
-    assert host.hours > 0, "a start is an exposure"
+    assert 0 < host.rate.mean_per_h < 100, "a start is an exposure"
     assert host.chance > 0.01, "one death in a start is no proof"
+
+
+def test_hours_of_members_add_up_to_those_of_the_runs() -> None:
+    runs = [RunHistory(run_id=str(n), hosts=("a",), hours=hours) for n, hours in enumerate((0.01, 2.0, 0.03))]
+    found = fleet(runs)
+    assert found.hours == pytest.approx(2.04)
+    assert found.hosts[0].hours == pytest.approx(2.04)
 
 
 def test_what_the_users_code_did_is_no_incident(tmp_path: Path) -> None:
