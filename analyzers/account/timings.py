@@ -111,7 +111,7 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     """Read finished steps, without the first `skip_first` observations; None if there are none."""
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
-    places = ("data", DEVICE) if on_device else (*OWN_PHASES, *gaps)
+    places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
     columns = [f"CAST(coalesce({own(phase)}, 0) / 1e6 AS FLOAT) AS {phase}" for phase in OWN_PHASES]
     columns += [f"CAST({own(gap)} / 1e6 AS FLOAT) AS {gap}" for gap in gaps]
     if not on_device and not gaps and not _has_phases(source, attempt):
@@ -140,6 +140,8 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     keep = slice(skip_first, None)
     peers, loaders = _peers(source, attempt, ranks)
     values = {name: place.matrix(table[name])[:, keep] for name in (*places, "wait", "duration")}
+    if on_device:  # phases between whose calls nothing lies are not known, rather than without work
+        places = tuple(name for name in places if name in ("data", DEVICE) or np.nansum(values[name]) > 0)
     return Timings(
         attempt=attempt,
         ranks=ranks,
