@@ -18,6 +18,8 @@
 | stopped | between the end of one launch of the run and the next (`--resume`) |
 | hang | silence beyond the run's limit, until the attempt was ended |
 | startup, shutdown | before the first step, after the last one |
+| device | a GPU's own time, idle or not, where its phases were not stamped: no communication was in flight |
+| in_flight | communication in flight on a GPU, where nothing tells whether it was hidden behind computing |
 | unmeasured | in steps, where no phase or gap was recorded |
 | other | between steps |
 
@@ -35,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.committed_steps import RankTimes, step_times
+from analyzers.account.device_timings import DEVICE
 from analyzers.account.long_run import Views, whole_views
 from analyzers.account.run_bounds import BrokenEnd, broken_ends, clock_shifts, launch_breaks, run_bounds
 from analyzers.account.step_account import divide
@@ -64,6 +67,8 @@ CATEGORIES = {
     "hang": "hang",
     "startup": "start-up",
     "shutdown": "shutdown",
+    "device": "device outside of communication, phase not measured",
+    "in_flight": "communication in flight, hidden or not",
     "unmeasured": "not measured",
     "other": "other",
 }
@@ -93,7 +98,8 @@ class Account:
     @property
     def goodput_ratio(self) -> float | None:
         """Training's share of the wall time; None where no phase of a step was recorded."""
-        if not self.wall_s or (self.seconds["unmeasured"] and not self.seconds["training"]):
+        no_phases = self.seconds["unmeasured"] or self.seconds["device"]
+        if not self.wall_s or (no_phases and not self.seconds["training"]):
             return None
         return self.seconds["training"] / self.wall_s
 
@@ -101,6 +107,8 @@ class Account:
     def known_seconds(self) -> dict[str, float]:
         """Seconds by category, without those that take phases and waits where none was recorded."""
         left_out = NEED_PHASES if self.goodput_ratio is None else ()
+        if self.seconds["device"]:  # calls tell waits, and no phases
+            left_out = tuple(name for name in left_out if name != "straggler")
         return {name: value for name, value in self.seconds.items() if name not in left_out}
 
     def to_json(self) -> dict[str, Any]:
@@ -240,7 +248,7 @@ def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Ma
     """From the first step to the end of the last finished one."""
     steps = divide(of.kept, split, *place)
     own = steps.own_ns
-    is_split = steps.transfer_ns is not None
+    is_split = steps.transfer_ns is not None or DEVICE in own
     parts: dict[str, float] = {
         "training": sum(own.get(phase, 0) for phase in COMPUTE_PHASES),
         "data": own.get("data", 0),
@@ -251,6 +259,8 @@ def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Ma
         "checkpoint": own.get("checkpoint", 0),
         "evaluation": own.get("evaluate", 0),
         "recomputed": of.discarded_ns,
+        "device": own.get(DEVICE, 0),
+        "in_flight": steps.in_flight_ns,
         "unmeasured": steps.not_measured_ns,
     }
     outside = max(0, of.last_ns - of.first_ns - steps.duration_ns - of.discarded_ns)

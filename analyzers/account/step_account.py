@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from analyzers.account.device_timings import DEVICE
 from analyzers.account.time_classes import GAPS, StepSums, sums_sql
 from analyzers.account.timings import has_uncompared_gaps
 from analyzers.account.wait_split import WaitSplit, split_waits
@@ -44,6 +45,8 @@ class StepAccount:
     """A stage of a pipeline without work; None without a recorded pipeline."""
     not_measured_ns: int
     """What no column accounts for."""
+    in_flight_ns: int = 0
+    """Communication was in flight, and nothing tells whether it was hidden behind computing."""
 
     @property
     def has_phases(self) -> bool:
@@ -71,10 +74,18 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
     1. A pipeline's idle time is what its stage waits for messages in gaps; what is left of it was in gaps without a
        recorded wait, and then in waits for late ranks.
     2. All other waits are divided by the share that was for late ranks.
+    3. Of a rank on a GPU without stamps, whose calls were timed, what no column accounts for is divided by `DeviceShares`.
     """
     own_ns = dict(sums.own_ns)
     waited = sums.waited_in_phases_ns + sums.waited_in_gaps_ns
-    missing = sums.duration_ns - sum(own_ns.values()) - waited
+    in_flight = 0
+    if shares := split.device.get((attempt, rank)):
+        own_ns.pop("data", None)  # the host loads while its device works
+        rest = sums.duration_ns - sum(own_ns.values()) - waited
+        own_ns |= {"data": round(rest * shares.data), DEVICE: round(rest * shares.device)}
+        in_flight = round(rest * shares.in_flight)
+        waited += rest - own_ns["data"] - own_ns[DEVICE] - in_flight
+    missing = sums.duration_ns - sum(own_ns.values()) - waited - in_flight
     idle = round(split.idle_ns[attempt, rank] * sums.num_steps) if (attempt, rank) in split.idle_ns else None
     late_ratio = split.late_ratio.get((attempt, rank))
     left = idle or 0
@@ -87,8 +98,10 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
             left -= part
     part = min(left, missing)
     missing, left = missing - part, left - part
+    if shares is not None:
+        late_ratio = 1.0  # transfers are in flight, or awaited as the late are
     waiting = waited if late_ratio is None else round(waited * late_ratio)
-    transfer = None if late_ratio is None else waited - waiting
+    transfer = None if late_ratio is None or shares is not None else waited - waiting
     part = min(left, waiting)
     waiting, left = waiting - part, left - part
     return StepAccount(
@@ -101,6 +114,7 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
         transfer_ns=transfer,
         idle_ns=None if idle is None else idle - left,
         not_measured_ns=missing,
+        in_flight_ns=in_flight,
     )
 
 

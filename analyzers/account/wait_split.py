@@ -12,6 +12,8 @@ Where no collectives were recorded, the rank that waits the shortest in a step s
 coarser, because several groups are taken together. Of long runs every k-th step is looked at.
 
 Where ranks ran on nodes of which nothing is here, the late one may be among them: nothing is split.
+
+Ranks on GPUs whose steps were not stamped have no waits in their steps: their calls give shares (`device_shares`).
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
+from analyzers.account.device_shares import DeviceShares, device_shares
+from analyzers.account.device_timings import has_device_calls
 from analyzers.account.time_classes import WAITED
 from analyzers.run.elsewhere import ranks_not_here
+from analyzers.run.snapshot import attempts
 from analyzers.source import Ints, Source, every_kth, ints
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
@@ -45,6 +50,7 @@ class WaitSplit:
     late_ratio: Places = field(default_factory=dict)
     idle_ns: Places = field(default_factory=dict)
     basis: str = ""
+    device: Mapping[tuple[int, int], DeviceShares] = field(default_factory=dict)
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
@@ -56,7 +62,14 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
         late, basis = _by_steps(source, where), "steps"
     parted = {of for of in {of for of, _ in late} if ranks_not_here(source, of)}
     late = {place: ratio for place, ratio in late.items() if place[0] not in parted}
-    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis if late else "")
+    device = {
+        (of, rank): shares
+        for of in ([attempt] if attempt is not None else attempts(source))
+        if of not in parted and has_device_calls(source, of) and not ranks_not_here(source, of)
+        for rank, shares in device_shares(source, of, since_step=since_step).items()
+    }
+    basis = basis if late else "durations of calls" if device else ""
+    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis, device=device)
 
 
 def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:

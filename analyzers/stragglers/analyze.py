@@ -39,6 +39,7 @@ from analyzers.stragglers.corroboration import Counters, attribute, load_counter
 from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.cpu_comparison import find_more_work
 from analyzers.stragglers.device_comparison import load_device
+from analyzers.stragglers.device_or_host import late_side
 from analyzers.stragglers.host_gaps import host_gap
 from analyzers.stragglers.named_phase import named_phase
 from analyzers.stragglers.onset import with_onset
@@ -260,15 +261,20 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     }
     place = worst.place(policy.place_ratio)
     place = "" if place == WHOLE_STEP else place
-    is_least = place == DEVICE
+    is_least, side = DEVICE in timings.own, ""
     peers = _peers_of(timings, worst) if worst.has_peers else []
     if is_least:
         evidence["measured_by"] = "durations of calls over their members"
+    if is_least and place in ("", DEVICE):
         place = host_gap(source, timings.attempt, worst, peers, policy)
         if place:
             evidence["place_measured_by"] = "gaps between the host's spans"
     if worst.by_cpu:
         evidence["measured_by"] = "CPU time"
+    if is_least and worst.cause == "compute":
+        side = "host" if place in GAPS else late_side(source, timings.attempt, worst, policy)
+    if side:
+        evidence["late_side"] = side
     if place:
         evidence["place"] = place
     phase = named_phase(source, timings.attempt, worst, peers, policy) if not place or place in GAPS else ""
@@ -295,7 +301,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         kind="straggler",
         severity="info" if is_duty else cost.severity(policy),
         status="advice" if is_duty else "fired",
-        summary=_summary(suspect, place, phase, is_least=is_least, has_data_spans=has_data_spans),
+        summary=_summary(suspect, place, phase, side=side, is_least=is_least, has_data_spans=has_data_spans),
         ranks=suspect.ranks,
         first_step=suspect.first_step,
         last_step=suspect.last_step,
@@ -315,7 +321,9 @@ def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own
 
 
-def _summary(suspect: Suspect, place: str, phase: str, *, is_least: bool, has_data_spans: bool) -> str:
+def _summary(
+    suspect: Suspect, place: str, phase: str, *, side: str, is_least: bool, has_data_spans: bool
+) -> str:
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks
@@ -339,6 +347,8 @@ def _summary(suspect: Suspect, place: str, phase: str, *, is_least: bool, has_da
     if phase:
         where = phase_text(phase)
     work = "CPU time" if worst.by_cpu else work
+    if side:
+        where += f", on its {side}"
     excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
     crowded = _CROWDED if worst.by_cpu else ""
     return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why, crowded) if part)

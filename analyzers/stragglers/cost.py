@@ -57,15 +57,15 @@ class Cost:
 
     def evidence(self) -> dict[str, Any]:
         """Values for a finding's evidence."""
-        return {
-            "step_ms": round(self.step_ms, 3),
+        measured = {"step_ms": round(self.step_ms, 3), "run_s": round(self.run_s, 3)}
+        if self.withheld:  # a step without it is not predicted
+            return measured | {"whatif_withheld": self.withheld}
+        return measured | {
             "step_without_it_ms": round(self.step_without_ms, 3),
             "speedup_without_it_ratio": round(self.speedup, 3),
-            "run_s": round(self.run_s, 3),
             "run_without_it_s": round(max(0.0, self.run_s - self.saved_s), 3),
             "whatif_basis": self.basis,
             "replay_error_ratio": None if self.error_ratio is None else round(self.error_ratio, 4),
-            **({"whatif_withheld": self.withheld} if self.withheld else {}),
         }
 
 
@@ -91,7 +91,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
         before = {member.rank: 1 / max(member.factor, 1.0) for member in suspect.members if not member.has_peers}
         with_peers = [rank for rank in suspect.ranks if rank not in before]
         replayed_ms = without(found, with_peers, peers, share=_share(worst), pauses=pauses, faster_ranks=before)
-        without_ms = min(step_ms, replayed_ms)
+        without_ms = step_ms if withheld else min(step_ms, replayed_ms)
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
         step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error,

@@ -90,7 +90,9 @@ def _straggler_next(finding: Finding) -> str:
     place, phase = str(finding.evidence.get("place")), finding.evidence.get("named_phase")
     where = phase_text(str(phase)) if phase else PLACE_TEXTS.get(place, "")
     return {
-        "compute": f"Look at what {rank} computes{where}: most of what it loses is there."
+        "compute": f"Look at what the host of {rank} does{where}: its device waits for it there."
+        if finding.evidence.get("late_side") == "host"
+        else f"Look at what {rank} computes{where}: most of what it loses is there."
         if phase or place in _GAPS
         else f"Check clocks, temperature and other jobs on the device and host of {rank}.",
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",

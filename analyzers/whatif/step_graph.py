@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzers.account.device_timings import device_rows, has_device_calls
 from analyzers.account.time_classes import NOT_MEASURED, WAITED
 from analyzers.source import Ints, Source, floats, ints
 from analyzers.whatif.held_out import held_out_error
@@ -74,7 +75,9 @@ def load_graph(
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND step = ?",
                                   [attempt, steps[-1]])  # fmt: skip
     newest = steps[-max(policy.min_steps, min(MAX_STEPS_ONLY, MAX_CALLS // max(1, num_ranks))) :]
-    return _checked(_from_steps(source, attempt, newest), "steps", source, attempt, newest)
+    table = _step_rows(source, attempt, newest)
+    measured_ms = _median_ms(table) if has_device_calls(source, attempt) else None
+    return _checked(_from_steps(table, newest), "steps", source, attempt, newest, measured_ms)
 
 
 def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) -> list[int]:
@@ -120,17 +123,26 @@ def _newest(source: Source, attempt: int, steps: Sequence[int], policy: WhatIfPo
     )
 
 
-def _checked(graph: Graph | None, basis: str, source: Source, attempt: int, steps: Sequence[int]) -> StepGraph | None:
+def _checked(
+    graph: Graph | None,
+    basis: str,
+    source: Source,
+    attempt: int,
+    steps: Sequence[int],
+    measured_ms: float | None = None,
+) -> StepGraph | None:
+    """`measured_ms`: time of all steps together; by default from their begins and ends on the hosts."""
     if graph is None or not graph.steps:
         return None
-    ((measured_ms,),) = source.rows(
-        """
-        SELECT median(took) FROM (
-            SELECT (max(start_ns + duration_ns) - min(start_ns)) / 1e6 AS took FROM steps
-            WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank >= 0 GROUP BY rank)
-        """,
-        [attempt, steps[0], steps[-1]],
-    )
+    if measured_ms is None:
+        ((measured_ms,),) = source.rows(
+            """
+            SELECT median(took) FROM (
+                SELECT (max(start_ns + duration_ns) - min(start_ns)) / 1e6 AS took FROM steps
+                WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank >= 0 GROUP BY rank)
+            """,
+            [attempt, steps[0], steps[-1]],
+        )
     if measured_ms is None:  # no step has a start
         return None
     error = abs(replay(graph) / measured_ms - 1) if measured_ms else 1.0
@@ -145,15 +157,32 @@ def _checked(graph: Graph | None, basis: str, source: Source, attempt: int, step
     )
 
 
-def _from_steps(source: Source, attempt: int, steps: Sequence[int]) -> Graph:
+def _step_rows(source: Source, attempt: int, steps: Sequence[int]) -> dict[str, Any]:
+    """Columns rank, step, took, waited and delay (ms) of whole steps, by rank and step; on a GPU the device's."""
+    if not has_device_calls(source, attempt):
+        return source.query(
+            f"""
+            SELECT rank, step, duration_ns / 1e6 AS took, {WAITED} / 1e6 AS waited, {NOT_MEASURED} / 1e6 AS delay
+            FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL
+            ORDER BY rank, step
+            """,
+            [attempt, steps[0], steps[-1]],
+        )
+    table = device_rows(source, attempt, since_step=max(0, steps[0] - 1))
+    kept = np.isin(ints(table["step"]), np.asarray(steps))
+    columns = {"rank": "rank", "step": "step", "took": "duration", "waited": "wait"}
+    found = {name: table[column][kept] for name, column in columns.items()}
+    return found | {"delay": np.zeros(int(kept.sum()))}
+
+
+def _median_ms(table: dict[str, Any]) -> float:
+    """Time of all steps of a rank, the median over the ranks."""
+    _, row = np.unique(ints(table["rank"]), return_inverse=True)
+    return float(np.median(np.bincount(row.reshape(-1), weights=floats(table["took"]))))
+
+
+def _from_steps(table: dict[str, Any], steps: Sequence[int]) -> Graph:
     """One meeting a step, at its end: exact where only one call of a step makes ranks wait."""
-    table = source.query(
-        f"""
-        SELECT rank, step, duration_ns / 1e6 AS took, {WAITED} / 1e6 AS waited, {NOT_MEASURED} / 1e6 AS delay FROM steps
-        WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL ORDER BY rank, step
-        """,
-        [attempt, steps[0], steps[-1]],
-    )
     graph = Graph()
     rank, step = ints(table["rank"]), ints(table["step"])
     took, waited, delay = floats(table["took"]), floats(table["waited"]), floats(table["delay"])

@@ -67,6 +67,7 @@ _LABELS = {
     "largest_allocations": "largest in use",
     "largest_site": "most was allocated by",
     "last_completed": "last finished call",
+    "late_side": "late was its",
     "left_bytes": "left until full",
     "limit_s": "silence allowed",
     "load_median": "runnable processes",

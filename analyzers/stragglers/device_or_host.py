@@ -1,0 +1,48 @@
+"""Side of a slow rank on a GPU: was its device late for its calls, or its host?
+
+    late_side(source, attempt=0, slow=straggler)      # "device", "host", or "" where calls do not tell
+
+A call that the host had handed over before the device's work in front of it began was delayed by the device. One that
+started as soon as it was handed over was delayed by the host. Of each slow step the call before which the rank spent the
+most time is read.
+"""
+
+from __future__ import annotations
+
+from analyzers.source import Source, missing_tables
+from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = ["late_side"]
+
+MAX_STEPS = 200
+"""Newest slow steps that are read."""
+
+
+def late_side(source: Source, attempt: int, slow: Straggler, policy: StragglerPolicy) -> str:
+    """Return the side that most of the slow steps show."""
+    if missing_tables(source, "nccl_calls"):
+        return ""
+    first = max(slow.first_step, slow.last_step - MAX_STEPS)
+    ((num_steps, by_device, by_host),) = source.rows(
+        """
+        WITH calls AS (
+            SELECT s.step, c.launched_ns, c.kernel_start_ns,
+                   max(c.kernel_end_ns) OVER (ORDER BY c.kernel_start_ns
+                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns
+            FROM nccl_calls c ASOF JOIN (SELECT step, start_ns FROM steps WHERE attempt = ? AND rank = ?) s
+                 ON s.start_ns <= c.enqueue_ns
+            WHERE c.attempt = ? AND c.rank = ? AND c.launched_ns IS NOT NULL AND c.kernel_end_ns IS NOT NULL),
+        latest AS (
+            SELECT step, arg_max(launched_ns - before_ns, kernel_start_ns - before_ns) AS handed_over_ns,
+                   max(kernel_start_ns - before_ns) AS took_ns
+            FROM calls WHERE step BETWEEN ? AND ? AND kernel_start_ns > before_ns GROUP BY step)
+        SELECT count(*), count(*) FILTER (handed_over_ns <= 0), count(*) FILTER (handed_over_ns >= ? * took_ns)
+        FROM latest
+        """,
+        [attempt, slow.rank, attempt, slow.rank, first, slow.last_step, policy.host_late_ratio],
+    )
+    least = policy.place_ratio * num_steps
+    if num_steps and by_device >= least:
+        return "device"
+    return "host" if num_steps and by_host >= least else ""
