@@ -10,11 +10,10 @@ a known phase (`PHASES`) add to the row unless they lie inside another such span
 to more than the step. The time between them adds to a gap (`GAPS`), named by the phase that follows, so that phases and
 gaps add up to the step. In a step without any known phase the gaps are UNSET.
 
-On a GPU the host runs ahead of its device, and waits for it, and so for other ranks, wherever a value is read back. Of
-several ranks computing phases, gaps and waits are UNSET there: what a rank waited is seen in durations of its calls
-over all members (`analyzers.account.device_timings`). A rank that trains alone waits for nobody: its phases are timed
-by events of the device (`probes.device.phase_events`), a step or more later. Loading, checkpoints and evaluations are
-the host's in any case.
+On a GPU the host runs ahead of its device, and waits for it, and so for other ranks, wherever a value is read back. There
+the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`), a step or
+more later. Steps without such stamps have the host's duration, loading, checkpoints and evaluations; what else was
+measured there are durations of calls over all members (`analyzers.account.device_timings`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .tape.schema import TABLES, UNSET
 from .tape.writer import COMPLETE, OPEN, TapeWriter
 
 if TYPE_CHECKING:
-    from .device.phase_events import PhaseEvents
+    from .device.phase_events import PhaseEvents, StampedStep
 
 __all__ = [
     "GAPS",
@@ -102,17 +101,18 @@ _WAITS = frozenset(index for name, index in _COLUMNS.items() if name.endswith("_
 _STEP, _START, _DURATION = _COLUMNS["step"], _COLUMNS["start_ns"], _COLUMNS["duration_ns"]
 _CPU, _WAIT, _GC = _COLUMNS["cpu_ns"], _COLUMNS["collective_wait_ns"], _COLUMNS["gc_ns"]
 _RUN_DELAY, _FAULTS = _COLUMNS["run_delay_ns"], _COLUMNS["major_faults"]
-_MEMORY = _COLUMNS["memory_bytes"]
+_DATA = _COLUMNS["data_ns"]
+_MEMORY, _STAMPED = _COLUMNS["memory_bytes"], _COLUMNS["stamped_steps"]
 _GAP_COLUMNS = tuple(_COLUMNS[f"{gap}{suffix}"] for gap in GAPS for suffix in ("_ns", "_wait_ns"))
 _LAST_GAP, _LAST_GAP_WAIT = _COLUMNS["after_optimizer_ns"], _COLUMNS["after_optimizer_wait_ns"]
 
 
 def not_measured_on_devices() -> list[str]:
-    """Columns of `steps` that stay UNSET on a GPU that is one of several."""
+    """Columns of `steps` that stay UNSET on a GPU without stamps."""
     return sorted(_NAMES[column] for column in ON_DEVICE | _WAITS)
 
 
-def _phase_events(write: Callable[[int, dict[int, int]], None]) -> PhaseEvents:
+def _phase_events(write: Callable[[StampedStep], None]) -> PhaseEvents:
     from .device.phase_events import PhaseEvents  # which needs torch, as readers of the columns' names do not
 
     return PhaseEvents(write)
@@ -131,16 +131,22 @@ def _column_value(column: str, value: float) -> float:
 class StepClock:
     """Measures the steps of one rank and writes them to its `steps` tape. Times are `time.monotonic_ns`."""
 
-    def __init__(self, tape: TapeWriter, *, device: str, world_size: int = 1) -> None:
-        self._tape = tape
+    def __init__(
+        self,
+        tape: TapeWriter,
+        *,
+        device: str,
+        stalls: TapeWriter | None = None,
+        name: Callable[[str], int] | None = None,
+    ) -> None:
+        """`stalls` and `name`: tape of the GPU's stalls and the numbers of names on it; only for a GPU."""
+        self._tape, self._stalls, self._name = tape, stalls, name
         self._empty_row = tape.unset_row()
         is_host = not device.startswith("cuda")
-        self.measures_waits = is_host or world_size == 1
+        self.measures_waits = is_host
         """Whether what this rank waits for others is known on its host."""
-        self._events = None if is_host or world_size > 1 else _phase_events(self._write_phases)
-        self._not_counted: frozenset[int] = frozenset()
-        if not is_host:
-            self._not_counted = ON_DEVICE if self.measures_waits else ON_DEVICE | _WAITS
+        self.events = None if is_host else _phase_events(self._write_stamped)
+        self._not_counted: frozenset[int] = frozenset() if is_host else ON_DEVICE | _WAITS
         for column in (column for columns in PHASE_COLUMNS.values() for column in columns if column >= 0):
             if column not in self._not_counted:
                 self._empty_row[column] = 0
@@ -173,8 +179,8 @@ class StepClock:
         row[_START] = self._start_ns = self._gap_start_ns = start_ns or _monotonic_ns()
         self._gap_start_wait_ns = wait_ns
         self._slot = self._open_step(self._empty_step, number, self._start_ns)
-        if self._events is not None:
-            self._events.begin(number)
+        if self.events is not None:
+            self.events.begin(number)
 
     def end(self, *, wait_ns: int, on_retries: Callable[..., None], end_ns: int = 0) -> None:
         """Complete the step, now or at `end_ns`. `on_retries` takes an event of the allocator's retries."""
@@ -186,8 +192,8 @@ class StepClock:
                 row[column] = _UNSET_I64
         else:
             self._add_gap(_LAST_GAP, _LAST_GAP_WAIT, now - self._gap_start_ns, wait_ns - self._gap_start_wait_ns)
-            if self._events is not None and self._events.end(_LAST_GAP):
-                self.defer()
+            if self.events is not None:
+                self._end_stamps(self.events)
         row[_CPU], row[_RUN_DELAY], row[_FAULTS] = self._core_time.end()
         if self.measures_waits:
             row[_WAIT] = wait_ns - self._start_wait_ns
@@ -209,8 +215,8 @@ class StepClock:
             row[own] += end_ns - start_ns
         if wait >= 0 and wait not in not_counted:
             row[wait] += wait_ns
-        if self._events is not None:
-            self._events.leave(own)
+        if self.events is not None:
+            self.events.leave(own)
         self._add_gap(gap, gap_wait, start_ns - self._gap_start_ns, start_wait_ns - self._gap_start_wait_ns)
         self._gap_start_ns, self._gap_start_wait_ns = end_ns, start_wait_ns + wait_ns
 
@@ -225,13 +231,35 @@ class StepClock:
     def enter_phase(self, columns: PhaseColumns) -> None:
         """A span that adds to the row begins."""
         self.in_phase = True
-        if self._events is not None:
-            self._events.enter(columns.gap)
+        if self.events is not None:
+            self.events.enter(columns.gap)
 
-    def _write_phases(self, step: int, times_ns: dict[int, int]) -> None:
-        """Times of the device for a step that has ended; those of the host's phases stay."""
-        times = {_NAMES[column]: times_ns.get(column, 0) for column in ON_DEVICE}
-        self.set_late(step, **times)
+    def _end_stamps(self, events: PhaseEvents) -> None:
+        from .device.phase_events import SKIPPED
+
+        stamped = events.end(_LAST_GAP)
+        if stamped is SKIPPED:
+            self.row[_STAMPED] = 0
+            self.row[_DATA] = _UNSET_I64  # the host's, beside those of the device in stamped steps
+        elif stamped:
+            self.defer()
+
+    def _write_stamped(self, step: StampedStep) -> None:
+        """Times of the device for a step that has ended, in place of its host's."""
+        values = {"duration_ns": step.duration_ns, "stamped_steps": step.interval, "collective_wait_ns": 0}
+        for place in (*PHASES, *GAPS):
+            of = step.places.get(_COLUMNS[f"{place}_ns"])
+            values[f"{place}_ns"] = of.total_ns if of else 0
+            if f"{place}_wait_ns" in _COLUMNS:
+                values[f"{place}_wait_ns"] = of.wait_ns if of else 0
+                values[f"{place}_late_ns"] = of.late_ns if of else 0
+                values["collective_wait_ns"] += of.wait_ns if of else 0
+        if self._stalls is not None and self._name is not None:
+            for column, is_wait, start_ns, end_ns in step.stalls:
+                place = _NAMES[column].removesuffix("_ns")
+                waits_for = "communication" if is_wait else "host"
+                self._stalls.append(COMPLETE, step.step, start_ns, end_ns, self._name(place), self._name(waits_for))
+        self.set_late(step.step, **values)
 
     def set(self, **values: float) -> None:
         """Set columns of the current step. A value that its column cannot take stays unset, and is counted."""
@@ -260,8 +288,8 @@ class StepClock:
 
     def close(self) -> None:
         """Write what the device still has, stop listening to the garbage collector and close the kernel's file."""
-        if self._events is not None:
-            self._events.close()
+        if self.events is not None:
+            self.events.close()
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self._on_gc)
         self._core_time.close()

@@ -30,6 +30,7 @@ from .tape.schema import TABLES, UNSET
 from .tape.writer import TapeWriter
 
 if TYPE_CHECKING:
+    from .device.phase_events import PhaseEvents
     from .profiling.memory_snapshots import MemorySnapshots
     from .profiling.ranges import Ranges
     from .profiling.step_profiler import StepProfiler
@@ -80,7 +81,8 @@ class TapeRecorder:
         self._tapes: dict[str, TapeWriter] = {}
         # With the first tape, by whose clock the store dates all of them: the wall clock may be set in between.
         clock_offset_ns = time.time_ns() - time.monotonic_ns()
-        self._clock = StepClock(self.tape("steps"), device=device, world_size=world_size)
+        stalls = self.tape("device_stalls") if device.startswith("cuda") else None
+        self._clock = StepClock(self.tape("steps"), device=device, stalls=stalls, name=self.name)
         spans = self.tape("spans")
         self._pack_span, self._open_span = spans.opener("step", "start_ns")
         self._finish_span = spans.finisher("end_ns", "wait_ns")
@@ -99,6 +101,11 @@ class TapeRecorder:
             if uuid := device_uuid(device):
                 self._identity["device_uuid"] = uuid
         self._events.write(event_kinds.RANK, **self._identity)
+
+    @property
+    def stamps(self) -> PhaseEvents | None:
+        """Stamps on the compute stream of a rank's GPU; None on a CPU."""
+        return self._clock.events
 
     def describe(self, **identity: Any) -> None:
         """Add to the rank's identity and write it again."""

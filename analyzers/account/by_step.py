@@ -18,8 +18,9 @@ from analyzers.source import Source, floats, ints, lacking
 
 __all__ = ["CLASSES", "AccountByStep", "account_by_step"]
 
-CLASSES = (*PHASES, *GAPS, "waiting", "not_measured")
-"""Own work by phase and by gap between phases, waiting (transfers included), and what no column accounts for."""
+CLASSES = (*PHASES, *GAPS, "waiting", "host_late", "not_measured")
+"""Own work by phase and by gap between phases, waiting (transfers included), a GPU's waiting for its host, and what no
+column accounts for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +69,13 @@ def account_by_step(source: Source, *, first_step: int = 0, last_step: int | Non
         WHERE rank >= 0 AND duration_ns IS NOT NULL AND step >= ? {"" if last_step is None else "AND step <= ?"}
         QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY attempt DESC, start_ns DESC) = 1
         """
-    sums = sums_sql(newest, "rank, step", more=", count(collective_wait_ns)")
+    sums = sums_sql(newest, "rank, step", more=[("count", "collective_wait_ns")])
     columns = list(source.query(sums, parameters).values())
-    ranks_read, steps_read, num_waits, _, took, waited_in_phases, waited_in_gaps, *spent = columns
+    ranks_read, steps_read, num_waits, _, took, waited_in_phases, waited_in_gaps, late, *spent = columns
     # Where no wait was recorded (ranks on GPUs), waiting is not known: NaN, and its time counts as not measured.
     waited = np.where(ints(num_waits) > 0, floats(waited_in_phases) + floats(waited_in_gaps), np.nan)
-    classes = [*map(floats, spent), waited]
+    host_late = np.where(ints(num_waits) > 0, floats(late), np.nan)
+    classes = [*map(floats, spent), waited, host_late]
     classes.append(np.maximum(floats(took) - np.nansum(classes, axis=0), 0.0))
     rank, step = ints(ranks_read), ints(steps_read)
     if not len(rank):

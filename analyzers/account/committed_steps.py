@@ -123,7 +123,7 @@ def _summed(again: list[tuple[int, int]], every: int) -> tuple[str, list[int]]:
         UNION ALL BY NAME
         SELECT *, coalesce(committed, true) AND step < coalesce({later}, step + 1) AS kept, 1 AS weight
         FROM steps WHERE {finished} AND ({doubtful})"""
-    more = ", min(start_ns), max(start_ns + duration_ns)"
+    more = (("min", "start_ns"), ("max", "start_ns + duration_ns"))
     sql = sums_sql(rows, "attempt, rank, kept", more=more, weight="weight")
     bounds = [bound for pair in again for bound in pair]
     return sql, bounds + bounds

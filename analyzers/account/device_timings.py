@@ -30,9 +30,9 @@ from typing import Any
 import numpy.typing as npt
 
 from analyzers.account.time_classes import COMPUTE_PHASES
-from analyzers.source import Source, missing_tables
+from analyzers.source import Source, lacking, missing_tables
 
-__all__ = ["DEVICE", "device_rows", "has_device_calls"]
+__all__ = ["DEVICE", "device_rows", "has_device_calls", "is_stamped"]
 
 DEVICE = "device"
 """Place of own work whose phase is not known."""
@@ -42,9 +42,16 @@ QUEUED_NS = 50_000
 """A kernel that starts sooner after the former one of its group (ns) was queued behind it: launching one takes less."""
 
 
+def is_stamped(source: Source, attempt: int) -> bool:
+    """Return True if steps of the attempt have the times of their devices."""
+    if lacking(source, steps=("stamped_steps",)):
+        return False
+    return bool(source.rows("SELECT 1 FROM steps WHERE attempt = ? AND stamped_steps > 0 LIMIT 1", [attempt]))
+
+
 def has_device_calls(source: Source, attempt: int) -> bool:
-    """Return True if calls of the attempt were timed on devices, and no host measured its waits in them."""
-    if missing_tables(source, "nccl_groups", "collectives"):
+    """Return True if calls of the attempt were timed on devices, and neither stamps nor hosts measured waits in them."""
+    if missing_tables(source, "nccl_groups", "collectives") or is_stamped(source, attempt):
         return False
     timed = "SELECT 1 FROM collectives WHERE attempt = ? AND wait_ns IS {} AND end_ns IS NOT NULL AND step IS NOT NULL"
     has = [bool(source.rows(f"{timed.format(null)} LIMIT 1", [attempt])) for null in ("NULL", "NOT NULL")]

@@ -9,6 +9,7 @@
 | training | a rank's own forward, backward and optimizer, in steps that were kept |
 | data | its own waiting for and preparing of input |
 | gaps | its own work between phases: a batch made by hand, logging, a pause |
+| host_late | a GPU waited for its host to enqueue more: launches, loading, a pause |
 | communication | blocked in collectives while the last member's data travels: exposed communication |
 | straggler | blocked in collectives until the last member came |
 | bubble | without work between a pipeline's first forward and last backward |
@@ -19,7 +20,7 @@
 | hang | silence beyond the run's limit, until the attempt was ended |
 | startup, shutdown | before the first step, after the last one |
 | device | a GPU's own time, idle or not, where its phases were not stamped: no communication was in flight |
-| in_flight | communication in flight on a GPU, where nothing tells whether it was hidden behind computing |
+| in_flight | communication in flight on a GPU, where nothing tells whether it was hidden behind computing, or a late host |
 | unmeasured | in steps, where no phase or gap was recorded |
 | other | between steps |
 
@@ -56,6 +57,7 @@ CATEGORIES = {
     "training": "training",
     "data": "data",
     "gaps": "between phases",
+    "host_late": "GPU waiting for its host",
     "communication": "exposed communication",
     "straggler": "waiting for stragglers",
     "bubble": "pipeline bubble",
@@ -259,6 +261,7 @@ def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Ma
         "checkpoint": own.get("checkpoint", 0),
         "evaluation": own.get("evaluate", 0),
         "recomputed": of.discarded_ns,
+        "host_late": steps.host_late_ns,
         "device": own.get(DEVICE, 0),
         "in_flight": steps.in_flight_ns,
         "unmeasured": steps.not_measured_ns,

@@ -46,7 +46,9 @@ class StepAccount:
     not_measured_ns: int
     """What no column accounts for."""
     in_flight_ns: int = 0
-    """Communication was in flight, and nothing tells whether it was hidden behind computing."""
+    """Communication was in flight, and nothing tells whether it was hidden behind computing, or behind a late host."""
+    host_late_ns: int = 0
+    """A GPU waited for its host to enqueue more, and no communication was in flight."""
 
     @property
     def has_phases(self) -> bool:
@@ -85,7 +87,10 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
         own_ns |= {"data": round(rest * shares.data), DEVICE: round(rest * shares.device)}
         in_flight = round(rest * shares.in_flight)
         waited += rest - own_ns["data"] - own_ns[DEVICE] - in_flight
-    missing = sums.duration_ns - sum(own_ns.values()) - waited - in_flight
+    else:
+        in_flight = round(sums.late_ns * split.in_flight_ratio.get((attempt, rank), 0.0))
+    host_late = sums.late_ns - in_flight if not shares else 0
+    missing = sums.duration_ns - sum(own_ns.values()) - waited - in_flight - host_late
     idle = round(split.idle_ns[attempt, rank] * sums.num_steps) if (attempt, rank) in split.idle_ns else None
     late_ratio = split.late_ratio.get((attempt, rank))
     left = idle or 0
@@ -115,6 +120,7 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
         idle_ns=None if idle is None else idle - left,
         not_measured_ns=missing,
         in_flight_ns=in_flight,
+        host_late_ns=host_late,
     )
 
 

@@ -4,7 +4,8 @@
 
 *Own work* is a phase or a gap between phases without its waits, *waiting* is what the rank was blocked for in
 collectives and messages, and what no column accounts for was *not measured*: NULL, never 0. Waits inside checkpoints
-and evaluations belong to those. All in nanoseconds, none negative. `step_account` sums them and makes them add up.
+and evaluations belong to those. On a GPU that was stamped all times are the device's, and the part of own work in which it
+waited for its host is *late*. All in nanoseconds, none negative. `step_account` sums them and makes them add up.
 
 `greatest` and `least` of DuckDB pass over NULL: `greatest(NULL, 0)` is 0. Over a hundred million rows an expression
 with a `coalesce` in each place takes 2.5 times as long.
@@ -19,13 +20,15 @@ from probes.step_clock import GAPS, PHASES
 
 __all__ = [
     "COMPUTE_PHASES", "GAPS", "GAPS_WORK", "NOT_MEASURED", "OWN_PHASES", "OWN_WORK", "PHASES", "TRAINING",
-    "WAITED", "StepSums", "own", "sums_sql", "total",
+    "WAITED", "StepSums", "late", "own", "sums_sql", "total",
 ]  # fmt: skip
 
 COMPUTE_PHASES = ("forward", "backward", "optimizer")
 OWN_PHASES = ("data", *COMPUTE_PHASES)
 """Phases in which every rank does the same kind of work. One rank may evaluate or save for all."""
 _WITH_WAIT = (*OWN_PHASES, *GAPS)
+_IN_EVERY_STEP = ("checkpoint", "evaluate")
+"""Known by the host where a step was not stamped."""
 
 
 def _waited(place: str) -> str:
@@ -46,6 +49,11 @@ def _own_or_0(place: str) -> str:
 def total(places: Iterable[str]) -> str:
     """SQL of the own work of several phases and gaps; of those that were recorded."""
     return "(" + " + ".join(map(_own_or_0, places)) + ")"
+
+
+def late(place: str) -> str:
+    """SQL of the part of the own work in a phase or gap in which a GPU waited for its host; 0 where not stamped."""
+    return f"least(greatest({place}_late_ns, 0), {_own_or_0(place)})" if place in _WITH_WAIT else "0"
 
 
 _IN_PLACES = " + ".join(f"greatest({place}_ns, 0)" for place in (*PHASES, *GAPS))
@@ -75,30 +83,57 @@ class StepSums:
     """By phase and gap; a gap that was never measured is not in it."""
     waited_in_phases_ns: int = 0
     waited_in_gaps_ns: int = 0
+    late_ns: int = 0
+    """A GPU waited for its host; no part of the own work here."""
 
     @classmethod
     def of_row(cls, values: Sequence[float | None]) -> StepSums:
         """Read the columns of `sums_sql`."""
-        num_steps, duration, in_phases, in_gaps, *spent = values
+        num_steps, duration, in_phases, in_gaps, late_ns, *spent = values
         return cls(
             num_steps=int(num_steps or 0),
             duration_ns=int(duration or 0),
             own_ns={name: int(ns) for name, ns in zip((*PHASES, *GAPS), spent, strict=True) if ns is not None},
             waited_in_phases_ns=int(in_phases or 0),
             waited_in_gaps_ns=int(in_gaps or 0),
+            late_ns=int(late_ns or 0),
         )
 
 
-def sums_sql(steps: str, group_by: str, *, more: str = "", weight: str = "1") -> str:
-    """Query of the sums of `StepSums`, behind the columns `group_by` and `more`, over finished rows of `steps`."""
-    places = {place: own(place) for place in (*PHASES, *GAPS)}
-    parts = {"in_phases": _WAITED_IN_PHASES, "in_gaps": _WAITED_IN_GAPS} | places
-    columns = ", ".join(f"({sql})::DOUBLE AS c{number}" for number, sql in enumerate(parts.values()))
-    names = [f"c{number}" for number in range(len(parts))]
-    claimed = " + ".join(f"coalesce({name}, 0)" for name in names)
-    sums = ", ".join(f"sum({name} * fit * {weight})" for name in names)
+def sums_sql(
+    steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (), weight: str = "1"
+) -> str:
+    """Query of the sums of `StepSums`, behind the columns `group_by` and `more`, over finished rows of `steps`.
+
+    `more`: (min, max or count, column). Where a GPU stamps every N-th step only, the stamped ones stand for the time of
+    the others, but for checkpoints and evaluations, which every step has.
+    """
+    lates = {place: late(place) for place in _WITH_WAIT}
+    places = {place: f"{own(place)} - {late(place)}" if place in lates else own(place) for place in (*PHASES, *GAPS)}
+    parts = {"in_phases": _WAITED_IN_PHASES, "in_gaps": _WAITED_IN_GAPS, "late": " + ".join(lates.values())} | places
+    names = {part: f"c{number}" for number, part in enumerate(parts)}
+    columns = ", ".join(f"({sql})::DOUBLE AS {names[part]}" for part, sql in parts.items())
+    claimed = " + ".join(f"coalesce({name}, 0)" for name in names.values())
+    sums = ", ".join(f"sum({name} * fit * {weight}) AS {name}" for name in names.values())
+    apart = " - ".join(f"coalesce({names[place]}, 0) * fit" for place in _IN_EVERY_STEP)
+    extra = ", ".join(f"{function}({column}) AS m{number}" for number, (function, column) in enumerate(more))
+    joined = "".join(
+        f", {'sum' if function == 'count' else function}(m{number})" for number, (function, _) in enumerate(more)
+    )
+    stands = "CASE WHEN stamp = 1 THEN 1 + coalesce(left_out / nullif(stamped, 0), 0) ELSE 1 END"
+    extended = ", ".join(
+        f"sum({name})" if part in _IN_EVERY_STEP else f"sum({name} * stands)" for part, name in names.items()
+    )
     return f"""
-        SELECT {group_by}{more}, sum({weight}), sum(took * {weight}), {sums} FROM (
-            SELECT *, least(1.0, coalesce(took / nullif({claimed}, 0), 1.0)) AS fit FROM (
-                SELECT *, greatest(duration_ns, 0)::DOUBLE AS took, {columns} FROM ({steps})))
+        SELECT {group_by}{joined}, sum(num), sum(took), {extended} FROM (
+            SELECT *, {stands} AS stands FROM (
+                SELECT *, sum(rest) FILTER (stamp = 0) OVER same AS left_out,
+                       sum(rest) FILTER (stamp = 1) OVER same AS stamped FROM (
+                    SELECT {group_by}, stamp{", " + extra if extra else ""}, sum({weight}) AS num,
+                           sum((took - {apart}) * {weight}) AS rest, sum(took * {weight}) AS took, {sums} FROM (
+                        SELECT *, least(1.0, coalesce(took / nullif({claimed}, 0), 1.0)) AS fit FROM (
+                            SELECT *, greatest(duration_ns, 0)::DOUBLE AS took, sign(stamped_steps) AS stamp, {columns}
+                            FROM ({steps})))
+                    GROUP BY {group_by}, stamp)
+                WINDOW same AS (PARTITION BY {group_by})))
         GROUP BY {group_by} ORDER BY {group_by}"""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.device_timings import DEVICE, device_rows, has_device_calls
+from analyzers.account.device_timings import DEVICE, device_rows, has_device_calls, is_stamped
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
 from analyzers.run.derived_stages import stages_of_messages
 from analyzers.source import Ints, Source, floats, ints
@@ -112,6 +112,7 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
+    stamped = "AND stamped_steps > 0" if is_stamped(source, attempt) else ""
     columns = [f"CAST(coalesce({own(phase)}, 0) / 1e6 AS FLOAT) AS {phase}" for phase in OWN_PHASES]
     columns += [f"CAST({own(gap)} / 1e6 AS FLOAT) AS {gap}" for gap in gaps]
     if not on_device and not gaps and not _has_phases(source, attempt):
@@ -125,7 +126,7 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
             f"""
         SELECT rank, step, {", ".join(columns)}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
                CAST(duration_ns / 1e6 AS FLOAT) AS duration
-        FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL
+        FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL {stamped}
         ORDER BY rank, start_ns, step
         """,
             [attempt, since_step],
@@ -157,16 +158,16 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
 def has_host_gaps(source: Source, attempt: int) -> bool:
     """Return True if gaps were measured and are the rank's own work.
 
-    On a GPU the host waits for its device, and so for other ranks, in whatever gap reads a value back: there is no own
-    work to compare.
+    On a GPU without stamps the host waits for its device, and so for other ranks, in whatever gap reads a value back:
+    there is no own work to compare.
     """
-    return _has_gaps(source, attempt) and not _is_on_device(source, attempt)
+    return _has_gaps(source, attempt) and (is_stamped(source, attempt) or not _is_on_device(source, attempt))
 
 
 def has_uncompared_gaps(source: Source, attempt: int) -> bool:
     """Return True if gaps were measured on the host of a GPU alone: no call was timed on the device."""
     on_host = _has_gaps(source, attempt) and _is_on_device(source, attempt)
-    return on_host and not has_device_calls(source, attempt)
+    return on_host and not is_stamped(source, attempt) and not has_device_calls(source, attempt)
 
 
 def _has_phases(source: Source, attempt: int) -> bool:

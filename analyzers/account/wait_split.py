@@ -18,7 +18,7 @@ Ranks on GPUs whose steps were not stamped have no waits in their steps: their c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,10 +26,11 @@ import numpy as np
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
 from analyzers.account.device_shares import DeviceShares, device_shares
 from analyzers.account.device_timings import has_device_calls
+from analyzers.account.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
 from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.snapshot import attempts
-from analyzers.source import Ints, Source, every_kth, ints
+from analyzers.source import Ints, Source, every_kth, ints, missing_tables
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
 
@@ -51,6 +52,9 @@ class WaitSplit:
     idle_ns: Places = field(default_factory=dict)
     basis: str = ""
     device: Mapping[tuple[int, int], DeviceShares] = field(default_factory=dict)
+    """Of ranks on GPUs without stamps."""
+    in_flight_ratio: Places = field(default_factory=dict)
+    """Of stamped GPUs: share of the waiting for their hosts in which communication was in flight."""
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
@@ -58,6 +62,8 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
     where = f"step >= {int(since_step)}" + ("" if attempt is None else f" AND attempt = {int(attempt)}")
     late = _by_calls(source, where) if source.has("collectives") else {}
     basis = "collectives"
+    stamped, in_flight = _by_stalls(source, attempts(source) if attempt is None else [attempt], since_step)
+    late |= stamped
     if not late:
         late, basis = _by_steps(source, where), "steps"
     parted = {of for of in {of for of, _ in late} if ranks_not_here(source, of)}
@@ -69,7 +75,8 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
         for rank, shares in device_shares(source, of, since_step=since_step).items()
     }
     basis = basis if late else "durations of calls" if device else ""
-    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis, device=device)
+    return WaitSplit(late_ratio=late, idle_ns=_pipelines(source, where), basis=basis, device=device,
+                     in_flight_ratio=in_flight)  # fmt: skip
 
 
 def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
@@ -88,6 +95,25 @@ def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
         [every],
     )
     return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
+
+
+def _by_stalls(source: Source, of: Sequence[int], since_step: int) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+    """Of stamped GPUs: the late ones' share of waits, and how much of the waiting for hosts had calls in flight."""
+    late: dict[tuple[int, int], float] = {}
+    in_flight: dict[tuple[int, int], float] = {}
+    if missing_tables(source, "device_stalls", "collectives"):
+        return late, in_flight
+    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    for attempt in of:
+        sums: dict[int, list[int]] = {}
+        for part in stall_parts(source, attempt, since_step=since_step, every=every):
+            sums[part.rank] = [a + b for a, b in zip(sums.get(part.rank, [0] * 4), part[2:], strict=True)]
+        for rank, (exposed, for_late, host, host_in_flight) in sums.items():
+            if exposed:
+                late[attempt, rank] = for_late / exposed
+            if host:
+                in_flight[attempt, rank] = host_in_flight / host
+    return late, in_flight
 
 
 def _by_steps(source: Source, where: str) -> dict[tuple[int, int], float]:

@@ -37,6 +37,7 @@ from ..collectives.nccl_plugin.loading import gpu_is_present, record_nccl
 from ..collectives.torchft_groups import TorchftGroups
 from ..collectives.wrapped import install, uninstall
 from ..device.graph_replays import record_replays
+from ..device.stream_waits import stamp_waits
 from ..fail_open import failing_open, probes_disabled, record_error
 from ..gradients import GradientProbe
 from ..profiling.memory_snapshots import record_exception
@@ -167,7 +168,7 @@ class Attached:
         install(self.recorder, has_plugin=has_plugin)
         self._undo.append(uninstall)
         record_existing(models)
-        self._undo.append(record_replays(self.recorder))
+        self._undo += [record_replays(self.recorder), stamp_waits(self.recorder.stamps)]
         self._undo.append(self._at_exceptions())
         atexit.register(self._at_exit)
         self._undo.append(lambda: atexit.unregister(self._at_exit))

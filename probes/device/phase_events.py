@@ -1,73 +1,173 @@
-"""Phases of a step on a GPU: pooled events on the compute stream, read when the device has passed them.
+"""Times of a step on a GPU: pooled events on the compute stream, read when the device has passed them.
 
-    events = PhaseEvents(write)                # write(step, {column: ns}), a step or more later
+    events = PhaseEvents(write)                # write(StampedStep), a step or more later
     events.begin(7)
     events.enter(gap_column); ...; events.leave(phase_column)
+    events.enter_wait(); ...; events.leave_wait()      # around each wait of the stream for communication
     events.end(last_gap_column)                # True: `write` will be called for this step
 
-Between two events lies a phase or the gap before one, so they add up to the time of the device from the begin of the
-step to its end. With one microbatch ten events a step or fewer; no kernel, no copy, and nothing waits for the device.
-While a CUDA graph is captured nothing is recorded: events of ours would become a part of the graph.
+Between two stamps lies a phase, a gap before one, or a wait inside of either, so they add up to the time of the device
+from the begin of the step to its end. No kernel, no copy, and nothing waits for the device. A stamp that the device ran
+the moment its host enqueued it (lag 0) ends a time in which the device waited for its host: *late*.
+
+Steps of 100 ms and more are all stamped. Of shorter ones every N-th is, N a power of two so that ranks stamp the same
+steps. While a CUDA graph is captured nothing is recorded: events of ours would become a part of the graph.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
+from ..fail_open import record_error
 from .capture import is_capturing
+from .device_clock import DeviceClock
 
-__all__ = ["PhaseEvents"]
+__all__ = ["SKIPPED", "PhaseEvents", "PlaceTime", "Stall", "StampedStep"]
 
-MAX_MARKS = 64
-"""Events of one step; one with more phases (many microbatches) is left out rather than made dear."""
+MAX_MARKS = 2048
+"""Events of one step; one with more (many microbatches, hundreds of waits) is left out rather than made dear."""
 MAX_PENDING = 16
 """Steps that the device has not passed."""
+ALWAYS_ABOVE_NS = 100_000_000
+"""Steps of this length are all stamped: 1.5 us a stamp is less than a thousandth of them."""
+MAX_INTERVAL = 64
+AT_ONCE_NS = 50_000
+"""Lag up to which a stamp ran at once: a launch on an idle device takes 5 to 20 us, the clocks are known to 3."""
+SHOWN_STALL_NS = 10_000
+"""Waits and late times that are written one by one; shorter ones count in their sums only."""
+SKIPPED = object()
+"""Result of `end` for a step that is left to the stamped ones."""
+_OF_PLACE, _BEGIN = -2, -1
+_monotonic_ns = time.monotonic_ns
+
+
+class _Mark(NamedTuple):
+    """A stamp: the column of the time before it (or `_OF_PLACE`: that of the next border), and what that time was."""
+
+    column: int
+    is_wait: bool
+    host_ns: int
+    event: Any
+
+
+class _Time(NamedTuple):
+    """Between two stamps, on the device's clock."""
+
+    start_ns: int
+    end_ns: int
+    is_wait: bool
+    is_late: bool
+
+
+class Stall(NamedTuple):
+    """A time in which the compute stream stood still, on the host's clock: in a wait, or for want of its host."""
+
+    column: int
+    is_wait: bool
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class PlaceTime:
+    """Time of the device in one phase or gap, nanoseconds; waits and late times are parts of it."""
+
+    total_ns: int = 0
+    wait_ns: int = 0
+    late_ns: int = 0
+
+
+@dataclass(slots=True)
+class StampedStep:
+    """One step as its device ran it."""
+
+    step: int
+    interval: int
+    """Every how many steps are stamped: for so many this one stands."""
+    duration_ns: int = 0
+    places: dict[int, PlaceTime] = field(default_factory=dict)
+    """By column; their totals add up to the duration."""
+    stalls: list[Stall] = field(default_factory=list)
 
 
 class _Marks:
-    """The events of a step: each with the column of the time before it."""
+    """The stamps of a step."""
 
-    __slots__ = ("events", "step")
+    __slots__ = ("interval", "marks", "step")
 
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.events: list[tuple[int, Any]] = []
+    def __init__(self, step: int, interval: int) -> None:
+        self.step, self.interval = step, interval
+        self.marks: list[_Mark] = []
 
 
 class PhaseEvents:
-    """The marks of one rank's steps."""
+    """The stamps of one rank's steps."""
 
-    def __init__(self, write: Callable[[int, dict[int, int]], None]) -> None:
+    def __init__(
+        self, write: Callable[[StampedStep], None], new_event: Callable[[], Any] | None = None
+    ) -> None:
         self._write = write
+        self._new_event = new_event or _cuda_event
         self._pool: list[Any] = []
         self._current: _Marks | None = None
         self._pending: deque[_Marks] = deque()
+        self._wait_depth = 0
+        self._clock = DeviceClock()
+        self._last: tuple[int, Any] | None = None  # the newest event that was read, and its time on the device
+        self._begun: tuple[int, int] | None = None  # the newest step that was read, and when it began on the device
+        self._interval = 1
+        self._skips = False
+        self._is_broken = False
+
+    @property
+    def is_open(self) -> bool:
+        """True while stamps of a step are taken."""
+        return self._current is not None
 
     def begin(self, step: int) -> None:
         """A step begins; writes those that the device has passed."""
         self.collect()
         self._drop(self._current)
-        self._current = _Marks(step) if len(self._pending) < MAX_PENDING else None
-        self._mark(-1)
+        self._wait_depth = 0
+        self._current = None
+        self._skips = step % self._interval != 0
+        if not self._skips and not self._is_broken and len(self._pending) < MAX_PENDING:
+            self._current = _Marks(step, self._interval)
+            self._mark(_BEGIN, is_wait=False)
 
     def enter(self, gap: int) -> None:
-        """A phase begins; the time since the last mark is the gap before it."""
-        self._mark(gap)
+        """A phase begins; the time since the last border is the gap before it."""
+        self._mark(gap, is_wait=False)
 
     def leave(self, phase: int) -> None:
-        """A phase ends."""
-        self._mark(phase)
+        """A phase ends, and a wait that was not left before."""
+        self._mark(phase, is_wait=self._wait_depth > 0)
+        self._wait_depth = 0
 
-    def end(self, gap: int) -> bool:
-        """The step ends. False if its times will not be known."""
-        self._mark(gap)
+    def enter_wait(self) -> None:
+        """The stream is about to wait for communication. Waits inside one count once."""
+        self._wait_depth += 1
+        if self._wait_depth == 1:
+            self._mark(_OF_PLACE, is_wait=False)
+
+    def leave_wait(self) -> None:
+        """It has been made to wait."""
+        if self._wait_depth == 1:
+            self._mark(_OF_PLACE, is_wait=True)
+        self._wait_depth = max(0, self._wait_depth - 1)
+
+    def end(self, gap: int) -> object:
+        """The step ends. True if its times will be written, `SKIPPED` if others stand for it, False if they are lost."""
+        self._mark(gap, is_wait=False)
         marks, self._current = self._current, None
         if marks is None:
-            return False
+            return SKIPPED if self._skips else False
         self._pending.append(marks)
         return True
 
@@ -75,37 +175,88 @@ class PhaseEvents:
         """Write the steps that the device has passed."""
         if self._pending and is_capturing():
             return  # a query would end the capture
-        while self._pending and self._pending[0].events[-1][1].query():
-            marks = self._pending.popleft()
-            times: dict[int, int] = {}
-            before = marks.events[0][1]
-            for column, event in marks.events[1:]:
-                times[column] = times.get(column, 0) + int(before.elapsed_time(event) * 1e6)
-                before = event
-            self._drop(marks)
-            self._write(marks.step, times)
+        while self._pending and self._pending[0].marks[-1].event.query():
+            self._write(self._read(self._pending.popleft()))
 
     def close(self) -> None:
         """Wait for the device and write the rest: the run is over."""
         if self._pending:
-            self._pending[-1].events[-1][1].synchronize()
+            self._pending[-1].marks[-1].event.synchronize()
         self.collect()
 
-    def _mark(self, column: int) -> None:
+    def _read(self, marks: _Marks) -> StampedStep:
+        """Turn the stamps of a step into times, summed from one event to the next: CUDA gives a float of milliseconds."""
+        first = marks.marks[0]
+        at, before = self._last or (0, first.event)
+        at += _elapsed_ns(before, first.event)
+        self._clock.lag_ns(first.host_ns, at)
+        self._set_interval(marks.step, at)
+        found, began, before = StampedStep(marks.step, marks.interval), at, first.event
+        times: list[_Time] = []  # of a phase or gap, whose column the next border has
+        for mark in marks.marks[1:]:
+            start, at = at, at + _elapsed_ns(before, mark.event)
+            lag_ns = self._clock.lag_ns(mark.host_ns, at)
+            times.append(_Time(start, at, mark.is_wait, not mark.is_wait and lag_ns <= AT_ONCE_NS))
+            before = mark.event
+            if mark.column != _OF_PLACE:
+                self._add(found, mark.column, times)
+                times.clear()
+        found.duration_ns = at - began
+        if self._last is not None:
+            self._pool.append(self._last[1])
+        self._last = (at, before)
+        self._pool += [mark.event for mark in marks.marks[:-1]]
+        return found
+
+    def _add(self, found: StampedStep, column: int, times: list[_Time]) -> None:
+        place = found.places.setdefault(column, PlaceTime())
+        for start, end, is_wait, is_late in times:
+            took = end - start
+            place.total_ns += took
+            if is_wait:
+                place.wait_ns += took
+            elif is_late:
+                place.late_ns += took
+            if (is_wait or is_late) and took >= SHOWN_STALL_NS:
+                found.stalls.append(Stall(column, is_wait, self._clock.host_ns(start), self._clock.host_ns(end)))
+
+    def _set_interval(self, step: int, at: int) -> None:
+        """Every how many of the next steps to stamp, from the time since the last stamped one."""
+        if self._begun is not None and step > self._begun[0]:
+            took = max(1, (at - self._begun[1]) // (step - self._begun[0]))
+            interval = 1
+            while interval < MAX_INTERVAL and took * interval < ALWAYS_ABOVE_NS:
+                interval *= 2
+            self._interval = interval
+        self._begun = (step, at)
+
+    def _mark(self, column: int, *, is_wait: bool) -> None:
         marks = self._current
         if marks is None:
             return
-        if len(marks.events) >= MAX_MARKS or is_capturing():
+        if len(marks.marks) >= MAX_MARKS or is_capturing():
             self._drop(marks)
             self._current = None
             return
-        event: Any = self._pool.pop() if self._pool else None
-        if event is None:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        marks.events.append((column, event))
+        try:
+            event = self._pool.pop() if self._pool else self._new_event()
+            host_ns = _monotonic_ns()  # before the device can have run it
+            event.record()
+        except Exception as error:
+            self._is_broken, self._current = True, None
+            record_error("phase_events", error)
+            return
+        marks.marks.append(_Mark(column, is_wait, host_ns, event))
 
     def _drop(self, marks: _Marks | None) -> None:
         if marks is not None:
-            self._pool += [event for _, event in marks.events]
-            marks.events = []
+            self._pool += [mark.event for mark in marks.marks]
+            marks.marks = []
+
+
+def _cuda_event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _elapsed_ns(before: Any, event: Any) -> int:
+    return 0 if before is event else round(before.elapsed_time(event) * 1e6)

@@ -32,6 +32,7 @@ from probes.attach.identity import Identity
 from probes.attach.parent_death import end_with_launcher
 from probes.collectives.nccl_plugin.loading import record_nccl
 from probes.collectives.wrapped import install, unreduced_gradients
+from probes.device.stream_waits import stamp_waits
 from probes.guard.decisions import RunStopped
 from probes.profiling.memory_snapshots import record_exception
 from probes.recorder import Recorder
@@ -131,6 +132,8 @@ class _Setup:
 def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     """Create the process group, build the training and run its loop; returns the exit code."""
     identity, config, plan, device, run = setup.identity, setup.config, setup.plan, setup.device, setup.run
+    if isinstance(recorder, TapeRecorder):
+        stamp_waits(recorder.stamps)
     if setup.store is not None:
         backend = pick_backend(config, device)
         if config.probes.collectives:
