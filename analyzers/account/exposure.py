@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.device_timings import is_stamped
+from analyzers.account.stalls import stall_parts
 from analyzers.account.time_classes import TRAINING, WAITED
 from analyzers.source import Floats, Ints, Source, every_kth, floats, ints
 
@@ -68,6 +70,8 @@ class Exposure:
 def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
     """Exposure of the finished steps of an attempt, from `since_step` on."""
     every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    if is_stamped(source, attempt):
+        return _on_devices(source, attempt, since_step, every)
     table = source.query(
         f"""
         WITH calls AS (
@@ -97,6 +101,38 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
     )
     values = {name: floats(table[name]) for name in ("step_ms", "busy_ms", "exposed_ms", "transfer_ms")}
     return Exposure(rank=ints(table["rank"]), step=ints(table["step"]), **values)
+
+
+def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
+    """Of stamped steps: what their streams stood still for, and when calls were in flight between their stamps."""
+    late = {(part.rank, part.step): part.late_ns for part in stall_parts(source, attempt, since_step=since_step)}
+    table = source.query(
+        f"""
+        WITH calls AS (
+            SELECT rank, step, issue_ns, end_ns,
+                   max(end_ns) OVER (PARTITION BY rank ORDER BY issue_ns, end_ns
+                                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+            FROM collectives
+            WHERE attempt = ? AND step >= ? AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
+              AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
+        spent AS (SELECT rank, step, sum(greatest(0, end_ns - greatest(issue_ns, coalesce(before, issue_ns)))) AS busy
+                  FROM calls GROUP BY rank, step)
+        SELECT rank, step, {TRAINING} / 1e6 AS step_ms, coalesce(busy, 0) / 1e6 AS busy_ms, {WAITED} / 1e6 AS exposed_ms
+        FROM steps LEFT JOIN spent USING (rank, step)
+        WHERE attempt = ? AND step >= ? AND step % ? = 0 AND rank >= 0 AND stamped_steps > 0
+        QUALIFY count(*) OVER (PARTITION BY rank, step) = 1 AND step_ms > 0 ORDER BY step, rank
+        """,
+        [attempt, since_step, attempt, since_step, every],
+    )
+    rank, step = ints(table["rank"]), ints(table["step"])
+    step_ms, exposed = floats(table["step_ms"]), floats(table["exposed_ms"])
+    for_late = np.array([late.get(pair, 0) / 1e6 for pair in zip(rank.tolist(), step.tolist(), strict=True)])
+    return Exposure(
+        rank=rank, step=step, step_ms=step_ms, exposed_ms=exposed,
+        # A step's last calls may have been in flight in the next one: never less than what was exposed.
+        busy_ms=np.minimum(np.maximum(floats(table["busy_ms"]), exposed), step_ms),
+        transfer_ms=np.maximum(exposed - for_late, 0.0),
+    )  # fmt: skip
 
 
 def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str, npt.NDArray[Any]]:

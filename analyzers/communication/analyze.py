@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzers.account.device_timings import is_stamped
 from analyzers.account.exposure import Exposure, measure
 from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
@@ -48,7 +49,7 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
             if num_ranks < 2:
                 return []
         return [_insufficient(not_recorded(absent), missing(absent))]
-    if lacking(source, collectives=("wait_ns",)):
+    if lacking(source, collectives=("wait_ns",)) and not any(is_stamped(source, at) for at in attempts(source)):
         return [
             _insufficient(
                 "the time for which ranks were blocked in calls was not recorded", missing(["collectives.wait_ns"])

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.account.device_timings import DEVICE
+from analyzers.account.device_timings import DEVICE, is_stamped
 from analyzers.account.timings import WHOLE_STEP, Timings, has_uncompared_gaps, load_timings
 from analyzers.analysis import Analysis
 from analyzers.communication.link_search import slow_links
@@ -189,7 +189,7 @@ def _counters(source: Source, timings: Timings, slow: Straggler, policy: Straggl
         means=slow.paused_ratio > 0,
         policy=policy.corroboration,
     )
-    if DEVICE in timings.own:  # the host's processor says nothing of what its device does
+    if DEVICE in timings.own or is_stamped(source, timings.attempt):  # the host's processor says nothing of what its device does
         return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:
         return counters
@@ -271,8 +271,9 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
             evidence["place_measured_by"] = "gaps between the host's spans"
     if worst.by_cpu:
         evidence["measured_by"] = "CPU time"
-    if is_least and worst.cause == "compute":
-        side = "host" if place in GAPS else late_side(source, timings.attempt, worst, policy)
+    if worst.cause == "compute" and (is_least or is_stamped(source, timings.attempt)):
+        by_gap = is_least and place in GAPS
+        side = "host" if by_gap else late_side(source, timings.attempt, worst, peers, policy)
     if side:
         evidence["late_side"] = side
     if place:

@@ -1,15 +1,20 @@
 """Side of a slow rank on a GPU: was its device late for its calls, or its host?
 
-    late_side(source, attempt=0, slow=straggler)      # "device", "host", or "" where calls do not tell
+    late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2], policy)     # "device", "host", or "" if not told
 
-A call that the host had handed over before the device's work in front of it began was delayed by the device. One that
+Where steps were stamped, the part of the rank's excess in which its device waited for its host says so. Else a call that the host had handed over before the device's work in front of it began was delayed by the device. One that
 started as soon as it was handed over was delayed by the host. Of each slow step the call before which the rank spent the
 most time is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from analyzers.account.device_timings import is_stamped
+from analyzers.account.time_classes import GAPS, OWN_PHASES, late
 from analyzers.source import Source, missing_tables
+from analyzers.stragglers.newest_steps import in_newest_steps
 from analyzers.stragglers.peer_comparison import Straggler
 from analyzers.stragglers.policy import StragglerPolicy
 
@@ -19,8 +24,10 @@ MAX_STEPS = 200
 """Newest slow steps that are read."""
 
 
-def late_side(source: Source, attempt: int, slow: Straggler, policy: StragglerPolicy) -> str:
+def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy) -> str:
     """Return the side that most of the slow steps show."""
+    if is_stamped(source, attempt):
+        return _stamped_side(source, attempt, slow, peers, policy)
     if missing_tables(source, "nccl_calls"):
         return ""
     first = max(slow.first_step, slow.last_step - MAX_STEPS)
@@ -46,3 +53,28 @@ def late_side(source: Source, attempt: int, slow: Straggler, policy: StragglerPo
     if num_steps and by_device >= least:
         return "device"
     return "host" if num_steps and by_host >= least else ""
+
+
+def _stamped_side(
+    source: Source, attempt: int, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy
+) -> str:
+    found = in_newest_steps(source, attempt, slow, peers, _median_late_ms)
+    if not all(found):
+        return ""
+    more_ms = found[0]["late"] - found[1]["late"]
+    if more_ms >= policy.place_ratio * slow.excess_ms:
+        return "host"
+    return "device" if more_ms <= (1 - policy.place_ratio) * slow.excess_ms else ""
+
+
+def _median_late_ms(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int
+) -> dict[str, float]:
+    """Time of a step in which devices waited for their hosts."""
+    total = " + ".join(late(place) for place in (*OWN_PHASES, *GAPS))
+    ((ms,),) = source.rows(
+        f"SELECT median({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "
+        "AND step BETWEEN ? AND ? AND stamped_steps > 0",
+        [attempt, list(ranks), first_step, last_step],
+    )
+    return {} if ms is None else {"late": float(ms)}

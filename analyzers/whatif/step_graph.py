@@ -21,11 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from analyzers.account.device_timings import device_rows, has_device_calls
+from analyzers.account.device_timings import device_rows, has_device_calls, is_stamped
 from analyzers.account.time_classes import NOT_MEASURED, WAITED
 from analyzers.source import Ints, Source, floats, ints
 from analyzers.whatif.held_out import held_out_error
@@ -76,23 +77,26 @@ def load_graph(
                                   [attempt, steps[-1]])  # fmt: skip
     newest = steps[-max(policy.min_steps, min(MAX_STEPS_ONLY, MAX_CALLS // max(1, num_ranks))) :]
     table = _step_rows(source, attempt, newest)
-    measured_ms = _median_ms(table) if has_device_calls(source, attempt) else None
+    on_device = has_device_calls(source, attempt) or is_stamped(source, attempt)
+    measured_ms = _median_ms(table) if on_device else None
     return _checked(_from_steps(table, newest), "steps", source, attempt, newest, measured_ms)
 
 
 def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) -> list[int]:
     """Neighbouring steps that every rank has finished exactly once, the newest run of them."""
     rows = source.rows(
-        """
+        f"""
         SELECT step FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL
+          {"AND stamped_steps > 0" if is_stamped(source, attempt) else ""}
         GROUP BY step HAVING count(*) = (SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND rank >= 0)
           AND count(DISTINCT rank) = count(*) AND bool_and(coalesce(committed, true)) ORDER BY step DESC LIMIT ?
         """,
         [attempt, max(first_step, last_step - 4 * MAX_STEPS_ONLY), last_step, attempt, MAX_STEPS_ONLY],
     )
     run: list[int] = []
+    apart = min((later - earlier for (later,), (earlier,) in pairwise(rows)), default=1)  # every N-th may be stamped
     for (step,) in rows:
-        if run and step != run[-1] - 1:
+        if run and step != run[-1] - apart:
             if len(run) >= MAX_STEPS:
                 break
             run = []  # a gap: the older, longer run may still follow
@@ -163,10 +167,10 @@ def _step_rows(source: Source, attempt: int, steps: Sequence[int]) -> dict[str, 
         return source.query(
             f"""
             SELECT rank, step, duration_ns / 1e6 AS took, {WAITED} / 1e6 AS waited, {NOT_MEASURED} / 1e6 AS delay
-            FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL
-            ORDER BY rank, step
+            FROM steps WHERE attempt = ? AND step IN (SELECT unnest(?::BIGINT[])) AND rank >= 0
+              AND duration_ns IS NOT NULL ORDER BY rank, step
             """,
-            [attempt, steps[0], steps[-1]],
+            [attempt, list(steps)],
         )
     table = device_rows(source, attempt, since_step=max(0, steps[0] - 1))
     kept = np.isin(ints(table["step"]), np.asarray(steps))

@@ -218,7 +218,8 @@ class PhaseEvents:
             elif is_late:
                 place.late_ns += took
             if (is_wait or is_late) and took >= SHOWN_STALL_NS:
-                found.stalls.append(Stall(column, is_wait, self._clock.host_ns(start), self._clock.host_ns(end)))
+                begin_ns = self._clock.host_ns(start)
+                found.stalls.append(Stall(column, is_wait, begin_ns, begin_ns + took))
 
     def _set_interval(self, step: int, at: int) -> None:
         """Every how many of the next steps to stamp, from the time since the last stamped one."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -159,6 +158,7 @@ def stamps_of(name: str, rank: int, step: int) -> list[Stamp]:
     return found
 
 
+@cache
 def traced_exposed_ns(name: str, rank: int) -> dict[int, int]:
     """By number of the step: time in which NCCL ran and nothing of the compute stream did."""
     trace, marks = trace_of(name, rank), marks_of(name, rank)
@@ -194,8 +194,9 @@ def _merged(intervals: Sequence[Interval]) -> list[Interval]:
 class _Clock:
     """The host's clock of the recording, moved by hand."""
 
-    def __init__(self) -> None:
-        self._shift_ns = time.time_ns() - time.monotonic_ns()  # by which a tape's header dates what is on it
+    def __init__(self, source: Path) -> None:
+        (first, *_) = (source / "events.jsonl").read_text().splitlines()
+        self._shift_ns = json.loads(first)["clock_offset_ns"]  # the plugin's tapes date all of the rank's
         self.wall_ns = 0
 
     def mono_ns(self) -> int:
@@ -228,6 +229,7 @@ def _clocks(clock: _Clock) -> Iterator[None]:
         mock.patch.object(events, "time", of_events),
         mock.patch.object(memory, "_reader", return_value=dict),
         mock.patch.object(tape_recorder, "device_uuid", return_value=""),
+        mock.patch.object(tape_recorder, "time", of_events),
         mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(phase_events, "_monotonic_ns", clock.mono_ns),
@@ -245,7 +247,7 @@ def stamped_run(name: str, into: Path) -> RunDir:
         path = source.path / file
         (shutil.copytree if path.is_dir() else shutil.copy)(path, run.path / file)
     for rank in range(RANKS):
-        clock = _Clock()
+        clock = _Clock(source.rank_dir(0, rank))
         with _clocks(clock):
             _record(source.rank_dir(0, rank), run.rank_dir(0, rank), clock, name, rank)
     return run

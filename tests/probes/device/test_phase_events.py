@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from probes import step_scalars
-from probes.device.phase_events import MAX_MARKS, PhaseEvents
+from probes.device import phase_events
+from probes.device.phase_events import MAX_MARKS, SKIPPED, PhaseEvents, StampedStep
 from probes.step_clock import GAPS
 from probes.tape.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
@@ -66,19 +67,21 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 
 def _step(recorder: TapeRecorder, number: int, stream: Stream) -> None:
-    """The host enqueues all of it in no time; the device needs 4 + 8 + 2 ms, and 1 ms before each."""
+    """The host enqueues all of it in no time; the device needs 40 + 80 + 20 ms, and 10 ms before each."""
     with recorder.step(number):
         with recorder.span("data"):
             pass
-        for phase, took in zip(PHASES, (4.0, 8.0, 2.0), strict=True):
-            stream.now_ms += 1.0
+        for phase, took in zip(PHASES, (40.0, 80.0, 20.0), strict=True):
+            stream.now_ms += 10.0
             with recorder.span(phase):
                 stream.now_ms += took
-        stream.now_ms += 1.0
+        stream.now_ms += 10.0
 
 
-def test_a_rank_alone_on_its_gpu_has_the_devices_times(tmp_path: Path, stream: Stream) -> None:
-    recorder = TapeRecorder(tmp_path, rank=0, attempt=0, device="cuda:0")
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_a_rank_on_a_gpu_has_the_devices_times(tmp_path: Path, stream: Stream, world_size: int) -> None:
+    """Of several ranks nothing was measured, and before that all waiting stood in "optimizer"."""
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0, world_size=world_size, device="cuda:0")
     _step(recorder, 1, stream)
     (row,) = rows(tmp_path, "steps")
     assert row["state"] == OPEN  # its times are still on their way
@@ -90,26 +93,104 @@ def test_a_rank_alone_on_its_gpu_has_the_devices_times(tmp_path: Path, stream: S
     found = rows(tmp_path, "steps")
     assert [row["state"] for row in found] == [COMPLETE] * 3
     for row in found:
-        assert [row[f"{phase}_ns"] for phase in PHASES] == [4_000_000, 8_000_000, 2_000_000]
-        assert [row[f"{gap}_ns"] for gap in GAPS] == [1_000_000] * 4
-        assert row["collective_wait_ns"] == 0  # there is nobody to wait for
+        assert [row[f"{phase}_ns"] for phase in PHASES] == [40_000_000, 80_000_000, 20_000_000]
+        assert [row[f"{gap}_ns"] for gap in GAPS] == [10_000_000] * 4
+        assert row["duration_ns"] == 180_000_000
+        assert row["collective_wait_ns"] == 0
+        assert row["stamped_steps"] == 1
     assert stream.recorded == 3 * 10
     assert stream.made <= 2 * 10  # they are used again
 
 
-def test_of_several_ranks_on_gpus_phases_and_waits_are_not_measured(tmp_path: Path, stream: Stream) -> None:
-    """All waiting stood in "optimizer", where the host reads a number back, and waits were 0."""
+def test_waits_of_the_stream_are_parts_of_their_phase_or_gap(tmp_path: Path, stream: Stream) -> None:
     recorder = TapeRecorder(tmp_path, rank=0, attempt=0, world_size=8, device="cuda:0")
-    _step(recorder, 1, stream)
+    assert recorder.stamps is not None
+    with recorder.step(1):
+        with recorder.span("forward"):
+            stream.now_ms += 50.0
+            recorder.stamps.enter_wait()
+            recorder.stamps.enter_wait()  # one that is made of another counts once
+            stream.now_ms += 30.0
+            recorder.stamps.leave_wait()
+            recorder.stamps.leave_wait()
+        recorder.stamps.enter_wait()
+        stream.now_ms += 5.0
+        recorder.stamps.leave_wait()
+        with recorder.span("backward"):
+            stream.now_ms += 60.0
+            recorder.stamps.enter_wait()  # DDP's last one: the end of the pass ends it
+            stream.now_ms += 20.0
+        with recorder.span("optimizer"):
+            stream.now_ms += 10.0
     recorder.close()
     (row,) = rows(tmp_path, "steps")
-    not_measured = [f"{phase}_ns" for phase in PHASES] + [f"{gap}_ns" for gap in GAPS]
-    not_measured += [name for name in row if name.endswith("_wait_ns")]
-    assert {name: row[name] for name in not_measured} == dict.fromkeys(not_measured)
-    assert row["data_ns"] is not None
-    assert row["duration_ns"] > 0
-    assert stream.recorded == 0
-    assert {span["wait_ns"] for span in rows(tmp_path, "spans")} == {None}
+    assert [row[f"{name}_ns"] / 1e6 for name in (*PHASES, "forward_to_backward", "duration")] == [80, 80, 10, 5, 175]
+    assert [row[f"{name}_wait_ns"] / 1e6 for name in (*PHASES, "forward_to_backward")] == [30, 20, 0, 5]
+    assert row["collective_wait_ns"] == 55_000_000
+    stalls = [stall for stall in rows(tmp_path, "device_stalls") if stall["waits_for"] == "communication"]
+    assert [(stall["place"], stall["end_ns"] - stall["start_ns"]) for stall in stalls] == [
+        ("forward", 30_000_000), ("forward_to_backward", 5_000_000), ("backward", 20_000_000),
+    ]  # fmt: skip
+
+
+def test_a_stamp_that_runs_at_once_tells_a_late_host(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host sleeps for 200 ms before the forward pass while its device has 60 ms of work left, and runs dry."""
+    host_ms = 0.0
+    monkeypatch.setattr(phase_events, "_monotonic_ns", lambda: round(host_ms * 1e6))
+    written: list[StampedStep] = []
+    events = PhaseEvents(written.append)
+    stream.passed_ms = 1e9
+    for step in (1, 2):
+        events.begin(step)
+        if step == 2:
+            host_ms += 200.0
+            stream.now_ms = max(stream.now_ms, host_ms)
+        events.enter(0)
+        stream.now_ms += 60.0  # the host enqueues it at once
+        events.leave(1)
+        events.end(2)
+    events.close()
+    first, second = written
+    assert first.places[1].late_ns == 0
+    assert second.places[0].late_ns == second.places[0].total_ns == 140_000_000
+    assert second.places[1].late_ns == 0
+    (stall,) = second.stalls
+    assert (stall.is_wait, stall.start_ns, stall.end_ns) == (False, 60_000_000, 200_000_000)
+
+
+def test_of_short_steps_every_nth_is_stamped(tmp_path: Path, stream: Stream) -> None:
+    """And the record says that the others are left to it, or they would read as not measured."""
+    recorder = TapeRecorder(tmp_path, rank=0, attempt=0, world_size=8, device="cuda:0")
+    stream.passed_ms = 1e9
+    for number in range(1, 33):
+        with recorder.step(number), recorder.span("data"), recorder.span("forward"):
+            stream.now_ms += 30.0
+    recorder.close()
+    stamped = {row["step"]: row["stamped_steps"] for row in rows(tmp_path, "steps")}
+    assert [step for step, stands_for in stamped.items() if stands_for][-6:] == [12, 16, 20, 24, 28, 32]
+    assert stamped[28] == 4
+    assert stamped[30] == 0
+    assert {row["data_ns"] for row in rows(tmp_path, "steps") if not row["stamped_steps"]} == {None}
+    events = PhaseEvents(lambda step: None)
+    events._interval = 4
+    events.begin(7)
+    assert events.end(3) is SKIPPED
+
+
+def test_a_device_that_cannot_be_stamped_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANKSCOPE_FAIL_LOUD", raising=False)
+    written: list[Any] = []
+
+    def broken() -> Any:
+        raise RuntimeError("no driver")
+
+    events = PhaseEvents(written.append, broken)
+    for step in (1, 2):
+        events.begin(step)
+        events.enter(0)
+        assert events.end(3) is False
+    events.close()
+    assert written == []
 
 
 def test_a_captured_step_records_no_event_on_the_stream(tmp_path: Path, stream: Stream) -> None:
@@ -120,13 +201,13 @@ def test_a_captured_step_records_no_event_on_the_stream(tmp_path: Path, stream: 
     stream.captures = False
     recorder.close()
     first, second = rows(tmp_path, "steps")
-    assert (first["forward_ns"], second["forward_ns"]) == (4_000_000, None)
+    assert (first["forward_ns"], second["forward_ns"]) == (40_000_000, None)
     assert second["state"] == COMPLETE
 
 
 def test_a_step_of_many_microbatches_is_left_out(stream: Stream) -> None:
     written: list[Any] = []
-    events = PhaseEvents(lambda step, times: written.append(step))
+    events = PhaseEvents(written.append)
     events.begin(1)
     for _ in range(MAX_MARKS):
         events.enter(1)
@@ -149,7 +230,7 @@ def test_values_and_phases_that_come_late_complete_a_step_together(
         with recorder.step(number):
             values.put(loss=on_device)
             with recorder.span("forward"):
-                stream.now_ms += 3.0
+                stream.now_ms += 300.0
             values.put(grad_norm=on_device)
         values.flush()
     stream.passed_ms = stream.now_ms
@@ -159,6 +240,6 @@ def test_values_and_phases_that_come_late_complete_a_step_together(
     values.flush()
     found = rows(tmp_path, "steps")[:2]
     assert [(row["state"], row["forward_ns"], row["loss"], row["grad_norm"]) for row in found] == [
-        (COMPLETE, 3_000_000, 1.0, 1.0)
+        (COMPLETE, 300_000_000, 1.0, 1.0)
     ] * 2
     recorder.close()
