@@ -10,8 +10,8 @@ a known phase (`PHASES`) add to the row unless they lie inside another such span
 to more than the step. The time between them adds to a gap (`GAPS`), named by the phase that follows, so that phases and
 gaps add up to the step. In a step without any known phase the gaps are UNSET.
 
-On a GPU the host runs ahead of its device, and waits for it, and so for other ranks, wherever a value is read back. There
-the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`), a step or
+On a GPU the host runs ahead of its device, and waits for it, and so for other ranks, wherever a value is read back.
+There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`), a step or
 more later. Steps without such stamps have the host's duration, loading, checkpoints and evaluations; what else was
 measured there are durations of calls over all members (`analyzers.account.device_timings`).
 """

@@ -1,7 +1,7 @@
 """Own work and waiting of ranks on GPUs, from the durations of their calls over all members.
 
     if has_device_calls(source, attempt=0):
-        table = device_rows(source, attempt=0)       # rank, step, data, forward, ..., device, wait, duration; milliseconds
+        table = device_rows(source, attempt=0)     # rank, step, data, forward, ..., device, wait, duration; milliseconds
 
 A GPU's host does not wait for a collective, so no column of a step says how long its rank waited, unless the step was
 stamped on its device (`probes.device.phase_events`). What NCCL's profiler plugin recorded says it without stamps: the
@@ -50,7 +50,7 @@ def is_stamped(source: Source, attempt: int) -> bool:
 
 
 def has_device_calls(source: Source, attempt: int) -> bool:
-    """Return True if calls of the attempt were timed on devices, and neither stamps nor hosts measured waits in them."""
+    """Return True if calls of the attempt were timed on devices, and no stamps or hosts measured waits in them."""
     if missing_tables(source, "nccl_groups", "collectives") or is_stamped(source, attempt):
         return False
     timed = "SELECT 1 FROM collectives WHERE attempt = ? AND wait_ns IS {} AND end_ns IS NOT NULL AND step IS NOT NULL"
@@ -65,7 +65,8 @@ def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[st
     waited = ", ".join(f"sum(waited) FILTER (place = '{place}') AS {place}" for place in _PLACES)
     # A wait that overlaps the calls before it may be longer than the time up to its call: the rest is elsewhere.
     in_phase = {
-        phase: f"CASE WHEN has_bounds THEN greatest(coalesce(t.{phase}, 0) - coalesce(w.{phase}, 0), 0) / 1e6 ELSE 0 END"
+        phase: f"CASE WHEN has_bounds "
+        f"THEN greatest(coalesce(t.{phase}, 0) - coalesce(w.{phase}, 0), 0) / 1e6 ELSE 0 END"
         for phase in COMPUTE_PHASES
     }
     return source.query(

@@ -20,7 +20,7 @@
 | hang | silence beyond the run's limit, until the attempt was ended |
 | startup, shutdown | before the first step, after the last one |
 | device | a GPU's own time, idle or not, where its phases were not stamped: no communication was in flight |
-| in_flight | communication in flight on a GPU, where nothing tells whether it was hidden behind computing, or a late host |
+| in_flight | communication in flight on a GPU, hidden behind computing or a late host, or not: nothing tells |
 | unmeasured | in steps, where no phase or gap was recorded |
 | other | between steps |
 

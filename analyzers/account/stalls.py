@@ -4,8 +4,8 @@
         part.rank, part.step, part.exposed_ns, part.late_ns, part.host_ns, part.host_in_flight_ns
 
 A wait of the compute stream is *for the late* as far as it overlaps the time in which the kernel of a call of that rank
-spun for the last member: its duration beyond the shortest of all members. The rest is the transfer. Where a device waited
-for its host while communication was in flight, nothing tells which of them it would have waited for.
+spun for the last member: its duration beyond the shortest of all members. The rest is the transfer. Where a device
+waited for its host while communication was in flight, nothing tells which of them it would have waited for.
 """
 
 from __future__ import annotations

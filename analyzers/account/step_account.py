@@ -76,7 +76,8 @@ def divide(sums: StepSums, split: WaitSplit, attempt: int, rank: int) -> StepAcc
     1. A pipeline's idle time is what its stage waits for messages in gaps; what is left of it was in gaps without a
        recorded wait, and then in waits for late ranks.
     2. All other waits are divided by the share that was for late ranks.
-    3. Of a rank on a GPU without stamps, whose calls were timed, what no column accounts for is divided by `DeviceShares`.
+    3. Of a rank on a GPU without stamps, whose calls were timed, what no column accounts for is divided by
+       `DeviceShares`.
     """
     own_ns = dict(sums.own_ns)
     waited = sums.waited_in_phases_ns + sums.waited_in_gaps_ns

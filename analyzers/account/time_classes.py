@@ -4,8 +4,8 @@
 
 *Own work* is a phase or a gap between phases without its waits, *waiting* is what the rank was blocked for in
 collectives and messages, and what no column accounts for was *not measured*: NULL, never 0. Waits inside checkpoints
-and evaluations belong to those. On a GPU that was stamped all times are the device's, and the part of own work in which it
-waited for its host is *late*. All in nanoseconds, none negative. `step_account` sums them and makes them add up.
+and evaluations belong to those. On a GPU that was stamped all times are the device's, and the part of own work in which
+it waited for its host is *late*. All in nanoseconds, none negative. `step_account` sums them and makes them add up.
 
 `greatest` and `least` of DuckDB pass over NULL: `greatest(NULL, 0)` is 0. Over a hundred million rows an expression
 with a `coalesce` in each place takes 2.5 times as long.
@@ -100,9 +100,7 @@ class StepSums:
         )
 
 
-def sums_sql(
-    steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (), weight: str = "1"
-) -> str:
+def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (), weight: str = "1") -> str:
     """Query of the sums of `StepSums`, behind the columns `group_by` and `more`, over finished rows of `steps`.
 
     `more`: (min, max or count, column). Where a GPU stamps every N-th step only, the stamped ones stand for the time of

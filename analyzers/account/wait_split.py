@@ -97,7 +97,9 @@ def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
     return {(attempt, rank): late / waited for attempt, rank, late, waited in rows if waited}
 
 
-def _by_stalls(source: Source, of: Sequence[int], since_step: int) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
+def _by_stalls(
+    source: Source, of: Sequence[int], since_step: int
+) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
     """Of stamped GPUs: the late ones' share of waits, and how much of the waiting for hosts had calls in flight."""
     late: dict[tuple[int, int], float] = {}
     in_flight: dict[tuple[int, int], float] = {}

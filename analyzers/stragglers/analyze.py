@@ -189,7 +189,9 @@ def _counters(source: Source, timings: Timings, slow: Straggler, policy: Straggl
         means=slow.paused_ratio > 0,
         policy=policy.corroboration,
     )
-    if DEVICE in timings.own or is_stamped(source, timings.attempt):  # the host's processor says nothing of what its device does
+    if DEVICE in timings.own or is_stamped(
+        source, timings.attempt
+    ):  # the host's processor says nothing of what its device does
         return replace(counters, cpu_ms=None, cpu_ratio=None)
     if slow.has_peers:
         return counters
@@ -322,9 +324,7 @@ def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own
 
 
-def _summary(
-    suspect: Suspect, place: str, phase: str, *, side: str, is_least: bool, has_data_spans: bool
-) -> str:
+def _summary(suspect: Suspect, place: str, phase: str, *, side: str, is_least: bool, has_data_spans: bool) -> str:
     worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
     ranks = ranks_text(suspect.ranks)
     who = f"{suspect.node}, {ranks}," if suspect.node else ranks

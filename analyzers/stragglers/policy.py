@@ -252,9 +252,9 @@ class StragglerPolicy:
     a loop reads a value back hosts wait for their devices, those of peers for the whole work before it: a device must
     be 5 times as slow as theirs to pass. Source: bound."""
     host_late_ratio: float = 0.9
-    """Moment at which a host handed a late call over / time since the call before, from which the host was late (ratio).
-    Source: a kernel starts some 20 us after its launch on an idle device, less than a tenth of any delay that is
-    reported."""
+    """Moment at which a host handed a late call over / time since the call before, from which the host was late
+    (ratio). Source: a kernel starts some 20 us after its launch on an idle device, less than a tenth of any delay that
+    is reported."""
     device_other_wait_ratio: float = 0.4
     """Part of the waiting in its groups that another member causes beyond what a rank on a GPU causes, from which it is
     that one's doing. Source: simulated runs; up to 0.2 for slow ranks and those of a slow node, 0.5 and more for ranks

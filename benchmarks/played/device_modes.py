@@ -101,7 +101,7 @@ def played_streams(counts: Counts) -> tuple[type, type]:
             counts.syncs += 1
 
         def elapsed_time(self, other: Any) -> float:
-            return 1.0
+            return 50.0  # so that a step is long enough to be stamped each time
 
     class PlayedStream:
         device = torch.device("cuda", 0)
@@ -109,9 +109,11 @@ def played_streams(counts: Counts) -> tuple[type, type]:
 
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
-        def wait_event(self, *_: Any) -> None: ...
+        def wait_event(self, event: Any) -> None:
+            event.wait(self)  # as torch's does
 
-        def wait_stream(self, *_: Any) -> None: ...
+        def wait_stream(self, stream: Any) -> None:
+            self.wait_event(stream.record_event())
 
         def record_event(self, event: Any = None) -> Any:
             event = event or PlayedEvent()

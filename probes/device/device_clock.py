@@ -4,8 +4,8 @@
     clock.lag_ns(host_ns=1_000, device_ns=0)      # 0: the first stamp is taken for one that ran at once
     clock.host_ns(device_ns=500)                  # 1500
 
-A device runs a stamp after its host enqueued it, so `host - device` of any stamp is at most the offset of the clocks, and
-is the offset where the device was idle and ran the stamp at once. The largest seen is the offset. A host that never
+A device runs a stamp after its host enqueued it, so `host - device` of any stamp is at most the offset of the clocks,
+and is the offset where the device was idle and ran the stamp at once. The largest seen is the offset. A host that never
 lets its device run dry gives none for long: clocks drift meanwhile, so what was seen counts less with age.
 """
 

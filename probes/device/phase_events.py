@@ -109,9 +109,7 @@ class _Marks:
 class PhaseEvents:
     """The stamps of one rank's steps."""
 
-    def __init__(
-        self, write: Callable[[StampedStep], None], new_event: Callable[[], Any] | None = None
-    ) -> None:
+    def __init__(self, write: Callable[[StampedStep], None], new_event: Callable[[], Any] | None = None) -> None:
         self._write = write
         self._new_event = new_event or _cuda_event
         self._pool: list[Any] = []
@@ -163,7 +161,7 @@ class PhaseEvents:
         self._wait_depth = max(0, self._wait_depth - 1)
 
     def end(self, gap: int) -> object:
-        """The step ends. True if its times will be written, `SKIPPED` if others stand for it, False if they are lost."""
+        """The step ends. True: its times will be written; `SKIPPED`: others stand for it; False: they are lost."""
         self._mark(gap, is_wait=False)
         marks, self._current = self._current, None
         if marks is None:
@@ -185,7 +183,7 @@ class PhaseEvents:
         self.collect()
 
     def _read(self, marks: _Marks) -> StampedStep:
-        """Turn the stamps of a step into times, summed from one event to the next: CUDA gives a float of milliseconds."""
+        """Turn stamps into times, summed from one event to the next: CUDA gives a float of milliseconds."""
         first = marks.marks[0]
         at, before = self._last or (0, first.event)
         at += _elapsed_ns(before, first.event)

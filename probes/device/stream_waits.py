@@ -90,9 +90,7 @@ def _stamp_end_of_backward(stamps: PhaseEvents, roots: Any) -> None:
     root.register_hook(at_begin)
 
 
-def _wrap(
-    owner: Any, name: str, stamps: PhaseEvents, is_ours: Callable[..., bool] | None = None
-) -> Callable[[], None]:
+def _wrap(owner: Any, name: str, stamps: PhaseEvents, is_ours: Callable[..., bool] | None = None) -> Callable[[], None]:
     real = getattr(owner, name)
 
     @functools.wraps(real)

@@ -72,7 +72,9 @@ _TAPE_TABLES = (
             _i64("forward_to_backward_late_ns", "ns", "part of forward_to_backward_ns in which a GPU waited for it"),
             _i64("backward_to_optimizer_late_ns", "ns", "part of backward_to_optimizer_ns in which it waited for it"),
             _i64("after_optimizer_late_ns", "ns", "part of after_optimizer_ns in which a GPU waited for its host"),
-            _i64("stamped_steps", "1", "steps for which this row's times of a GPU stand; 0: left to others; NULL: none"),
+            _i64(
+                "stamped_steps", "1", "steps for which this row's times of a GPU stand; 0: left to others; NULL: none"
+            ),
             _i64("cpu_ns", "ns", "CPU time of the process in the step, all threads"),
             _i64("gc_ns", "ns", "inside Python's garbage collector"),
             _i64("run_delay_ns", "ns", "the step's thread was ready to run and waited for a core; NULL if not told"),

@@ -5,8 +5,8 @@ exposed = traced_exposed_ns("none", rank=0)      # {51: ...}: the trace's own an
 
 The loop recorded an event at each border of a phase (`marks_rank*.json`); waits of the compute stream are taken from
 Kineto's trace: a wait that the host enqueued between two kernels begins when the first is over, and ends with the last
-call that ended before the second began; DDP's last one lasts to the end of the backward pass. Both go through the real recorder, as events whose times are
-known. Numbers of steps are the recorder's, from 1; the loop counts from 0.
+call that ended before the second began; DDP's last one lasts to the end of the backward pass. All go through the real
+recorder, as events whose times are known. Numbers of steps are the recorder's, from 1; the loop counts from 0.
 """
 
 from __future__ import annotations

@@ -31,9 +31,7 @@ def store(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store
 
 
 def test_exposed_communication_is_that_of_the_trace(store: Store, name: str) -> None:
-    durations = {
-        (rank, step): ns for rank, step, ns in store.rows("SELECT rank, step, duration_ns FROM steps")
-    }
+    durations = {(rank, step): ns for rank, step, ns in store.rows("SELECT rank, step, duration_ns FROM steps")}
     parts = stall_parts(store, 0)
     assert len(parts) == 10
     num_wet = 0
