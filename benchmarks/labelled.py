@@ -175,7 +175,7 @@ def make(case: Case) -> tuple[Scenario, list[int]]:
     )  # fmt: skip
     scenario, ranks = _with_fault(case.fault, scenario, rng)
     if case.device == "cuda":
-        scenario = replace(scenario, on_devices=True, backend="nccl")
+        scenario = replace(scenario, on_devices=True, stamped=True, backend="nccl")
     return scenario, ranks
 
 

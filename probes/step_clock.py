@@ -11,9 +11,9 @@ to more than the step. The time between them adds to a gap (`GAPS`), named by th
 gaps add up to the step. In a step without any known phase the gaps are UNSET.
 
 On a GPU the host runs ahead of its device, and waits for it, and so for other ranks, wherever a value is read back.
-There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`), a step or
-more later. Steps without such stamps have the host's duration, loading, checkpoints and evaluations; what else was
-measured there are durations of calls over all members (`analyzers.account.device_timings`).
+There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`), a
+step or more later. Steps without such stamps have the host's duration, loading, checkpoints and evaluations; what else
+is known of them are durations of calls over all members (`analyzers.account.device_timings`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzers.account.step_account import step_accounts
 from benchmarks.diagnosis import judge
 from benchmarks.diagnosis_summary import offered, wilson
 from benchmarks.labelled import EXPECTED, Case, make
@@ -100,6 +101,19 @@ def test_a_run_on_devices_has_the_columns_of_probes_there(layout: Layout, tmp_pa
         count = expected.setdefault((group, op), [0, 0])
         count[0], count[1] = count[0] + 1, count[1] + int(size)
     assert {(group, op): [count, int(size)] for group, op, count, size in found} == expected
+
+
+def test_stamped_devices_have_their_phases_and_what_they_waited_for(tmp_path: Path) -> None:
+    recording = recorded(LAYOUTS[2], on_devices=True, stamped=True)
+    run = write(recording, tmp_path / "run")
+    with Store.open(run) as store:
+        assert store.rows("SELECT count(*) FROM ingest_problems") == [(0,)]
+        assert store.rows("SELECT count(forward_ns) > 0, min(stamped_steps), max(forward_late_ns) FROM steps") == [
+            (True, 1, 0)
+        ]
+        assert max(account.not_measured_ns for account in step_accounts(store)) < 1000  # times are rounded
+        assert all(account.host_late_ns > 0 for account in step_accounts(store))
+        assert store.rows("SELECT count(wait_ns) FROM spans") == [(0,)]
 
 
 def test_a_scenario_is_the_same_again_and_a_shorter_one_its_beginning() -> None:

@@ -16,8 +16,9 @@ from benchmarks.played.step_budget import LAYOUTS, SINGLE
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 512
 MAX_EVENTS = {SINGLE: 9, "ddp": 10, "fsdp": 35, "fsdp_tp": 49, "1f1b": 36}
-"""Eight borders of phases and gaps, one for values that are read back, two for each wait of the stream. DDP has one, which
-the end of the backward pass ends; FSDP of four blocks and their root 13, with TP 20; 1F1B has two borders a pass."""
+"""Eight borders of phases and gaps, one for values that are read back, two for each wait of the stream. DDP has one,
+which the end of the backward pass ends; FSDP of four blocks and their root 13, with TP 20; 1F1B has two borders a
+pass."""
 VALUES = {"ddp": 2, "fsdp": 1, "fsdp_tp": 1, "1f1b": 0, SINGLE: 2}
 """What is read back: the loss, and the norm where clipping computes the whole one. Stage 0 of 1F1B has none."""
 

@@ -1,7 +1,7 @@
 """Own work and waiting of ranks on GPUs, from the durations of their calls over all members.
 
     if has_device_calls(source, attempt=0):
-        table = device_rows(source, attempt=0)     # rank, step, data, forward, ..., device, wait, duration; milliseconds
+        table = device_rows(source, attempt=0)      # rank, step, data, forward, ..., device, wait, duration; in ms
 
 A GPU's host does not wait for a collective, so no column of a step says how long its rank waited, unless the step was
 stamped on its device (`probes.device.phase_events`). What NCCL's profiler plugin recorded says it without stamps: the

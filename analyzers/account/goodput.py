@@ -108,7 +108,7 @@ class Account:
     @property
     def known_seconds(self) -> dict[str, float]:
         """Seconds by category, without those that take phases and waits where none was recorded."""
-        left_out = NEED_PHASES if self.goodput_ratio is None else ()
+        left_out: tuple[str, ...] = NEED_PHASES if self.goodput_ratio is None else ()
         if self.seconds["device"]:  # calls tell waits, and no phases
             left_out = tuple(name for name in left_out if name != "straggler")
         return {name: value for name, value in self.seconds.items() if name not in left_out}

@@ -2,10 +2,10 @@
 
     late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2], policy)     # "device", "host", or "" if not told
 
-Where steps were stamped, the part of the rank's excess in which its device waited for its host says so. Else a call that
-the host had handed over before the device's work in front of it began was delayed by the device. One that started as
-soon as it was handed over was delayed by the host. Of each slow step the call before which the rank spent the most time
-is read.
+Where steps were stamped, the part of the rank's excess in which its device waited for its host says so. Else a call
+that the host had handed over before the device's work in front of it began was delayed by the device. One that started
+as soon as it was handed over was delayed by the host. Of each slow step the call before which the rank spent the most
+time is read.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from unittest import mock
 
 from probes import step_clock, tape_recorder
 from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
-from probes.device import memory
+from probes.device import memory, phase_events
 from probes.device.cpu_time import CoreUse
 from probes.tape import events
 
@@ -103,6 +103,7 @@ def played_time(clock: PlayedClock) -> Iterator[None]:
         mock.patch.object(tape_recorder, "device_uuid", return_value=""),
         mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "_monotonic_ns", clock.mono_ns),
+        mock.patch.object(phase_events, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "CoreTime", core),
     ):
         yield

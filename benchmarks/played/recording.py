@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from collections.abc import Callable
@@ -23,7 +24,18 @@ from benchmarks.played.faults import Fault
 from benchmarks.played.host_time import PlayedClock, played_time
 from benchmarks.played.nccl_interface import PlayedCommunicator, PlayedNccl
 from benchmarks.played.programs import LAYOUTS, WORLD, Job, Layout, training
-from benchmarks.played.streams import Begin, Collective, EndStep, Machine, Op, Span, SpanEnd, World
+from benchmarks.played.streams import (
+    Await,
+    AwaitEnd,
+    Begin,
+    Collective,
+    EndStep,
+    Machine,
+    Op,
+    Span,
+    SpanEnd,
+    World,
+)
 from probes.collectives.group_label import group_label
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
@@ -209,6 +221,10 @@ class _Rank:
         copy.unlink()
         self.handles: dict[int, Any] = {}
         self.emits: list[Emit] = []
+        self._reached_ns: int | None = None  # when the compute stream comes to what the host does now
+        self.stamps = self.recorder.stamps
+        assert self.stamps is not None
+        self.stamps._new_event = lambda: _PlayedEvent(self)
 
     def record(self, fault: Fault | None) -> None:
         """Play everything in the order of the clock."""
@@ -228,24 +244,34 @@ class _Rank:
 
     def _host(self) -> None:
         spans: list[Any] = []
-        for ns, op in self.machine.log:
+        assert self.stamps is not None
+        for (ns, op), reached in zip(self.machine.log, self.machine.reached, strict=True):
             match op:
                 case Begin(step=step):
-                    self._at(ns, 2, lambda step=step: self.recorder.begin_step(step))
+                    act: Callable[[], None] = functools.partial(self.recorder.begin_step, step)
                 case EndStep():
-                    self._at(ns, 2, self._end_step)
+                    act = self._end_step
                 case Span():
-                    self._at(ns, 2, lambda op=op: spans.append(self._enter(op)))
+                    act = functools.partial(self._enter, op, spans)
                 case SpanEnd():
-                    self._at(ns, 2, lambda: spans.pop().__exit__(None, None, None))
+                    act = functools.partial(_leave, spans)
+                case Await():
+                    act = self.stamps.enter_wait
+                case AwaitEnd():
+                    act = self.stamps.leave_wait
                 case _:
-                    pass
+                    continue
+            self._at(ns, 2, functools.partial(self._stamped, reached.ns, act))
 
-    def _enter(self, op: Span) -> Any:
+    def _stamped(self, reached_ns: int | None, act: Callable[[], None]) -> None:
+        self._reached_ns = reached_ns
+        act()
+
+    def _enter(self, op: Span, spans: list[Any]) -> None:
         places = {key: value for key, value in (("microbatch", op.microbatch), ("stage", op.stage)) if value >= 0}
         span = self.recorder.span(op.kind, **places)
         span.__enter__()
-        return span
+        spans.append(span)
 
     def _end_step(self) -> None:
         self.recorder.log(tokens=8192, loss=2.5, committed=1)
@@ -351,3 +377,31 @@ class _Rank:
             self._at(at + each, 4, lambda: state["op"].nccl.stop(state["step"]))
         if end is not None:
             self._at(end + SEEN_LATE_NS, 4, lambda: state["op"].stop())
+
+
+def _leave(spans: list[Any]) -> None:
+    spans.pop().__exit__(None, None, None)
+
+
+class _PlayedEvent:
+    """An event of CUDA on the compute stream of a played device."""
+
+    def __init__(self, rank: _Rank) -> None:
+        self._rank = rank
+        self._at_ns: int | None = None
+
+    def record(self) -> None:
+        self._at_ns = self._rank._reached_ns
+
+    def query(self) -> bool:
+        now_ns = self._rank.clock.mono_ns() - self._rank.clock.begin_ns
+        return self._at_ns is not None and self._at_ns <= now_ns
+
+    def synchronize(self) -> None:
+        if self._at_ns is not None:
+            self._rank.clock.set(self._at_ns)
+
+    def elapsed_time(self, other: _PlayedEvent) -> float:
+        assert self._at_ns is not None
+        assert other._at_ns is not None
+        return (other._at_ns - self._at_ns) / 1e6

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 __all__ = [
-    "Await", "Begin", "Call", "Collective", "EndStep", "Host", "Kernel", "Launch", "Machine", "Mark", "Op", "Span",
-    "SpanEnd", "Sync", "World",
+    "Await", "AwaitEnd", "Begin", "Call", "Collective", "EndStep", "Host", "Kernel", "Launch", "Machine", "Mark", "Op",
+    "Span", "SpanEnd", "Sync", "World",
 ]  # fmt: skip
 
 COMPUTE = ""
@@ -101,7 +101,12 @@ class Sync:
     lag: int
 
 
-Op = Begin | EndStep | Span | SpanEnd | Host | Launch | Call | Await | Mark | Sync
+@dataclass(slots=True)
+class AwaitEnd:
+    """The compute stream has been made to wait; only on a machine's log."""
+
+
+Op = Begin | EndStep | Span | SpanEnd | Host | Launch | Call | Await | AwaitEnd | Mark | Sync
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,6 +185,8 @@ class Machine:
         self.kernels: list[Kernel] = []
         self.log: list[tuple[int, Op]] = []
         """What the host did that a recorder sees, by its time."""
+        self.reached: list[_Event] = []
+        """Of each entry of `log` when the compute stream came to it, as an event recorded there would tell."""
         self.step, self.phase = 0, ""
         self.marks: list[_Event] = []
         self.is_done = False
@@ -216,10 +223,17 @@ class Machine:
         if op is None:
             self.is_done = True
             return False
-        if isinstance(op, (Begin, EndStep, Span, SpanEnd, Call)):
-            self.log.append((self.host_ns, op))
+        if isinstance(op, (Begin, EndStep, Span, SpanEnd, Call, Await)):
+            self._see(op)
         self._do(op, world)
+        if isinstance(op, Await):
+            self._see(AwaitEnd())
         return True
+
+    def _see(self, op: Op) -> None:
+        self.log.append((self.host_ns, op))
+        self.reached.append(_Event())
+        self._push(COMPUTE, event=self.reached[-1])
 
     def _do(self, op: Op, world: World) -> None:
         match op:
@@ -246,7 +260,7 @@ class Machine:
             case Sync(lag=lag):
                 if len(self.marks) > lag:
                     self._blocked = self.marks[-1 - lag]
-            case EndStep():
+            case EndStep() | AwaitEnd():
                 pass
 
     def _push(

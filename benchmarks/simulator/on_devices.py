@@ -3,8 +3,9 @@
     columns = step_columns(log.columns("steps", until))
     calls, communicators = nccl_columns(log, log.columns("collectives", until), last_ns)
 
-1. Of several ranks on GPUs the step clock measures neither the device's phases and gaps nor waits: UNSET. Loading,
-   checkpoints and evaluations are the host's. Spans have no wait.
+1. Where events on the device could not be recorded, the step clock measures neither its phases and gaps nor waits:
+   UNSET. Loading, checkpoints and evaluations are the host's. With stamps all are the device's, which stands still for
+   its host while that loads and in all gaps. Spans have no wait.
 2. Calls are those of the plugin (`nccl_calls`): enqueued when the rank came to them, handed to the device then, started
    when the former call of the same group, or pair, was over, and spinning until the last member's has started. What is
    queued behind a call that never ends neither starts nor ends.
@@ -19,14 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from probes.step_clock import not_measured_on_devices
+from probes.step_clock import GAPS, not_measured_on_devices
 from probes.tape.schema import UNSET
 from probes.tape.writer import COMPLETE, OPEN
 
 from .layout import WORLD, Layout
 from .records import Columns, Floats, Log
 
-__all__ = ["GROUPS_FIRST_ID", "communicators_of", "nccl_columns", "nccl_queue_times", "span_columns", "step_columns"]
+__all__ = [
+    "GROUPS_FIRST_ID",
+    "communicators_of",
+    "nccl_columns",
+    "nccl_queue_times",
+    "span_columns",
+    "stamped_columns",
+    "step_columns",
+]
 
 GROUPS_FIRST_ID = 1
 _NONE_I32, _NONE_I64 = int(UNSET["i32"]), int(UNSET["i64"])
@@ -44,6 +53,17 @@ _DTYPES = {"float32": ("ncclFloat32", 4), "float64": ("ncclFloat64", 8), "bfloat
 def step_columns(columns: Columns) -> Columns:
     """The `steps` of a rank on a GPU, one of several."""
     return columns | {name: np.full_like(columns[name], _NONE_I64) for name in not_measured_on_devices()}
+
+
+def stamped_columns(columns: Columns) -> Columns:
+    """The `steps` of a rank on a GPU whose device was stamped in every step."""
+    done = columns["state"] == COMPLETE
+    found = columns | {"stamped_steps": np.where(done, 1, _NONE_I64)}
+    for place in ("data", "forward", "backward", "optimizer", *GAPS):
+        stood = place == "data" or place in GAPS
+        late = columns[f"{place}_ns"] - columns[f"{place}_wait_ns"] if stood else np.zeros_like(columns["step"])
+        found[f"{place}_late_ns"] = np.where(done, np.maximum(late, 0), _NONE_I64)
+    return found
 
 
 def span_columns(columns: Columns) -> Columns:

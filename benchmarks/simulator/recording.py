@@ -45,6 +45,8 @@ class Scenario:
     backend: str = "nccl"
     on_devices: bool = False
     """Record what probes of ranks on GPUs can: see `on_devices`."""
+    stamped: bool = False
+    """With the times of the devices; else as where events could not be recorded."""
     recovers: bool = True
     missing_tables: tuple[str, ...] = ()
     missing_ranks: tuple[int, ...] = ()

@@ -23,7 +23,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.schema import SCHEMA_VERSION, TABLES, Table
 from probes.tape.writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
 
-from .on_devices import nccl_columns, span_columns, step_columns
+from .on_devices import nccl_columns, span_columns, stamped_columns, step_columns
 from .recording import Event, Recording, Scenario
 from .records import Columns, Floats, Log
 
@@ -46,7 +46,8 @@ def write(recording: Recording, path: Path, *, until_step: int | None = None) ->
     until = np.minimum(recording.until, cut_ns)
     columns = {table: log.columns(table, until) for table in _TAPES if table not in scenario.missing_tables}
     if scenario.on_devices:
-        columns = _on_devices(log, columns, until, is_closed=recording.closed or until_step is not None)
+        is_closed = recording.closed or until_step is not None
+        columns = _on_devices(log, columns, until, is_closed=is_closed, stamped=scenario.stamped)
     for table, of_table in columns.items():  # all names are known by now: a rank's numbers go round them
         run.write_tape(table, of_table, len(log.names.texts))
     run.write_names(log.names.texts)
@@ -57,12 +58,15 @@ def write(recording: Recording, path: Path, *, until_step: int | None = None) ->
     return run.run
 
 
-def _on_devices(log: Log, columns: dict[str, Columns], until: Floats, *, is_closed: bool) -> dict[str, Columns]:
+def _on_devices(
+    log: Log, columns: dict[str, Columns], until: Floats, *, is_closed: bool, stamped: bool
+) -> dict[str, Columns]:
     """The tables that ranks on GPUs write instead."""
     found = dict(columns)
-    for table, change in (("steps", step_columns), ("spans", span_columns)):
-        if found.get(table):
-            found[table] = change(found[table])
+    if found.get("steps"):
+        found["steps"] = (stamped_columns if stamped else step_columns)(found["steps"])
+    if found.get("spans"):
+        found["spans"] = span_columns(found["spans"])
     if calls := found.pop("collectives", {}):
         found["nccl_calls"], found["nccl_communicators"] = nccl_columns(log, calls, until, is_closed=is_closed)
     return found

@@ -10,8 +10,9 @@ Between two stamps lies a phase, a gap before one, or a wait inside of either, s
 from the begin of the step to its end. No kernel, no copy, and nothing waits for the device. A stamp that the device ran
 the moment its host enqueued it (lag 0) ends a time in which the device waited for its host: *late*.
 
-Steps of 100 ms and more are all stamped. Of shorter ones every N-th is, N a power of two so that ranks stamp the same
-steps. While a CUDA graph is captured nothing is recorded: events of ours would become a part of the graph.
+Steps of 100 ms and more are all stamped. Of shorter ones every N-th is, so that stamps cost a thousandth of the time; N
+is a power of two, so that ranks stamp the same steps. While a CUDA graph is captured nothing is recorded: events of
+ours would become a part of the graph.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ MAX_MARKS = 2048
 MAX_PENDING = 16
 """Steps that the device has not passed."""
 ALWAYS_ABOVE_NS = 100_000_000
-"""Steps of this length are all stamped: 1.5 us a stamp is less than a thousandth of them."""
+"""Steps of this length are all stamped."""
+STAMP_NS = 1_500
+"""What a stamp costs its host: two calls into CUDA's runtime and the clock."""
+COST_RATIO = 1_000
+"""Time of steps / cost of their stamps on the host, at least."""
 MAX_INTERVAL = 64
 AT_ONCE_NS = 50_000
 """Lag up to which a stamp ran at once: a launch on an idle device takes 5 to 20 us, the clocks are known to 3."""
@@ -188,7 +193,7 @@ class PhaseEvents:
         at, before = self._last or (0, first.event)
         at += _elapsed_ns(before, first.event)
         self._clock.lag_ns(first.host_ns, at)
-        self._set_interval(marks.step, at)
+        self._set_interval(marks.step, at, len(marks.marks))
         found, began, before = StampedStep(marks.step, marks.interval), at, first.event
         times: list[_Time] = []  # of a phase or gap, whose column the next border has
         for mark in marks.marks[1:]:
@@ -219,12 +224,13 @@ class PhaseEvents:
                 begin_ns = self._clock.host_ns(start)
                 found.stalls.append(Stall(column, is_wait, begin_ns, begin_ns + took))
 
-    def _set_interval(self, step: int, at: int) -> None:
+    def _set_interval(self, step: int, at: int, num_marks: int) -> None:
         """Every how many of the next steps to stamp, from the time since the last stamped one."""
         if self._begun is not None and step > self._begun[0]:
             took = max(1, (at - self._begun[1]) // (step - self._begun[0]))
             interval = 1
-            while interval < MAX_INTERVAL and took * interval < ALWAYS_ABOVE_NS:
+            enough = min(ALWAYS_ABOVE_NS, num_marks * STAMP_NS * COST_RATIO)
+            while interval < MAX_INTERVAL and took * interval < enough:
                 interval *= 2
             self._interval = interval
         self._begun = (step, at)

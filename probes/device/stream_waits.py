@@ -12,8 +12,8 @@ torch makes a stream wait:
 | tensor parallel, functional collectives | `wait_tensor` of `torch.distributed._functional_collectives` |
 | DDP | its reducer in C++, in a callback of the autograd engine: one queued before it stamps its begin, the end of the backward pass its end |
 
-Only waits of the stream that computes count. A wait for a stream that copies batches counts as well; where no kernel of
-NCCL ran meanwhile, the account puts it back. Code that `torch.compile` generated waits without Python: unstamped.
+Only waits of the stream that computes count; a wait for a stream that copies batches is one as well. Code that
+`torch.compile` generated waits without Python: unstamped.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def stamp_waits(stamps: PhaseEvents | None) -> Callable[[], None]:
 
 def _wrap_ddp(stamps: PhaseEvents) -> list[Callable[[], None]]:
     """Stamp DDP's last wait in each backward pass in which a DDP module reduces gradients."""
-    ddp = nn.parallel.DistributedDataParallel
+    ddp: Any = nn.parallel.DistributedDataParallel
     forward, backward = ddp.forward, torch.autograd.backward
     reduces = False
 
@@ -83,11 +83,11 @@ def _stamp_end_of_backward(stamps: PhaseEvents, roots: Any) -> None:
     def at_begin(_: Tensor) -> None:
         try:
             # DDP queues its own when all gradients are there: later, so that it runs after this one.
-            Variable._execution_engine.queue_callback(stamps.enter_wait)  # type: ignore[attr-defined]
+            Variable._execution_engine.queue_callback(stamps.enter_wait)
         except Exception as error:
             record_error("stream_waits", error)
 
-    root.register_hook(at_begin)
+    root.register_hook(at_begin)  # type: ignore[no-untyped-call]
 
 
 def _wrap(owner: Any, name: str, stamps: PhaseEvents, is_ours: Callable[..., bool] | None = None) -> Callable[[], None]:
