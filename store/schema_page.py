@@ -30,6 +30,14 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "WHERE end_ns IS NULL\n"
         "ORDER BY attempt, rank, start_ns",
     ),
+    "device_stalls": (
+        "In which phase does each GPU stand still for communication, and for how long a step?",
+        "SELECT rank, place, sum(end_ns - start_ns) / 1e6 / count(DISTINCT step) AS ms_a_step\n"
+        "FROM device_stalls\n"
+        "WHERE waits_for = 'communication'\n"
+        "GROUP BY rank, place\n"
+        "ORDER BY ms_a_step DESC",
+    ),
     "collectives": (
         "Who arrives last? All leave a collective together, so it is the rank that waits the shortest.",
         "SELECT last_rank, count(*) AS num_calls\n"

@@ -48,7 +48,12 @@ def _own_or_0(place: str) -> str:
 
 def total(places: Iterable[str]) -> str:
     """SQL of the own work of several phases and gaps; of those that were recorded."""
-    return "(" + " + ".join(map(_own_or_0, places)) + ")"
+    return _unless_left_out(" + ".join(map(_own_or_0, places)))
+
+
+def _unless_left_out(sql: str) -> str:
+    """NULL in a step whose times on a GPU are left to the stamped ones: else it would read as a step without work."""
+    return f"CASE WHEN stamped_steps = 0 THEN NULL ELSE ({sql}) END"
 
 
 def late(place: str) -> str:
@@ -63,7 +68,7 @@ _BEYOND = (  # without gaps, whatever the step waited beyond its phases was betw
     f"least(greatest(collective_wait_ns - {_WAITED_IN_PHASES}, 0), greatest(duration_ns - ({_IN_PLACES}), 0))"
 )
 _WAITED_IN_GAPS = f"CASE WHEN {_HAS_GAPS} THEN {' + '.join(_waited(gap) for gap in GAPS)} ELSE {_BEYOND} END"
-WAITED = f"({_WAITED_IN_PHASES} + {_WAITED_IN_GAPS})"
+WAITED = _unless_left_out(f"{_WAITED_IN_PHASES} + {_WAITED_IN_GAPS}")
 OWN_WORK = f"nullif({total((*OWN_PHASES, *GAPS))}, 0)"
 """Own work of a step but for checkpoints and evaluations; NULL where nothing of it was recorded."""
 TRAINING = "greatest(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0), 0)"

@@ -25,7 +25,7 @@ import numpy as np
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
 from analyzers.account.device_shares import DeviceShares, device_shares
-from analyzers.account.device_timings import has_device_calls
+from analyzers.account.device_timings import has_device_calls, is_stamped
 from analyzers.account.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
 from analyzers.run.elsewhere import ranks_not_here
@@ -144,7 +144,8 @@ def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
     if not num_spans:
         return {}
     every = max(1, -(-num_steps // MAX_PIPELINE_STEPS), -(-num_spans // MAX_SPANS))
-    known = pipelines(source)
+    on_device = {of for of in attempts(source) if is_stamped(source, of)}  # its host runs ahead: spans say nothing
+    known = [(of, members) for of, members in pipelines(source) if of not in on_device]
     table = source.query(
         f"""
         SELECT attempt, rank, step, stage, coalesce(microbatch, -1) AS microbatch, kind, start_ns,

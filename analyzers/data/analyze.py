@@ -134,7 +134,8 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     rows = source.rows(
         f"""
         SELECT rank, sum({_WAITED}) / sum({TRAINING}) FROM steps
-        WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL GROUP BY rank ORDER BY rank
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0 AND duration_ns IS NOT NULL
+          AND data_ns IS NOT NULL GROUP BY rank ORDER BY rank
         """,
         [attempt, first, last],
     )

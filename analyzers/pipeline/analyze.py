@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.bubble import StepIdle
-from analyzers.account.device_timings import has_device_calls
+from analyzers.account.device_timings import has_device_calls, is_stamped
 from analyzers.account.timings import load_timings
 from analyzers.account.wait_split import pipelines
 from analyzers.analysis import Analysis
@@ -47,7 +47,7 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
         return []
     attempt = max(number for number, _ in found)
     every = [ranks for number, ranks in found if number == attempt]
-    if has_device_calls(source, attempt):
+    if has_device_calls(source, attempt) or is_stamped(source, attempt):
         why = "spans are those of the host, which runs ahead of its device"
         return [_insufficient(attempt, why), *_on_devices(source, attempt, every, policy)]
     members = every[: policy.max_pipelines]

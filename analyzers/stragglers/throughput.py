@@ -85,6 +85,7 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
                CAST(sum(tokens) AS DOUBLE) / {token_copies(source)} AS tokens
         FROM steps
         WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true) AND step % ? = 0
+          AND coalesce(stamped_steps, 1) > 0
         GROUP BY step ORDER BY step
         """,
         [attempt, max(1, -(-num_rows // MAX_ROWS))],
