@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.account.device_timings import device_rows, has_device_calls
 from analyzers.account.time_classes import GAPS_WORK, NOT_MEASURED, OWN_PHASES, OWN_WORK, PHASES, WAITED, own
 from analyzers.figures.sampling import sampled
-from analyzers.source import Ints, Source, floats, ints
+from analyzers.run.snapshot import attempts
+from analyzers.source import Floats, Ints, Source, floats, ints
 
 __all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
 
@@ -33,6 +35,8 @@ MEASURES = {
     "memory": ("memory_bytes / 1048576.0", "MiB"),
 }
 """What a matrix rank x step can show: name -> expression over `steps`, unit."""
+_OF_CALLS = ("own work", "waiting")
+"""What the calls of GPUs without stamps tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +78,35 @@ def rank_step(
     per_rank, per_step = -(-(high - low + 1) // max_cells), -(-(last - first + 1) // max_cells)
     every = 1 if max_rows is None else max(1, min(int(per_step), -(-num_rows // max_rows)))
     finished += f" AND (step - {first}) % {every} = 0" if every > 1 else ""
-    table = source.query(
-        f"""
-        SELECT (rank - {low}) // {per_rank} AS i, (step - {first}) // {per_step} AS j,
-               CAST(max({expression}) AS DOUBLE) AS value
-        FROM steps WHERE {finished} GROUP BY i, j
-        """
-    )
     shape = ((high - low) // per_rank + 1, (last - first) // per_step + 1)
     values = np.full(shape, np.nan)
-    values[ints(table["i"]), ints(table["j"])] = floats(table["value"])
+    on_device = [of for of in attempts(source) if has_device_calls(source, of)] if measure in _OF_CALLS else []
+    if on_device:  # no column of a step has it
+        for attempt in on_device:
+            rank, step, ms = _by_calls(source, attempt, measure)
+            place = (rank - low) // per_rank, (step - first) // per_step
+            np.fmax.at(values, place, ms)
+    else:
+        table = source.query(
+            f"""
+            SELECT (rank - {low}) // {per_rank} AS i, (step - {first}) // {per_step} AS j,
+                   CAST(max({expression}) AS DOUBLE) AS value
+            FROM steps WHERE {finished} GROUP BY i, j
+            """
+        )
+        values[ints(table["i"]), ints(table["j"])] = floats(table["value"])
     return Matrix(
         ranks=low + per_rank * np.arange(shape[0]), steps=first + per_step * np.arange(shape[1]), values=values,
         unit=unit, ranks_per_cell=int(per_rank), steps_per_cell=int(per_step), every_steps=every,
     )  # fmt: skip
+
+
+def _by_calls(source: Source, attempt: int, measure: str) -> tuple[Ints, Ints, Floats]:
+    """(rank, step, ms) of GPUs without stamps: the least that ranks waited, and their steps without it."""
+    table = device_rows(source, attempt)
+    waited = floats(table["wait"])
+    ms = waited if measure == "waiting" else floats(table["duration"]) - waited
+    return ints(table["rank"]), ints(table["step"]), ms
 
 
 def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -> dict[str, npt.NDArray[Any]]:

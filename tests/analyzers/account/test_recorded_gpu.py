@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analyzers.account.goodput import measure
 from analyzers.account.step_account import coverage, step_accounts
 from analyzers.diagnose import Diagnosis, diagnose
+from analyzers.figures.rank_step import rank_step
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.support.recorded_gpu import copy_gpu_run
@@ -51,6 +54,16 @@ def test_time_of_unknown_phase_is_no_goodput(store: Store) -> None:
     assert account.to_json()["seconds"]["training"] is None
     for of_rank in account.by_rank.values():
         assert sum(of_rank.values()) == pytest.approx(account.wall_s)
+
+
+def test_the_heatmap_shows_the_slow_rank(tmp_path: Path) -> None:
+    """It was empty."""
+    with Store.open(RunDir(copy_gpu_run("fsdp2_gpu", tmp_path))) as opened:
+        own, waiting = rank_step(opened, "own work").values, rank_step(opened, "waiting").values
+    before, after = slice(20, 38), slice(42, 48)
+    assert np.median(own[1, after]) - np.median(own[0, after]) == pytest.approx(26, abs=1)
+    assert abs(np.median(own[1, before]) - np.median(own[0, before])) < 1
+    assert np.median(waiting[0, after]) == pytest.approx(26.7, abs=1)
 
 
 def test_a_slow_device_has_rank_phase_side_and_onset(slow: Diagnosis) -> None:
