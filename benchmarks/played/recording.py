@@ -24,6 +24,7 @@ from benchmarks.played.faults import Fault
 from benchmarks.played.host_time import PlayedClock, played_time
 from benchmarks.played.nccl_interface import PlayedCommunicator, PlayedNccl
 from benchmarks.played.programs import LAYOUTS, WORLD, Job, Layout, training
+from benchmarks.played.stamps import PlayedEvent
 from benchmarks.played.streams import (
     Await,
     AwaitEnd,
@@ -221,10 +222,10 @@ class _Rank:
         copy.unlink()
         self.handles: dict[int, Any] = {}
         self.emits: list[Emit] = []
-        self._reached_ns: int | None = None  # when the compute stream comes to what the host does now
+        self.reached_ns: int | None = None  # when the compute stream comes to what the host does now
         self.stamps = self.recorder.stamps
         assert self.stamps is not None
-        self.stamps._new_event = lambda: _PlayedEvent(self)
+        self.stamps._new_event = lambda: PlayedEvent(self)
 
     def record(self, fault: Fault | None) -> None:
         """Play everything in the order of the clock."""
@@ -264,7 +265,7 @@ class _Rank:
             self._at(ns, 2, functools.partial(self._stamped, reached.ns, act))
 
     def _stamped(self, reached_ns: int | None, act: Callable[[], None]) -> None:
-        self._reached_ns = reached_ns
+        self.reached_ns = reached_ns
         act()
 
     def _enter(self, op: Span, spans: list[Any]) -> None:
@@ -381,27 +382,3 @@ class _Rank:
 
 def _leave(spans: list[Any]) -> None:
     spans.pop().__exit__(None, None, None)
-
-
-class _PlayedEvent:
-    """An event of CUDA on the compute stream of a played device."""
-
-    def __init__(self, rank: _Rank) -> None:
-        self._rank = rank
-        self._at_ns: int | None = None
-
-    def record(self) -> None:
-        self._at_ns = self._rank._reached_ns
-
-    def query(self) -> bool:
-        now_ns = self._rank.clock.mono_ns() - self._rank.clock.begin_ns
-        return self._at_ns is not None and self._at_ns <= now_ns
-
-    def synchronize(self) -> None:
-        if self._at_ns is not None:
-            self._rank.clock.set(self._at_ns)
-
-    def elapsed_time(self, other: _PlayedEvent) -> float:
-        assert self._at_ns is not None
-        assert other._at_ns is not None
-        return (other._at_ns - self._at_ns) / 1e6
