@@ -117,6 +117,8 @@ def _hang(world: DumpedWorld) -> Finding | None:
         doubts.append("The dump of the named rank is older than that call: dump all ranks at the same time.")
     elif not certain and not world.clock_is_known:
         doubts.append("The duration is unknown: the files' times are not those of the dumps.")
+    if found.cause == "all_entered" and blame.call is not None and blame.call.host_only:
+        doubts.append("Which devices started it is not in these dumps: TORCH_NCCL_ENABLE_TIMING=1 records it.")
     if found.cause == "all_entered" and found.evidence.get("process_group") in world.unlisted:
         doubts.append("A rank without a dump may be missing instead: these dumps do not list the members of the group.")
     status: Status = "suspect" if doubts else "fired"

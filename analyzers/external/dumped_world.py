@@ -10,7 +10,9 @@
    asked about: left out, as in `snapshot`.
 3. gloo records that a call is over and not whether it failed: the newest call of a rank cannot have succeeded if a
    member that dumped later never entered it, or called something else there. It is taken for one in flight.
-4. p2p calls have no number that both sides share. They are counted, from the start where neither ring lost any, else
+4. On devices a call is only enqueued until its kernel starts. Where a dump tells which did (`tells_started`), the
+   others are `queued`, as in `recorded_calls`; where it does not, that is unknown (`Call.host_only`).
+5. p2p calls have no number that both sides share. They are counted, from the start where neither ring lost any, else
    from the last that is done.
 """
 
@@ -20,6 +22,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from analyzers.hangs.culprits import TOGETHER
+from analyzers.hangs.wait_graph import oldest_calls
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
 from probes.collectives.group_label import group_label
@@ -28,8 +32,6 @@ from store.readers.recorded_call import GroupKey, Recorded
 
 __all__ = ["DumpedWorld", "assemble"]
 
-_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
-"""Operations that no rank can leave before all have entered; the source of a broadcast can."""
 MARGIN_NS = 60 * 10**9
 MAX_WORLD = 1_000_000
 
@@ -61,7 +63,9 @@ def assemble(dumps: Sequence[RankDump]) -> DumpedWorld:
     calls = {rank: _open_calls(dump, labels, members, ranks) for rank, dump in ranks.items()}
     by_records = {(labels[group], rank): seq for rank, dump in ranks.items() for group, seq in dump.last_seq.items()}
     last_seq = by_records | _unseen(ranks, members, labels)
+    queued: dict[tuple[str, int], int] = {}
     last_p2p: dict[tuple[int, str, int], int] = {}
+    queued_p2p: dict[tuple[int, str, int], int] = {}
     for rank, dump in ranks.items():
         for (group, op, peer), recorded in dump.p2p.items():
             other = _global(members[group], peer)
@@ -69,16 +73,27 @@ def assemble(dumps: Sequence[RankDump]) -> DumpedWorld:
                 first = _first_number(dump, ranks.get(other), (group, op, peer))
                 key = (rank, op, other)
                 last_p2p[key] = max(last_p2p.get(key, -1), first + len(recorded) - 1)
-    views = {
-        rank: RankView(rank=rank, last_ns=dump.last_ns, step_is_open=True, finished_steps=1, calls=tuple(calls[rank]))
-        for rank, dump in ranks.items()
-    }
+    views = {}
+    for rank, dump in ranks.items():
+        begun, behind = calls[rank]
+        for call in oldest_calls(tuple(behind)):
+            if call.is_p2p and call.peer is not None:
+                place = (rank, call.op, call.peer)
+                queued_p2p[place], last_p2p[place] = last_p2p[place], call.seq - 1
+            elif not call.is_p2p:
+                queued[call.group, rank], last_seq[call.group, rank] = last_seq[call.group, rank], call.seq - 1
+        views[rank] = RankView(
+            rank=rank, last_ns=dump.last_ns, step_is_open=True, finished_steps=1, calls=tuple(begun),
+            enqueued=tuple(behind),
+        )  # fmt: skip
     view = AttemptView(
         attempt=0,
         ranks=views,
         members={labels[group]: ranks_of for group, ranks_of in members.items()},
         last_seq=last_seq,
         last_p2p=last_p2p,
+        queued=queued,
+        queued_p2p=queued_p2p,
         world_size=len(views),  # who is missing is judged apart: it must not look like a slow start
     )
     reference_ns, clock_is_known = _reference(dumps, view)
@@ -135,7 +150,7 @@ def _reopen_failed(ranks: Mapping[int, RankDump], members: Mapping[GroupKey, tup
             for call in newest:
                 if call.seq != seq or not call.done:
                     continue
-                failed = not call.has_events and call.op in _TOGETHER and behind_ns >= call.issue_ns and behind
+                failed = not call.has_events and call.op in TOGETHER and behind_ns >= call.issue_ns and behind
                 call.done = not (failed or (len(ops) > 1 and stuck))
 
 
@@ -149,12 +164,13 @@ def _open_calls(
     labels: Mapping[GroupKey, str],
     members: Mapping[GroupKey, tuple[int, ...]],
     ranks: Mapping[int, RankDump],
-) -> list[Call]:
-    found: list[Call] = []
+) -> tuple[list[Call], list[Call]]:
+    """Calls in flight, and those that were only enqueued."""
+    found: list[tuple[Call, bool]] = []
     for group, calls in dump.calls.items():
         last_done = max((call.seq for call in calls.values() if call.done), default=-1)
         found += [
-            _call(dump.rank, labels[group], call, call.seq)
+            (_call(dump, labels[group], call, call.seq), _is_behind(dump, call))
             for call in calls.values()
             if not call.done and call.seq > last_done
         ]
@@ -162,14 +178,21 @@ def _open_calls(
         peer = _global(members[key[0]], key[2])
         first = _first_number(dump, ranks.get(peer) if peer is not None else None, key)
         for i in range(_num_done(recorded), len(recorded)):
-            found.append(_call(dump.rank, labels[key[0]], recorded[i], first + i, peer))
-    return sorted(found, key=lambda call: call.issue_ns)
+            call = _call(dump, labels[key[0]], recorded[i], first + i, peer)
+            found.append((call, _is_behind(dump, recorded[i])))
+    found.sort(key=lambda item: item[0].issue_ns)
+    return [call for call, is_behind in found if not is_behind], [call for call, is_behind in found if is_behind]
 
 
-def _call(rank: int, label: str, call: Recorded, seq: int, peer: int | None = None) -> Call:
+def _is_behind(dump: RankDump, call: Recorded) -> bool:
+    return call.has_events and dump.tells_started and not call.started
+
+
+def _call(dump: RankDump, label: str, call: Recorded, seq: int, peer: int | None = None) -> Call:
     return Call(
-        rank=rank, group=label, seq=seq, op=call.op, issue_ns=call.issue_ns, num_bytes=call.num_bytes,
+        rank=dump.rank, group=label, seq=seq, op=call.op, issue_ns=call.issue_ns, num_bytes=call.num_bytes,
         dtype=call.dtype, shape=call.shape, caller=call.caller, peer=peer,
+        host_only=call.has_events and not dump.tells_started,
     )  # fmt: skip
 
 

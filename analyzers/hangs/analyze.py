@@ -157,6 +157,8 @@ def _finding(
             "bytes": found.call.num_bytes,
             "caller": found.call.caller,
         }
+        if found.call.host_only and found.cause == "all_entered":
+            evidence["host_only"] = True
         evidence["last_seq_of_culprits"] = {
             str(rank): view.last_seq.get((found.call.group, rank)) for rank in found.culprits[:16]
         }

@@ -8,17 +8,19 @@
 3. The same (group, number) with another operation, dtype or size on different ranks is a mismatch; the smaller side is
    named (both, if they are equally many). If by the group's order in former steps the other side's call was due and
    this side's comes right after it, then this side has skipped one.
-   A call on a device that all other members have left is that device's fault, too.
+   A call on a device that all other members have left is that device's fault, too. An operation that nobody leaves
+   before all have entered, and that a member has left, is the fault of all devices that are still in it.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
    A rank of another node of which nothing is recorded here may be anywhere: it is named only as what is waited for.
 5. A rank that is awaited and in no call is a culprit: it never came. Its open span tells what it does instead, or
    `watch` saw that its interpreter is locked. In a later step than the one it is awaited in, it has skipped the call.
-   If its host has enqueued the call and its device has not started it, the device is stuck.
+   If its host has enqueued calls and its device has not started them, the device is stuck.
    If all awaited ranks are in calls that all members entered, those calls do not end: because a send and its receive
    do not fit (`unequal_message`), because a rank called something else under that number, or a later one, and may have
    left it since (`mismatched_with_ended`), or because the network or the backend is stuck.
-6. Without such a rank the edges hold a cycle, or all ranks entered and none left. In a cycle, a rank that is awaited in
+6. Where no device is in a call and some have not started what their hosts enqueued, these devices are stuck.
+7. Without such a rank the edges hold a cycle, or all ranks entered and none left. In a cycle, a rank that is awaited in
    a step that it has left behind, or in a gradient's call while it is in the optimizer's, has skipped a call; where a
    message is awaited, that one is missing; else groups are entered in opposite order.
 """
@@ -39,7 +41,10 @@ from analyzers.hangs.wait_graph import WaitGraph, commonest_call, cycle_of, olde
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
 
-__all__ = ["HangCause", "find_culprits"]
+__all__ = ["TOGETHER", "HangCause", "find_culprits"]
+
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
+"""Operations that no rank leaves before all have entered."""
 
 _PHASE_CAUSES = {"data": "data", "checkpoint": "checkpoint", "evaluate": "evaluate", "eval": "evaluate"}
 
@@ -90,7 +95,7 @@ def find_culprits(view: AttemptView) -> HangCause:
         return _of_mismatch(mismatch, waiting)
 
     if stuck := _left_by_others(view, heads):
-        return _cause("device_stuck", tuple(call.rank for call in stuck), waiting, stuck[0])
+        return _cause("device_stuck", tuple(sorted({call.rank for call in stuck})), waiting, stuck[0])
     graph = WaitGraph(view)
     edges = {rank: graph.targets(calls) for rank, calls in heads.items() if calls}
     missed = {rank for targets in edges.values() for rank in targets}
@@ -117,6 +122,8 @@ def find_culprits(view: AttemptView) -> HangCause:
     if waiting:
         unfit = unequal_message(view) or mismatched_with_ended(view)
         return _of_mismatch(unfit, waiting) if unfit else _cause("all_entered", waiting, (), commonest_call(all_calls))
+    if behind := [call for state in alive.values() for call in oldest_calls(state.enqueued)]:
+        return _cause("device_stuck", tuple(sorted({call.rank for call in behind})), (), commonest_call(behind))
     asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
     return _cause("gil" if asleep else "busy", asleep or tuple(sorted(alive)), (), None)
 
@@ -168,15 +175,18 @@ def _in_cycle(
 
 
 def _left_by_others(view: AttemptView, heads: Mapping[int, list[Call]]) -> list[Call]:
-    """Calls on devices that one member is in and all others have completed."""
+    """Calls on devices that one member is in and all others have completed, or that only some could complete."""
     found = []
+    inside = {(call.group, call.seq, rank) for rank, calls in heads.items() for call in calls if not call.is_p2p}
     for rank, calls in heads.items():
         for call in (call for call in calls if call.on_device):
             if call.is_p2p:
                 is_left = _has_answered(view, heads, call)
             else:
-                others = [member for member in view.members.get(call.group, ()) if member != rank]
-                is_left = bool(others) and all(_has_left(view, heads, other, call) for other in others)
+                others = {member for member in view.members.get(call.group, ()) if member != rank}
+                left = {other for other in others if _has_left(view, heads, other, call)}
+                too = {other for other in others if (call.group, call.seq, other) in inside}
+                is_left = bool(left) and (left == others or (call.op in TOGETHER and left | too == others))
             if is_left:
                 found.append(call)
     return found
@@ -214,13 +224,18 @@ def _is_queued(view: AttemptView, rank: int, awaited: Call | None) -> bool:
     return view.queued.get((awaited.group, rank), -1) >= awaited.seq
 
 
+def _is_behind(state: RankView | None) -> bool:
+    """Return True if a rank's host has enqueued calls that its device, which is in none, has not started."""
+    return state is not None and bool(state.enqueued) and not state.calls
+
+
 def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) -> str:
     """The cause, from the activity of the culprits that did not come."""
     if awaited is not None and all(_is_past(view.ranks.get(rank), awaited) for rank in roots):
         return "skipped"
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
         return "finished"  # it closed itself: no rank should wait for it any more
-    if all(_is_queued(view, rank, awaited) for rank in roots):
+    if all(_is_queued(view, rank, awaited) or _is_behind(view.ranks.get(rank)) for rank in roots):
         return "device_stuck"
     if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
         return "gil"  # native code is running, whatever the span

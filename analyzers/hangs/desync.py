@@ -12,7 +12,8 @@ goes on, and each rank reduces its gradients with those of another step.
 3. The smaller side is named. Of two equal sides it is the one that never made so many calls in a step before; if that
    does not tell either, both are suspects.
 4. Not judged: steps next to which numbers are missing on the tape, calls of background threads, which belong to no
-   step, and a step whose phases are neither those of the others nor of the step before: it was counted twice, or not.
+   step (of what NCCL's plugin recorded no thread is known, and the step is that of the launch), and a
+   step whose phases are neither those of the others nor of the step before: it was counted twice, or not.
 
 A hang right in the call that follows is `culprits`.
 """
@@ -26,6 +27,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.hangs.policy import DesyncPolicy
+from analyzers.run.device_calls import device_groups
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
@@ -103,7 +105,9 @@ def _of_group(source: Source, attempt: int, group: str, since_step: int, policy:
         change = change_of(calls.get(rank, {}), calls.get(usual[0], {}), policy)
         if change is not None:
             changes.setdefault((change.step, change.extra), (change, []))[1].append(rank)
-    if not changes or _in_threads(source, place, [usual[0], *suspects]):
+    if not changes:
+        return
+    if group not in device_groups(source, attempt) and _in_threads(source, place, [usual[0], *suspects]):
         return
     for change, ranks in changes.values():
         if _has_usual_phases(source, attempt, (ranks[0], usual[0]), change.step):
@@ -267,17 +271,23 @@ def _finding(
 
 
 def _odd_call(source: Source, place: Sequence[Any], change: Change, sides: tuple[int, int]) -> Call:
-    """The first call that one side made in the step and the other did not."""
+    """The first call that one side made in the step and the other did not.
+
+    Where several calls of a step are alike, it is the one at which the order of the two sides parts.
+    """
     attempt, group, _ = place
     rows = source.rows(
-        "SELECT rank, seq, op, coalesce(caller, ''), coalesce(phase, '') FROM collectives "
+        "SELECT rank, seq, op, coalesce(caller, ''), coalesce(phase, ''), bytes, dtype FROM collectives "
         f"WHERE attempt = ? AND process_group = ? AND step = ? AND {_COLLECTIVE} AND rank IN (?, ?) ORDER BY seq",
         [attempt, group, change.step, *sides],
     )
     fewer, more = sides if change.extra < 0 else sides[::-1]
-    made = Counter((op, caller, phase) for rank, _, op, caller, phase in rows if rank == fewer)
-    for _, seq, op, caller, phase in (row for row in rows if row[0] == more):
-        if not made[op, caller, phase]:
+    theirs, own = ([row[1:] for row in rows if row[0] == rank] for rank in (fewer, more))
+    parted = next((i for i, call in enumerate(own) if i >= len(theirs) or theirs[i][1:] != call[1:]), 0)
+    made = Counter(call[1:] for call in theirs)
+    for call in own:
+        if not made[call[1:]]:
+            seq, op, caller, phase, *_ = own[parted] if own[parted][1:] == call[1:] else call
             return Call(rank=more, group=group, seq=seq, op=op, caller=caller, phase=phase)
-        made[op, caller, phase] -= 1
+        made[call[1:]] -= 1
     raise AssertionError("one side has more calls in the step than the other")

@@ -10,6 +10,8 @@ from analyzers.wording import counted, group_text, number, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
 
+_DEVICES_FIRST = "Look at the devices of these ranks first (`dmesg -T`, `nvidia-smi -q`). "
+
 
 def _why_hang(finding: Finding) -> str:
     of = finding.evidence
@@ -67,7 +69,8 @@ def _next_hang(finding: Finding) -> str:
         "device_stuck": f"Look for an XID and ECC errors on the host of {rank} (`dmesg -T`, `nvidia-smi -q`).",
         "not_seen": f"Analyze the folders of all nodes together (`rankscope collect`), or the published address: "
         f"{ranks_text(unseen) if unseen else 'the awaited ranks'} left no records in this folder.",
-        "all_entered": "Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
+        "all_entered": f"{_DEVICES_FIRST if finding.evidence.get('host_only') else ''}"
+        "Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
     }.get(finding.cause, f"Inspect the stack of {rank}{_stuck_line(finding)} and the code around the call{caller}.")
 
 

@@ -67,7 +67,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
             f"rank {one} waits for rank {other}"
             for one, other in zip(found.cycle, (*found.cycle[1:], *found.cycle[:1]), strict=True)
         ),
-        "all_entered": f"{_all_entered(found, who, call, at)}: the network or the backend is stuck",
+        "all_entered": f"{_all_entered(found, who, call, at)}: {_all_entered_cause(found, many=many)}",
         "busy": f"{who} {'make' if many else 'makes'} no progress{at} outside of any collective: {doing}{where}",
     }.get(found.cause, f"{who}: {found.cause}{at}")
     if not found.waiting:
@@ -127,9 +127,29 @@ def _all_entered(found: HangCause, who: str, call: str, at: str) -> str:
     return f"{who} entered {call}{at} and none returned"
 
 
+def _all_entered_cause(found: HangCause, *, many: bool) -> str:
+    """What may keep a call that all entered; where only their hosts are known to have, it may be a device, too."""
+    if found.call is None or not found.call.host_only:
+        return "the network or the backend is stuck"
+    device = "the device of one of them" if many else "its device"
+    return f"the network or the backend is stuck, or {device} stands still in an earlier kernel"
+
+
 def _stuck_call(view: AttemptView, found: HangCause, call: str) -> str:
-    """Description of the call that a device never started, or never finished."""
+    """Description of the call that a device never started, or never finished, and of what it had come to."""
+    many = len(found.culprits) > 1
+    it, its_host = ("they", "their hosts") if many else ("it", "its host")
     own = view.ranks.get(found.culprits[0])
-    is_in_it = own is not None and found.call is not None and any(c.seq == found.call.seq for c in own.calls)
-    verb = "finished" if is_in_it else "answered" if found.call is not None and found.call.is_p2p else "started"
-    return f"it never {verb} {call}, although its host had enqueued that"
+    if own is None or found.call is None:
+        return f"{it} never started {call}, although {its_host} had enqueued that"
+    if any((c.group, c.seq) == (found.call.group, found.call.seq) for c in own.calls):
+        return f"{it} never finished {call}, although {its_host} had enqueued that"
+    ahead = f", although {its_host} {'are' if many else 'is'} at step {own.step}"
+    is_ahead = not many and own.step is not None and found.call.step is not None and own.step > found.call.step
+    if found.call.is_p2p and found.call.rank not in found.culprits:
+        return f"{it} never answered {call}, although {its_host} had enqueued that"
+    own_call = next((c for c in own.enqueued if c.group == found.call.group and not c.is_p2p), None)
+    first = own_call or next(iter(own.enqueued), None)
+    if first is None or (own_call is not None and own_call.seq <= found.call.seq):
+        return f"{it} never started {call}{ahead if is_ahead else f', although {its_host} had enqueued that'}"
+    return f"{it} never started {first.text}, although {its_host} had enqueued that"

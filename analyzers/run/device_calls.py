@@ -2,6 +2,7 @@
 
     queued = queued_calls(source, attempt=0, cut_ns=now_ns)
     queued[3, "world:0-7", "", None]        # number of the first call of that group that rank 3 has not started
+    oldest_open_step(source, attempt=0, cut_ns=now_ns)     # where the devices are; hosts may be hundreds of steps ahead
 
 The host runs ahead of a device, so a call that it has enqueued is not one that its rank has come to. What NCCL's
 profiler plugin recorded tells the two apart; without it nothing is known, and nothing is here.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from analyzers.source import Source, missing_tables
 
-__all__ = ["Place", "device_groups", "queued_calls"]
+__all__ = ["Place", "device_groups", "oldest_open_step", "queued_calls"]
 
 Place = tuple[int, str, str, int | None]
 """Rank, group, send or recv or neither, peer."""
@@ -46,3 +47,33 @@ def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:
         [attempt, cut_ns, cut_ns],
     )
     return {(rank, group or "", op, peer): seq for rank, group, op, peer, seq in rows}
+
+
+def oldest_open_step(source: Source, attempt: int, cut_ns: int) -> int | None:
+    """The step of the oldest call on a device that has not ended, as of `cut_ns` (epoch nanoseconds).
+
+    A call that is open although a later one of its group is done on the same rank lost its end; it does not count.
+    """
+    groups = sorted(device_groups(source, attempt))
+    if not groups or not source.has("collectives"):
+        return None
+    ((step,),) = source.rows(
+        f"""
+        WITH open AS (
+            SELECT rank, process_group, op IN ('send', 'recv') AS is_p2p, op, peer, seq, step FROM collectives
+            WHERE attempt = ? AND (end_ns IS NULL OR end_ns > ?) AND issue_ns <= ?
+              AND process_group IN ({", ".join("?" * len(groups))})
+        ), done AS (
+            SELECT rank, process_group, CASE WHEN op IN ('send', 'recv') THEN op END AS direction,
+                   CASE WHEN op IN ('send', 'recv') THEN peer END AS partner, max(seq) AS seq
+            FROM collectives SEMI JOIN open USING (rank, process_group)
+            WHERE attempt = ? AND end_ns <= ? GROUP BY ALL
+        )
+        SELECT min(open.step) FROM open LEFT JOIN done ON done.rank = open.rank
+         AND done.process_group = open.process_group AND done.direction IS NOT DISTINCT FROM
+             CASE WHEN is_p2p THEN open.op END AND done.partner IS NOT DISTINCT FROM CASE WHEN is_p2p THEN open.peer END
+        WHERE done.seq IS NULL OR open.seq > done.seq
+        """,
+        [attempt, cut_ns, cut_ns, *groups, attempt, cut_ns],
+    )
+    return None if step is None else int(step)

@@ -24,7 +24,7 @@ from analyzers.run.snapshot import AttemptView, RankView
 
 __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", "joined", "joined_log", "of_ranks"]
 
-VERSION = 3
+VERSION = 4
 MAX_BYTES = 64 << 10
 """Of one digest as it is sent."""
 MAX_PLAIN_BYTES = 4 << 20
@@ -156,7 +156,12 @@ def _shifted(view: RankView, by_ns: int) -> RankView:
 
     worked_ns = view.worked_ns + by_ns if view.worked_ns else 0
     return replace(
-        view, last_ns=view.last_ns + by_ns, worked_ns=worked_ns, calls=moved(view.calls), unwaited=moved(view.unwaited)
+        view,
+        last_ns=view.last_ns + by_ns,
+        worked_ns=worked_ns,
+        calls=moved(view.calls),
+        enqueued=moved(view.enqueued),
+        unwaited=moved(view.unwaited),
     )
 
 
@@ -167,7 +172,7 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         return [
             [c.group, c.seq, c.op, c.issue_ns, c.num_bytes, c.dtype, c.phase, c.peer, c.step]
             + ([c.shape, c.caller] if texts else ["", ""])
-            + [c.on_device]
+            + [c.on_device, c.host_only]
             for c in found
         ]
 
@@ -184,7 +189,7 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         "ranks": [
             [r.rank, r.last_ns, r.step, r.step_is_open, r.finished_steps, list(r.phases), r.closed, r.state, r.os_state,
              r.num_in_flight, plain_calls(r.calls[: None if calls else 1]), plain_calls(r.unwaited if texts else ()),
-             r.worked_ns]
+             r.worked_ns, plain_calls(r.enqueued[: None if calls else 1])]
             for r in view.ranks.values()
         ],
         "seq": [[group, rank, seq] for (group, rank), seq in view.last_seq.items()],
@@ -220,7 +225,8 @@ def _digest(plain: Mapping[str, Any]) -> Digest:
 
 
 def _rank(row: Sequence[Any]) -> RankView:
-    rank, last_ns, step, is_open, finished, phases, closed, state, os_state, in_flight, calls, unwaited, worked_ns = row
+    rank, last_ns, step, is_open, finished, phases, closed, state, os_state, in_flight, calls, unwaited, *more = row
+    worked_ns, enqueued = more
     if state not in _STATES:
         raise ValueError(state)
     number = _int(rank)
@@ -236,17 +242,19 @@ def _rank(row: Sequence[Any]) -> RankView:
         os_state=str(os_state),
         num_in_flight=_int(in_flight),
         calls=tuple(_call(number, call) for call in calls),
+        enqueued=tuple(_call(number, call) for call in enqueued),
         unwaited=tuple(_call(number, call) for call in unwaited),
         worked_ns=_int(worked_ns),
     )
 
 
 def _call(rank: int, row: Sequence[Any]) -> Call:
-    group, seq, op, issue_ns, num_bytes, dtype, phase, peer, step, shape, caller, on_device = row
+    group, seq, op, issue_ns, num_bytes, dtype, phase, peer, step, shape, caller, on_device, host_only = row
     return Call(
         rank=rank, group=str(group), seq=_int(seq), op=str(op), issue_ns=_int(issue_ns),
         num_bytes=_int_or_none(num_bytes), dtype=str(dtype), phase=str(phase), peer=_int_or_none(peer),
         step=_int_or_none(step), shape=str(shape), caller=str(caller), on_device=bool(on_device),
+        host_only=bool(host_only),
     )  # fmt: skip
 
 

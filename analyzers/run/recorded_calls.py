@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analyzers.run.device_calls import device_groups, queued_calls
-from analyzers.source import Source
+from analyzers.source import Source, lacking
 from analyzers.wording import group_text
 
 __all__ = [
@@ -29,7 +29,10 @@ __all__ = [
 ]
 
 CallSite = tuple[str, str, str]
-"""Operation, caller and shape of a collective: the parameters of a model may all be reduced by one line."""
+"""Operation, caller and size of a collective: the parameters of a model may all be reduced by one line.
+
+The size is the shape where that is recorded, else the bytes: NCCL's plugin knows no shapes, and no callers.
+"""
 P2P = ("send", "recv")
 MAX_NAME = 40
 """Characters of a group's name in a sentence: some list all of their members."""
@@ -57,6 +60,8 @@ class Call:
     step: int | None = None
     on_device: bool = False
     """Whether its begin is that of its kernel: the device has started it."""
+    host_only: bool = False
+    """Whether it may be a call on a device of which only the host's part is known: it may wait behind other kernels."""
 
     @property
     def is_p2p(self) -> bool:
@@ -66,7 +71,8 @@ class Call:
     @property
     def site(self) -> CallSite:
         """Identity among the calls of its group in a step."""
-        return self.op, self.caller, self.shape
+        size = "" if self.num_bytes is None else str(self.num_bytes)
+        return self.op, self.caller, self.shape or size
 
     @property
     def text(self) -> str:
@@ -85,6 +91,8 @@ class CallsInFlight:
     """Calls of one rank without an end."""
 
     calls: list[Call] = field(default_factory=list)
+    enqueued: list[Call] = field(default_factory=list)
+    """The oldest of each group or peer that the device has not started."""
     unwaited: list[Call] = field(default_factory=list)
     number: int = 0
 
@@ -146,6 +154,9 @@ def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -
 def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
     """Keep the calls that devices have started, in groups on devices; those only enqueued become `queued`."""
     groups = device_groups(source, attempt)
+    for rank in _on_cuda(source, attempt) & found.in_flight.keys():
+        place = found.in_flight[rank]
+        place.calls = [call if call.group in groups else replace(call, host_only=True) for call in place.calls]
     if not groups:
         return
     first = queued_calls(source, attempt, cut_ns)
@@ -157,14 +168,24 @@ def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCall
             found.queued[group, rank] = found.last_seq[group, rank]
             found.last_seq[group, rank] = seq - 1
     for rank, place in found.in_flight.items():
-        kept = []
+        kept: list[Call] = []
+        behind: dict[Any, Call] = {}
         for call in place.calls:
             key = (rank, call.group, call.op if call.is_p2p else "", call.peer if call.is_p2p else None)
             if call.group not in groups:
                 kept.append(call)
             elif call.seq < first.get(key, call.seq + 1):
                 kept.append(replace(call, on_device=True))
-        place.calls = kept
+            elif key not in behind or call.seq < behind[key].seq:
+                behind[key] = call
+        place.calls, place.enqueued = kept, list(behind.values())
+
+
+def _on_cuda(source: Source, attempt: int) -> set[int]:
+    if lacking(source, ranks=("device",)):
+        return set()
+    rows = source.rows("SELECT DISTINCT rank FROM ranks WHERE attempt = ? AND device LIKE 'cuda%'", [attempt])
+    return {int(rank) for (rank,) in rows}
 
 
 def _in_flight(
@@ -260,8 +281,9 @@ def call_order(
     rows = source.rows(
         """
         WITH newest AS (
-            SELECT rank, process_group, seq, row(op, coalesce(caller, ''), coalesce(shape, '')) AS site FROM collectives
-            WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
+            SELECT rank, process_group, seq,
+                   row(op, coalesce(caller, ''), coalesce(nullif(shape, ''), CAST(bytes AS VARCHAR), '')) AS site
+            FROM collectives WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
         ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
         SELECT DISTINCT process_group, site, next_site FROM (
             SELECT process_group, site, lead(site) OVER by_seq AS next_site

@@ -4,9 +4,10 @@
     view.ranks[3].calls           # collectives that rank 3 had begun and not finished
     view.last_seq[("dp[0,1]", 3)] # number of the last collective that rank 3 entered in that group
 
-It judges nothing; `hangs` and `deaths` do. It reads only the newest steps, so it costs the same after a million of
-them. Once a process of the attempt has ended, the snapshot is of the moment before: what the other ranks recorded
-afterwards (failed calls, errors) is a consequence. The same holds for the end of a standstill.
+It judges nothing; `hangs` and `deaths` do. It reads only the newest steps, back to the oldest call that a device has
+not ended: a host may run many steps ahead of its device. So it costs the same after a million of them. Once a
+process of the attempt has ended, the snapshot is of the moment before: what the other ranks recorded afterwards (failed
+calls, errors) is a consequence. The same holds for the end of a standstill.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from analyzers.run.device_calls import oldest_open_step
 from analyzers.run.elsewhere import ranks_elsewhere
 from analyzers.run.event_log import EventLog
 from analyzers.run.recorded_calls import Call, CallSite, call_order, differing_calls, recorded_calls
@@ -68,6 +70,8 @@ class RankView:
     phases: tuple[str, ...] = ()
     calls: tuple[Call, ...] = ()
     """The oldest in flight of each group or peer, in the order of their issue."""
+    enqueued: tuple[Call, ...] = ()
+    """The oldest of each group or peer that its host has enqueued and its device has not started."""
     num_in_flight: int = 0
     unwaited: tuple[Call, ...] = ()
     """Open calls with a later one of the same group that is done: most likely never waited for."""
@@ -146,13 +150,20 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     median_ns, longest_ns = _steps(source, attempt, views, cut_ns)
     since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
     _spans(source, attempt, views, since_step, cut_ns)
+    since_step = min(since_step, oldest_open_step(source, attempt, cut_ns) or since_step)
     calls = recorded_calls(source, attempt, since_step, cut_ns)
     for rank, last_ns in calls.last_ns.items():
         view = views.get(rank, RankView(rank=rank))
         views[rank] = replace(view, last_ns=max(view.last_ns, last_ns))
     for rank, found in calls.in_flight.items():
         in_order = tuple(sorted(found.calls, key=lambda call: call.issue_ns))
-        views[rank] = replace(views[rank], calls=in_order, unwaited=tuple(found.unwaited), num_in_flight=found.number)
+        views[rank] = replace(
+            views[rank],
+            calls=in_order,
+            enqueued=tuple(found.enqueued),
+            unwaited=tuple(found.unwaited),
+            num_in_flight=found.number,
+        )
     in_flight = {(c.group, c.seq) for view in views.values() for c in (*view.calls, *view.unwaited) if not c.is_p2p}
     numbers = sorted(in_flight)[:MAX_NUMBERS]
     next_calls, newest_calls = call_order(source, attempt, since_step - ORDER_STEPS, cut_ns)

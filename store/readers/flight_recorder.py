@@ -61,6 +61,8 @@ class RankDump:
     num_entries: int = 0
     damaged_entries: int = 0
     dropped: int = 0
+    tells_started: bool = False
+    """Some call is known to have been started by the device: one that is not known to be was not."""
     only_active: bool = False
     """Written without completed calls: one that is absent is complete, and gaps in the numbers are no lost records."""
     last_ns: int = 0
@@ -152,6 +154,7 @@ def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
             dump.damaged_entries += 1
             continue
         dump.has_frames |= bool(call.caller)
+        dump.tells_started |= call.started and call.has_events
         dump.last_ns = max(dump.last_ns, call.last_ns)
         numbers = (
             whole_number(entry.get("collective_seq_id"), default=-1),
@@ -162,7 +165,7 @@ def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
             batch.clear()
         if call.op == "coalesced":
             for *_, inner in batch:
-                inner.done, inner.retired = call.done, call.retired
+                inner.done, inner.retired, inner.started = call.done, call.retired, call.started
             if batch or is_p2p:
                 batch.clear()
                 continue
@@ -242,6 +245,7 @@ def _keep(call: Recorded, dump: RankDump) -> None:
     same = calls.get(call.seq)
     if same is not None:  # several in one coalesced launch: one call of all their bytes
         same.done &= call.done
+        same.started |= call.started
         same.num_bytes = None if None in (same.num_bytes, call.num_bytes) else same.num_bytes + call.num_bytes  # type: ignore[operator]
         same.shape = f"{same.shape} + {call.shape}"[:200]
         return

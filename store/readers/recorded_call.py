@@ -72,6 +72,8 @@ class Recorded:
     done: bool
     retired: bool
     has_events: bool
+    started: bool
+    """The device was seen to have started it; without `TORCH_NCCL_ENABLE_TIMING` torch never looks."""
     issue_ns: int
     last_ns: int
     peer: int | None = None
@@ -125,9 +127,9 @@ def read_entry(entry: Mapping[str, Any], group: GroupKey) -> tuple[Recorded | No
     caller = _caller(entry.get("frames"))
     call = Recorded(
         group=group, seq=seq if seq is not None else 0, op=p2p[1] if p2p else _OPS.get(op, op), done=done,
-        retired=retired, has_events=has_events, issue_ns=issue_ns, last_ns=max(issue_ns, *times),
-        peer=int(p2p[3]) if p2p else None, num_bytes=num_bytes, dtype=dtype, shape=shape, caller=caller,
-        timeout_ms=whole_number(entry.get("timeout_ms"), default=0) or 0,
+        retired=retired, has_events=has_events, started=state == "started" or times[0] > 0, issue_ns=issue_ns,
+        last_ns=max(issue_ns, *times), peer=int(p2p[3]) if p2p else None, num_bytes=num_bytes, dtype=dtype, shape=shape,
+        caller=caller, timeout_ms=whole_number(entry.get("timeout_ms"), default=0) or 0,
     )  # fmt: skip
     return (call if p2p or not is_p2p or op == "coalesced" else None), is_p2p
 

@@ -61,6 +61,7 @@ _LABELS = {
     "growth_a_step_bytes": "growth per step",
     "highest_bytes": "most in use",
     "highest_of_peers_bytes": "most of its peers",
+    "host_only": "seen on hosts only",
     "host_load_per_cpu": "host load per CPU",
     "interval_steps": "steps between saves",
     "judgement": "judgement of the replay",

@@ -323,6 +323,43 @@ def test_a_call_that_others_completed_is_a_stuck_device(tmp_path: Path) -> None:
     assert "all_gather #7" in hang.summary
 
 
+def test_ranks_outside_of_the_group_are_no_stuck_devices(tmp_path: Path) -> None:
+    job = Job(4, groups={"1": ("tp", [0, 1]), "2": ("tp", [2, 3])})
+    job.steps(5)
+    job.collective("all_reduce", group="1", ranks=[0], state="completed")
+    job.collective("all_reduce", group="1", ranks=[1])
+    job.collective("all_reduce", group="2")
+    (hang,) = diagnose_files([job.write(tmp_path)]).fired
+    assert (hang.cause, hang.ranks) == ("device_stuck", (1,))
+
+
+def test_a_call_that_a_device_has_not_started_is_a_stuck_device(tmp_path: Path) -> None:
+    job = Job(4)
+    job.steps(5)
+    job.collective("all_reduce", ranks=[0, 1])
+    job.collective("all_reduce", ranks=[2, 3], state="scheduled")
+    for _ in range(3):  # the hosts run ahead
+        job.collective("all_reduce", state="scheduled")
+    (hang,) = diagnose_files([job.write(tmp_path)]).fired
+    assert (hang.cause, hang.ranks, hang.evidence["waiting_ranks"]) == ("device_stuck", (2, 3), [0, 1])
+
+
+def test_dumps_that_do_not_tell_what_was_started_name_both_possibilities(tmp_path: Path) -> None:
+    """Without TORCH_NCCL_ENABLE_TIMING no call is ever `started`."""
+    job = Job(2)
+    job.steps(5)
+    for entries in job.entries:
+        for entry in entries:
+            entry["time_discovered_started_ns"] = None
+    for _ in range(3):
+        job.collective("all_reduce", state="scheduled")
+    diagnosis = diagnose_files([job.write(tmp_path)])
+    (hang,) = (finding for finding in diagnosis.findings if finding.kind == "hang")
+    assert (hang.cause, hang.ranks, hang.status) == ("all_entered", (0, 1), "suspect")
+    assert "the network or the backend is stuck, or the device of one of them stands still" in hang.summary
+    assert "TORCH_NCCL_ENABLE_TIMING" in hang.summary
+
+
 def test_culprits_of_two_groups_are_named_with_their_own_calls(tmp_path: Path) -> None:
     job = Job(4, groups={"1": ("tp", [0, 1]), "2": ("tp", [2, 3])})
     job.steps(5)

@@ -58,6 +58,55 @@ def test_a_device_that_never_left_the_call_is_stuck() -> None:
     assert "never finished all_reduce #30" in summary
 
 
+def test_all_devices_that_never_started_the_call_are_stuck() -> None:
+    cause, ranks, summary = hang(on_devices(started=(0, 3)))
+    assert (cause, ranks) == ("device_stuck", (1, 2))
+    assert "they never started all_reduce #30" in summary
+
+
+def test_devices_that_all_stand_still_before_the_call_are_all_stuck() -> None:
+    cause, ranks, _ = hang(on_devices(started=()))
+    assert (cause, ranks) == ("device_stuck", (0, 1, 2, 3))
+
+
+def test_all_devices_that_never_left_a_call_that_others_left_are_stuck() -> None:
+    """No rank leaves an all_reduce before all have entered, so what it needed had come to all."""
+    cause, ranks, _ = hang(on_devices(started=(1, 2), left=(0, 3)))
+    assert (cause, ranks) == ("device_stuck", (1, 2))
+
+
+def test_the_source_of_a_broadcast_leaves_before_the_others() -> None:
+    world = on_devices(started=(1, 2, 3), left=(0,))
+    world.store.connection.execute(f"UPDATE collectives SET op = 'broadcast' WHERE seq = {LAST}")
+    cause, ranks, _ = hang(world)
+    assert (cause, ranks) == ("all_entered", (1, 2, 3))
+
+
+def test_a_device_is_where_its_oldest_call_is_and_not_where_its_host_is() -> None:
+    """The hosts enqueue steps until their launch queues are full, so those of the call are no recent steps."""
+    world = on_devices(started=(0, 1, 3))
+    later = [
+        world._of(rank, step=world.step + ahead, start_ns=world.now_ns + ahead, duration_ns=1)
+        for rank in range(4)
+        for ahead in range(1, 40)
+    ]
+    world.store.add("steps", later)
+    cause, ranks, summary = hang(world)
+    assert (cause, ranks) == ("device_stuck", (2,))
+    assert f"at step {world.step}: it never started all_reduce #30" in summary
+
+
+def test_without_a_sign_of_the_device_a_call_of_all_may_be_a_stuck_device() -> None:
+    world = World()
+    for rank in range(4):
+        world.enter(rank)
+    assert "or the device" not in hang(world)[2]
+    world.store.connection.execute("UPDATE ranks SET device = 'cuda:0'")
+    cause, ranks, summary = hang(world)
+    assert (cause, ranks) == ("all_entered", (0, 1, 2, 3))
+    assert "the network or the backend is stuck, or the device of one of them stands still" in summary
+
+
 def test_a_host_that_never_made_the_call_is_no_device() -> None:
     world = on_devices(started=(0, 1, 2), enqueued=(0, 1, 2))
     world.span(3, "forward")
