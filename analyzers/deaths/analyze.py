@@ -21,7 +21,8 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.deaths.exclusions import exclusions
-from analyzers.deaths.exhausted_memory import with_snapshot
+from analyzers.deaths.exhausted_memory import with_cuda_memory
+from analyzers.deaths.kernel_fault import with_xids
 from analyzers.deaths.launcher_loss import launcher_lost, spare_nodes_lost
 from analyzers.deaths.node_loss import node_lost
 from analyzers.deaths.policy import DeathPolicy
@@ -266,7 +267,9 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
 def _completed(source: Source, finding: Finding) -> Finding:
     """The finding with evidence from the store: memory, or the host of the rendezvous store."""
     if finding.cause == "out_of_memory":
-        return with_snapshot(source, _with_memory(source, finding))
+        return with_cuda_memory(source, _with_memory(source, finding))
+    if finding.cause in ("exception", "signal"):
+        return with_xids(source, finding)
     if finding.cause == "node_failed":
         return _with_node_name(source, finding)
     return _with_host(source, finding) if finding.cause == "store_lost" else finding

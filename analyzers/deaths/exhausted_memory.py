@@ -1,37 +1,73 @@
-"""Evidence for a rank that ran out of CUDA memory, from the snapshot that it wrote before it ended.
+"""Evidence for a rank that ran out of CUDA memory: its error's message, and the snapshot that it wrote before it ended.
 
-    finding = with_snapshot(source, finding)
+    finding = with_cuda_memory(source, finding)
+    finding.evidence["holders"]                   # ["process 4711: 118 GiB", ...] on the same device
     finding.evidence["largest_allocations"]       # ["model/attention.py:88 in forward: 12 GiB in 64 blocks", ...]
 
-A rank on a CPU, and one that was killed, has none: nothing is added then.
+1. The message is of the moment of the failure: its figures go before those of the snapshot.
+2. A snapshot that was written after the stack had unwound does not list what filled the memory: its allocations are
+   left out where the message counted twice as much.
+3. Where other processes hold the memory, the summary names them.
+
+A rank on a CPU, and one that was killed, has neither: nothing is added then.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
+from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.memory.allocator_message import holders_text, memory_of_message, others_hold_it
 from analyzers.memory.snapshot_text import snapshot_evidence
 from analyzers.run.event_log import EventLog
-from analyzers.source import Source
+from analyzers.source import Source, lacking
+from analyzers.wording import sentence, size_text
 from probes.tape import event_kinds
 
-__all__ = ["with_snapshot"]
+__all__ = ["with_cuda_memory"]
 
-_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMGT]iB)")
-_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_OF_UNWOUND = ("largest_allocations", "largest_site")
 
 
-def with_snapshot(source: Source, finding: Finding) -> Finding:
-    """The finding with what the snapshot of the first of its ranks shows."""
+def with_cuda_memory(source: Source, finding: Finding) -> Finding:
+    """The finding with what the message and the snapshot of the first of its ranks say."""
+    message = str(finding.evidence.get("message") or "")
+    told = memory_of_message(message, _ranks_of_pids(source, finding))
+    shown = _snapshot(source, finding)
+    if (
+        shown
+        and not shown.pop("is_at_failure")
+        and told.get("allocated_bytes", 0) > 2 * (shown["allocated_bytes"] or 0)
+    ):
+        shown = {name: value for name, value in shown.items() if name not in _OF_UNWOUND}
+    found = replace(finding, evidence={**finding.evidence, **shown, **told})
+    if not others_hold_it(found.evidence):
+        return found
+    held, of = size_text(told["others_bytes"]), told.get("device_bytes")
+    of_device = f" of the device's {size_text(of)}" if of else ""
+    who = sentence(f"other processes hold {held}{of_device}: {holders_text(told)}")
+    return replace(found, summary=f"{found.summary} {who}")
+
+
+def _snapshot(source: Source, finding: Finding) -> dict[str, Any]:
     log = EventLog.load(source, (event_kinds.MEMORY_SNAPSHOT,), attempt=finding.attempt)
     event = next((one for one in log.of(event_kinds.MEMORY_SNAPSHOT) if one.rank in finding.ranks), None)
     if event is None:
-        return finding
+        return {}
     unused = event.integer("unused_bytes", -1)
     found = snapshot_evidence(event.detail, unused_bytes=unused if unused >= 0 else None)
-    if found["requested_bytes"] is None and (asked := _ASKED.search(str(finding.evidence.get("message") or ""))):
-        found["requested_bytes"] = round(float(asked[1]) * _UNITS[asked[2]])
     place = {"memory_snapshot": event.text("path") or None, "snapshot_rank": event.rank}
-    return replace(finding, evidence={**finding.evidence, **found, **place})
+    return {**found, **place, "is_at_failure": event.detail.get("is_at_failure") is not False}
+
+
+def _ranks_of_pids(source: Source, finding: Finding) -> dict[int, int]:
+    """Ranks of the run by process: the driver counts as the host does, so those in containers may be missing."""
+    if lacking(source, ranks=("pid", "host")) or not finding.ranks:
+        return {}
+    rows = source.rows(
+        "SELECT pid, rank FROM ranks WHERE attempt = ? AND pid IS NOT NULL AND host = "
+        "(SELECT any_value(host) FROM ranks WHERE attempt = ? AND rank = ?)",
+        [finding.attempt, finding.attempt, finding.ranks[0]],
+    )
+    return {int(pid): int(rank) for pid, rank in rows}

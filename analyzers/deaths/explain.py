@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.finding import Finding
+from analyzers.health.program_faults import is_of_kernel
+from analyzers.memory.allocator_message import holders_text, others_hold_it
 from analyzers.memory.snapshot_text import is_fragmented, why_text
 from analyzers.wording import counted, is_number, listed, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
 
+_LIBRARY = re.compile(r"ALLOC(ATION)?_FAILED|CUDA error: out of memory|Cuda failure", re.IGNORECASE)
+"""Errors of allocations outside of torch's cache: by cuBLAS, cuDNN, NCCL, or the driver itself."""
 MAX_MESSAGE = 140
 """Characters of an error's message; the evidence has all of it."""
 
@@ -36,7 +41,27 @@ def _why_lost(finding: Finding) -> str:
     return sentence(what + at + (f", and {victims} ended because of it" if victims else ""))
 
 
+def _next_exception(finding: Finding, rank: str) -> str:
+    raised_at, message = finding.evidence.get("raised_at"), str(finding.evidence.get("message") or "")
+    if "device-side assert" in message:
+        if finding.evidence.get("assertion") and raised_at:
+            return f"Check the indexes and labels at or before {raised_at}: the assertion and its kernel are below."
+        where = f"Check the indexes and labels at or before {raised_at}: t" if raised_at else "T"
+        return f"{where}he log of {rank} has the assertion, its kernel and its thread (search it for `Assertion`)."
+    if is_of_kernel(message) and raised_at:
+        return f"Check {raised_at} and the kernels before it: CUDA_LAUNCH_BLOCKING=1 names the one that failed."
+    return f"Check {raised_at}." if raised_at else f"Read the traceback in the log of {rank}."
+
+
 def _next_out_of_memory(finding: Finding, rank: str) -> str:
+    of = finding.evidence
+    if others_hold_it(of):
+        return sentence(f"end or move the other processes on that device: {holders_text(of)}")
+    if not is_number(of.get("requested_bytes")) and _LIBRARY.search(str(of.get("message") or "")):
+        return (
+            "See who holds the device's memory (`nvidia-smi`), and leave some to the libraries: they allocate "
+            "outside of torch's cache."
+        )
     if is_fragmented(finding.evidence):
         return "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had the bytes, in parts too small."
     if site := finding.evidence.get("largest_site"):
@@ -45,9 +70,9 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
 
 
 def _next_lost(finding: Finding) -> str:
-    rank, raised_at = ranks_text(finding.ranks), finding.evidence.get("raised_at")
+    rank = ranks_text(finding.ranks)
     return {
-        "exception": f"Check {raised_at}." if raised_at else f"Read the traceback in the log of {rank}.",
+        "exception": _next_exception(finding, rank),
         "out_of_memory": _next_out_of_memory(finding, rank),
         "exit": f"Read the end of the log of {rank}: it exited by itself.",
         "killed_all": "Check the scheduler's record of the job, and who or what stopped it.",

@@ -1,11 +1,14 @@
 """Join what logs, dumps and traces say into one list of findings, so that one event is one finding.
 
     findings = join({"log": [...], "flight_recorder": [...], "kineto": [...]})
+    findings = join_recorded(of_runs, of_files)     # of recorded runs, and of the logs of their ranks
 
 1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
    none: one finding, with the call of the dumps and the lines of the logs.
 2. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
 3. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
+4. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
+   the lines of the log and what only a log has, such as the text of an assertion in a kernel.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from analyzers.external.logs.wording import ANALYZER
 from analyzers.finding import Finding
 
-__all__ = ["join"]
+__all__ = ["join", "join_recorded"]
 
 _STANDSTILL = ("hang", "rank_lost")
+_OF_LOG = ("assertion", "kernel", "basis", "holders", "others_bytes")
 _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "ranks_without_dump")
 
 
@@ -45,6 +50,28 @@ def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     if not said.ranks and said.kind == shown.kind == "hang":
         return [_with_lines(shown, said), *logs, *dumps, *rest]
     return [said, shown, *logs, *dumps, *rest]
+
+
+def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
+    """All findings; `recorded` are those of runs, `read` those of files."""
+    runs, files = list(recorded), list(read)
+    for said in [one for one in files if one.kind == "rank_lost" and one.ranks and one.analyzer == ANALYZER]:
+        same = [one for one in runs if one.kind == "rank_lost" and one.status == "fired" and one.ranks == said.ranks]
+        if not same:
+            continue
+        newest = same[-1]
+        more = {
+            name: said.evidence[name] for name in _OF_LOG if said.evidence.get(name) and name not in newest.evidence
+        }
+        runs[runs.index(newest)] = replace(
+            newest,
+            summary=f"{newest.summary} {said.summary}"
+            if said.cause not in ("exception", newest.cause)
+            else newest.summary,
+            evidence={**newest.evidence, **more, "lines": said.evidence.get("lines", [])[:8], "logs": said.summary},
+        )
+        files.remove(said)
+    return [*runs, *files]
 
 
 def _one(said: Finding, shown: Finding) -> Finding:

@@ -33,6 +33,9 @@ class HealthPolicy:
     """Share of TCP segments that were sent again (ratio). Source: within a data centre it is below a thousandth."""
     tcp_retransmits: int = 1000
     """Segments sent again for that (count). Source: convention; a few connections that ended are no network."""
+    program_fault_s: float = 30.0
+    """Time (seconds) around an XID of a program in which its process ends. Source: convention; the driver reports it at
+    once, and the process at its next synchronisation with the device."""
     throttled_cgroup_ratio: float = 0.05
     """Seconds that a CPU limit stopped processes, a second of the run (ratio). Source: convention; a limit that is
     never reached has none."""

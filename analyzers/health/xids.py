@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from analyzers.finding import Finding, Severity
+from analyzers.health.program_faults import ENDS, failed_with
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["asks_for_another_device", "xid_findings", "xid_table"]
+__all__ = ["asks_for_another_device", "is_of_program", "xid_findings", "xid_table"]
 
 
 @cache
@@ -23,10 +24,16 @@ def xid_table() -> Mapping[str, Any]:
 
 
 def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Finding]:
-    """Findings of kind `xid`, one a code and device. `ranks`: by UUID of a device."""
+    """Findings of kind `xid`, one a code and device. `ranks`: by UUID of a device.
+
+    Those that a program caused, a rank of which ended of it, are evidence of `rank_lost` and not found here.
+    """
     table = xid_table()
     seen: dict[tuple[int, str], list[Any]] = {}
-    for event in EventLog.load(source, (event_kinds.XID,)).of(event_kinds.XID):
+    log = EventLog.load(source, (event_kinds.XID, *ENDS))
+    for event in log.of(event_kinds.XID):
+        if is_of_program(event.integer("xid")) and failed_with(event, log, ranks.get(event.text("device"), ())):
+            continue
         seen.setdefault((event.integer("xid"), event.text("device")), []).append(event)
     findings = []
     for (code, device), events in seen.items():
@@ -43,6 +50,9 @@ def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[F
         times = f", {len(events)} times" if len(events) > 1 else ""
         meaning = about["meaning"].replace(";", ",").rstrip(".")
         steps = [event.step for event in events if event.step is not None]
+        if is_of_program(code) and len(who) != 1:
+            findings.append(_of_any_process(code, device, events, f"{meaning}{times}", is_shared=bool(who)))
+            continue
         findings.append(
             Finding(
                 analyzer="health",
@@ -69,6 +79,33 @@ def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[F
             )
         )
     return findings
+
+
+def is_of_program(code: int) -> bool:
+    """Return True for an XID that the catalogue lays to the program on the device."""
+    return bool(xid_table()["xid"].get(str(code), {}).get("class") == "application")
+
+
+def _of_any_process(code: int, device: str, events: Sequence[Any], meaning: str, *, is_shared: bool) -> Finding:
+    """An XID of a program on a device that several processes use, or none of this run: nothing tells which it was."""
+    whose = "several ranks use it, and none ended of a CUDA error" if is_shared else "no rank of this run uses it"
+    return Finding.advise(
+        "health",
+        "xid",
+        f"XID {code} on {device or 'a device'}: {meaning}. It may be of any process there: {whose} at that time.",
+        cause="application",
+        evidence={
+            "xid": code,
+            "device": device,
+            "node": events[0].text("node"),
+            "count": len(events),
+            "first_wall_ns": events[0].wall_ns,
+            "message": events[0].text("message")[:2000],
+            "action": "look for the process in the kernel's log (`dmesg -T | grep -i xid` has its pid)",
+            "source": xid_table()["source"],
+        },
+        attempt=events[0].attempt if events[0].attempt >= 0 else None,
+    )
 
 
 def asks_for_another_device(finding: Finding) -> bool:

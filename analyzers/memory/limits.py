@@ -3,7 +3,8 @@
     found = limits(store, MemoryPolicy())       # kind memory_limit: fired, or advice
 
 1. Readings of table `health` within `limit_ratio` of what there is. Of a host that is a warning. Of a device it is
-   advice: its readings hold the cache of torch's allocator, which takes what it gets and gives it back.
+   advice: its readings hold the cache of torch's allocator, which takes what it gets and gives it back, and what other
+   processes hold, which is said where the tensors of the run's ranks are a small part of it.
 2. The warning of a device is the allocator's own retries (events `allocation_retries`): then memory was short.
 """
 
@@ -41,23 +42,39 @@ def _readings(source: Source, policy: MemoryPolicy) -> list[Finding]:
         [policy.limit_ratio],
     )
     hosts, devices = [row for row in rows if row[1] == "host"], [row for row in rows if row[1] != "host"]
-    return [_limit(source, of_kind) for of_kind in (hosts, devices) if of_kind]
+    return [_limit(source, of_kind, policy) for of_kind in (hosts, devices) if of_kind]
 
 
-def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
+def _recorded_bytes(source: Source, ranks: Sequence[int]) -> int | None:
+    """The most that the tensors of these ranks held, each at its highest; None where it was not recorded."""
+    most: dict[int, int] = {}
+    for event in EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK):
+        most[event.rank] = max(most.get(event.rank, 0), event.integer("allocated_bytes", 0))
+    known = [most[rank] for rank in ranks if most.get(rank)]
+    return sum(known) if known and len(known) == len(ranks) else None
+
+
+def _limit(source: Source, rows: Sequence[tuple[Any, ...]], policy: MemoryPolicy) -> Finding:
     node, device, highest, total, newest = rows[0]
     on_host = device == "host"
     where = f"Host {node}" if on_host else f"Device {device} of {node}"
     more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
     use = f"{where} had {size_text(highest)} of {size_text(total)} in use ({100 * highest / total:.1f} %){more}"
     risk = "the next larger batch, checkpoint or process may run out of memory"
+    ranks = _ranks_on(source, str(node), str(device))
     cached = "much of it may be the cache of torch's allocator, which rarely had to empty it"
+    recorded = None if on_host else _recorded_bytes(source, ranks)
+    if recorded is not None and recorded < policy.small_ratio * highest:
+        cached = (
+            f"the tensors of its ranks were recorded with at most {size_text(recorded)}, so other processes hold it, or "
+            "the cache of torch's allocator"
+        )
     return Finding(
         analyzer="memory",
         kind="memory_limit",
         severity="warning" if on_host else "info",
         status="fired" if on_host else "advice",
-        ranks=_ranks_on(source, str(node), str(device)),
+        ranks=ranks,
         cause="host" if on_host else "device",
         summary=f"{use}: {risk if on_host else cached}.",
         evidence={
@@ -66,7 +83,8 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
             "total_bytes": int(total),
             "used_ratio": round(highest / total, 4),
             "num_places": len(rows),
-        },
+        }
+        | ({} if recorded is None else {"recorded_bytes": recorded}),
         advice="memory-limit",
     )
 

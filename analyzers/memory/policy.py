@@ -35,5 +35,8 @@ class MemoryPolicy:
     """Ranks of a stage from which they are compared (count). Source: a median needs two others."""
     limit_ratio: float = 0.95
     """Use (ratio) from which a host or device is near its limit. Source: convention."""
+    small_ratio: float = 0.2
+    """Tensors of the ranks over the use of their device (ratio), below which others are named. Source: convention; a
+    cache is rarely five times what it ever held."""
     min_retry_events: int = 3
     """Seconds in which a rank's allocator retried. Source: convention; once or twice is a large batch or new shapes."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.memory.allocator_message import others_hold_it
 from analyzers.wording import counted, is_number, size_text
 
 __all__ = ["is_fragmented", "site_text", "snapshot_evidence", "why_text"]
@@ -43,8 +44,13 @@ def site_text(site: Mapping[str, Any]) -> str:
 
 
 def is_fragmented(evidence: Mapping[str, Any]) -> bool:
-    """Return True if what was cached and unused would have held the request: no part of it was large enough."""
+    """Return True if what was cached and unused would have held the request: no part of it was large enough.
+
+    Not where other processes fill the device: then the cache is small because they do.
+    """
     unused, requested = evidence.get("unused_bytes"), evidence.get("requested_bytes")
+    if others_hold_it(evidence):
+        return False
     return is_number(unused) and is_number(requested) and 0 < requested <= unused  # type: ignore[operator]
 
 
@@ -55,6 +61,9 @@ def why_text(finding: Finding) -> str:
     parts = []
     if _is_list(largest) and largest:
         parts.append(f"largest in use: {largest[0]}")
+    if is_number(of.get("others_bytes")) and is_number(of.get("own_bytes")):
+        own, others = size_text(of["own_bytes"]), size_text(of["others_bytes"])
+        parts.append(f"{own} of the device in use by this process, {others} by others")
     if is_number(of.get("unused_bytes")):
         parts.append(f"{size_text(of['unused_bytes'])} of {size_text(of.get('reserved_bytes'))} cached and unused")
     return ", ".join(parts)

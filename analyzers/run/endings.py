@@ -47,9 +47,11 @@ STORE_CLOSED = re.compile(
     re.IGNORECASE,
 )
 OUT_OF_MEMORY = re.compile(
-    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|cannot allocate memory|bad_alloc", re.IGNORECASE
+    r"MemoryError|OutOfMemoryError|out of memory|can't allocate memory|cannot allocate memory|bad_alloc"
+    r"|\bCU[A-Z]+_[A-Z_]*ALLOC(ATION)?_FAILED",
+    re.IGNORECASE,
 )
-"""Errors of a device or a host without free memory."""
+"""Errors of a device or a host without free memory; CUDA's libraries have codes of their own for it."""
 _BACKENDS_TYPES = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "SignalException")
 _UNNAMED_TYPES = ("RuntimeError", "Exception", "")
 """What a backend's error is where torch has no type of its own for it; Exception and none: not recorded."""

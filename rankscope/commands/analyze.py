@@ -109,11 +109,14 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     if not runs:
         return diagnose_files(files, progress=_progress), None
     from analyzers.diagnose import conclude
+    from analyzers.external.joining import join_recorded
 
     parts = [_of_run(run, "")[0] for run in runs] + ([diagnose_files(files, progress=_progress)] if files else [])
     facts = {**parts[0].run, "files_read": parts[-1].run.get("files_read")}
     facts["also_read"] = [part.run.get("run_id") for part in parts[1:]]
-    return conclude([finding for part in parts for finding in part.findings], facts), None
+    of_runs = [finding for part in parts[: len(runs)] for finding in part.findings]
+    of_files = [finding for part in parts[len(runs) :] for finding in part.findings]
+    return conclude(join_recorded(of_runs, of_files), facts), None
 
 
 def _newest_run(path: Path) -> Path:

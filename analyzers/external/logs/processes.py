@@ -25,6 +25,7 @@ from analyzers.external.logs.exceptions import (
     type_of,
 )
 from analyzers.external.logs.wording import COLLECT, HANGS, WHAT
+from analyzers.memory.allocator_message import memory_of_message
 from store.readers.logs.rules import Rule, cause_of
 
 __all__ = ["process_candidates"]
@@ -135,6 +136,8 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     evidence |= {
         key: value for key, value in first.fields.items() if key not in ("traceback", "type", "message", "ranks")
     }
+    if cause == "out_of_memory":
+        evidence |= memory_of_message(str(first.fields.get("message") or first.message))
     if cause == "device_assert":
         asserted = next((said for said in book.of("assert_text")), None)
         evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}

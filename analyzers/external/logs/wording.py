@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from analyzers.finding import Finding
+from analyzers.memory.allocator_message import holders_text, others_hold_it
+from analyzers.wording import sentence
 
 __all__ = ["ANALYZER", "COLLECT", "DO", "HANGS", "WHAT", "next_step", "why"]
 
@@ -131,4 +133,7 @@ def next_step(finding: Finding) -> str:
     """Advice; where the logs prove nothing, the first command that would settle it."""
     collect = list(finding.evidence.get("collect") or ())
     settle = f"To settle it: {collect[0]}." if collect and finding.status == "suspect" else ""
-    return " ".join(part for part in (DO.get(finding.cause, ""), settle) if part)
+    do = DO.get(finding.cause, "")
+    if finding.cause == "out_of_memory" and others_hold_it(finding.evidence):
+        do = sentence(f"end or move the other processes on that device: {holders_text(finding.evidence)}")
+    return " ".join(part for part in (do, settle) if part)

@@ -226,6 +226,64 @@ def test_a_snapshot_says_what_the_memory_was_used_for() -> None:
     assert next_step(finding).startswith("Check gpt/attention.py:88 in forward, and the memory of rank 1 over")
 
 
+FULL_OF_OTHERS = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 512.00 MiB is "
+    "free. Process 4711 has 60.00 GiB memory in use. Process 4712 has 10.00 GiB memory in use. Including non-PyTorch "
+    "memory, this process has 8.60 GiB memory in use. Of the allocated memory 5.00 GiB is allocated by PyTorch, and 2.50 GiB is "
+    "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+def _raised(message: str, error: str = "OutOfMemoryError") -> Finding:
+    world = World()
+    world.event("exception", 0.01, rank=1, type=error, message=message)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks) == ("out_of_memory", (1,))
+    return finding
+
+
+def test_other_processes_that_fill_the_device_are_named_and_no_fragmentation_is() -> None:
+    finding = _raised(FULL_OF_OTHERS)
+    assert finding.evidence["holders"] == ["process 4711: 60 GiB", "process 4712: 10 GiB"]
+    assert "Other processes hold 70 GiB of the device's 79.1 GiB: process 4711 with 60 GiB" in finding.summary
+    assert next_step(finding).startswith("End or move the other processes on that device: process 4711 with 60 GiB")
+
+
+def test_what_a_process_holds_itself_is_not_laid_to_the_others() -> None:
+    own = FULL_OF_OTHERS.replace("60.00 GiB", "1.00 GiB").replace("10.00 GiB", "0.50 GiB").replace("8.60", "77.10")
+    finding = _raised(own)
+    assert "Other processes hold" not in finding.summary
+    assert "expandable_segments" in next_step(finding), "the cache had 2.5 GiB, in parts below 2 GiB"
+    assert "expandable_segments" not in next_step(_raised(own.replace("2.50 GiB is", "100.00 MiB is")))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "CUDA error: out of memory",
+    ],
+)
+def test_a_library_without_memory_is_out_of_memory(message: str) -> None:
+    assert "outside of torch's cache" in next_step(_raised(message, "RuntimeError"))
+
+
+def test_the_message_and_not_the_unwound_snapshot_says_what_was_in_use() -> None:
+    message = FULL_OF_OTHERS.replace("5.00 GiB", "60.00 GiB")
+    world = World()
+    world.event("exception", 0.01, rank=1, type="OutOfMemoryError", message=message)
+    world.event("memory_snapshot", 0.02, rank=1, path="memory/x.json.gz", allocated_bytes=400 << 20,
+                reserved_bytes=62 << 30, unused_bytes=5 << 29, requested_bytes=None, has_stacks=True,
+                is_at_failure=False,
+                sites=[{"at": "gpt/attention.py:88 in forward", "bytes": 10 << 20, "blocks": 1}])  # fmt: skip
+    (finding,) = lost(world)
+    assert (finding.evidence["allocated_bytes"], finding.evidence["unused_bytes"]) == (60 << 30, 5 << 29)
+    assert "largest_site" not in finding.evidence
+
+
 def test_a_cache_that_had_the_bytes_is_fragmented() -> None:
     assert "expandable_segments" in next_step(_out_of_cuda_memory(unused_bytes=8 << 20))
 

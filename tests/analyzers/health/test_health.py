@@ -13,8 +13,11 @@ from analyzers.finding import Finding, Severity
 from analyzers.health.analyze import device_health
 from analyzers.health.explain import WHY
 from analyzers.health.figures import FIGURES
+from analyzers.health.program_faults import failed_with
 from analyzers.health.xids import asks_for_another_device, xid_table
 from analyzers.live import LivePolicy, LiveState, live_findings
+from analyzers.report.wording.explained import next_step
+from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter
 from probes.tape.names import NameWriter
@@ -36,7 +39,7 @@ HOST = {"load_1m": 3.0, "num_cpus": 16, "disk_free_bytes": 1 << 40, "memory_used
 class Node:
     """What a sampler would write: readings a second apart, and events."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, devices: tuple[str, str] = ("GPU-0", "GPU-1")) -> None:
         self.run: RunDir = empty_run(tmp_path)
         self.folder = self.run.node_dir(0)
         self.folder.mkdir(parents=True)
@@ -44,7 +47,8 @@ class Node:
         self.tape = TapeWriter(self.folder, TABLES["health"], rank=NODE_RANK, attempt=0)
         self.begin_ns = time.monotonic_ns() - 10**12
         for rank in range(2):
-            RankWriter(self.run, rank, ranks=2, identity={"device": "cuda:0", "device_uuid": f"GPU-{rank}"}).close()
+            identity = {"device": "cuda:0", "device_uuid": devices[rank]}
+            RankWriter(self.run, rank, ranks=2, identity=identity).close()
 
     def read(self, device: str, second: int, **values: Any) -> None:
         row = self.tape.unset_row()
@@ -69,6 +73,11 @@ class Node:
         with_events = EventWriter(self.folder / "events.jsonl", attempt=0, rank=NODE_RANK)
         with_events.write("xid", step=7, xid=code, device=device, node="node-0", message="NVRM: Xid")
         with_events.close()
+
+    def raised(self, rank: int, message: str) -> None:
+        own = EventWriter(self.run.rank_dir(0, rank) / "events.jsonl", attempt=0, rank=rank)
+        own.write("exception", step=7, type="AcceleratorError", message=message, traceback="")
+        own.close()
 
     def findings(self) -> list[Finding]:
         self.names.close()
@@ -174,6 +183,37 @@ def test_a_slow_disk_is_advice(tmp_path: Path) -> None:
         node.read("GPU-0", second, **GPU)
         node.read("host", second, **{**HOST, **(slow if second < 25 else usual)})
     assert node.findings() == []
+
+
+def test_an_xid_of_a_program_on_a_device_of_several_ranks_blames_no_device(tmp_path: Path) -> None:
+    """NVML names the device and no process: it may be of another job's, which shares it."""
+    node = Node(tmp_path, devices=("GPU-0", "GPU-0")).minute()
+    node.xid(43, "GPU-0")
+    (found,) = node.findings()
+    assert (found.kind, found.status, found.ranks) == ("xid", "advice", ())
+    assert "take the device out" not in next_step(found)
+
+
+@pytest.mark.parametrize("devices", [("GPU-0", "GPU-1"), ("GPU-0", "GPU-0")])
+def test_an_xid_of_a_rank_that_ended_of_a_cuda_error_is_evidence_of_its_end(
+    tmp_path: Path, devices: tuple[str, str]
+) -> None:
+    node = Node(tmp_path, devices=devices).minute()
+    node.xid(43, devices[1])
+    node.xid(13, devices[1])
+    node.raised(1, "CUDA error: device-side assert triggered")
+    assert node.findings() == []
+    with Store.open(node.run) as store:
+        store_log = EventLog.load(store, ("xid", "exception"))
+        for event in store_log.of("xid"):
+            assert failed_with(event, store_log, (0, 1)) == (1,)
+
+
+def test_a_hardware_xid_stays_a_finding_where_a_rank_ended_of_it(tmp_path: Path) -> None:
+    node = Node(tmp_path).minute()
+    node.xid(94)
+    node.raised(1, "CUDA error: uncorrectable ECC error encountered")
+    assert [finding.kind for finding in node.findings()] == ["xid"]
 
 
 def test_an_xid_is_told_with_what_to_do(tmp_path: Path) -> None:

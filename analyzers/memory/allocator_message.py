@@ -1,0 +1,77 @@
+"""Figures in the message of a CUDA allocation that failed: what was asked for, and who holds the device's memory.
+
+    found = memory_of_message("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of ...")
+    found["requested_bytes"], found["device_free_bytes"], found["others_bytes"], found["holders"]
+    others_hold_it(found)       # True: without the other processes there would have been room
+
+The message is of the moment of the failure. A snapshot that is taken later, when the stack has unwound, is not: there
+the tensors of the failed step are freed. Figures that the message lacks are absent, never 0: cuBLAS, cuDNN and NCCL say
+only that there was no memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from analyzers.wording import is_number, size_text
+
+__all__ = ["holders_text", "memory_of_message", "others_hold_it"]
+
+_BYTES = r"([\d.]+) ?(bytes|[KMGT]iB)"
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_FIGURES = {
+    "requested_bytes": re.compile(rf"[Tt]ried to allocate {_BYTES}"),
+    "device_bytes": re.compile(rf"total capacity of {_BYTES}"),
+    "device_free_bytes": re.compile(rf"of which {_BYTES} is free"),
+    "own_bytes": re.compile(rf"this process has {_BYTES} memory in use"),
+    "allocated_bytes": re.compile(rf"{_BYTES} is allocated by PyTorch"),
+    "unused_bytes": re.compile(rf"{_BYTES} is reserved by PyTorch but unallocated"),
+}
+_HOLDER = re.compile(rf"Process (\d{{1,10}}) has {_BYTES} memory in use")
+MAX_HOLDERS = 8
+
+
+def memory_of_message(message: str, ranks: Mapping[int, int] | None = None) -> dict[str, Any]:
+    """Figures by name, in bytes; `holders`: the largest other processes, `ranks` by pid being those of this run."""
+    found: dict[str, Any] = {
+        name: _bytes(match[1], match[2]) for name, pattern in _FIGURES.items() if (match := pattern.search(message))
+    }
+    holders = [[int(pid), _bytes(number, unit)] for pid, number, unit in _HOLDER.findall(message)]
+    if holders:
+        found["others_bytes"] = sum(held for _, held in holders)
+        holders.sort(key=lambda holder: -holder[1])
+        found["holders"] = [
+            f"process {pid}{f' (rank {ranks[pid]})' if ranks and pid in ranks else ''}: {size_text(held)}"
+            for pid, held in holders[:MAX_HOLDERS]
+        ]
+    if "allocated_bytes" in found and "unused_bytes" in found:
+        found["reserved_bytes"] = found["allocated_bytes"] + found["unused_bytes"]
+    return found
+
+
+def others_hold_it(evidence: Mapping[str, Any]) -> bool:
+    """Return True if other processes hold more than this one, and the request would have fit without them."""
+    held, asked, own = (evidence.get(name) for name in ("others_bytes", "requested_bytes", "own_bytes"))
+    if not (is_number(held) and is_number(asked)):
+        return False
+    free = evidence.get("device_free_bytes")
+    has_room = asked <= held + (free if is_number(free) else 0)  # type: ignore[operator]
+    return has_room and held > (own if is_number(own) else 0)  # type: ignore[operator]
+
+
+def holders_text(evidence: Mapping[str, Any]) -> str:
+    """The two largest of them, for a sentence; "" where none is known."""
+    holders: Any = evidence.get("holders")
+    if not isinstance(holders, (list, tuple)) or not holders:
+        return ""
+    rest = len(holders) - 2
+    return ", ".join(str(holder).replace(": ", " with ") for holder in holders[:2]) + (f" and {rest} more" * (rest > 0))
+
+
+def _bytes(number: str, unit: str) -> int:
+    try:
+        return round(float(number) * _UNITS[unit])
+    except ValueError:  # "1.2.3": a damaged text
+        return 0

@@ -1,0 +1,102 @@
+"""Runs that a real GPU recorded, and the verdict on each: kind, ranks, cause, step and numbers.
+
+The recorder counts steps from 1, the recorded loop from 0: what it did in its step 25 is in step 26 here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.diagnose import Diagnosis, conclude
+from analyzers.external.evidence import diagnose_files
+from analyzers.external.joining import join_recorded
+from analyzers.finding import Finding
+from analyzers.report.wording.explained import next_step
+from probes.tape.rundir import RunDir
+from tests.support.recorded_gpu import copy_gpu_run, gpu_recording
+from watch.verdicts.diagnosed_run import diagnosed_run
+
+HEALTHY = ("none", "fsdp2_none", "healthy_time_sliced")
+
+
+def diagnosis_of(name: str, into: Path) -> Diagnosis:
+    with diagnosed_run(RunDir.open(copy_gpu_run(name, into)), is_over=True) as (_, diagnosis):
+        return diagnosis
+
+
+def only(name: str, into: Path) -> Finding:
+    (finding,) = diagnosis_of(name, into).fired
+    return finding
+
+
+def test_a_device_that_stands_still_is_named_though_its_host_is_three_steps_ahead(tmp_path: Path) -> None:
+    finding = only("stuck", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "device_stuck", (1,), 26)
+    assert (finding.evidence["op"], finding.evidence["seq"]) == ("all_reduce", 102)
+    assert finding.evidence["waiting_ranks"] == [0]
+    assert "it never started all_reduce #102 (group world:0-1), although its host is at step 28" in finding.summary
+
+
+def test_a_host_that_sleeps_is_no_stuck_device(tmp_path: Path) -> None:
+    finding = only("hang", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "not_entered", (1,), 26)
+    assert "gpu_loop.py:62" in finding.summary
+
+
+def test_a_step_whose_calls_a_rank_left_out_is_out_of_sync(tmp_path: Path) -> None:
+    """The plugin recorded 75 calls in every step."""
+    finding = only("skip", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("desync", "skipped", (1,), 26)
+    assert (finding.evidence["num_calls"], finding.evidence["seq"]) == (75, 1875)
+    assert (finding.evidence["steps_before"], finding.evidence["steps_since"]) == (24, 18)
+
+
+def test_an_assertion_in_a_kernel_is_one_finding_and_blames_no_device(tmp_path: Path) -> None:
+    diagnosis = diagnosis_of("illegal", tmp_path)
+    (finding,) = diagnosis.fired
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("rank_lost", "exception", (1,), 25)
+    assert "device-side assert triggered (gpu_loop.py:66 in <module>)" in finding.summary
+    assert finding.evidence["xids"] == [43]
+    assert not [found for found in diagnosis.findings if found.kind == "xid"]
+
+
+def test_the_log_adds_the_text_of_the_assertion_to_the_same_finding(tmp_path: Path) -> None:
+    of_run = diagnosis_of("illegal", tmp_path)
+    of_log = diagnose_files([gpu_recording("illegal") / "log"])
+    (finding,) = conclude(join_recorded(of_run.findings, of_log.findings), of_run.run).fired
+    assert (finding.kind, finding.ranks, finding.first_step) == ("rank_lost", (1,), 25)
+    assert finding.evidence["assertion"].startswith("-sizes[i] <= index && index < sizes[i]")
+    assert finding.evidence["kernel"].endswith("IndexKernel.cu:111")
+
+
+def test_memory_that_ran_out_is_told_as_the_allocator_counted_it(tmp_path: Path) -> None:
+    diagnosis = diagnosis_of("oom", tmp_path)
+    (finding,) = diagnosis.fired
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("rank_lost", "out_of_memory", (1,), 25)
+    of = finding.evidence
+    gib = {name: round(of[f"{name}_bytes"] / (1 << 30), 2) for name in ("requested", "allocated", "own", "others")}
+    assert gib == {"requested": 16.0, "allocated": 128.43, "own": 129.62, "others": 6.83}
+    assert of["holders"][0] == "process 3762 (rank 0): 1.93 GiB"
+    assert "expandable_segments" not in next_step(finding)
+    (xid,) = (found for found in diagnosis.findings if found.kind == "xid")
+    assert (xid.status, xid.ranks) == ("advice", ()), "another job's assertion on the same device"
+
+
+def test_a_kill_is_the_rank_that_was_killed(tmp_path: Path) -> None:
+    finding = only("kill", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks) == ("rank_lost", "signal", (1,))
+    assert finding.evidence["signal"] == "SIGKILL"
+
+
+def test_a_loss_that_is_nan_is_the_rank_whose_it_is(tmp_path: Path) -> None:
+    finding = only("nan", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("non_finite", "forward", (1,), 26)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
+    diagnosis = diagnosis_of(name, tmp_path)
+    assert diagnosis.fired == ()
+    assert [found.kind for found in diagnosis.findings if found.status == "suspect"] == []
