@@ -66,8 +66,8 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]], policy: MemoryPolicy
     recorded = None if on_host else _recorded_bytes(source, ranks)
     if recorded is not None and recorded < policy.small_ratio * highest:
         cached = (
-            f"the tensors of its ranks were recorded with at most {size_text(recorded)}, so other processes hold it, or "
-            "the cache of torch's allocator"
+            f"the tensors of its ranks were recorded with at most {size_text(recorded)}, so other processes hold it, "
+            "or the cache of torch's allocator"
         )
     return Finding(
         analyzer="memory",

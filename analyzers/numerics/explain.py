@@ -29,6 +29,10 @@ def _non_finite(finding: Finding) -> str:
     if of.get("ranks_with_nonfinite_local_loss"):
         shared = ", which sum over their tensor-parallel group" if of.get("named_by") == "tensor_parallel_group" else ""
         return f"The local loss was NaN or Inf on {ranks_text(of['ranks_with_nonfinite_local_loss'])}{shared}."
+    if bad := of.get("ranks_with_nonfinite_gradient"):
+        return f"The own gradient of {ranks_text(bad)} held NaN or Inf before it was reduced."
+    if checked := of.get("ranks_with_checked_gradient"):
+        return f"The own gradients of {ranks_text(checked)} were finite before they were reduced."
     if of.get("num_checked_inputs"):
         return f"All {of['num_checked_inputs']} checked inputs of collectives were finite before their reduction."
     return "Inputs of collectives were not checked, so only a rank's own loss or gradients can identify it."

@@ -155,6 +155,8 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
         parameters=_gradients(source, attempt, step),
         reported_phase=events[0].text("phase") if events else "",
         reported_parameters=_merged(event.texts("parameters") for event in events),
+        own_gradients=[(event.rank, bad) for event in events
+                       if isinstance(bad := event.detail.get("own_gradient_nonfinite"), bool)],
         data_parallel=_is_data_parallel(source, attempt),
     )  # fmt: skip
 
@@ -299,6 +301,8 @@ def _numbers(evidence: StepEvidence, where: Location, episode: _Episode, respons
         "ranks_with_nonfinite_local_loss": [row.rank for row in rows if is_bad(row.local_loss)],
         "num_flagged_inputs": sum(flag.nonfinite for flag in evidence.flags),
         "num_checked_inputs": len(evidence.flags),
+        "ranks_with_nonfinite_gradient": [rank for rank, bad in evidence.own_gradients if bad],
+        "ranks_with_checked_gradient": [rank for rank, _ in evidence.own_gradients],
         "batch_index": next((row.batch_index for row in rows if row.batch_index is not None), None),
         **response.evidence(),
     }

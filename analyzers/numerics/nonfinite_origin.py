@@ -53,6 +53,8 @@ class StepEvidence:
     parameters: Sequence[tuple[int, str, int]] = ()
     reported_phase: str = ""
     reported_parameters: Sequence[str] = ()
+    own_gradients: Sequence[tuple[int, bool]] = ()
+    """(rank, whether its own gradient held NaN or Inf before any reduction), of those that looked."""
     data_parallel: bool = False
     """Whether every gradient is reduced over other ranks before the optimizer's phase."""
 
@@ -99,6 +101,10 @@ def locate(evidence: StepEvidence) -> Location:
     if bad_loss:
         named = bad_loss if good_loss or len(evidence.rows) == 1 else tuple(sorted(row.rank for row in evidence.rows))
         return Location(ranks=named, phase="forward", parameter="", how="local_loss", others=others)
+    if own := tuple(sorted(rank for rank, bad in evidence.own_gradients if bad)):
+        return Location(ranks=own, phase="backward", parameter=parameter, how="own_gradient", others=others)
+    if evidence.data_parallel and {rank for rank, _ in evidence.own_gradients} >= {row.rank for row in evidence.rows}:
+        return Location(ranks=(), phase="reduction", parameter=parameter, how="own_gradient", others=others)
     if len(evidence.rows) == 1:
         phase: Phase = "backward" if parameter or evidence.rows[0].nonfinite_count else "unknown"
         return Location(ranks=(evidence.rows[0].rank,), phase=phase, parameter=parameter, how="single", others=others)

@@ -178,6 +178,7 @@ NONFINITE = _kind(
     "nonfinite",
     _text("phase"), _json("parameters", "names of those with NaN or Inf"),
     _float("local_loss", unit="nats"), _int("local_nonfinite_count"),
+    _bool("own_gradient_nonfinite", "before any reduction; null: not known"),
     by="every rank", meaning="A step with NaN or Inf was refused.",
 )
 REPLAY = _kind(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 
+from probes.collectives.reduction_inputs import ReductionInputs
 from probes.guard.decisions import Guard, GuardPolicy, RunStopped, Verdict
 from probes.recorder import Recorder
 from probes.tape.rundir import RunDir
@@ -37,7 +38,14 @@ __all__ = ["Recovery"]
 class Recovery:
     """Guard, copies and checks of one rank. Every method is called on all ranks alike."""
 
-    def __init__(self, training: Training, recorder: Recorder, run: RunDir, gradients: GradientExaminer | None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        recorder: Recorder,
+        run: RunDir,
+        gradients: GradientExaminer | None,
+        reduction_inputs: ReductionInputs | None = None,
+    ) -> None:
         self.training = training
         self.config = config = training.config
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -53,7 +61,9 @@ class Recovery:
         self.integrity = Integrity(training, recorder)
         self.recompute_check = RecomputeCheck(training, recorder, self.ledger)
         self.copies = StateCopies(training, recorder, run, ledger_file, self.guard)
-        self.rollback = Rollback(training, recorder, run, gradients, self.guard, self.integrity, self.copies)
+        self.rollback = Rollback(
+            training, recorder, run, gradients, self.guard, self.integrity, self.copies, reduction_inputs
+        )
 
     def start(self) -> Position:
         """The position to start from. Raises CheckpointError if there are checkpoints and none can be used,

@@ -21,6 +21,7 @@ import json
 import math
 import time
 
+from probes.collectives.reduction_inputs import ReductionInputs
 from probes.guard.decisions import Guard, RunStopped, Verdict
 from probes.recorder import Recorder
 from probes.tape import event_kinds
@@ -49,6 +50,7 @@ class Rollback:
         guard: Guard,
         integrity: Integrity,
         copies: StateCopies,
+        reduction_inputs: ReductionInputs | None = None,
     ) -> None:
         self.training = training
         self.recorder = recorder
@@ -57,6 +59,7 @@ class Rollback:
         self.guard = guard
         self.integrity = integrity
         self.copies = copies
+        self.reduction_inputs = reduction_inputs
         self.ledger = copies.ledger
         self.enabled = training.config.recovery.enabled
         self.triage = Triage(training, recorder, gradients, limit=training.config.recovery.max_replays)
@@ -130,8 +133,10 @@ class Rollback:
                 (self.run_dir.reports / "guard-stop.json").write_text(json.dumps(report, indent=2) + "\n")
 
     def _report_nonfinite(self, verdict: Verdict, local_loss: float | None) -> None:
-        """Record this rank's view: a local loss that is not finite, and its gradients, which the reduction has
-        spread; which rank had it first is in the records of the collectives."""
+        """Record this rank's view: a local loss that is not finite, its gradients before the reduction where that is
+        known, and those that the reduction has spread. Which rank had it first is in the records of the collectives,
+        too, on the host."""
+        own = self.reduction_inputs.nonfinite(verdict.step) if self.reduction_inputs is not None else None
         found = self.gradients.examine(verdict.step) if self.gradients is not None else []
         phase = "backward" if local_loss is None or math.isfinite(local_loss) else "forward"
         count = sum(number for _, number in found)
@@ -142,6 +147,7 @@ class Rollback:
             parameters=[name for name, _ in found],
             local_loss=local_loss,
             local_nonfinite_count=count,
+            own_gradient_nonfinite=own,
         )
         if self.gradients is not None:
             self.recorder.log(nonfinite_count=count)

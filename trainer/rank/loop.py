@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from probes.collectives.reduction_inputs import ReductionInputs
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from trainer.checkpoint.state import Position
@@ -56,6 +57,8 @@ class Session:
     experts: BackwardProbe | None = None
     unreduced: UnreducedGradients | None = None
     """None where local gradients are not whole, or cannot be distinguished from other reductions."""
+    reduction_inputs: ReductionInputs | None = None
+    """Whether gradients were finite before their reduction, where devices reduce them."""
     late: LateVerdict | None = None
     """None where each step is judged before its update."""
     asked_to_stop: Callable[[], bool] = lambda: False
@@ -94,6 +97,8 @@ def _step(session: Session, position: Position) -> tuple[Position, bool]:
     unreduced = session.unreduced if _is_due(step, config.probes.local_norm_interval) else None
     if unreduced is not None:
         unreduced.begin(training.device)
+    if session.reduction_inputs is not None:
+        session.reduction_inputs.begin(step)
     local_loss = training.forward_backward(batch)
     own_square = unreduced.end() if unreduced is not None else None
     for probe in (session.gradients, session.experts):

@@ -31,6 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from probes.attach.identity import Identity
 from probes.attach.parent_death import end_with_launcher
 from probes.collectives.nccl_plugin.loading import record_nccl
+from probes.collectives.reduction_inputs import watch_fsdp_reductions
 from probes.collectives.wrapped import install, unreduced_gradients
 from probes.device.stream_waits import stamp_waits
 from probes.guard.decisions import RunStopped
@@ -149,13 +150,17 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     gradients = instrument(training, recorder)
     record_compilation(recorder)
     arm(setup.faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
-    recovery = Recovery(training, recorder, run, gradients)
+    inputs = None
+    if recorder.enabled and config.probes.collectives and config.probes.nonfinite_flags and device.type != "cpu":
+        inputs = watch_fsdp_reductions()  # on the host the wrapper of process groups looks at each input
+    recovery = Recovery(training, recorder, run, gradients, inputs)
     session = Session(
         training=training,
         recorder=recorder,
         recovery=recovery,
         gradients=gradients,
         unreduced=unreduced_gradients() if _reduces_whole_gradients(config, plan) else None,
+        reduction_inputs=inputs,
         experts=watch_experts(training, recorder),
         late=late_verdict(training, recorder, recovery),
         asked_to_stop=stop,

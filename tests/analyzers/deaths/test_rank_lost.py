@@ -229,8 +229,8 @@ def test_a_snapshot_says_what_the_memory_was_used_for() -> None:
 FULL_OF_OTHERS = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 512.00 MiB is "
     "free. Process 4711 has 60.00 GiB memory in use. Process 4712 has 10.00 GiB memory in use. Including non-PyTorch "
-    "memory, this process has 8.60 GiB memory in use. Of the allocated memory 5.00 GiB is allocated by PyTorch, and 2.50 GiB is "
-    "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "memory, this process has 8.60 GiB memory in use. Of the allocated memory 5.00 GiB is allocated by PyTorch, and "
+    "2.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
 

@@ -52,6 +52,20 @@ def test_a_rank_that_waited_long_before_its_first_collective_is_still_the_first(
     assert (where.ranks, where.seq) == ((2,), 5)
 
 
+def test_a_gradient_that_was_bad_before_its_reduction_names_its_rank() -> None:
+    """As on devices, where inputs of collectives are not looked at."""
+    own = [(0, False), (1, True), (2, False), (3, False)]
+    where = locate(StepEvidence(rows=rows(), own_gradients=own, data_parallel=True))
+    assert (where.ranks, where.phase) == ((1,), "backward")
+    finite = [(rank, False) for rank in range(4)]
+    where = locate(StepEvidence(rows=rows(), own_gradients=finite, data_parallel=True))
+    assert (where.ranks, where.phase) == ((), "reduction")
+    where = locate(StepEvidence(rows=rows(), own_gradients=finite[:3], data_parallel=True))
+    assert (where.ranks, where.how) == ((), "nothing"), "of rank 3 nothing is known"
+    where = locate(StepEvidence(rows=rows(2), own_gradients=own, data_parallel=True))
+    assert (where.ranks, where.phase) == ((2,), "forward"), "its gradients follow from its loss"
+
+
 def test_a_bad_local_loss_is_forward() -> None:
     where = locate(StepEvidence(rows=rows(3), flags=[flag(r, 1, r == 3) for r in range(4)]))
     assert (where.ranks, where.phase, where.parameter) == ((3,), "forward", "")

@@ -1,0 +1,84 @@
+"""Was this rank's own gradient finite before FSDP2 reduced it? Kept on the device, read only when a step is refused.
+
+    inputs = watch_fsdp_reductions()              # None where this torch's FSDP2 is another one
+    inputs.begin(step)                            # before the forward pass
+    loss.backward()                               # one norm over the gradients of each reduce-scatter
+    inputs.nonfinite(step)                        # True, False, None: not known. Waits for the device.
+
+A reduction spreads a NaN to every rank, and afterwards nothing tells whose it was. On the host the wrapper of process
+groups looks at each input (`call_records`); groups of NCCL stay torch's own, so there the function is replaced in which
+FSDP2 hands gradients to its reduce-scatter. It adds one `_foreach_norm` for each group of parameters, of the largest
+absolute value: no copy, no synchronisation, and a few numbers a parameter.
+
+The numbers of the newest computations are kept: the trainer judges a step while the next one is computed, and may
+compute a suspicious one again, so one step may have several. DDP reduces in C++ as soon as a bucket is full, and is not
+seen here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..fail_open import failing_open, probes_disabled, record_error
+
+__all__ = ["ReductionInputs", "watch_fsdp_reductions"]
+
+KEPT_COMPUTATIONS = 4
+"""A step, the one after it that is already computed, and both again."""
+
+
+class ReductionInputs:
+    """The largest absolute values of what was handed to the reductions of the newest steps."""
+
+    def __init__(self) -> None:
+        self._of_steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=KEPT_COMPUTATIONS)
+
+    def begin(self, step: int) -> None:
+        """From here on reductions are those of this step."""
+        self._of_steps.append((step, []))
+
+    def add(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Gradients that are about to be reduced."""
+        if self._of_steps:
+            self._of_steps[-1][1].extend(torch._foreach_norm(list(gradients), math.inf))
+
+    def nonfinite(self, step: int) -> bool | None:
+        """Whether any was NaN or Inf in any computation of a step; None if none was seen."""
+        with failing_open("collectives.reduction_inputs"):
+            largest = [value for of, values in self._of_steps if of == step for value in values]
+            if largest:
+                return not bool(torch.stack([value.float() for value in largest]).isfinite().all())
+        return None
+
+
+def watch_fsdp_reductions() -> ReductionInputs | None:
+    """Look at what FSDP2 reduces from now on; once a process."""
+    if probes_disabled():
+        return None
+    with failing_open("collectives.reduction_inputs"):
+        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
+
+        inputs = ReductionInputs()
+        fsdp.foreach_reduce = _looked_at(fsdp.foreach_reduce, inputs)
+        return inputs
+    return None
+
+
+def _looked_at(real: Callable[..., Any], inputs: ReductionInputs) -> Callable[..., Any]:
+    real = getattr(real, "__wrapped__", real)
+
+    @functools.wraps(real)
+    def foreach_reduce(fsdp_params: Any, unsharded_grads: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        try:
+            inputs.add(unsharded_grads)
+        except Exception as error:
+            record_error("collectives.reduction_inputs", error)
+        return real(fsdp_params, unsharded_grads, *args, **kwargs)
+
+    return foreach_reduce
