@@ -20,7 +20,7 @@ from analyzers.finding import Finding
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.setting import number, setting
 from analyzers.scope import Scope
-from analyzers.settings.plan_deviation import against_plan
+from analyzers.settings.plan_deviation import against_plan, planned_step_s
 from analyzers.settings.policy import ConfigurationPolicy
 from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
@@ -280,8 +280,8 @@ def _plan(run: _Run) -> Advice:
         for each in against_plan(run.source, run.manifest)
         if not each.as_planned
     ]
-    planned_s = plan.get("step_s")
-    if isinstance(planned_s, (int, float)) and 0 < planned_s * run.policy.slower_than_planned_ratio <= step_s:
+    planned_s = planned_step_s(run.manifest)
+    if planned_s is not None and 0 < planned_s * run.policy.slower_than_planned_ratio <= step_s:
         off.append(("time of a step", step_s / planned_s, f"{step_s:.3g} s", f"{planned_s:.3g} s"))
     if not off:
         return None

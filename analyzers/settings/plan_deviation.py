@@ -3,9 +3,11 @@
     for item in against_plan(source, run.manifest()):
         item.what, item.planned_bytes, item.measured_bytes, item.ratio
 
-The trainer keeps its plan in `run.json`. Memory is compared on devices only: what a process on a CPU holds is mostly
-libraries. Traffic is the median over the steps, so evaluations and checkpoints do not count; calls of some bytes (loss,
-norm, verdicts) are in neither.
+The trainer keeps its plan in `run.json`. Memory is compared on devices only, as torch's allocator counts it: what a
+process on a CPU holds is mostly libraries, and so is what a small model has on a device. The time of a step is compared
+where the device is the limit: a step that the host cannot even launch in its planned time says nothing. Traffic is the
+median over the steps, so evaluations and checkpoints do not count; calls of some bytes (loss, norm, verdicts) are in
+neither.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from typing import Any
 from analyzers.run.event_log import EventLog
 from analyzers.settings.policy import PlanPolicy
 from analyzers.source import Source
+from analyzers.wording import is_number
 from probes.tape import event_kinds
 
-__all__ = ["Against", "against_plan"]
+__all__ = ["Against", "against_plan", "planned_step_s"]
 
 _MAX_STEPS = 200
 
@@ -51,8 +54,11 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
         return []
     rank = plan["rank"]
     found = []
-    memory = plan.get("memory_bytes")
-    if plan.get("device") == "cuda" and isinstance(memory, int) and memory > 0:
+    memory = plan.get(
+        "allocated_bytes"
+    )  # older plans have the driver's context in it, which is not in what is measured
+    least = PlanPolicy().smallest_memory_bytes
+    if plan.get("device") == "cuda" and isinstance(memory, int) and memory >= least:
         # Planned is the peak within a step. `steps.memory_bytes`, read between steps, lacks all activations.
         peaks = EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK)
         most = max((event.integer("allocated_bytes") for event in peaks if event.rank == rank), default=-1)
@@ -67,6 +73,19 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
             if _is_size(num_bytes) and op in measured
         ]
     return found
+
+
+def planned_step_s(manifest: Mapping[str, Any]) -> float | None:
+    """Planned time of a step (seconds); None where there is none, or where launching its kernels takes longer."""
+    plan, config = manifest.get("planned"), manifest.get("config")
+    planned = plan.get("step_s") if isinstance(plan, Mapping) else None
+    if not is_number(planned):
+        return None
+    model, parallel = (config.get(name) if isinstance(config, Mapping) else None for name in ("model", "parallel"))
+    layers = model.get("num_layers") if isinstance(model, Mapping) else None
+    stages = parallel.get("pp") if isinstance(parallel, Mapping) else None
+    of_rank = layers / max(1.0, stages if is_number(stages) else 1) if is_number(layers) else 0.0
+    return float(planned) if planned > of_rank * PlanPolicy().launches_of_block_s else None
 
 
 def _is_size(value: object) -> bool:

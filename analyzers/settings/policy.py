@@ -64,6 +64,12 @@ class PlanPolicy:
 
     tolerance_ratio: float = 0.1
     """Deviation of measured from planned bytes. Source: convention; allocators round up."""
+    smallest_memory_bytes: int = 512 << 20
+    """Planned memory of a device (bytes) from which it is compared. Source: measured; workspaces of libraries, which
+    depend on the device, take up to 64 MiB, and more than the tolerance of less."""
+    launches_of_block_s: float = 0.5e-3
+    """Time (seconds) that a host needs at least to launch a block's kernels, forward and backward. Source: measured on
+    the recorded runs of a GPU; 50 launches a block and step, 10 us each at the least."""
     smallest_call_bytes: int = 256
     """Payload of a collective (bytes) that counts as traffic. Source: loss, norm and votes of a step are smaller."""
 

@@ -40,7 +40,7 @@ if ON_GPU:
     torch.cuda.synchronize()
 peak = torch.cuda.max_memory_allocated() if ON_GPU else 0
 if dist.get_rank() == 0:
-    print("PEAK " + json.dumps({"planned": planned.peak, "peak": peak}), flush=True)
+    print("PEAK " + json.dumps({"planned": planned.allocated, "peak": peak}), flush=True)
 dist.destroy_process_group()
 """
 

@@ -100,3 +100,11 @@ def test_a_healthy_run_has_no_finding(name: str, tmp_path: Path) -> None:
     diagnosis = diagnosis_of(name, tmp_path)
     assert diagnosis.fired == ()
     assert [found.kind for found in diagnosis.findings if found.status == "suspect"] == []
+
+
+def test_a_plan_is_not_held_against_what_it_does_not_speak_of(tmp_path: Path) -> None:
+    """A model of 0.8 M parameters: its step is bound by launches, and its memory is that of libraries."""
+    diagnosis = diagnosis_of("train", tmp_path)
+    assert [found for found in diagnosis.findings if found.cause == "plan"] == []
+    (bad,) = (found for found in diagnosis.findings if found.kind == "non_finite")
+    assert (bad.status, bad.cause, bad.first_step) == ("suspect", "backward", 40), "inputs were not looked at then"

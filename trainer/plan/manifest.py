@@ -35,6 +35,7 @@ def planned(config: Config, plan: Plan, *, rank: int, device: Device, device_nam
         "device": device,
         "world_size": plan.world_size,
         "memory_bytes": memory.peak,
+        "allocated_bytes": memory.allocated,
         "bytes_per_step": num_bytes,
         "step_s": None if expected is None else expected.step_s,
         "communication_ratio": None if expected is None else expected.communication_share,

@@ -3,11 +3,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from analyzers.settings.plan_deviation import against_plan
+from analyzers.settings.plan_deviation import against_plan, planned_step_s
 from tests.analyzers.memory_store import MemoryStore
 
 SIZES = {"all_reduce": 4000, "send": 7}
-PLAN = {"planned": {"rank": 0, "device": "cuda", "memory_bytes": 1000, "bytes_per_step": SIZES}}
+PLAN = {"planned": {"rank": 0, "device": "cuda", "allocated_bytes": 1000 << 20, "bytes_per_step": SIZES}}
 
 
 def store(num_bytes: int) -> MemoryStore:
@@ -21,7 +21,7 @@ def store(num_bytes: int) -> MemoryStore:
     filled.add("collectives", calls)
     filled.add("steps", [{"attempt": 0, "rank": 0, "step": step, "memory_bytes": 300 + step} for step in range(6)])
     for n, peak in enumerate((700, 905)):
-        detail = json.dumps({"allocated_bytes": peak})
+        detail = json.dumps({"allocated_bytes": peak << 20})
         filled.add("events", [{"wall_ns": n, "attempt": 0, "rank": 0, "kind": "memory_peak", "detail": detail}])
     return filled
 
@@ -31,8 +31,24 @@ def told(source: MemoryStore, manifest: dict[str, Any]) -> dict[str, tuple[int, 
 
 
 def test_what_came_beside_what_was_planned() -> None:
-    assert told(store(2000), PLAN) == {"memory": (905, True), "all_reduce": (4000, True)}
+    assert told(store(2000), PLAN) == {"memory": (905 << 20, True), "all_reduce": (4000, True)}
     assert told(store(2500), PLAN)["all_reduce"] == (5000, False)
+
+
+def test_memory_that_is_mostly_that_of_libraries_is_not_compared() -> None:
+    small = {"planned": {**PLAN["planned"], "allocated_bytes": 100 << 20}}
+    assert "memory" not in told(store(2000), small)
+    with_context = {"planned": {**PLAN["planned"], "allocated_bytes": None, "memory_bytes": 2 << 30}}
+    assert "memory" not in told(store(2000), with_context), "an older plan, which has the driver's context in it"
+
+
+def test_a_step_that_the_host_cannot_launch_in_its_time_is_not_compared() -> None:
+    assert planned_step_s({"planned": {"step_s": 7e-5}, "config": {"model": {"num_layers": 4}}}) is None
+    assert planned_step_s({"planned": {"step_s": 0.3}, "config": {"model": {"num_layers": 32}}}) == 0.3
+    staged = {"model": {"num_layers": 32}, "parallel": {"pp": 8}}
+    assert planned_step_s({"planned": {"step_s": 0.01}, "config": staged}) == 0.01
+    assert planned_step_s({"planned": {"step_s": 0.01}}) == 0.01
+    assert planned_step_s({}) is None
 
 
 def test_without_a_plan_nothing_is_said() -> None:

@@ -15,6 +15,7 @@ from benchmarks.plan_ranks import RankMeasured, measured_rank
 from tests.processes import run_ranks
 from tests.trainer.plan.test_plan import EXPERTS, MODEL, settings
 from tests.waiting import wait_for
+from trainer.config.load import load_config
 from trainer.layout.plan import resolve
 from trainer.plan.memory import rank_memory
 from trainer.training.build import build
@@ -110,3 +111,12 @@ def test_tensor_parallel_ranks_keep_a_part_of_the_input_of_a_recomputed_block_ea
     for kept in run_ranks(inputs_kept, world_size=2):
         assert kept[True] == [(whole // 2, True)] * config.model.num_layers
         assert kept[False] == [(whole, True)] * config.model.num_layers
+
+
+def test_what_the_allocator_counts_is_the_peak_without_the_context_of_the_driver() -> None:
+    """On an H200 the allocator gave out 3,779 MiB at the most where this plan's peak is 4,648 MiB with its context."""
+    sizes = ["model.dim=1024", "model.num_layers=8", "data.seq_len=512", "train.global_batch_size=8"]
+    config = load_config(None, [*sizes, "train.device=cuda", "parallel.dp_shard=-1", "parallel.dp_replicate=1"])
+    need = rank_memory(config, resolve(config, 1), pp_rank=0, device="cuda")
+    assert need.allocated == pytest.approx(3_779 * 2**20, rel=0.1)
+    assert need.allocated < need.peak
