@@ -122,6 +122,8 @@ def _compare(outcome: Outcome, findings: Sequence[Finding], fault: Fault | None)
 
 def _names(finding: Finding, fault: Fault) -> bool:
     match EXPECTED[fault.kind].names:
+        case "pair":
+            return set(finding.ranks) == {fault.rank, fault.peer}
         case "link":
             of = finding.evidence
             is_message = of.get("op") in ("send", "recv")  # a message has a channel of its own
@@ -136,7 +138,7 @@ def _names(finding: Finding, fault: Fault) -> bool:
 def cases_of(options: argparse.Namespace) -> list[tuple[str, str, int]]:
     """The runs to be made, so that any first part of them is a fair sample."""
     faults = options.fault or list(EXPECTED)
-    layouts = options.layout or list(LAYOUTS)
+    layouts = options.layout or [name for name, layout in LAYOUTS.items() if layout.ranks_per_device == 1]
     cases = [(name, layout, seed) for seed in range(options.seeds) for name in faults for layout in layouts]
     clean = [(CLEAN, layouts[i % len(layouts)], i // len(layouts)) for i in range(options.clean)]
     return [*cases, *clean]

@@ -8,6 +8,7 @@ import pytest
 
 from analyzers.finding import Finding
 from analyzers.hangs.analyze import hangs
+from analyzers.hangs.desync import desynced
 from analyzers.scope import Scope
 from analyzers.stragglers.analyze import stragglers
 from benchmarks.gpu.__main__ import main as check_gpu
@@ -33,17 +34,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         raise
 
 
-def played(place: tuple[Path, Path], layout: str, kind: str = "") -> Played:
+FREE = Job(layers=4, microbatches=4, waits_each_step=False)
+"""Hosts that only a full launch queue stops: with so few kernels a step they are dozens of steps ahead."""
+
+
+def played(place: tuple[Path, Path], layout: str, kind: str = "", job: Job = SMALL) -> Played:
     folder, library = place
     fault = draw(kind, LAYOUTS[layout], seed=0) if kind else None
     clock = PlayedClock(folder)
-    return play(layout, steps=40, seed=0, fault=fault, folder=folder, library=library, clock=clock, job=SMALL)
+    return play(layout, steps=40, seed=0, fault=fault, folder=folder, library=library, clock=clock, job=job)
 
 
 def judged(run: Played) -> list[Finding]:
     with Store.open(run.run) as store:
         assert store.rows("SELECT count(*) FROM collectives WHERE wait_ns IS NOT NULL") == [(0,)]
-        found = [*hangs(store, Scope()), *stragglers(store, Scope())]
+        found = [*hangs(store, Scope()), *desynced(store, Scope()), *stragglers(store, Scope())]
     return [finding for finding in found if finding.status == "fired"]
 
 
@@ -55,6 +60,37 @@ def test_a_fault_of_a_device_is_named(place: tuple[Path, Path], layout: str, kin
     assert run.fault is not None
     (finding,) = judged(run)
     assert (finding.cause, finding.ranks) == (cause, (run.fault.rank,))
+
+
+@pytest.mark.parametrize("layout", ["one_gpu", "fsdp2", "pp"])
+def test_a_device_that_stands_still_is_named_however_far_its_host_is_ahead(
+    place: tuple[Path, Path], layout: str
+) -> None:
+    run = played(place, layout, "device_stall", FREE)
+    assert run.fault is not None
+    hosts = [machine.step for machine in run.world.machines]
+    assert max(hosts) > run.fault.step + 2
+    (finding,) = judged(run)
+    assert (finding.cause, finding.ranks, finding.first_step) == ("device_stuck", (run.fault.rank,), run.fault.step)
+
+
+@pytest.mark.parametrize("layout", ["one_gpu", "ddp"])
+def test_two_devices_that_stand_still_are_both_named(place: tuple[Path, Path], layout: str) -> None:
+    run = played(place, layout, "two_device_stalls", FREE)
+    assert run.fault is not None
+    (finding,) = judged(run)
+    assert (finding.cause, set(finding.ranks)) == ("device_stuck", {run.fault.rank, run.fault.peer})
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
+def test_a_step_whose_calls_a_rank_leaves_out_is_out_of_sync(place: tuple[Path, Path], layout: str) -> None:
+    """The sizes fit again in the next step: nothing stops before the end, where one rank is through too early."""
+    run = played(place, layout, "skipped_step", FREE)
+    assert run.fault is not None
+    (finding,) = (found for found in judged(run) if found.kind == "desync")
+    assert (finding.cause, finding.ranks, finding.first_step) == ("skipped", (run.fault.rank,), run.fault.step)
+    left_out = 4 if layout == "ddp" else 12  # buckets; gathers of forward and backward, scatters
+    assert finding.evidence["num_calls"] == left_out
 
 
 def test_a_clean_run_has_no_finding_and_its_trace_says_what_was_exposed(place: tuple[Path, Path]) -> None:

@@ -67,7 +67,7 @@ def _events(run: RunDir, world: World, layout: Layout, fault: Fault | None, cloc
     write(-S, "run_started", nproc_per_node=layout.ranks_per_node, max_restarts=0)
     write(-S // 2, "attempt_started", world_size=layout.num_ranks)
     if fault is not None and fault.is_death:
-        _die(run, write, world, fault, clock)
+        _die(run, write, world, layout, fault, clock)
     elif world.is_stuck:
         write(last + WATCHED_S * S, "stacks", path="stacks", ranks=list(range(layout.num_ranks)))
         write(last + HOLD_S * S, "run_ended", reason="interrupted", exit_code=130, message="SIGINT received")
@@ -76,7 +76,7 @@ def _events(run: RunDir, world: World, layout: Layout, fault: Fault | None, cloc
     events.close()
 
 
-def _die(run: RunDir, write: Any, world: World, fault: Fault, clock: PlayedClock) -> None:
+def _die(run: RunDir, write: Any, world: World, layout: Layout, fault: Fault, clock: PlayedClock) -> None:
     """The rank raises, its launcher sees it; the watchdogs of the others abort their processes after that."""
     message, xid = _DEATHS[fault.kind]
     moment = world.machines[fault.rank].log[-1][0] + 1_000_000
@@ -87,7 +87,7 @@ def _die(run: RunDir, write: Any, world: World, fault: Fault, clock: PlayedClock
         wall_ns=clock.wall_ns(moment),
     )  # fmt: skip
     own.close()
-    device = {"device": f"GPU-{fault.rank:08d}", "node": f"node-{fault.rank // 4}"}
+    device = {"device": layout.device(fault.rank), "node": f"node-{fault.rank // 4}"}
     write(moment - 500_000, "xid", xid=xid, message=f"NVRM: Xid (PCI:0000:1b:00): {xid}", **device)
     seen = moment + S // 10
     write(seen, "rank_exit", exit_rank=fault.rank, pid=10_000 + fault.rank, exit_code=1, signal=None, message=message)
@@ -116,7 +116,7 @@ def _readings(
             values = {
                 "sample_ns": clock.mono_ns(),
                 "node": names(f"node-{node}"),
-                "device": names(f"GPU-{rank:08d}"),
+                "device": names(layout.device(rank)),
                 "gpu_utilization_ratio": 0.98,
                 "temperature_celsius": 62.0,
                 "power_watts": 610.0,

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.played.programs import Layout
-from benchmarks.played.streams import Call, Host, Launch, Op, Span
+from benchmarks.played.streams import Await, Call, Host, Launch, Op, Span
 
 __all__ = ["EXPECTED", "Expected", "Fault", "draw"]
 
-Named = Literal["rank", "link", "side"]
+Named = Literal["rank", "link", "side", "pair"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Kind and causes of the finding, and whom it names: the rank; both ends of a link; one side of two."""
+    """Kind and causes of the finding, and whom it names: the rank; both ends of a link, or both ranks of a pair; one
+    side of two."""
 
     kind: str
     causes: tuple[str, ...]
@@ -38,6 +39,8 @@ EXPECTED: Mapping[str, Expected] = {
     "host_stall": Expected(kind="hang", causes=("not_entered", "p2p_unmatched")),
     "loader_stall": Expected(kind="hang", causes=("data",)),
     "device_stall": Expected(kind="hang", causes=("device_stuck",)),
+    "two_device_stalls": Expected(kind="hang", causes=("device_stuck",), names="pair"),
+    "skipped_step": Expected(kind="desync", causes=("skipped",), also=("hang",)),
     "stuck_call": Expected(kind="hang", causes=("device_stuck",)),
     "dead_link": Expected(kind="hang", causes=("all_entered",), names="link"),
     "mismatch_size": Expected(kind="hang", causes=("mismatch_size",), names="side"),
@@ -87,14 +90,18 @@ class Fault:
 
     def change(self, rank: int, step: int, ops: list[Op]) -> list[Op]:
         """The operations of a step of a rank."""
-        if rank != self.rank or step != self.step:
+        ranks = (self.rank, self.peer) if EXPECTED[self.kind].names == "pair" else (self.rank,)
+        if rank not in ranks or step != self.step:
             return ops
         match self.kind:
             case "host_stall":
                 return _before(ops, _nth(ops, Call, 1), Host(ns=None))
             case "loader_stall":
                 return _before(ops, _nth(ops, Span, 0) + 1, Host(ns=None))
-            case "device_stall":
+            case "skipped_step":
+                left_out = (Call, Await)
+                return [op for op in ops if not isinstance(op, left_out) or op.handle == "norm"]
+            case "device_stall" | "two_device_stalls":
                 middle = sum(isinstance(op, Launch) for op in ops) // 2
                 return _before(ops, _nth(ops, Launch, middle), Launch(ns=None))
             case "dead_gpu" | "ecc_error":
@@ -132,5 +139,7 @@ def draw(kind: str, layout: Layout, seed: int) -> Fault:
     peer = -1
     if EXPECTED[kind].names == "link":
         rank, peer = dice.choice(layout.network_links())
+    if EXPECTED[kind].names == "pair":
+        rank, peer = dice.sample(range(layout.num_ranks), 2)
     factor = {"slow_link": LINK_FACTOR, "slow_loader": 130.0}.get(kind, SLOW_FACTOR)
     return Fault(kind=kind, rank=rank, peer=peer, step=dice.randrange(22, 28), channel=dice.randrange(2), factor=factor)

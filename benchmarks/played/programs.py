@@ -5,7 +5,7 @@
 
 The order of calls is torch's: DDP reduces buckets while backward goes on; FSDP2 gathers a layer ahead, once more for
 backward, and scatters gradients after; tensor parallel sums twice a layer and direction; the pipeline runs 1F1B. The
-host waits for its device once a step, for the step before.
+host waits for its device once a step, for the step before, or never but for a place in its launch queue.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Layout:
     dp_shard: int = 1
     tp: int = 1
     ranks_per_node: int = 4
+    ranks_per_device: int = 1
 
     @property
     def num_ranks(self) -> int:
@@ -63,6 +64,10 @@ class Layout:
         """Number of the rank's node."""
         return rank // self.ranks_per_node
 
+    def device(self, rank: int) -> str:
+        """UUID of the rank's device."""
+        return f"GPU-{rank // self.ranks_per_device:08d}"
+
     def network_links(self) -> list[tuple[int, int]]:
         """(from, to) of the links between nodes that large transfers use: rings of groups, neighbours of a pipeline."""
         found = []
@@ -86,6 +91,7 @@ LAYOUTS = {
     "fsdp2": Layout(name="fsdp2", dp_shard=8),
     "tp": Layout(name="tp", dp_replicate=2, tp=4),
     "pp": Layout(name="pp", pp=4, dp_replicate=2, ranks_per_node=2),
+    "one_gpu": Layout(name="one_gpu", dp_replicate=3, ranks_per_node=3, ranks_per_device=3),
 }
 
 
@@ -103,6 +109,8 @@ class Job:
     """Elements of one layer's parameters."""
     activation_count: int = 2 << 20
     microbatches: int = 8
+    waits_each_step: bool = True
+    """The host waits for the step before, as a loop does that reads its loss. Else only its launch queue stops it."""
     host_ns: int = 40_000
     """Of the host's Python for one layer: the host needs less than the device."""
 
@@ -155,7 +163,8 @@ class _Writer:
         self.call(WORLD, "AllReduce", 2, "norm")
         self.wait("norm")
         self.kernel("optimizer", self.job.optimizer_ns)
-        self.ops += [Mark(), Sync(lag=1)]
+        if self.job.waits_each_step:
+            self.ops += [Mark(), Sync(lag=1)]
 
     def halves(self, what: str, ns: int) -> None:
         """A layer: attention and feed-forward, each summed over the tensor-parallel ranks."""

@@ -201,7 +201,7 @@ class _Rank:
             device=f"cuda:{rank % layout.ranks_per_node}",
         )  # fmt: skip
         host = f"node-{layout.node(rank)}"
-        self.recorder.describe(device_uuid=f"GPU-{rank:08d}", host=host, **layout.coordinates(rank))
+        self.recorder.describe(device_uuid=layout.device(rank), host=host, **layout.coordinates(rank))
         copy = folder / f"plugin-{run.path.name}-{rank}.so"
         shutil.copy(library, copy)
         with clock.environment(RANKSCOPE_NCCL_DIR=str(self.recorder.directory), RANKSCOPE_NCCL_RANK=str(rank)):

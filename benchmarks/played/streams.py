@@ -4,7 +4,8 @@
     world.run()                                   # to the end, or until no rank can go on
     world.machines[3].kernels, world.calls        # what ran where and when, by the virtual clock
 
-A host executes its operations one after the other and hands work to its device, which it does not wait for:
+A host executes its operations one after the other and hands work to its device, which it does not wait for until
+`LAUNCH_QUEUE` launches are outstanding:
 
 1. A kernel starts when its stream is free and the host has launched it. A call of a communicator runs on a stream of
    its own, after what was on the compute stream when the host made it.
@@ -165,6 +166,11 @@ class _Item:
     awaited: Collective | None = None
     begun: bool = False
 
+    @property
+    def is_launch(self) -> bool:
+        """True for a kernel; what streams wait for takes no place in the driver's queue."""
+        return self.duration_ns != 0 or self.call is not None
+
 
 @dataclass(slots=True)
 class _Stream:
@@ -174,6 +180,8 @@ class _Stream:
 
 LAUNCH_NS = 6_000
 """Time of the host for one launch."""
+LAUNCH_QUEUE = 1_000
+"""Launches that a driver takes before the next one waits for the oldest to end."""
 
 
 class Machine:
@@ -194,6 +202,7 @@ class Machine:
         self._streams: dict[str, _Stream] = {COMPUTE: _Stream()}
         self._over: dict[str, tuple[_Event, Collective]] = {}
         self._blocked: _Event | None = None
+        self._num_launched = 0
         self._stopped = False
 
     @property
@@ -219,6 +228,8 @@ class Machine:
             self.host_ns = max(self.host_ns, self._blocked.ns)
             self._blocked = None
             return True
+        if self._num_launched >= LAUNCH_QUEUE:
+            return False
         op = next(self._program, None)
         if op is None:
             self.is_done = True
@@ -273,9 +284,9 @@ class Machine:
         call: Collective | None = None,
         awaited: Collective | None = None,
     ) -> None:
-        self._streams.setdefault(stream, _Stream()).queue.append(
-            _Item(self.host_ns, self.step, self.phase, duration_ns, event, after, call, awaited)
-        )
+        item = _Item(self.host_ns, self.step, self.phase, duration_ns, event, after, call, awaited)
+        self._num_launched += item.is_launch
+        self._streams.setdefault(stream, _Stream()).queue.append(item)
 
     def _make(self, op: Call, world: World) -> None:
         ready, over = _Event(), _Event()
@@ -328,6 +339,10 @@ class Machine:
         if item.event is not None:
             item.event.ns = end
         stream.queue.popleft()
+        if item.is_launch:
+            if self._num_launched >= LAUNCH_QUEUE:  # the host waited for this one to end
+                self.host_ns = max(self.host_ns, end)
+            self._num_launched -= 1
         return True
 
 
