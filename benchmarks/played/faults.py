@@ -99,8 +99,7 @@ class Fault:
             case "loader_stall":
                 return _before(ops, _nth(ops, Span, 0) + 1, Host(ns=None))
             case "skipped_step":
-                left_out = (Call, Await)
-                return [op for op in ops if not isinstance(op, left_out) or op.handle == "norm"]
+                return [op for op in ops if not isinstance(op, (Call, Await))]
             case "device_stall" | "two_device_stalls":
                 middle = sum(isinstance(op, Launch) for op in ops) // 2
                 return _before(ops, _nth(ops, Launch, middle), Launch(ns=None))

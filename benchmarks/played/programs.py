@@ -109,8 +109,10 @@ class Job:
     """Elements of one layer's parameters."""
     activation_count: int = 2 << 20
     microbatches: int = 8
-    waits_each_step: bool = True
-    """The host waits for the step before, as a loop does that reads its loss. Else only its launch queue stops it."""
+    reduces_by_hand: bool = False
+    """The loop reduces gradients itself, between backward and optimizer, outside of any phase."""
+    lag: int | None = 1
+    """Steps that the host is ahead when it waits for its device, once a step; None: only its launch queue stops it."""
     host_ns: int = 40_000
     """Of the host's Python for one layer: the host needs less than the device."""
 
@@ -154,7 +156,10 @@ class _Writer:
             self.pipeline()
         else:
             self.span("forward", lambda: self.forward(self.job.layers))
-            self.span("backward", lambda: self.backward(self.job.layers, reduce=True))
+            by_hand = self.job.reduces_by_hand
+            self.span("backward", lambda: self.backward(self.job.layers, reduce=not by_hand))
+            if by_hand:
+                self.reduce()
         self.span("optimizer", self.update)
         self.ops.append(EndStep())
         return self.ops
@@ -163,8 +168,8 @@ class _Writer:
         self.call(WORLD, "AllReduce", 2, "norm")
         self.wait("norm")
         self.kernel("optimizer", self.job.optimizer_ns)
-        if self.job.waits_each_step:
-            self.ops += [Mark(), Sync(lag=1)]
+        if self.job.lag is not None:
+            self.ops += [Mark(), Sync(lag=self.job.lag)]
 
     def halves(self, what: str, ns: int) -> None:
         """A layer: attention and feed-forward, each summed over the tensor-parallel ranks."""
