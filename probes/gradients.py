@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from .device.capture import is_capturing
 from .fail_open import failing_open
 from .recorder import Recorder
+from .shard_groups import ranks_of_fsdp1, ranks_of_parts
 from .step_scalars import read_back
 from .tape.schema import UNSET
 from .tape.writer import COMPLETE
@@ -54,12 +55,19 @@ class GradientProbe:
     """Writes the `gradients` tape of one rank."""
 
     def __init__(
-        self, recorder: Recorder, named_parameters: Iterable[tuple[str, nn.Parameter]], *, interval: int
+        self,
+        recorder: Recorder,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        interval: int,
+        models: Iterable[nn.Module] = (),
     ) -> None:
+        """`models`: those whose parameters FSDP1 may shard."""
         self._recorder = recorder
         self._interval = interval
         self._parameters = [(clean_name(name), parameter) for name, parameter in named_parameters]
-        self._is_sharded = any(hasattr(parameter, "_local_tensor") for _, parameter in self._parameters)
+        self._models = tuple(models)
+        self._ranks: list[str] = []  # that hold the rest of each parameter; known once the model is wrapped
         self._in_flight: deque[_Reading] = deque()
         if isinstance(recorder, TapeRecorder):
             self._numbers = [recorder.name(name) for name, _ in self._parameters]
@@ -88,27 +96,31 @@ class GradientProbe:
                     self._in_flight.append(_Reading(step, indices, *read_back(values)))
 
     @torch.no_grad()
-    def norm(self) -> tuple[Tensor | None, bool]:
-        """L2 norm of what this rank holds, and whether that is all of it: not where a parameter is sharded.
+    def norms(self) -> dict[str, Tensor]:
+        """L2 norms of what this rank holds, by the ranks that hold the rest of it: "" for whole gradients.
 
-        There, on a CPU, it is a sum in its place if that is finite: nobody asks for more of a part.
-
-        None without gradients, or with some on several devices. On a GPU only at the interval: it is a pass over all
-        gradients, which no loop has asked for.
+        Empty without gradients. On a GPU only at the interval: it is a pass over all gradients, which no loop has
+        asked for.
         """
         if is_capturing():
-            return None, False
-        gradients = [gradient for _, gradient in self._local_gradients()]
+            return {}
         is_due = self._interval > 0 and self._recorder.step_number % self._interval == 0
-        if gradients and not gradients[0].is_cpu and not is_due:
-            return None, False
-        if not gradients or len({gradient.device for gradient in gradients}) > 1:
-            return None, False
-        if self._is_sharded and gradients[0].is_cpu:
-            total = torch.stack([whole.sum() for whole in _wholes(gradients)]).sum()
-            if math.isfinite(total):
-                return total, False
-        return torch.nn.utils.get_total_norm(gradients), not self._is_sharded
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        for index, gradient in self._local_gradients():
+            if not gradient.is_cpu and not is_due:
+                return {}
+            found[self._shared_by(index)].append(gradient)
+        return {
+            ranks: torch.nn.utils.get_total_norm(gradients)
+            for ranks, gradients in found.items()
+            if len({gradient.device for gradient in gradients}) == 1
+        }
+
+    def _shared_by(self, index: int) -> str:
+        if not self._ranks:
+            by_fsdp1 = ranks_of_fsdp1(self._models)
+            self._ranks = [by_fsdp1.get(id(one)) or ranks_of_parts(one) for _, one in self._parameters]
+        return self._ranks[index]
 
     @torch.no_grad()
     def examine(self, step: int) -> list[tuple[str, int]]:
@@ -162,21 +174,6 @@ class GradientProbe:
         for index, gradient in self._local_gradients():
             found[gradient.device, gradient.dtype].append((index, gradient))
         return found
-
-
-def _wholes(gradients: list[Tensor]) -> list[Tensor]:
-    """The tensors that `gradients` are parts of: FSDP2 reduces the gradients of a group as one and cuts its shards out.
-
-    `gradients` themselves where those are much larger.
-    """
-    wholes: dict[int, Tensor] = {}
-    for gradient in gradients:
-        base = gradient._base
-        whole = gradient if base is None or base.dtype is not gradient.dtype else base
-        wholes[id(whole)] = whole
-    if sum(whole.numel() for whole in wholes.values()) > 2 * sum(gradient.numel() for gradient in gradients):
-        return gradients
-    return list(wholes.values())
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:

@@ -76,6 +76,7 @@ class _Record:
 
     def __init__(self, identity: Any, words: list[str]) -> None:
         from rankscope.probes.attach.attached_config import attached_config
+        from rankscope.probes.attach.identity import launcher_pid
         from rankscope.probes.attach.joining import join_run
         from rankscope.probes.collectives.nccl_plugin.loading import load_plugin
         from rankscope.probes.tape.events import EventWriter
@@ -85,7 +86,7 @@ class _Record:
             "config": attached_config({}),
             "attached": True,
             "world_size": identity.world_size,
-            "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+            "launcher_pid": launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
             "command": words,
             "cwd": os.getcwd(),
         }

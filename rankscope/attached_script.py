@@ -22,22 +22,26 @@ def main(words: list[str]) -> None:
     if TYPE_CHECKING:
         from probes.attach.auto_attach import attach_to_whatever_trains
         from probes.attach.parent_death import end_with_launcher
+        from probes.tape.run_facts import note_module
     else:
         from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
         from rankscope.probes.attach.parent_death import end_with_launcher
+        from rankscope.probes.tape.run_facts import note_module
 
     is_module = words[:1] == ["-m"]
     target, arguments = (words[1], words[2:]) if is_module else (words[0], words[1:])
     end_with_launcher()
     sys.argv = [target, *arguments]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(target))
-    attach_to_whatever_trains()
+    attached = attach_to_whatever_trains()
     if "RANKSCOPE_DRILL" in os.environ:
         _inject(os.environ["RANKSCOPE_DRILL"])
-    if is_module:
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(target, run_name="__main__")
+    with attached.end.exits_of_script():
+        if is_module:
+            note_module(target)
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(target, run_name="__main__")
 
 
 def _inject(fault: str) -> None:

@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING
 from probes.tape.schema import TABLES, Table
 from store.database import translated
 from store.ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
+from store.global_norms import make_global_norms
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 __all__ = ["make_views"]
+
+_WITH_GLOBAL_NORMS = """
+CREATE OR REPLACE VIEW steps AS
+SELECT s.* REPLACE (
+    CASE WHEN g.replaces THEN g.grad_norm ELSE coalesce(s.grad_norm, g.grad_norm) END AS grad_norm)
+FROM ({steps}) s LEFT JOIN global_norms g ON g.attempt = s.attempt AND g.step = s.step
+"""
 
 
 def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozenset[str]:
@@ -29,6 +37,7 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
     import duckdb
 
     stand_ins = set()
+    queries: dict[str, str] = {}
     try:
         there = None if _all_of_this_version(connection, len(paths)) else _columns_of(connection)
         for table_ in TABLES.values():
@@ -43,11 +52,14 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
             if not selects:
                 stand_ins.add(table_.name)
                 selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
-            connection.execute(f"CREATE VIEW {quoted(table_.name)} AS {' UNION ALL '.join(selects)}")
+            queries[table_.name] = " UNION ALL ".join(selects)
+            connection.execute(f"CREATE VIEW {quoted(table_.name)} AS {queries[table_.name]}")
         listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
         empty = "SELECT '' AS path, '' AS problem WHERE false"
         connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
+        if make_global_norms(connection):
+            connection.execute(_WITH_GLOBAL_NORMS.format(steps=queries["steps"]))
     except duckdb.Error as error:
         raise translated(error, ", ".join(map(str, paths))) from error
     return frozenset(stand_ins)

@@ -89,7 +89,10 @@ def _deaths(
     deaths = find_deaths(view, log)
     if (found := launcher_lost(view, log, deaths, again)) is not None:
         return [found]
-    if not view.ranks or (is_last and ended_cleanly(view, log, policy)):
+    if _all_ended_well(view, log):
+        return []
+    crashed = any(death.signal and not death.is_from_outside for death in deaths)  # maybe as the interpreter ended
+    if not view.ranks or (is_last and not crashed and ended_cleanly(view, log, policy)):
         return []
     is_live = now_ns is not None
     if (deaths or not is_live) and (found := node_lost(view, log, deaths, again, is_live=is_live)) is not None:
@@ -112,6 +115,13 @@ def _deaths(
         groups.setdefault((death.cause, death.signal or str(death.exit_code), death.error_type), []).append(death)
     victims = sorted(set(view.ranks) - {death.rank for death in roots})
     return [_finding(view, group, victims, again) for group in groups.values()]
+
+
+def _all_ended_well(view: AttemptView, log: EventLog) -> bool:
+    """Return True if the launcher saw every rank of the attempt exit with code 0: then none was lost."""
+    exits = [event for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt) if event.integer("exit_rank") >= 0]
+    well = {event.integer("exit_rank") for event in exits if event.integer("exit_code", -1) == 0}
+    return len(well) >= max(1, view.world_size) and len(well) == len({event.integer("exit_rank") for event in exits})
 
 
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
@@ -225,7 +235,7 @@ def _origin(death: Death) -> dict[str, Any]:
     """Origin of an exception: the line of the user's own code, and the last frames, innermost first."""
     if death.frame is None:
         return {}
-    return {"raised_at": death.frame.text, "traceback": frame_texts(death.origin)}
+    return {"raised_at": death.frame.text, "traceback": frame_texts(death.shown)}
 
 
 def _spread_s(view: AttemptView) -> float:
@@ -245,7 +255,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         "signal": f"died of {first.signal}",
         "exception": f"died of {': '.join(filter(None, (first.error_type, _short(first.message))))}{at}",
         "out_of_memory": f"ran out of memory{_asked_for(first.message)}{at}",
-        "exit": f"ended with exit code {first.exit_code}",
+        "exit": f"ended with exit code {first.exit_code}{_said(first)}{at}",
         "vanished": "exited without an error message",
     }[first.cause]
     evidence: dict[str, Any] = {
@@ -327,6 +337,12 @@ def _asked_for(message: str) -> str:
     if asked:
         return f": it asked for {asked[1]}"
     return f": {_short(message)}" if message and "out of memory" not in message.lower() else ""
+
+
+def _said(death: Death) -> str:
+    """The text that a rank gave to `sys.exit`."""
+    said = _short(death.message) if death.frame is not None else ""
+    return f": {said}" if said else ""
 
 
 def _short(message: str) -> str:

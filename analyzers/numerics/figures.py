@@ -14,9 +14,8 @@ from analyzers.figures.series import draw as lines
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.numerics.gradient_flow import block_of
-from analyzers.run.event_log import EventLog
+from analyzers.numerics.loss_scale import overflows
 from analyzers.source import Source, floats, ints, lacking, missing_tables
-from probes.tape import event_kinds
 
 __all__ = ["FIGURES", "loss_around"]
 
@@ -149,9 +148,7 @@ def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The loss scale after each overflow, and the begin of the collapse."""
-    log = EventLog.load(source, (event_kinds.LOSS_SCALE,))
-    events = log.of(event_kinds.LOSS_SCALE, attempt=attempt_of(source, finding))
-    changes = [(e.step, value) for e in events if e.step is not None and (value := e.number("scale")) is not None]
+    changes = [(overflow.step, overflow.scale) for overflow in overflows(source, attempt_of(source, finding))]
     if changes:
         figure = numbers.scale(changes)
         against.mark_onset(figure, finding.first_step)

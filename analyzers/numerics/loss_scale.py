@@ -1,7 +1,8 @@
 """Collapse of the fp16 loss scale: it falls and does not recover, so ever more steps are dropped.
 
-Each overflow drops a step and halves the scale, and the trainer writes an event. Some are healthy: the scale starts too
-high on purpose, and is doubled every 2,000 good steps to test whether it still fits.
+Each overflow drops a step and halves the scale. The trainer writes an event of it; of an attached loop the scale is
+recorded at each step, and a step after which it is lower has overflowed. Some are healthy: the scale starts too high on
+purpose, and is doubled every 2,000 good steps to test whether it still fits.
 
 1. Overflows of the first `warm_up_steps` steps are the search for a scale that fits.
 2. Collapse: `max_overflows` or more within `window_steps` after that, or a scale of `lowest_scale` or less, at which
@@ -11,41 +12,91 @@ high on purpose, and is doubled every 2,000 good steps to test whether it still 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import LossScalePolicy
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["loss_scale_collapse"]
+__all__ = ["Overflow", "dropped_for_overflow", "loss_scale_collapse", "overflows"]
+
+SERIES = "loss_scale"
+"""Name of the scale among the scalars of an attached loop (`probes.attach.loss_scaling`)."""
+
+
+class Overflow(NamedTuple):
+    """A step that was dropped, and the scale after it."""
+
+    attempt: int
+    step: int
+    scale: float
+    scale_before: float
+
+
+def overflows(source: Source, attempt: int | None = None) -> list[Overflow]:
+    """Overflows in the order of the steps; of one attempt, or of all."""
+    log = EventLog.load(source, (event_kinds.LOSS_SCALE,))
+    found = [
+        Overflow(event.attempt, event.step, scale, 2 * scale)
+        for event in log.of(event_kinds.LOSS_SCALE, attempt=attempt)
+        if event.step is not None and (scale := event.number("scale")) is not None
+    ]
+    if source.has("scalars"):
+        rows = source.rows(
+            """
+            SELECT attempt, step, scale, before FROM (
+                SELECT attempt, step, value AS before, lead(value) OVER (PARTITION BY attempt ORDER BY step) AS scale
+                FROM scalars WHERE name = ? AND attempt = coalesce(?, attempt) AND (attempt, rank) IN (
+                    SELECT (attempt, min(rank)) FROM scalars WHERE name = ? GROUP BY attempt)
+            ) WHERE scale < before ORDER BY attempt, step
+            """,
+            [SERIES, attempt, SERIES],
+        )
+        found += [Overflow(*row) for row in rows]
+    return found
+
+
+def dropped_for_overflow(source: Source) -> set[tuple[int, int]]:
+    """(attempt, step) of what a scaler dropped although every loss was finite: the scale alone explains it."""
+    if not source.has("scalars"):
+        return set()
+    rows = source.rows(
+        """
+        SELECT attempt, step FROM steps SEMI JOIN (SELECT attempt, step FROM scalars WHERE name = ?)
+        USING (attempt, step) GROUP BY attempt, step
+        HAVING bool_or(NOT committed) AND bool_and(coalesce(isfinite(loss) AND isfinite(local_loss), true))
+        """,
+        [SERIES],
+    )
+    return {(attempt, step) for attempt, step in rows}
 
 
 def loss_scale_collapse(source: Source, scope: Scope, policy: LossScalePolicy = LossScalePolicy()) -> list[Finding]:
     """Findings of kind `loss_scale_collapse`, one an attempt at most; none where nothing overflowed."""
-    by_attempt: dict[int, list[Event]] = {}
-    for event in EventLog.load(source, (event_kinds.LOSS_SCALE,)).of(event_kinds.LOSS_SCALE, attempt=scope.attempt):
-        if event.step is not None and event.number("scale") is not None:
-            by_attempt.setdefault(event.attempt, []).append(event)
-    found = ((attempt, _collapse(events, policy)) for attempt, events in sorted(by_attempt.items()))
-    return [_finding(attempt, events) for attempt, events in found if events]
+    by_attempt: dict[int, list[Overflow]] = {}
+    for overflow in overflows(source, scope.attempt):
+        by_attempt.setdefault(overflow.attempt, []).append(overflow)
+    found = ((attempt, _collapse(own, policy)) for attempt, own in sorted(by_attempt.items()))
+    return [_finding(attempt, own) for attempt, own in found if own]
 
 
-def _collapse(events: Sequence[Event], policy: LossScalePolicy) -> list[Event]:
+def _collapse(found: Sequence[Overflow], policy: LossScalePolicy) -> list[Overflow]:
     """The overflows of the collapse, to the last one; empty if there is none."""
-    late = [event for event in events if (event.step or 0) > policy.warm_up_steps]
-    for number, event in enumerate(late):
+    late = [overflow for overflow in found if overflow.step > policy.warm_up_steps]
+    for number, overflow in enumerate(late):
         last = number + policy.max_overflows - 1
-        if last < len(late) and (late[last].step or 0) - (event.step or 0) < policy.window_steps:
+        if last < len(late) and late[last].step - overflow.step < policy.window_steps:
             return late[number:]
-    lowest = [number for number, event in enumerate(events) if (event.number("scale") or 0.0) <= policy.lowest_scale]
-    return list(events[: lowest[0] + 1]) if lowest else []
+    lowest = [number for number, overflow in enumerate(found) if overflow.scale <= policy.lowest_scale]
+    return list(found[: lowest[0] + 1]) if lowest else []
 
 
-def _finding(attempt: int, events: Sequence[Event]) -> Finding:
-    first, last = events[0], events[-1]
-    before, after = 2 * (first.number("scale") or 0.0), last.number("scale") or 0.0
+def _finding(attempt: int, found: Sequence[Overflow]) -> Finding:
+    first, last = found[0], found[-1]
+    before, after = first.scale_before, last.scale
     return Finding(
         analyzer="loss_scale",
         kind="loss_scale_collapse",
@@ -55,7 +106,7 @@ def _finding(attempt: int, events: Sequence[Event]) -> Finding:
         last_step=last.step,
         cause="overflow",
         summary=f"The fp16 loss scale fell from {before:g} to {after:g} over steps {first.step} to {last.step}.",
-        evidence={"scale_before": before, "scale_after": after, "num_overflows": len(events)},
+        evidence={"scale_before": before, "scale_after": after, "num_overflows": len(found)},
         advice="loss-scale-collapse",
         attempt=attempt,
     )

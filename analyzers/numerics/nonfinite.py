@@ -28,6 +28,7 @@ from typing import Any
 from analyzers.account.timings import TP, load_places
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
+from analyzers.numerics.loss_scale import dropped_for_overflow
 from analyzers.numerics.nonfinite_origin import Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
 from analyzers.numerics.policy import NonFinitePolicy
 from analyzers.numerics.replay_result import REPLAY_EVENTS, Origin, ReplayResult, find_replay
@@ -108,6 +109,7 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
     least_ends = {newest: _num_ranks(source, newest)} if scope.is_live else {}
     # fp16: a step that overflowed at its loss scale was dropped, the scale halved, and that was all.
     absorbed = {(event.attempt, event.step) for event in log.of(event_kinds.LOSS_SCALE)}
+    absorbed |= dropped_for_overflow(source) if rows else set()
     absorbed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
     found = [
         (attempt, step, turn)

@@ -59,6 +59,8 @@ _MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
 """Torch calls collectives in backward passes, hooks and wrappers; its data loader does not."""
 _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")
 """The type at the start of the message in an error file."""
+_EXIT_CODE = re.compile(r"exit code (-?\d{1,9})")
+"""Message of a rank that ended with `sys.exit(3)`; a text is what it printed."""
 _LOADER = re.compile(r"\bDataLoader\b")
 
 
@@ -89,9 +91,15 @@ class Death:
         return self.links[i] if self.links else Link(self.error_type, self.message)
 
     @property
+    def shown(self) -> Link:
+        """The exception to report: the last of the chain that the user's own code raised, else the one to judge."""
+        own = (link for link in reversed(self.links) if any(not frame.is_library for frame in link.frames))
+        return next(own, self.origin)
+
+    @property
     def frame(self) -> Frame | None:
         """The line of the user's own code that raised; None if that is not recorded."""
-        return own_frame(self.origin)
+        return own_frame(self.shown)
 
     @property
     def is_surely_backends(self) -> bool:
@@ -117,15 +125,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     found: dict[int, Death] = {}
     for event in log.of(event_kinds.EXCEPTION, attempt=view.attempt):
         if event.rank >= 0 and event.rank not in found:
-            text = f"{event.text('type')}: {event.text('message')}"
-            found[event.rank] = Death(
-                rank=event.rank,
-                when_ns=event.wall_ns,
-                cause="out_of_memory" if OUT_OF_MEMORY.search(text) else "exception",
-                error_type=event.text("type", "Exception"),
-                message=event.text("message"),
-                links=_links(event),
-            )
+            found[event.rank] = _of_exception(event)
     # A rank that exits with code 0 while the others still train is what they lost.
     failed = any(event.text("reason") == "failed" for event in log.of(event_kinds.RUN_ENDED))
     if not found and all_exited_with_zero(view, log):
@@ -135,6 +135,8 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
     for event in log.of(event_kinds.RANK_EXIT, attempt=view.attempt):
         rank, name = event.integer("exit_rank"), event.text("signal")
         code = event.integer("exit_code", 0)
+        if code == 0 and not name and rank in found and found[rank].cause == "exit":
+            del found[rank]  # the exit that it announced was caught
         if rank in found or rank < 0:
             continue
         is_closed = not name and rank in closed
@@ -167,6 +169,20 @@ def all_exited_with_zero(view: AttemptView, log: EventLog) -> bool:
     return len(good) == len(exits) and 0 < view.world_size <= len(good)
 
 
+def _of_exception(event: Event) -> Death:
+    """The death by the exception, or by the exit, that a rank has recorded of itself."""
+    links = _links(event)
+    death = Death(rank=event.rank, when_ns=event.wall_ns, cause="exception", links=links)
+    error_type, message = death.shown.error_type or event.text("type", "Exception"), death.shown.message
+    if error_type == "SystemExit" or event.text("type") == "SystemExit":
+        code = _EXIT_CODE.fullmatch(event.text("message"))
+        text = "" if code else event.text("message")
+        return replace(death, cause="exit", exit_code=int(code[1]) if code else 1, message=text)
+    exhausted = OUT_OF_MEMORY.search(f"{event.text('type')}: {event.text('message')}")
+    cause: DeathCause = "out_of_memory" if exhausted else "exception"
+    return replace(death, cause=cause, error_type=error_type, message=message)
+
+
 def stopped_ranks(view: AttemptView, log: EventLog) -> set[int]:
     """Ranks that a launcher is known to have ended because of others."""
     return {event.integer("exit_rank") for event in log.of(event_kinds.RANK_STOPPED, attempt=view.attempt)}
@@ -191,7 +207,7 @@ def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, ac
 def _links(event: Event) -> tuple[Link, ...]:
     """The chain of an `exception` event, whose last link has the whole message, which the traceback may have cut."""
     recorded = Link(event.text("type", "Exception"), event.text("message"))
-    links = read_traceback(event.text("traceback"))
+    links = read_traceback(event.text("traceback"), event.text("package"))
     return (
         (*links[:-1], replace(links[-1], error_type=recorded.error_type, message=recorded.message))
         if links

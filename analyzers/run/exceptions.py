@@ -12,9 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-import probes
 
 __all__ = ["Frame", "Link", "frame_texts", "own_frame", "read_traceback"]
 
@@ -30,7 +27,12 @@ _NEXT = re.compile(
 _FRAME = re.compile(r'^ {1,4}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? ?(.{0,200})$')
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w.]{0,200}\.)?([A-Za-z_]\w{0,100})(?::\s?(.{0,4000}))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
-_OURS = str(Path(probes.__file__).parent) + "/"
+_OURS = re.compile(
+    r"(?:^|/)(?:rankscope/)?probes/(?:attach|collectives|device|guard|profiling|tape)/"
+    r"|(?:^|/)(?:rankscope/)?probes/(?:gradients|tape_recorder|step_clock|compilation)\.py$"
+    r"|(?:^|/)rankscope/(?:attached_script\.py$|worker\.py$|frameworks/)"
+)
+"""Our own code around the user's, wherever it was installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,16 @@ class Frame:
     path: str
     line: int
     function: str
+    package: str = ""
+    """Folder of the program's own package, which is the user's code wherever it is installed."""
 
     @property
     def is_library(self) -> bool:
-        """True for code of Python, of an installed package, or of our probes, which wrap both."""
-        return _LIBRARY.search(self.path) is not None or self.path.startswith(_OURS)
+        """True for code of Python, of an installed package other than the program's, or of our probes."""
+        if _OURS.search(self.path) is not None:
+            return True
+        is_programs = bool(self.package) and self.path.startswith(f"{self.package.rstrip('/')}/")
+        return not is_programs and _LIBRARY.search(self.path) is not None
 
     @property
     def text(self) -> str:
@@ -66,34 +73,39 @@ class Link:
     is_caused: bool = False
 
 
-def read_traceback(text: str) -> list[Link]:
-    """The exceptions of a traceback, the original one first; empty if it holds no frame."""
+def read_traceback(text: str, package: str = "") -> list[Link]:
+    """The exceptions of a traceback, the original one first; empty if it holds no frame.
+
+    `package`: folder of the program's own package.
+    """
     first, *others = _NEXT.split(text[-MAX_CHARACTERS:])
     joined = zip(others[::2], others[1::2], strict=False)
     parts = [(first, False), *((part, join.startswith("The above")) for join, part in joined)]
-    return [link for part, is_caused in parts if (link := _link(part, is_caused)).frames]
+    return [link for part, is_caused in parts if (link := _link(part, is_caused, package)).frames]
 
 
 def own_frame(link: Link) -> Frame | None:
-    """The innermost frame of the user's own code; where there is none, the innermost of all."""
-    return next((f for f in reversed(link.frames) if not f.is_library), link.frames[-1] if link.frames else None)
+    """The innermost frame of the user's own code; where there is none, the innermost that is not ours."""
+    of_others = [frame for frame in link.frames if _OURS.search(frame.path) is None] or list(link.frames)
+    return next((f for f in reversed(of_others) if not f.is_library), of_others[-1] if of_others else None)
 
 
 def frame_texts(link: Link) -> list[str]:
     """The last frames, innermost first, as text."""
-    return [frame.text for frame in reversed(link.frames[-MAX_FRAMES:])]
+    kept = [frame for frame in link.frames if _OURS.search(frame.path) is None]
+    return [frame.text for frame in reversed(kept[-MAX_FRAMES:])]
 
 
-def _link(text: str, is_caused: bool) -> Link:
+def _link(text: str, is_caused: bool, package: str) -> Link:
     lines = text.splitlines()
-    frames = tuple(_frames(lines))
+    frames = tuple(_frames(lines, package))
     # The error stands at the margin after the frames; the message of a loader's worker holds frames itself.
     errors = [match for line in lines if not line.startswith("Traceback ") and (match := _ERROR.match(line))]
     error_type, message = (errors[0][1], errors[0][2] or "") if errors else ("", "")
     return Link(error_type, message, frames, is_caused)
 
 
-def _frames(lines: list[str]) -> Iterator[Frame]:
+def _frames(lines: list[str], package: str) -> Iterator[Frame]:
     for line in lines:
         if match := _FRAME.match(line):
-            yield Frame(match[1], int(match[2]), match[3].strip())
+            yield Frame(match[1], int(match[2]), match[3].strip(), package)

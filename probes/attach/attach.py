@@ -23,11 +23,9 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,7 +38,6 @@ from ..device.graph_replays import record_replays
 from ..device.stream_waits import stamp_waits
 from ..fail_open import failing_open, probes_disabled, record_error
 from ..gradients import GradientProbe
-from ..profiling.memory_snapshots import record_exception
 from ..recorder import NullRecorder, Recorder
 from ..step_scalars import StepScalars
 from ..tape import event_kinds
@@ -52,10 +49,11 @@ from . import mesh as mesh_of_loop
 from .announcement import VARIABLE as ANNOUNCED_IN
 from .announcement import Watch, announce
 from .attached_config import SECTIONS
-from .identity import Identity
+from .identity import Identity, launcher_pid
 from .last_line import last_line
 from .loop_hooks import LoopPhases
 from .open_recorder import open_recorder
+from .process_end import ProcessEnd
 from .retention_line import print_retention
 from .tokens import flops_per_token
 from .watch_process import digest_address, leave_watch
@@ -79,8 +77,8 @@ class Attached:
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
         self._number = 0
-        self._died = False
-        self._end = ("finished", 0)
+        self.end = ProcessEnd(recorder, lambda: -1 if self._phases is None else self._phases.thread)
+        """How the process ends."""
         self._speaks_for = -1
         self._models: list[nn.Module] = []
         self._parameters: list[tuple[str, nn.Parameter]] = []
@@ -152,7 +150,7 @@ class Attached:
         assert self._phases is not None
         if identity.local_rank == 0:
             self._speaks_for = identity.node_rank
-            launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+            launcher = launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
             self.recorder.event(
                 event_kinds.RUN_STARTED,
                 node_rank=identity.node_rank,
@@ -169,7 +167,7 @@ class Attached:
         self._undo.append(uninstall)
         record_existing(models)
         self._undo += [record_replays(self.recorder), stamp_waits(self.recorder.stamps)]
-        self._undo.append(self._at_exceptions())
+        self._undo.append(self.end.hook())
         atexit.register(self._at_exit)
         self._undo.append(lambda: atexit.unregister(self._at_exit))
         if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
@@ -180,30 +178,9 @@ class Attached:
         self._phases.at_first_update += [self.derive_mesh, self._count_operations, of_torchft.record]
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
-    def _at_exceptions(self) -> Callable[[], None]:
-        """Record the exception that ends the process; returns what undoes it."""
-        before = sys.excepthook
-
-        def at_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            with failing_open("attach.exception"):
-                if _current is self and issubclass(kind, KeyboardInterrupt):
-                    self._end = ("interrupted", 128 + signal.SIGINT)
-                elif _current is self:
-                    self._died = True
-                    record_exception(self.recorder, error)
-            before(kind, error, trace)
-
-        sys.excepthook = at_exception
-
-        def restore() -> None:
-            if sys.excepthook is at_exception:
-                sys.excepthook = before
-
-        return restore
-
     def _at_exit(self) -> None:
-        """Close the record of a process that comes to its end. One that died of an exception records no end."""
-        if not self._died and self._phases is not None:
+        """Close the record of a process that comes to its end. One that died or failed records no clean end."""
+        if self._phases is not None and self.end.left_by_itself():
             with failing_open("attach.exit"):
                 self._phases.end_last()
                 self._phases = None
@@ -216,7 +193,7 @@ class Attached:
     def _close(self) -> None:
         """The records are whole: whoever speaks for the node says so, as a launcher of ours would."""
         if self._speaks_for >= 0:
-            reason, code = self._end
+            reason, code = self.end.reason
             self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._speaks_for, reason=reason, exit_code=code)
         self.recorder.close()
 
@@ -241,8 +218,10 @@ class Attached:
             self._gradient_interval = self._gradient_interval if gradient_interval is None else gradient_interval
             self._parameters += [pair for model in models for pair in model.named_parameters()]
             if self._parameters and (models or gradient_interval is not None):
-                probe = GradientProbe(self.recorder, self._parameters, interval=self._gradient_interval)
-                self._phases.gradients = probe
+                interval = self._gradient_interval
+                self._phases.norms.probe = GradientProbe(
+                    self.recorder, self._parameters, interval=interval, models=self._models
+                )
 
     def watches(self, model: nn.Module) -> bool:
         """Return True for a model that is watched: by the script's own `attach`, by a callback, or found before."""
@@ -277,6 +256,10 @@ class Attached:
             run = RunDir(self.run_dir)
             if counted is not None and "flops_per_token" not in run.manifest():
                 run.add_to_manifest({"flops_per_token": counted})
+
+    def is_in_loop(self) -> bool:
+        """Return True in the thread that the loop runs in: to be asked where a model trains or an optimizer steps."""
+        return self._phases is not None and self._phases.is_here(trains=True)
 
     def refused(self) -> None:
         """The current step is not taken: it ends without an update, and the next thing done begins another."""

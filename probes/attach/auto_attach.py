@@ -10,7 +10,6 @@ is what `attach(model, optimizer)` sets up, and the global hook that has looked 
 from __future__ import annotations
 
 import os
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -40,16 +39,17 @@ class _Search:
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
-        self._thread = get_ident()
         self._inside: set[int] = set()  # modules of models that were found: no models of their own
         self._models: list[nn.Module] = []
         self._module_hook = register_module_forward_pre_hook(self._called)
         register_optimizer_step_pre_hook(self._steps)  # one call a step; torch walks through them, so it stays
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        if id(module) in self._inside or torch.compiler.is_compiling() or get_ident() != self._thread:
+        if id(module) in self._inside or torch.compiler.is_compiling():
             return
         if not torch.is_grad_enabled() or not module.training or len(self._models) >= MAX_MODELS:
+            return
+        if not self._attached.is_in_loop():
             return
         with failing_open("attach.unattended"):
             if any(parameter.requires_grad for parameter in module.parameters()):
@@ -62,7 +62,7 @@ class _Search:
 
     def _steps(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""
-        if get_ident() == self._thread:
+        if self._attached.is_in_loop():
             if self._models:  # else a closure calls the model inside the step
                 self._module_hook.remove()
             self._attached.watch([], [optimizer], leads=False)

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 import os
 import socket
+import uuid
 from dataclasses import dataclass, replace
 
-__all__ = ["Identity"]
+__all__ = ["Identity", "launcher_pid"]
+
+_OF_SCHEDULERS = {
+    "SLURM_PROCID": "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+}
+"""Variables of a rank, and of their number: a rank's own wrapper has them, and its launcher has not."""
+_NAMES_OF_JOBS = ("PMIX_NAMESPACE", "KUBERNETES_JOB_UID", "JOB_UID", "LSB_JOBID", "PBS_JOBID")
+_WORD = "rankscope/launch"
+_MAX_ENVIRONMENT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +45,11 @@ class Identity:
             return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
 
         slurm = "SLURM_PROCID" in os.environ and "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ
+        mpi = "OMPI_COMM_WORLD_"  # where no script has set torch's variables from it
         return cls(
-            rank=number(0, "SLURM_PROCID" if slurm else "RANK"),
-            local_rank=number(0, "SLURM_LOCALID" if slurm else "LOCAL_RANK"),
-            world_size=number(1, "SLURM_NTASKS" if slurm else "WORLD_SIZE"),
+            rank=number(0, "SLURM_PROCID" if slurm else "RANK", f"{mpi}RANK"),
+            local_rank=number(0, "SLURM_LOCALID" if slurm else "LOCAL_RANK", f"{mpi}LOCAL_RANK"),
+            world_size=number(1, "SLURM_NTASKS" if slurm else "WORLD_SIZE", f"{mpi}SIZE"),
             node_rank=number(0, "RANKSCOPE_NODE_RANK", "SLURM_NODEID" if slurm else "GROUP_RANK"),
             restarts=number(0, "TORCHELASTIC_RESTART_COUNT"),
             attempt=number(-1, "RANKSCOPE_ATTEMPT"),
@@ -70,21 +82,91 @@ class Identity:
     def job(self) -> str:
         """A name of the launch that each rank finds by itself, the same over the launcher's restarts.
 
-        On one node it is the parent of all ranks, which no other process of that start time has been. Over several it
-        is what the launcher calls the job.
+        On one node it is the process that started all ranks, which no other process of that start time has been.
+        Over several, or from containers that do not see it, it is what the launcher calls the job; where that may come
+        again, a word that the ranks leave in their process group's store.
         """
         if self.is_one_node():
-            pid = os.getppid() if self.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-            return f"{socket.gethostname()}-{pid}-{_start_ticks(pid)}"
-        job = os.environ.get("SLURM_JOB_ID") or os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        where = f"{os.environ.get('MASTER_ADDR')}-{os.environ.get('MASTER_PORT')}"
-        return f"{job}-{os.environ.get('SLURM_STEP_ID', '')}-{where}" if job != "none" else where
+            pid = launcher_pid() if self.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+            if pid > 0:
+                return f"{socket.gethostname()}-{pid}-{_start_ticks(pid)}"
+        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # whose restarts have a new store
+        return _name_of_job() or ("" if is_torchrun else _word_in_store()) or _rendezvous()
+
+
+def launcher_pid() -> int:
+    """The process that started the ranks of this node: the parent, or above a wrapper that each rank has; 0 if unseen.
+
+    A wrapper (`srun wrapper.sh`, `conda run`) was given the rank's variables, and the launcher was not.
+    """
+    environment = os.environ
+    names = ["RANK", *(("TORCHELASTIC_RUN_ID",) if "TORCHELASTIC_RUN_ID" in environment else _of_schedulers())]
+    own = {name: environment[name] for name in names if name in environment}
+    pid = os.getppid()
+    while own and pid > 1 and _has(pid, own):
+        pid = _parent(pid)
+    return 0 if pid <= 0 or (pid == 1 and _has(pid, own)) else pid
+
+
+def _of_schedulers() -> list[str]:
+    """Their variables of a rank, unless they are those of a larger thing: a shell in which a launcher was started."""
+    size = os.environ.get("WORLD_SIZE")
+    return [rank for rank, ranks in _OF_SCHEDULERS.items() if size is None or os.environ.get(ranks) == size]
+
+
+def _has(pid: int, own: dict[str, str]) -> bool:
+    """Return True if the process was started with any of these variables."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = set(file.read(_MAX_ENVIRONMENT).split(b"\0"))
+    except OSError:  # another user's: the daemon of a scheduler
+        return False
+    return any(f"{name}={value}".encode() in entries for name, value in own.items())
+
+
+def _parent(pid: int) -> int:
+    return _stat(pid, 1)
 
 
 def _start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 where /proc does not tell."""
+    return _stat(pid, 19)
+
+
+def _stat(pid: int, field: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+            return int(file.read().rpartition(b")")[2].split()[field])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def _name_of_job() -> str:
+    """What the launcher calls the job, if no other launch has that name; empty where it does not say."""
+    environment = os.environ
+    step = environment.get("SLURM_STEP_ID")
+    if "SLURM_JOB_ID" in environment and step is not None:
+        names = [environment["SLURM_JOB_ID"], step]
+    elif (run_id := environment.get("TORCHELASTIC_RUN_ID", "none")) != "none":
+        names = [run_id]
+    else:
+        names = [environment[name] for name in _NAMES_OF_JOBS if environment.get(name)][:1]
+    where = [environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environment.get(name)]
+    return "-".join([*names, *where]) if names else ""
+
+
+def _word_in_store() -> str:
+    """A random word, the first that a rank has left in the default group's store; nobody waits for it."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if not dist.is_available() or not dist.is_initialized():
+        return ""
+    try:
+        return str(c10d._get_default_store().compare_set(_WORD, "", uuid.uuid4().hex).decode())
+    except RuntimeError:  # a store without it
+        return ""
+
+
+def _rendezvous() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}-{os.environ.get('MASTER_PORT')}"

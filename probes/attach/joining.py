@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..tape.attempts import claim
+from ..tape.attempts import claim, is_closed, rank_is_gone
 from ..tape.rundir import RunDir
 from .identity import Identity
 
@@ -38,7 +38,13 @@ def join_run(
         run.begin_manifest(manifest)
     if identity.attempt >= 0:
         return run, identity.attempt, is_first
-    attempt = claim(run, launch=f"{job}-{identity.restarts}", world_size=identity.world_size)
+    launch = f"{job}-{identity.restarts}"
+    attempt = claim(run, launch=launch, world_size=identity.world_size)
+    lives = 0
+    while _is_over(run.rank_dir(attempt, identity.rank) / "events.jsonl"):
+        # Attached again after `detach`, or started again under the same name of the job: each rank finds its own.
+        lives += 1
+        attempt = claim(run, launch=f"{launch}-{lives}", world_size=identity.world_size)
     return run, attempt, is_first
 
 
@@ -47,3 +53,8 @@ def _when(identity: Identity, job: str) -> str:
     if not identity.is_one_node():
         return os.environ.get("SLURM_JOB_ID") or job
     return time.strftime("%Y%m%d-%H%M%S")
+
+
+def _is_over(events: Path) -> bool:
+    """Return True if a rank wrote this file that has closed it, or has ended on this host."""
+    return events.exists() and (is_closed(events) or bool(rank_is_gone(events)))

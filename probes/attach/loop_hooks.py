@@ -19,13 +19,13 @@ that is watched ends the step.
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
     generation, reward, ...  what TRL's trainers do before they train (`trl_phases`)
 
-Only the thread that attached is looked at.
+Only one thread is looked at: the one that attached, or the one that the loop turns out to run in.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from threading import get_ident
@@ -36,21 +36,25 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.utils.data import dataloader
 
+from ..collectives.wrapped import training_is_here
 from ..compilation import CompileProbe
 from ..fail_open import failing_open, record_error
-from ..gradients import GradientProbe
 from ..recorder import Recorder
+from ..shard_groups import FSDP1
 from ..step_scalars import StepScalars
+from .loss_scaling import LossScaling
+from .on_import import OnImport
 from .saves import Saves
+from .step_losses import StepLosses
+from .step_norms import StepNorms
 from .tokens import looks_up_tokens, num_tokens
 from .trl_phases import TrlPhases
 
 __all__ = ["LoopPhases"]
 
-MAX_EXAMINED = 3
-"""Steps in a row whose gradients are looked at one by one because they are not finite: more would say the same."""
+_CLIP = "clip_grad_norm_"
+_NO_THREAD = -1
 _monotonic_ns = time.monotonic_ns
-_LOGGED = -1  # tokens of a step that the loop has logged itself
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -60,27 +64,27 @@ class LoopPhases:
     def __init__(self, recorder: Recorder, values: StepScalars, *, gradient_norm: bool = True) -> None:
         self.recorder = recorder
         self.values = values
-        self.gradients: GradientProbe | None = None
+        self.norms = StepNorms(recorder, values, is_wanted=gradient_norm)
         self.automatic = True
         """Whether the optimizer says where steps end; false where the loop does."""
-        self._thread = get_ident()
-        self._wants_norm = gradient_norm
+        self.thread = get_ident()
+        """The thread that the loop runs in."""
         self._undo: list[Callable[[], object]] = []
         self.leader: Any = None
         """The optimizer whose step ends the loop's."""
         self._watched: dict[int, object] = {}
         self._language_models: set[int] = set()
-        self._tokens = 0
+        self.num_updates = 0
+        """How often the leader has stepped."""
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # of calls of a model from within a model
         self._number = 0
         self._in_step = False
         self._taken_ns = 0  # when the optimizer's step of the current one was over
         self._microbatch = 0
-        self._losses: list[float | Tensor] = []
-        self._norm: Tensor | None = None
-        self._logged = False
-        self._examined = 0
+        self._imports = OnImport()
+        self._scaling = LossScaling(self)
+        self._losses = StepLosses(values, self._scaling)
         self.at_first_update: list[Callable[[], None]] = []
         """Called once, after the first step: by then all that trains has been made."""
         self._compilation = CompileProbe(recorder)
@@ -144,20 +148,24 @@ class LoopPhases:
         """Look at every backward pass, data loader and clipping of this thread, and at what torch compiles."""
         self._compilation.hook()
         self._undo.append(self._compilation.remove)
-        self.replace(torch.autograd, "backward", self._backward)
+        self.replace(torch.autograd, "backward", self._backward, follows=True)
         self.replace(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
         self.replace(clip_grad, "_get_total_norm", self._total_norm)
-        for late in (Saves(self), TrlPhases(self)):  # of libraries that may be imported after this
-            late.patch()
-            self.at_first_update.append(late.patch)
+        for library in (Saves(self), TrlPhases(self), self._scaling):
+            library.patch(self._imports)
+        self._imports.when(FSDP1, lambda module: self.replace(module.FullyShardedDataParallel, _CLIP, self._total_norm))
+        self._undo.append(self._imports.remove)
 
-    def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Put `wrapper(real, ...)` in the place of a function, for this thread, until `remove`."""
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any], *, follows: bool = False) -> None:
+        """Put `wrapper(real, ...)` in the place of a function, for the loop's thread, until `remove`.
+
+        `follows`: a call shows where the loop is.
+        """
         real = getattr(place, name)
 
         @functools.wraps(real)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != self._thread:
+            if get_ident() != self.thread and not (follows and self.follows()):
                 return real(*args, **kwargs)
             return wrapper(real, *args, **kwargs)
 
@@ -170,8 +178,8 @@ class LoopPhases:
 
     def remove(self) -> None:
         """End the current step and take every hook away."""
-        self._wants_norm = self.automatic = False
-        self._thread = -1  # a wrapper that somebody has wrapped in turn passes everything on from here on
+        self.norms.is_wanted = self.automatic = False
+        self.thread = _NO_THREAD  # a wrapper that somebody has wrapped in turn passes everything on from here on
         for undo in reversed(self._undo):
             with failing_open("attach.remove"):
                 undo()
@@ -189,12 +197,24 @@ class LoopPhases:
         self.recorder.begin_step(self._number, now)
         self.began()
 
+    def follows(self) -> bool:
+        """Follow the loop into the calling thread: before its first step, or if its thread has ended."""
+        if self.thread == _NO_THREAD or (self._number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
+            return False
+        self.thread = get_ident()
+        training_is_here()
+        return True
+
+    def is_here(self, *, trains: bool) -> bool:
+        """Return True in the loop's thread. `trains`: what is done here shows that the loop is."""
+        return get_ident() == self.thread or (trains and self.follows())
+
     def began(self) -> None:
         """A step has begun, by us or by the loop itself."""
         self._compilation.hook()
-        self._in_step, self._taken_ns, self._microbatch, self._logged, self._norm = True, 0, 0, False, None
-        self._tokens = 0
-        self._losses.clear()
+        self._in_step, self._taken_ns, self._microbatch = True, 0, 0
+        self.norms.began()
+        self._losses.began()
 
     def end(self, end_ns: int = 0) -> None:
         """Complete the current step, if there is one."""
@@ -212,21 +232,11 @@ class LoopPhases:
 
     def settle(self) -> None:
         """Write the loss and the tokens of the step, unless the loop has logged its own."""
-        if self._tokens > 0:
-            self.values.put(tokens=self._tokens)
-        if self._losses and not self._logged:
-            own: float | Tensor = sum(self._losses[1:], self._losses[0])
-            self.values.put(loss=own, local_loss=own)
-        self._losses.clear()
+        self._losses.settle(self.norms.measured)
 
     def log(self, /, **values: float | Tensor) -> None:
         """Columns of the current step, and scalars of the user's own."""
-        if "loss" in values:
-            self._logged = True
-            values.setdefault("local_loss", values["loss"])
-        if "tokens" in values:
-            self._tokens = _LOGGED
-        self.values.put(**values)
+        self._losses.log(**values)
 
     # ---- hooks ----
 
@@ -248,7 +258,7 @@ class LoopPhases:
 
     def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """A model is called."""
-        if torch.compiler.is_compiling() or get_ident() != self._thread:
+        if torch.compiler.is_compiling() or not self.is_here(trains=torch.is_grad_enabled() and module.training):
             return
         try:
             self._depth += 1
@@ -256,8 +266,7 @@ class LoopPhases:
                 return
             if torch.is_grad_enabled() and module.training:
                 self.begin()
-                if self._tokens >= 0 and id(module) in self._language_models:
-                    self._tokens += num_tokens(args, kwargs)
+                self._losses.forward(num_tokens(args, kwargs) if id(module) in self._language_models else 0)
                 self.enter("forward", self._microbatch)
             else:
                 self.enter("evaluate")
@@ -265,7 +274,7 @@ class LoopPhases:
             record_error("attach.forward", error)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or get_ident() != self._thread:
+        if torch.compiler.is_compiling() or get_ident() != self.thread:
             return
         try:
             self._depth = max(0, self._depth - 1)
@@ -280,6 +289,7 @@ class LoopPhases:
             return real(*args, **kwargs)
         try:
             self.begin()
+            self._losses.backward(args[0] if args else kwargs.get("tensors"))
             self.enter("backward", self._microbatch)
         except Exception as error:
             record_error("attach.backward", error)
@@ -289,10 +299,6 @@ class LoopPhases:
             try:
                 self.leave("backward")
                 self._microbatch += 1
-                root = args[0] if args else kwargs.get("tensors")
-                if isinstance(root, Tensor) and root.numel() == 1 and not self._logged:
-                    is_plain = type(root) is Tensor and root.is_cpu  # nothing to wait for, and no tensor of ours
-                    self._losses.append(root.item() if is_plain else root.detach().reshape(()))
             except Exception as error:
                 record_error("attach.backward", error)
 
@@ -323,8 +329,8 @@ class LoopPhases:
 
     def _total_norm(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = real(*args, **kwargs)
-        if isinstance(norm, Tensor) and not hasattr(norm, "_local_tensor"):  # of shards it is a part of the whole
-            self._norm = norm.detach()
+        with failing_open("attach.norm"):
+            self.norms.clipped(norm)
         return norm
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -347,20 +353,21 @@ class LoopPhases:
 
     def before_update(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer's step begins."""
-        if get_ident() != self._thread:
+        if not self.is_here(trains=True):
             return
         try:
             if optimizer is self.leader:
                 self.begin()
             self.enter("optimizer")
             if optimizer is self.leader:
-                self._measure_gradients()
+                self.num_updates += 1
+                self.norms.measure(getattr(optimizer, "grad_scale", None))
         except Exception as error:
             record_error("attach.optimizer", error)
 
     def after_update(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer's step is over: with the leader's, what the loop's step is for."""
-        if get_ident() != self._thread:
+        if get_ident() != self.thread:
             return
         try:
             self.leave("optimizer")
@@ -368,32 +375,24 @@ class LoopPhases:
                 return
             groups = getattr(optimizer, "param_groups", None)
             rate = {"lr": float(groups[0]["lr"])} if groups and "lr" in groups[0] else {}
-            self.recorder.log(committed=True, **rate)
+            self._log_update(optimizer, **rate)
             self._taken_ns = _monotonic_ns()
             while self.at_first_update:
                 self.at_first_update.pop()()
         except Exception as error:
             record_error("attach.optimizer", error)
 
+    def _log_update(self, optimizer: Any, **rate: float) -> None:
+        """An update was made, unless a fused optimizer has left it out: GradScaler sets `found_inf` while it steps."""
+        overflowed = getattr(optimizer, "found_inf", None)
+        if not isinstance(overflowed, Tensor):
+            self.recorder.log(committed=True, **rate)
+        else:
+            self.recorder.log(**rate)
+            self.values.put(committed=overflowed == 0)
+
     def refused(self) -> None:
         """The step ends here, without an update: its gradients are as they were refused."""
-        self._measure_gradients()
+        self.norms.measure()
         self.recorder.log(committed=False)
         self._taken_ns = _monotonic_ns()
-
-    def _measure_gradients(self) -> None:
-        """The norm as it was clipped, or our own of gradients that are whole; each gradient at an interval."""
-        if self.gradients is None:
-            return
-        step, norm, is_whole = self.recorder.step_number, self._norm, True
-        self.gradients.after_backward(step)
-        if norm is None and self._wants_norm:
-            norm, is_whole = self.gradients.norm()
-        number = norm.item() if norm is not None and norm.is_cpu else None
-        if norm is not None and is_whole:
-            self.values.put(grad_norm=norm if number is None else number)
-        if number is not None and math.isfinite(number):
-            self._examined = 0
-        elif number is not None and self._examined < MAX_EXAMINED:
-            self._examined += 1
-            self.recorder.log(nonfinite_count=sum(count for _, count in self.gradients.examine(step)))

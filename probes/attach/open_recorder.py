@@ -26,7 +26,7 @@ from ..tape.rundir import RunDir, RunError
 from ..tape_recorder import TapeRecorder
 from .announcement import announce
 from .attached_config import attached_config
-from .identity import Identity
+from .identity import Identity, launcher_pid
 from .joining import join_run
 
 __all__ = ["open_recorder"]
@@ -50,7 +50,7 @@ def open_recorder(
         "world_size": identity.world_size,
         "versions": versions(),
         "num_parameters": sum(parameter.numel() for model in models for parameter in model.parameters()),
-        "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+        "launcher_pid": launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,
         "cwd": os.getcwd(),
     } | device_name()

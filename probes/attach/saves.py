@@ -1,24 +1,27 @@
-"""Saves of a loop of the user's own as phase `checkpoint`: torch.save, safetensors and torch.distributed.checkpoint.
+"""Saves of a loop of the user's own as phase `checkpoint`: torch, safetensors, numpy, torch.distributed.checkpoint.
 
 saves = Saves(phases)
-saves.patch()                # again after the first step: libraries may be imported late
+saves.patch(imports)
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any, Protocol
 
-import torch
-
 from ..fail_open import failing_open
+from .on_import import OnImport
 
 __all__ = ["Saves"]
 
 _PLACES = (
     ("torch", "save"),
     ("torch.serialization", "save"),
+    ("numpy", "save"),
+    ("numpy", "savez"),
+    ("numpy", "savez_compressed"),
     ("safetensors.torch", "serialize_file"),  # what `save_file` calls, however it was imported
     ("torch.distributed.checkpoint.state_dict_saver", "_save_state_dict"),  # what `dcp.save` calls
 )
@@ -41,15 +44,15 @@ class Saves:
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
-        self._patched: set[tuple[str, str]] = set()
 
-    def patch(self) -> None:
-        """Wrap the functions of modules that have been imported by now."""
-        for place in _PLACES:
-            module = torch if place[0] == "torch" else sys.modules.get(place[0])
-            if place not in self._patched and hasattr(module, place[1]):
-                self._patched.add(place)
-                self._phases.replace(module, place[1], self._save)
+    def patch(self, imports: OnImport) -> None:
+        """Wrap the functions of the modules that are imported, and of the others once they are."""
+        for module, function in _PLACES:
+            imports.when(module, partial(self._patch, function))
+
+    def _patch(self, function: str, module: ModuleType) -> None:
+        if hasattr(module, function):
+            self._phases.replace(module, function, self._save)
 
     def _save(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._phases.is_in("checkpoint"):

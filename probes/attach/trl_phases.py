@@ -1,7 +1,7 @@
 """Pieces of a step that TRL's trainers name themselves, as phases: generation, reward, log_probs, sync_weights.
 
     pieces = TrlPhases(phases)
-    pieces.patch()               # again after the first step: TRL may be imported late
+    pieces.patch(imports)
 
 GRPO and its relatives do most of a step's work before the first forward pass that trains: they sample completions,
 score them, and compute log-probabilities under the old and the reference model. They wrap each piece in TRL's
@@ -11,13 +11,14 @@ so they lie in a gap of the step.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 
 from ..fail_open import failing_open
+from .on_import import OnImport
 
 __all__ = ["TrlPhases", "phase_of"]
 
@@ -55,17 +56,17 @@ class TrlPhases:
 
     def __init__(self, phases: _Phases) -> None:
         self._phases = phases
-        self._is_patched = False
         self._open: dict[int, str] = {}  # id of TRL's context -> phase
 
-    def patch(self) -> None:
-        """Wrap TRL's context if it has been imported by now."""
-        context = getattr(sys.modules.get(_MODULE), "ProfilingContext", None)
-        if self._is_patched or context is None:
-            return
-        self._is_patched = True
-        self._phases.replace(context, "__enter__", self._enter)
-        self._phases.replace(context, "__exit__", self._exit)
+    def patch(self, imports: OnImport) -> None:
+        """Wrap TRL's context, now or when it is imported."""
+        imports.when(_MODULE, self._patch)
+
+    def _patch(self, module: ModuleType) -> None:
+        context = getattr(module, "ProfilingContext", None)
+        if context is not None:
+            self._phases.replace(context, "__enter__", self._enter)
+            self._phases.replace(context, "__exit__", self._exit)
 
     def _enter(self, real: Callable[..., Any], context: Any) -> Any:
         with failing_open("attach.trl"):

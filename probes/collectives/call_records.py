@@ -99,7 +99,7 @@ class Calls:
         self._callers = CallerNames(recorder.name)
         # By all that makes two records differ: who called (frames up, instruction); bytes and what else is the same.
         self._sites: dict[tuple[Any, ...], list[tuple[int, CodeType, int, tuple[int, bytes]]]] = {}
-        self._training_thread = get_ident()
+        self.training_thread = get_ident()
         self._adrift: list[tuple[Call, Any]] = []
         self._backward = recorder.name("backward")
         self.measures_peaks = False
@@ -197,7 +197,7 @@ class Calls:
         """Return True in a thread that trains, False in background threads started from Python."""
         # Autograd's own threads are not Python's: they run the backward pass of a device.
         ident = get_ident()
-        if ident == self._training_thread:
+        if ident == self.training_thread:
             return True
         # A thread that is not Python's and has logged something has an entry from then on, a dummy.
         thread = _python_threads.get(ident)

@@ -51,6 +51,7 @@ __all__ = [
     "is_recorded_here",
     "recorded_over",
     "take_gradient_peaks",
+    "training_is_here",
     "uninstall",
     "unreduced_gradients",
 ]
@@ -96,6 +97,12 @@ def uninstall() -> None:
 def unreduced_gradients() -> Unreduced | None:
     """Return the meter of this rank's gradients before reduction; None if nothing is recorded."""
     return None if _probe is None else _probe.unreduced
+
+
+def training_is_here() -> None:
+    """The calling thread trains: what it waits for in collectives is waiting of the rank."""
+    if _probe is not None:
+        _probe.calls.training_thread = threading.get_ident()
 
 
 def take_gradient_peaks() -> dict[str, float]:

@@ -87,7 +87,9 @@ NCCL_PLUGIN = _kind(
 )
 EXCEPTION = _kind(
     "exception", _text("type"), _text("message"), _text("traceback"),
-    by="rank, before it dies of it", meaning="A Python exception ended the rank.",
+    _text("package", "folder of the program's own package, if it was run as a module"),
+    by="rank, before it dies of it",
+    meaning="A Python exception ended the rank; SystemExit: an exit with a code or a text.",
 )
 MEMORY_SNAPSHOT = _kind(
     "memory_snapshot", _text("path", "in the run's folder"), _int("bytes", unit="By"), _int("device", "index on CUDA"),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import platform
 import re
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 
 from .source_commit import source_commit
 
-__all__ = ["described", "device_name", "versions"]
+__all__ = ["described", "device_name", "note_module", "package_of_program", "versions"]
 
 
 def versions() -> dict[str, str]:
@@ -46,10 +48,34 @@ def device_name() -> dict[str, str]:
     return facts
 
 
+_module = ""
+
+
+def note_module(name: str) -> None:
+    """The program is this module, run with `-m`, though `__main__` is another one when it fails."""
+    global _module
+    _module = name
+
+
+def package_of_program() -> str:
+    """Folder of the top package of a program that was run as a module; empty for a script.
+
+    Its frames are the user's, also where it is installed as other packages are.
+    """
+    with contextlib.suppress(Exception):
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        top = (_module or (spec.name if spec is not None else "")).partition(".")[0]
+        found = sys.modules.get(top) or (importlib.util.find_spec(top) if top else None)
+        places = getattr(found, "__path__", None) or getattr(found, "submodule_search_locations", None)
+        return "" if top == "rankscope" or not places else str(next(iter(places)))
+    return ""
+
+
 def described(error: BaseException) -> dict[str, Any]:
     """Return the fields of an `exception` event."""
     return {
         "type": type(error).__name__,
         "message": str(error)[:4000],
         "traceback": "".join(traceback.format_exception(error))[-20_000:],
+        "package": package_of_program(),
     }

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
@@ -251,3 +252,26 @@ def test_saves_are_the_phase_checkpoint(tmp_path: Path, library: str) -> None:
     detach()
     assert rows(tmp_path / "run", "SELECT step FROM steps WHERE checkpoint_ns > 0") == [(3,)]
     assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'checkpoint'") == [(1,)]
+
+
+def test_attached_again_after_detach_every_collective_is_recorded_and_the_group_is_torchs_own_in_between(
+    tmp_path: Path,
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for attempt in range(2):
+            loop = Loop()
+            attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+            dist.all_reduce(torch.ones(1))
+            loop.epoch()
+            detach()
+            assert type(dist.group.WORLD) is c10d.ProcessGroup
+            dist.all_reduce(torch.ones(1))
+            found = rows(tmp_path / "run", f"SELECT count(*) FROM collectives WHERE attempt = {attempt}")
+            assert found == [(1,)]
+    finally:
+        dist.destroy_process_group()
+    assert rows(tmp_path / "run", "SELECT attempt, count(*) FROM steps GROUP BY attempt ORDER BY attempt") == [
+        (0, 3),
+        (1, 3),
+    ]

@@ -1,0 +1,149 @@
+"""How this process ends: an exception, `sys.exit` with a code or a text, an interrupt, or simply at its end.
+
+    end = ProcessEnd(recorder, loop_thread)
+    undo = end.hook()            # sys.excepthook, threading.excepthook, sys.exit
+    ...
+    end.left_by_itself()         # in the exit hook: False if it died; the records of its end are written then
+
+`sys.exit` may be caught, and the process may go on: only the last call before the end counts, and only if no step has
+begun since. What `raise SystemExit` or the interpreter's own `exit` do is seen by `rankscope run`, which runs the
+script inside `exits_of_script`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from ..fail_open import failing_open
+from ..profiling.memory_snapshots import record_exception
+from ..recorder import Recorder
+from ..tape import event_kinds
+from ..tape.run_facts import package_of_program
+
+__all__ = ["EXIT_TYPE", "ProcessEnd"]
+
+EXIT_TYPE = "SystemExit"
+"""Type of the `exception` event of an exit with a code other than 0."""
+MAX_TEXT = 4000
+
+
+class ProcessEnd:
+    """Follows the end of the process that one recorder records."""
+
+    def __init__(self, recorder: Recorder, loop_thread: Callable[[], int]) -> None:
+        """`loop_thread` returns the identifier of the thread that the training loop runs in."""
+        self._recorder = recorder
+        self._loop_thread = loop_thread
+        self._is_on = True
+        self._died = False
+        self._exit: tuple[int, str, str] | None = None  # step, message, stack
+        self.reason: tuple[str, int] = ("finished", 0)
+        """Reason and exit code of the run's end on this node."""
+
+    def hook(self) -> Callable[[], None]:
+        """Take note of exceptions and exits from now on; returns what undoes it."""
+        undo = [
+            _replace(sys, "excepthook", self._at_exception),
+            _replace(threading, "excepthook", self._at_thread_exception),
+            _replace(sys, "exit", self._at_exit),
+        ]
+
+        def restore() -> None:
+            self._is_on = False
+            for one in undo:
+                one()
+
+        return restore
+
+    def left_by_itself(self) -> bool:
+        """Return False if the process died of an exception or ends with an exit code: then that is on record."""
+        if not self._died and self._exit is not None:
+            step, message, stack = self._exit
+            if step == self._recorder.step_number:
+                self._record_exit(message, stack)
+        return not self._died
+
+    @contextlib.contextmanager
+    def exits_of_script(self) -> Iterator[None]:
+        """Record how a SystemExit leaves the block, which runs the user's script."""
+        try:
+            yield
+        except SystemExit as error:
+            with failing_open("attach.exit"):
+                self._exit = None
+                if (message := _failure(error.code)) and self._is_on:
+                    self._record_exit(message, "".join(traceback.format_exception(error)))
+            raise
+
+    def _record_exit(self, message: str, stack: str) -> None:
+        self._died = True
+        self._recorder.event(
+            event_kinds.EXCEPTION,
+            type=EXIT_TYPE,
+            message=message[:MAX_TEXT],
+            traceback=stack[-20_000:],
+            package=package_of_program(),
+        )
+
+    def _at_exception(
+        self,
+        real: Callable[..., Any],
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        with failing_open("attach.exception"):
+            if self._is_on and issubclass(kind, KeyboardInterrupt):
+                self.reason = ("interrupted", 128 + signal.SIGINT)
+            elif self._is_on:
+                self._died = True
+                record_exception(self._recorder, error)
+        real(kind, error, trace)
+
+    def _at_thread_exception(self, real: Callable[..., Any], about: Any) -> None:
+        """A thread died: the process may go on, but if the loop ran there it is over."""
+        with failing_open("attach.exception"):
+            error = about.exc_value
+            in_loop = about.thread is not None and about.thread.ident == self._loop_thread()
+            if self._is_on and error is not None and in_loop and not isinstance(error, SystemExit):
+                self._died = True
+                record_exception(self._recorder, error)
+        real(about)
+
+    def _at_exit(self, real: Callable[..., Any], code: Any = None, /) -> None:
+        with failing_open("attach.exit"):
+            message = _failure(code)
+            stack = "Traceback (most recent call last):\n" + "".join(traceback.format_stack(sys._getframe(2)))
+            self._exit = (self._recorder.step_number, message, f"{stack}{EXIT_TYPE}: {message}\n") if message else None
+        real(code)
+
+
+def _failure(code: Any) -> str:
+    """The text of an exit that is no success; empty for one that is."""
+    if code is None or code == 0:
+        return ""
+    return f"exit code {code}" if isinstance(code, int) else str(code)
+
+
+def _replace(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
+    """Put `wrapper(real, ...)` in the place of a function; returns what undoes it."""
+    real = getattr(place, name)
+
+    @functools.wraps(real)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(real, *args, **kwargs)
+
+    def restore() -> None:
+        if getattr(place, name) is replaced:  # else something else has wrapped it since
+            setattr(place, name, real)
+
+    setattr(place, name, replaced)
+    return restore

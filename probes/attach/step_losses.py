@@ -1,0 +1,122 @@
+"""The loss and the tokens of a step, from what a loop does: the tensors it calls `backward` on, the ids it looks up.
+
+    losses.began()                       # a step has begun
+    losses.forward(tokens)               # the model was called
+    losses.backward(root)                # loss.backward()
+    losses.log(loss=..., tokens=...)     # the loop logs its own
+    losses.settle()                      # the step ends: write what is known
+
+Several backward passes of a step are its micro-batches, each with its own forward pass. A loop that divides each loss
+by their number has the step's loss as the sum of them, one that does not as their mean. The division is seen in the
+graph. Several losses of one forward pass are parts of one loss, and add up.
+
+What the loop logs is the step's value. Our own stays beside it (`local_loss`, and the series `MEASURED + name`), so
+that a logged value that means something else can be seen (`analyzers.numerics.logged_values`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..step_scalars import StepScalars
+from .loss_scaling import LossScaling
+
+__all__ = ["MEASURED", "StepLosses"]
+
+MEASURED = "measured_"
+"""Before the name of a column: the series of our own value where the loop logs one."""
+_SAME = 1e-4
+_MAX_DEPTH = 4
+
+
+class StepLosses:
+    """The losses of one loop."""
+
+    def __init__(self, values: StepScalars, scaling: LossScaling) -> None:
+        self._values = values
+        self._scaling = scaling
+        self._losses: list[float | Tensor] = []
+        self._factors: list[float] = []
+        self._forwards = 0
+        self._tokens = 0
+        self._logged: set[str] = set()
+
+    def began(self) -> None:
+        """A step has begun."""
+        self._scaling.began()
+        self._losses.clear()
+        self._factors.clear()
+        self._logged.clear()
+        self._forwards = self._tokens = 0
+
+    def forward(self, tokens: int) -> None:
+        """The model was called with gradients on, with so many ids."""
+        self._forwards += 1
+        self._tokens += tokens
+
+    def backward(self, root: Any) -> None:
+        """`root` is what the loop went backward from."""
+        if not isinstance(root, Tensor) or root.numel() != 1:
+            return
+        loss = self._scaling.unscaled(root)
+        self._factors.append(_factor(root) if loss is root else _factor_behind(root))
+        is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and no tensor of ours
+        self._losses.append(loss.item() if is_plain else loss.detach().reshape(()))
+
+    def log(self, /, **values: float | Tensor) -> None:
+        """Write values that the loop knows itself."""
+        self._logged |= values.keys() & {"loss", "tokens", "grad_norm"}
+        if "loss" in values and not self._losses:
+            values.setdefault("local_loss", values["loss"])
+        self._values.put(**values)
+
+    def settle(self, measured_norm: float | Tensor | None = None) -> None:
+        """Write the step's loss and tokens, and our own where the loop has logged them."""
+        own: dict[str, float | Tensor] = {}
+        if self._losses:
+            own["local_loss"] = loss = self._loss()
+            if "loss" not in self._logged:
+                own["loss"] = loss
+        if self._tokens > 0:
+            own[MEASURED + "tokens" if "tokens" in self._logged else "tokens"] = self._tokens
+        if measured_norm is not None and "grad_norm" in self._logged:
+            own[MEASURED + "grad_norm"] = measured_norm
+        if own:
+            self._values.put(**own)
+        self._losses.clear()
+        self._factors.clear()
+
+    def _loss(self) -> float | Tensor:
+        total: float | Tensor = sum(self._losses[1:], self._losses[0])
+        number = len(self._losses)
+        is_divided = any(abs(factor - 1) > _SAME for factor in self._factors)
+        return total if number == 1 or is_divided or self._forwards < number else total / number
+
+
+def _factor(root: Tensor) -> float:
+    """What the last operations of the graph multiply the loss by; 1 where they are of another kind."""
+    return _product(root.grad_fn)
+
+
+def _factor_behind(root: Tensor) -> float:
+    """The same of a scaled loss, whose last operation is the scaler's."""
+    following = getattr(root.grad_fn, "next_functions", ())
+    return _product(following[0][0]) if following else 1.0
+
+
+def _product(node: Any) -> float:
+    product = 1.0
+    for _ in range(_MAX_DEPTH):
+        name = type(node).__name__
+        if name not in ("DivBackward0", "MulBackward0"):
+            break
+        other = getattr(node, "_saved_other", None)
+        if not isinstance(other, Tensor) or other.numel() != 1 or not other.is_cpu or other.requires_grad:
+            return 0.0 if name == "DivBackward0" else product  # divided by a number that only the device has
+        number = other.item()
+        product *= number if name == "MulBackward0" else 1 / number if number else 0.0
+        following = getattr(node, "next_functions", ())
+        node = following[0][0] if following else None
+    return product

@@ -1,0 +1,107 @@
+"""The global gradient norm of steps whose ranks know a part of it each.
+
+    if make_global_norms(connection):        # after the views of the tables
+        ...                                  # table global_norms: attempt, step, grad_norm
+
+1. An attached rank with sharded gradients writes the norm of its part, under the name of the ranks that share them
+   (`probes.attach.step_norms`). Squares add up over those ranks. Groups with equal sums are replicas of each other and
+   count once; the others hold different parameters (stages, tensor-parallel slices) and add up.
+2. A model that was sharded by hand does not say so: its ranks have different norms of one step, although they exchange
+   tensors in forward or backward. There, different norms are different parts. What such ranks hold in common would be
+   counted several times: where gradients of single parameters show it, at the interval, it is taken out, and steps in
+   between have no global norm.
+3. A norm that the loop logged itself stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+__all__ = ["PARTS_SQL", "make_global_norms"]
+
+PREFIX = "grad_norm_part "
+LOGGED = "measured_grad_norm"
+"""The series of our own norm where the loop logs one."""
+_SAMPLE_STEPS = 32
+"""First steps that are looked at for a model that is sharded by hand. Source: a few are enough, and quick to read."""
+_SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal but for rounding
+
+PARTS_SQL = f"""
+SELECT attempt, step, sqrt(sum(total)) AS grad_norm FROM (
+    SELECT DISTINCT ON (attempt, step, {_SAME}) attempt, step, total FROM (
+        SELECT attempt, step, name, sum(value * value) AS total, count(*) AS num_ranks FROM (
+            SELECT attempt, step, value,
+                   CASE WHEN name = '{PREFIX}' THEN name || rank ELSE name END AS name
+            FROM scalars WHERE starts_with(name, '{PREFIX}'))
+        GROUP BY attempt, step, name
+    ) WHERE num_ranks >= coalesce(TRY_CAST(regexp_extract(name, '^{PREFIX}(\\d+) of ', 1) AS BIGINT), 1)
+) GROUP BY attempt, step
+"""
+"""Columns attempt, step, grad_norm: of each step in which every rank of a group has written its part."""
+
+_BY_HAND_SQL = f"""
+WITH sampled AS (
+    SELECT attempt, step, max(grad_norm) > 1.001 * min(grad_norm) AS differs
+    FROM steps WHERE step <= {_SAMPLE_STEPS} AND isfinite(grad_norm) GROUP BY attempt, step HAVING count(*) > 1)
+SELECT attempt FROM sampled GROUP BY attempt HAVING avg(differs::INTEGER) > 0.9
+"""
+_EXCHANGING_SQL = f"""
+SELECT attempt FROM collectives WHERE step BETWEEN 2 AND {_SAMPLE_STEPS}
+  AND (phase IN ('forward', 'backward', 'loss') OR op IN ('send', 'recv')) GROUP BY attempt
+HAVING count(DISTINCT step) >= 0.5 * least({_SAMPLE_STEPS} - 1, (SELECT max(step) - 1 FROM steps s
+                                                               WHERE s.attempt = collectives.attempt))
+"""
+_DISTINCT_SQL = f"""
+SELECT attempt, step, sum(total) AS total FROM (
+    SELECT DISTINCT ON (attempt, step, {_SAME}) attempt, step, grad_norm * grad_norm AS total FROM steps
+    WHERE attempt IN (SELECT unnest(?::BIGINT[])) AND isfinite(grad_norm))
+GROUP BY attempt, step
+"""
+# Of the gradients of single parameters: the sum over ranks with different norms, and over different parameters alone.
+_COMMON_SQL = f"""
+WITH own AS (
+    SELECT attempt, step, rank, parameter, norm * norm AS total FROM gradients
+    WHERE attempt IN (SELECT unnest(?::BIGINT[])) AND isfinite(norm)
+), ranks AS (
+    SELECT attempt, step, sum(total) AS total FROM (
+        SELECT DISTINCT ON (attempt, step, {_SAME}) * FROM (
+            SELECT attempt, step, rank, sum(total) AS total FROM own GROUP BY ALL)) GROUP BY ALL
+), parts AS (
+    SELECT attempt, step, sum(total) AS total FROM (
+        SELECT DISTINCT ON (attempt, step, parameter, {_SAME}) attempt, step, total FROM own) GROUP BY ALL
+)
+SELECT attempt, step, parts.total / ranks.total AS ratio FROM ranks JOIN parts USING (attempt, step)
+WHERE ranks.total > 0
+"""
+
+
+def make_global_norms(connection: DuckDBPyConnection) -> bool:
+    """Make the table `global_norms` from the views of a run; False, and no table, where no rank has only a part."""
+    has_parts = connection.execute(f"SELECT 1 FROM scalars WHERE starts_with(name, '{PREFIX}') LIMIT 1").fetchone()
+    by_hand = {attempt for (attempt,) in connection.execute(_BY_HAND_SQL).fetchall()}
+    if by_hand:
+        by_hand &= {attempt for (attempt,) in connection.execute(_EXCHANGING_SQL).fetchall()}
+    if by_hand:
+        logged = connection.execute("SELECT DISTINCT attempt FROM scalars WHERE name = ?", [LOGGED]).fetchall()
+        by_hand -= {attempt for (attempt,) in logged}
+    if not has_parts and not by_hand:
+        return False
+    attempts = sorted(by_hand)
+    connection.execute(
+        f"""
+        CREATE TABLE global_norms AS
+        WITH common AS ({_COMMON_SQL}), least AS (SELECT attempt, min(ratio) AS ratio FROM common GROUP BY attempt)
+        SELECT attempt, step, grad_norm, false AS replaces FROM ({PARTS_SQL})
+        UNION ALL
+        SELECT d.attempt, d.step,
+               CASE WHEN c.ratio IS NOT NULL THEN sqrt(d.total * c.ratio)
+                    WHEN coalesce(l.ratio, 1) > 0.98 THEN sqrt(d.total) END, true
+        FROM ({_DISTINCT_SQL}) d LEFT JOIN common c ON c.attempt = d.attempt AND c.step = d.step
+        LEFT JOIN least l ON l.attempt = d.attempt
+        """,
+        [attempts, attempts],
+    )
+    return True

@@ -1,0 +1,104 @@
+"""How a process that is attached ends: what its records say, and which line of whose code the report names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analyzers.diagnose import diagnose
+from analyzers.finding import Finding
+from probes.tape.rundir import RunDir
+from store import Store
+
+REPOSITORY = Path(__file__).parents[3]
+
+LOOP = """
+import torch
+from torch import nn
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+TWO_LINES = "import rankscope\nrankscope.attach(model, optimizer, watch=False)\n"
+
+
+def ended(tmp_path: Path, end: str, *, by: str, as_module: bool = False) -> tuple[int, list[Finding], str]:
+    """Exit code, findings and standard error of a script with these last lines."""
+    script = tmp_path / "train.py"
+    environment = {**os.environ, "RANKSCOPE_RUN_DIR": str(tmp_path / "run"), "PYTHONPATH": str(REPOSITORY)}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANKSCOPE_FAIL_LOUD"):
+        environment.pop(name, None)
+    if by == "run":
+        script.write_text(f"{LOOP}{end}\n")
+        command = [sys.executable, "-m", "rankscope.attached_script", str(script)]
+    else:
+        script.write_text(f"{LOOP}{TWO_LINES}{end}\n")
+        command = [sys.executable, str(script)]
+    if as_module:
+        package = tmp_path / "site-packages" / "their" / "recipes"
+        package.mkdir(parents=True)
+        for folder in (package, package.parent):
+            (folder / "__init__.py").touch()
+        (package / "train.py").write_text(script.read_text())
+        environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "site-packages")
+        command = [sys.executable, "-m", "rankscope.attached_script", "-m", "their.recipes.train"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        found = diagnose(store, {"attached": True}).fired
+    return done.returncode, [finding for finding in found if finding.kind == "rank_lost"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("by", "end", "code", "words"),
+    [
+        ("run", "train(3)\nraise SystemExit(3)", 3, "exit code 3 (train.py:13 in <module>) at step 3"),
+        ("two lines", "import sys\ntrain(3)\nsys.exit(3)", 3, "exit code 3 (train.py:17 in <module>) at step 3"),
+        ("two lines", "import sys\ntrain(3)\nsys.exit('no such data set')", 1, "exit code 1: no such data set (train"),
+        (
+            "two lines",
+            "import argparse\ntrain(2)\nargparse.ArgumentParser().parse_args(['--lr'])",
+            2,
+            "exit code 2 (train.py:17 in <module>)",
+        ),
+    ],
+)
+def test_an_exit_with_a_code_or_a_text_is_what_ended_the_rank(
+    tmp_path: Path, by: str, end: str, code: int, words: str
+) -> None:
+    returned, (finding,), _ = ended(tmp_path, end, by=by)
+    assert returned == code
+    assert (finding.cause, finding.ranks) == ("exit", (0,))
+    assert words in finding.summary.replace(f"{tmp_path.name}/", "")
+
+
+def test_an_exit_that_was_caught_and_a_good_one_are_clean_ends(tmp_path: Path) -> None:
+    end = "import sys\ntry:\n    sys.exit(4)\nexcept SystemExit:\n    pass\ntrain(3)\nsys.exit(0)"
+    returned, found, _ = ended(tmp_path, end, by="two lines")
+    assert (returned, found) == (0, [])
+
+
+def test_frames_of_the_programs_own_package_are_the_users_and_ours_are_nobodys(tmp_path: Path) -> None:
+    end = "train(2)\ntry:\n    {}['lr']\nexcept KeyError as error:\n    raise ValueError('no rate') from error"
+    returned, (finding,), _ = ended(tmp_path, end, by="run", as_module=True)
+    assert returned == 1
+    assert "ValueError: no rate (recipes/train.py:16 in <module>)" in finding.summary
+    assert not any("attached_script" in frame for frame in finding.evidence["traceback"])
+
+
+def test_a_loop_in_a_thread_is_recorded_and_its_exception_named(tmp_path: Path) -> None:
+    end = (
+        "import threading\ndef loop():\n    train(4)\n    raise OSError('disk')\nthreading.Thread(target=loop).start()"
+    )
+    _, (finding,), _ = ended(tmp_path, end, by="run")
+    assert "OSError: disk" in finding.summary
+    assert finding.first_step == 4
