@@ -24,6 +24,7 @@ from analyzers.finding import Finding
 from analyzers.hangs.culprits import HangCause, find_culprits
 from analyzers.hangs.desync import desynced
 from analyzers.hangs.device_evidence import with_devices, with_link
+from analyzers.hangs.past_standstills import past_standstills
 from analyzers.hangs.silent_node import silent_nodes
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
 from analyzers.hangs.summary import hang_summary
@@ -194,6 +195,7 @@ def _finding(
 # Live, `watch` judges hangs itself: it joins the digests of the other nodes first (`live`).
 ANALYSES = (
     Analysis(kinds=("hang",), run=hangs, records="sampled"),
+    Analysis(kinds=("standstill",), run=past_standstills, records="sampled"),
     Analysis(kinds=("desync",), run=desynced, live="periodic"),
     Analysis(kinds=("node_silent",), run=silent_nodes, live="each_tick"),
 )

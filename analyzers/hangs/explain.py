@@ -106,13 +106,27 @@ def _next_desync(finding: Finding) -> str:
     return f"Find the branch on the rank{caller}, and resume from a checkpoint before step {finding.first_step}."
 
 
+def _why_standstill(finding: Finding) -> str:
+    of = finding.evidence
+    waited = of.get("waiting_ranks") or []
+    others = f"{ranks_text(waited)} waited in collectives meanwhile" if waited else "no rank waited for another"
+    return f"That is longer than a hang in this run, and {others}."
+
+
+def _next_standstill(finding: Finding) -> str:
+    who = ranks_text(finding.ranks) if finding.ranks else "all ranks"
+    return f"Find what {who} did {finding.evidence.get('place')} then: a file system, a lock, a stopped process."
+
+
 WHY: Mapping[str, Callable[[Finding], str]] = {
     "hang": _why_hang,
     "desync": _why_desync,
     "node_silent": _why_node_silent,
+    "standstill": _why_standstill,
 }
 NEXT: Mapping[str, Callable[[Finding], str]] = {
     "hang": _next_hang,
     "desync": _next_desync,
     "node_silent": _next_node_silent,
+    "standstill": _next_standstill,
 }

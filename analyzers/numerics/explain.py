@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
-from analyzers.wording import group_text, is_number, listed, number, percent, ranks_text
+from analyzers.wording import counted, group_text, is_number, listed, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
 
@@ -49,6 +49,12 @@ def _divergence(finding: Finding) -> str:
     of = finding.evidence
     medians = f"from {number(of.get('loss_lowest'), 4)} to {number(of.get('loss_highest'), 4)}"
     return f"The median loss of 20 steps rose {medians}, {number(of.get('rise_z'))} times its noise."
+
+
+def _logged_value(finding: Finding) -> str:
+    of = finding.evidence
+    steps = counted(of.get("num_steps"), "step")
+    return f"The two differ by the same factor of {number(of.get('ratio'), 4)} in {steps}."
 
 
 def _loss_scale(finding: Finding) -> str:
@@ -117,11 +123,20 @@ def _after(general: str, **by_cause: str) -> Explain:
     return lambda finding: by_cause.get(finding.cause, general)
 
 
+def _next_logged_value(finding: Finding) -> str:
+    return {
+        "grad_norm": "Combine the squares of all shards' norms over every rank that holds one, and each shard once.",
+        "loss": "Divide by the number of ranks or micro-batches once, where the mean over both is meant.",
+        "tokens": "Log the tokens of this rank's step, over all its micro-batches: rates add up the ranks.",
+    }[finding.cause]
+
+
 WHY: Mapping[str, Explain] = {
     "non_finite": _non_finite,
     "loss_spike": _loss_spike,
     "divergence": _divergence,
     "loss_scale_collapse": _loss_scale,
+    "logged_value": _logged_value,
     "expert_imbalance": _expert_imbalance,
     "exploding_gradients": _gradient_flow,
     "vanishing_gradients": _gradient_flow,
@@ -131,6 +146,7 @@ NEXT: Mapping[str, Explain] = {
     "non_finite": _after_non_finite,
     "loss_spike": _after_spike,
     "divergence": _after("Roll back to a checkpoint from before the climb, and lower the learning rate."),
+    "logged_value": _next_logged_value,
     "loss_scale_collapse": _after("Train in bf16, or find the layer whose activations overflow."),
     "expert_imbalance": _after(
         "Check the load of the experts.",

@@ -105,6 +105,19 @@ class LossScalePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedValuePolicy:
+    """When a logged value contradicts what the ranks recorded."""
+
+    min_steps: int = 10
+    """Steps that are compared at least (count). Source: convention; a factor of the job is there in every step."""
+    spread_ratio: float = 0.01
+    """Distance of a step's factor from the typical one, and of that from a factor of the job (ratio). Source: rounding
+    of logged values to three digits."""
+    same_steps_ratio: float = 0.95
+    """Share of the steps that have it. Source: convention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientFlowPolicy:
     """When gradients vanish or explode. Source of the factors: measured, the blocks of healthy transformers of 4 to 64
     layers lie within a factor of 21 of each other, at the start of training too."""

@@ -1,0 +1,113 @@
+"""Values that a loop logs and that contradict what its ranks recorded: a norm, a mean loss, a token count.
+
+1. Of each step: the logged value over our own of the same step. Ours is the gradients' norm (of all shards), the mean
+   over the ranks of the losses that they went backward from, the ids that the rank's model was called with. A rank that
+   logs its own loss is compared with that.
+2. Only a factor that is the same in at least `min_steps` steps and that the job explains is a contradiction: the number
+   of ranks, of micro-batches, their product, the roots of these, and the reverse of each. Another unit, a smoothed
+   value and a loss with further terms have other factors, or changing ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from analyzers.finding import Finding
+from analyzers.numerics.policy import LoggedValuePolicy
+from analyzers.scope import Scope
+from analyzers.source import Source
+from analyzers.wording import number
+from store.global_norms import PARTS_SQL
+
+__all__ = ["contradicted_values"]
+
+_TITLES = {"grad_norm": "gradient norm", "loss": "loss", "tokens": "token count"}
+_OWN_SERIES = """
+SELECT s.attempt, s.step, s.{name} / m.value FROM steps s
+JOIN scalars m ON m.attempt = s.attempt AND m.step = s.step AND m.rank = s.rank AND m.name = 'measured_{name}'
+WHERE s.{name} IS NOT NULL AND m.value > 0 AND s.attempt = coalesce(?, s.attempt)
+"""
+_NORM = f"""
+SELECT s.attempt, s.step, s.grad_norm / g.grad_norm FROM steps s
+JOIN ({PARTS_SQL}) g ON g.attempt = s.attempt AND g.step = s.step
+WHERE s.grad_norm IS NOT NULL AND g.grad_norm > 0 AND s.attempt = coalesce(?, s.attempt)
+"""
+_LOSSES = """
+SELECT attempt, step, loss / {ours} FROM (
+    SELECT *, avg(local_loss) OVER (PARTITION BY attempt, step) AS mean_loss FROM steps
+    WHERE loss IS NOT NULL AND isfinite(loss) AND isfinite(local_loss) AND attempt = coalesce(?, attempt))
+WHERE {ours} > 0
+"""
+_QUERIES = (
+    ("grad_norm", _OWN_SERIES.format(name="grad_norm")),
+    ("grad_norm", _NORM),
+    ("loss", _LOSSES.format(ours="mean_loss")),
+    ("loss", _LOSSES.format(ours="local_loss")),
+    ("tokens", _OWN_SERIES.format(name="tokens")),
+)
+
+
+def contradicted_values(source: Source, scope: Scope, policy: LoggedValuePolicy = LoggedValuePolicy()) -> list[Finding]:
+    """Findings of kind `logged_value`, one a value and attempt; none where nothing is logged."""
+    if not source.has("scalars") or not source.has("steps"):
+        return []
+    findings: dict[tuple[str, int], Finding] = {}
+    for name, sql in _QUERIES:
+        ratios: dict[int, dict[int, float]] = {}
+        for attempt, step, ratio in source.rows(sql, [scope.attempt]):
+            if ratio is not None and math.isfinite(ratio) and ratio > 0:
+                ratios.setdefault(attempt, {})[step] = ratio
+        for attempt, own in ratios.items():
+            if (found := _contradiction(own, _factors(source, attempt), policy)) is not None:
+                findings.setdefault((name, attempt), _finding(name, attempt, own, *found))
+    return list(findings.values())
+
+
+def _factors(source: Source, attempt: int) -> Mapping[str, float]:
+    """What the job explains: {words: factor}."""
+    ((ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE attempt = ?", [attempt])
+    micro = 1
+    if source.has("spans"):
+        ((highest,),) = source.rows("SELECT max(microbatch) FROM spans WHERE attempt = ? AND step <= 64", [attempt])
+        micro = 1 + (highest or 0)
+    counts = {"the number of ranks": ranks, "the number of micro-batches": micro}
+    if ranks > 1 and micro > 1:
+        counts["the number of ranks times that of micro-batches"] = ranks * micro
+    words = {text: float(count) for text, count in counts.items() if count > 1}
+    return words | {f"the root of {text}": math.sqrt(count) for text, count in words.items()}
+
+
+def _contradiction(
+    ratios: Mapping[int, float], factors: Mapping[str, float], policy: LoggedValuePolicy
+) -> tuple[str, float] | None:
+    """(what the factor is, the ratio) if it is one of `factors` or its reverse in nearly every step. Pure."""
+    if len(ratios) < policy.min_steps or not factors:
+        return None
+    typical = median(ratios.values())
+    near = sum(abs(ratio / typical - 1) <= policy.spread_ratio for ratio in ratios.values())
+    if near < policy.same_steps_ratio * len(ratios):
+        return None
+    for words, factor in factors.items():
+        if abs(typical / factor - 1) <= policy.spread_ratio or abs(typical * factor - 1) <= policy.spread_ratio:
+            return words, typical
+    return None
+
+
+def _finding(name: str, attempt: int, ratios: Mapping[int, float], words: str, ratio: float) -> Finding:
+    steps: Sequence[int] = sorted(ratios)
+    size = f"{number(ratio, 3)} times" if ratio > 1 else f"1/{number(1 / ratio, 3)} of"
+    return Finding(
+        analyzer="logged_values",
+        kind="logged_value",
+        severity="warning",
+        status="fired",
+        first_step=steps[0],
+        last_step=steps[-1],
+        cause=name,
+        summary=f"The {_TITLES[name]} that the loop logs is {size} what its ranks recorded: the factor is {words}.",
+        evidence={"ratio": round(ratio, 5), "num_steps": len(steps), "factor": words},
+        advice="logged-value",
+        attempt=attempt,
+    )

@@ -1,0 +1,82 @@
+"""A rank that stood still for longer than a hang and went on is an incident of the run, live or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzers.finding import Finding
+from analyzers.hangs.past_standstills import past_standstills
+from analyzers.scope import Scope
+from tests.analyzers.memory_store import MemoryStore
+from tests.analyzers.plain_run import S, plain_run
+from tests.sentences import plain
+
+
+def stood_still(
+    *, step: int = 60, still: Sequence[int] = (2,), seconds: int = 40, column: str = "forward_ns", ranks: int = 4
+) -> MemoryStore:
+    """A healthy run in one step of which some ranks stand still, and the others wait for them in backward."""
+    store = plain_run(ranks=ranks)
+    execute = store.connection.execute
+    execute("UPDATE steps SET collective_wait_ns = 0, forward_wait_ns = 0, backward_wait_ns = 0")
+    execute(f"UPDATE steps SET start_ns = start_ns + {seconds * S} WHERE step > {step}")
+    execute(f"UPDATE steps SET duration_ns = duration_ns + {seconds * S} WHERE step = {step}")
+    listed = ", ".join(map(str, still))
+    execute(f"UPDATE steps SET {column} = {column} + {seconds * S} WHERE step = {step} AND rank IN ({listed})")
+    execute(
+        f"UPDATE steps SET backward_ns = backward_ns + {seconds * S}, backward_wait_ns = {seconds * S}, "
+        f"collective_wait_ns = {seconds * S} WHERE step = {step} AND rank NOT IN ({listed})"
+    )
+    return store
+
+
+def test_rank_place_step_and_cost_stay() -> None:
+    (finding,) = plain(past_standstills(stood_still(), Scope()))
+    assert (finding.kind, finding.ranks, finding.first_step, finding.cost_s) == ("standstill", (2,), 60, 40.1)
+    assert finding.evidence["waiting_ranks"] == [0, 1, 3]
+    assert finding.summary.startswith("Rank 2 stood still for 40.1 s at step 60, in forward, and ranks 0, 1 and 3")
+
+
+def test_what_watch_saw_of_it_is_added() -> None:
+    store = stood_still(column="data_ns")
+    reported = Finding(
+        analyzer="hang", kind="hang", severity="critical", status="fired", ranks=(2,), first_step=60, last_step=60,
+        cause="data", summary="Rank 2 hangs.", evidence={"stacks": {"2": ["loader.py:7 in fetch"]}}, attempt=0,
+    )  # fmt: skip
+    fields = {
+        name: getattr(reported, name)
+        for name in (
+            "id",
+            "analyzer",
+            "severity",
+            "status",
+            "first_step",
+            "last_step",
+            "cause",
+            "summary",
+            "evidence",
+            "advice",
+            "cost_s",
+        )
+    }
+    store.event("finding", step=60, finding_kind="hang", finding_ranks=[2], **fields)
+    (finding,) = plain(past_standstills(store, Scope()))
+    assert finding.cause == "data"
+    assert finding.evidence["stacks"] == {"2": ["loader.py:7 in fetch"]}
+
+
+def test_clean_runs_checkpoints_starved_machines_and_short_ones_have_none() -> None:
+    assert past_standstills(plain_run(), Scope()) == []
+    assert past_standstills(stood_still(seconds=3), Scope()) == [], "shorter than a hang"
+    assert past_standstills(stood_still(step=1), Scope()) == [], "the first step warms up"
+    assert past_standstills(stood_still(column="checkpoint_ns"), Scope()) == [], "it saves, with a limit of its own"
+    assert past_standstills(stood_still(still=(0, 1, 2, 3)), Scope()) == [], "no rank waited: nothing of the run"
+    starved = stood_still()
+    starved.connection.execute(f"UPDATE steps SET run_delay_ns = {40 * S} WHERE step = 60 AND rank = 2")
+    assert past_standstills(starved, Scope()) == [], "it was ready to run"
+
+
+def test_without_waits_nothing_is_claimed() -> None:
+    store = stood_still()
+    store.connection.execute("UPDATE steps SET collective_wait_ns = NULL")
+    assert past_standstills(store, Scope()) == []
