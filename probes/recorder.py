@@ -52,6 +52,9 @@ class Recorder(Protocol):
     def begin_step(self, number: int, start_ns: int = 0) -> None:
         """Begin step `number` now, or at `start_ns` (monotonic): for a loop that cannot be put into a `with`."""
 
+    def discard_step(self) -> None:
+        """Take back the current step, which no other will follow: it turned out to be none."""
+
     def end_step(self, end_ns: int = 0) -> None:
         """Complete the current step now, or at `end_ns` (monotonic)."""
 
@@ -96,6 +99,9 @@ class NullRecorder:
 
     def begin_step(self, number: int, start_ns: int = 0) -> None:
         self.step_number = number
+
+    def discard_step(self) -> None:
+        pass
 
     def end_step(self, end_ns: int = 0) -> None:
         pass

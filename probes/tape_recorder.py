@@ -190,6 +190,11 @@ class TapeRecorder:
         self.step_number = number
         self._clock.begin(number, wait_ns=self.wait_ns, start_ns=start_ns)
 
+    def discard_step(self) -> None:
+        """Take back the current step, which no other will follow."""
+        with failing_open("recorder.step"):
+            self._clock.discard()
+
     def end_step(self, end_ns: int = 0) -> None:
         """Complete the current step, now or at `end_ns`."""
         self._clock.end(wait_ns=self.wait_ns, on_retries=self.event, end_ns=end_ns)

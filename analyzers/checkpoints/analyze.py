@@ -26,6 +26,7 @@ from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.setting import setting
 from analyzers.scope import Scope
 from analyzers.source import Source, every_kth_rank, lacking
+from analyzers.wording import counted
 
 __all__ = ["ANALYSES", "SAVED", "saved_checkpoints"]
 
@@ -44,6 +45,8 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
             return []  # advice on the configuration
         if isinstance(interval, int) and (newest_step or 0) < interval:
             return []  # none was due
+        if scope.manifest.get("attached") and not lacking(source, steps=("checkpoint_ns",)):
+            return _time_of_saves(source)
         return [_insufficient(not_recorded(absent), missing(absent))]
     failed = _failed(source, "disk") or _failed(source, "remote")
     found = [one for one in (failed, _age(source, newest_step or 0, interval, policy)) if one]
@@ -56,6 +59,13 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
         ]
     cost = _cost(source, policy)
     return [*found, cost] if cost else found
+
+
+def _time_of_saves(source: Source) -> list[Finding]:
+    """Of an attached loop: its saves are phases of steps, and nothing is known of their files."""
+    ((num_saves,),) = source.rows("SELECT count(DISTINCT step) FROM steps WHERE checkpoint_ns > 0")
+    what = f"{counted(num_saves, 'step')} with saves were seen" if num_saves else "no save was seen"
+    return [_insufficient(f"{what}, and what attached loops write is not examined", {"num_saves": num_saves})]
 
 
 def _failed(source: Source, tier: str) -> Finding | None:

@@ -8,6 +8,8 @@
 4. Logarithms are compared. A loss that is not always positive has none, and no size to which a rise could be small:
    there differences are compared, and the rise has to be `signed_rise_ratio` of all that its medians have varied.
 
+The loss of an attempt that trains a policy is no measure of progress (`analyzers.numerics.policy_loss`).
+
 A jump that stays is a loss spike with cause divergence: a climb that such a spike explains is not reported again.
 """
 
@@ -25,6 +27,7 @@ import numpy as np
 from analyzers.finding import Finding
 from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.numerics.policy import DivergencePolicy
+from analyzers.numerics.policy_loss import policy_attempts
 from analyzers.robust import sigma
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
@@ -60,8 +63,9 @@ def divergence(source: Source, scope: Scope, policy: DivergencePolicy = Divergen
         [scope.since_step, scope.attempt],
     )
     losses: dict[int, dict[int, float]] = {}
+    policies = policy_attempts(source) if rows else set()
     for attempt, step, loss in rows:
-        if math.isfinite(loss):
+        if math.isfinite(loss) and attempt not in policies:
             losses.setdefault(attempt, {})[step] = loss
     found = [(attempt, rise) for attempt, own in losses.items() if (rise := find_rise(own, policy)) is not None]
     spikes = loss_spikes(source, scope) if found else []

@@ -6,6 +6,7 @@
 2. It is fed to a `SpikeDetector` in the order in which the steps ran, over rollbacks and restarts, as the live detector
    saw it; so a post-mortem repeats the live verdicts.
 3. Spike steps at most `join_steps` observations apart are one finding.
+   Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps or the step
    was refused; divergence if it stayed up.
 5. If the step was replayed (`analyzers.numerics.replay_result`) and the rate did not jump, the replay overrides 4:
@@ -22,6 +23,7 @@ from typing import Any
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
 from analyzers.numerics.policy import LossSpikePolicy
+from analyzers.numerics.policy_loss import policy_attempts
 from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
@@ -59,6 +61,11 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
     observations = [] if missing_tables(source, "steps") else _observations(source, scope.since_step, policy)
     if not observations:
         return [Finding.insufficient("spike", "loss_spike", "Loss spikes were not checked: no loss is recorded.")]
+    policies = policy_attempts(source)
+    observations = [one for one in observations if one.attempt not in policies]
+    if not observations:
+        text = "Loss spikes were not checked: the run trains a policy, whose loss is no measure of progress."
+        return [Finding.insufficient("spike", "loss_spike", text)]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector differs from the run's own until its memory is full.
     settled = policy.detector.history + policy.detector.level_window if scope.since_step > 0 else 0

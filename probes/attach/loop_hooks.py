@@ -17,9 +17,9 @@ that is watched ends the step.
     backward    `loss.backward()`; the scalar that it is called on is taken for the loss if nobody logs one
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
-    generation, reward, ...  what TRL's trainers do before they train (`trl_phases`)
+    generation, reward, ...  what reinforcement learning does before it trains (`trl_phases`)
 
-Only one thread is looked at: the one that attached, or the one that the loop turns out to run in.
+Only one thread is looked at: the one that attached, or that the loop turns out to run in.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from ..shard_groups import FSDP1
 from ..step_scalars import StepScalars
 from .loss_scaling import LossScaling
 from .on_import import OnImport
+from .replaced import replaced
 from .saves import Saves
 from .step_losses import StepLosses
 from .step_norms import StepNorms
@@ -161,20 +162,11 @@ class LoopPhases:
 
         `follows`: a call shows where the loop is.
         """
-        real = getattr(place, name)
 
-        @functools.wraps(real)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() != self.thread and not (follows and self.follows()):
-                return real(*args, **kwargs)
-            return wrapper(real, *args, **kwargs)
+        def applies() -> bool:
+            return get_ident() == self.thread or (follows and self.follows())
 
-        def restore() -> None:
-            if getattr(place, name) is replaced:  # else somebody has wrapped it since, and still calls ours
-                setattr(place, name, real)
-
-        setattr(place, name, replaced)
-        self._undo.append(restore)
+        self._undo.append(replaced(place, name, wrapper, applies=applies))
 
     def remove(self) -> None:
         """End the current step and take every hook away."""
@@ -198,7 +190,7 @@ class LoopPhases:
         self.began()
 
     def follows(self) -> bool:
-        """Follow the loop into the calling thread: before its first step, or if its thread has ended."""
+        """Follow the loop into the calling thread: before its first step, or where its thread has ended."""
         if self.thread == _NO_THREAD or (self._number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
             return False
         self.thread = get_ident()
@@ -227,11 +219,15 @@ class LoopPhases:
 
     def end_last(self) -> None:
         """There is no further step: the last one ended with its update."""
-        if self.automatic:
-            self.end(self._taken_ns)
+        if not self.automatic:
+            return
+        if self._in_step and self._number > 1 and not self._taken_ns and not self._losses.has_trained:
+            self._in_step = False  # batches of an evaluation after the last step
+            self.recorder.discard_step()
+        self.end(self._taken_ns)
 
     def settle(self) -> None:
-        """Write the loss and the tokens of the step, unless the loop has logged its own."""
+        """Write the step's own loss and tokens."""
         self._losses.settle(self.norms.measured)
 
     def log(self, /, **values: float | Tensor) -> None:
@@ -268,7 +264,7 @@ class LoopPhases:
                 self.begin()
                 self._losses.forward(num_tokens(args, kwargs) if id(module) in self._language_models else 0)
                 self.enter("forward", self._microbatch)
-            else:
+            elif "generation" not in self._open:
                 self.enter("evaluate")
         except Exception as error:
             record_error("attach.forward", error)

@@ -52,7 +52,7 @@ def open_recorder(
         "num_parameters": sum(parameter.numel() for model in models for parameter in model.parameters()),
         "launcher_pid": launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,
-        "cwd": os.getcwd(),
+        "cwd": _working_folder(),
     } | device_name()
     try:
         run, attempt, is_first = join_run(
@@ -94,6 +94,13 @@ def open_recorder(
         with failing_open("attach.announce"):
             announce(run, attempt)
     return recorder, run
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return os.environ.get("PWD", "")
 
 
 def _script_name() -> str:

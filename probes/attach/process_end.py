@@ -13,7 +13,6 @@ script inside `exits_of_script`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import sys
 import threading
@@ -27,6 +26,8 @@ from ..profiling.memory_snapshots import record_exception
 from ..recorder import Recorder
 from ..tape import event_kinds
 from ..tape.run_facts import package_of_program
+from .replaced import replaced
+from .user_traceback import without_our_frames
 
 __all__ = ["EXIT_TYPE", "ProcessEnd"]
 
@@ -51,9 +52,9 @@ class ProcessEnd:
     def hook(self) -> Callable[[], None]:
         """Take note of exceptions and exits from now on; returns what undoes it."""
         undo = [
-            _replace(sys, "excepthook", self._at_exception),
-            _replace(threading, "excepthook", self._at_thread_exception),
-            _replace(sys, "exit", self._at_exit),
+            replaced(sys, "excepthook", self._at_exception),
+            replaced(threading, "excepthook", self._at_thread_exception),
+            replaced(sys, "exit", self._at_exit),
         ]
 
         def restore() -> None:
@@ -105,6 +106,7 @@ class ProcessEnd:
                 self.reason = ("interrupted", 128 + signal.SIGINT)
             elif self._is_on:
                 self._died = True
+                trace = without_our_frames(error)
                 record_exception(self._recorder, error)
         real(kind, error, trace)
 
@@ -131,19 +133,3 @@ def _failure(code: Any) -> str:
     if code is None or code == 0:
         return ""
     return f"exit code {code}" if isinstance(code, int) else str(code)
-
-
-def _replace(place: Any, name: str, wrapper: Callable[..., Any]) -> Callable[[], None]:
-    """Put `wrapper(real, ...)` in the place of a function; returns what undoes it."""
-    real = getattr(place, name)
-
-    @functools.wraps(real)
-    def replaced(*args: Any, **kwargs: Any) -> Any:
-        return wrapper(real, *args, **kwargs)
-
-    def restore() -> None:
-        if getattr(place, name) is replaced:  # else something else has wrapped it since
-            setattr(place, name, real)
-
-    setattr(place, name, replaced)
-    return restore

@@ -72,6 +72,11 @@ class StepLosses:
             values.setdefault("local_loss", values["loss"])
         self._values.put(**values)
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether the model was called for training in this step, or the loop has logged a value of it."""
+        return self._forwards > 0 or bool(self._losses) or bool(self._logged)
+
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
         """Write the step's loss and tokens, and our own where the loop has logged them."""
         own: dict[str, float | Tensor] = {}

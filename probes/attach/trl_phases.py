@@ -5,7 +5,8 @@
 
 GRPO and its relatives do most of a step's work before the first forward pass that trains: they sample completions,
 score them, and compute log-probabilities under the old and the reference model. They wrap each piece in TRL's
-`ProfilingContext`, which says its name to trackers; it is said to the tapes here. The phases are of a loop's own name,
+`ProfilingContext`, which says its name to trackers; it is said to the tapes here. In other loops Transformers'
+`generate` is the phase `generation`. The phases are of a loop's own name,
 so they lie in a gap of the step.
 """
 
@@ -22,6 +23,7 @@ from .on_import import OnImport
 
 __all__ = ["TrlPhases", "phase_of"]
 
+_GENERATION = "transformers.generation.utils"
 _MODULE = "trl.extras.profiling"
 _PHASES = {
     "generate": "generation",
@@ -43,6 +45,8 @@ class _Phases(Protocol):
 
     def leave(self, kind: str) -> None: ...
 
+    def begin(self) -> None: ...
+
     def is_in(self, kind: str) -> bool: ...
 
 
@@ -59,8 +63,26 @@ class TrlPhases:
         self._open: dict[int, str] = {}  # id of TRL's context -> phase
 
     def patch(self, imports: OnImport) -> None:
-        """Wrap TRL's context, now or when it is imported."""
+        """Wrap TRL's context and Transformers' `generate`, now or when they are imported."""
         imports.when(_MODULE, self._patch)
+        imports.when(_GENERATION, self._patch_generate)
+
+    def _patch_generate(self, module: ModuleType) -> None:
+        mixin = getattr(module, "GenerationMixin", None)
+        if mixin is not None:
+            self._phases.replace(mixin, "generate", self._generate)
+
+    def _generate(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._phases.is_in("generation"):
+            return real(*args, **kwargs)
+        with failing_open("attach.generate"):
+            self._phases.begin()
+            self._phases.enter("generation")
+        try:
+            return real(*args, **kwargs)
+        finally:
+            with failing_open("attach.generate"):
+                self._phases.leave("generation")
 
     def _patch(self, module: ModuleType) -> None:
         context = getattr(module, "ProfilingContext", None)
@@ -74,6 +96,7 @@ class TrlPhases:
             # With gradients the log-probabilities are the forward pass.
             trains = phase == "log_probs" and torch.is_grad_enabled()
             if phase and not trains and not self._phases.is_in(phase):
+                self._phases.begin()
                 self._phases.enter(phase)
                 self._open[id(context)] = phase
         return real(context)

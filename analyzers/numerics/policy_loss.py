@@ -1,0 +1,32 @@
+"""Attempts that train a policy: their steps generate, and score what they generated.
+
+    attempts = policy_attempts(source)
+
+The loss of PPO, GRPO and their relatives is a surrogate: near 0, of either sign, of another scale with each batch of
+completions. Its size is no measure of progress, so neither a jump nor a climb of it means anything.
+"""
+
+from __future__ import annotations
+
+from analyzers.source import Source
+
+__all__ = ["policy_attempts"]
+
+GENERATES = ("generation", "generate", "gen", "rollout", "rollouts", "sampling")
+SCORES = (
+    "reward", "rewards", "score", "scoring", "advantage", "advantages", "adv", "log_probs", "old_log_prob",
+    "old_log_probs", "ref_log_prob", "ref_log_probs",
+)  # fmt: skip
+"""Names of phases, as `probes.attach.trl_phases`, TRL, verl and loops of others give them."""
+
+
+def policy_attempts(source: Source) -> set[int]:
+    """Attempts with phases of both kinds in their steps."""
+    if not source.has("spans"):
+        return set()
+    rows = source.rows(
+        "SELECT attempt FROM spans WHERE list_contains(?, kind) OR list_contains(?, kind) GROUP BY attempt "
+        "HAVING bool_or(list_contains(?, kind)) AND bool_or(list_contains(?, kind))",
+        [list(GENERATES), list(SCORES), list(GENERATES), list(SCORES)],
+    )
+    return {attempt for (attempt,) in rows}

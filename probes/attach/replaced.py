@@ -1,0 +1,43 @@
+"""Put a function of ours in the place of another, and take it away again.
+
+undo = replaced(torch.autograd, "backward", wrapper)       # wrapper(real, *args, **kwargs)
+undo()
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["replaced"]
+
+logger = logging.getLogger("rankscope.probes")
+
+
+def replaced(
+    place: Any, name: str, wrapper: Callable[..., Any], *, applies: Callable[[], bool] | None = None
+) -> Callable[[], None]:
+    """Replace `place.name`; where `applies()` is False a call goes to the real one. Returns what undoes it.
+
+    A library of another version may lack the function: a line says so, and nothing is replaced.
+    """
+    real = getattr(place, name, None)
+    if real is None:
+        where = getattr(place, "__name__", type(place).__name__)
+        logger.warning("rankscope: this version of %s has no %s: what it does is not recorded", where, name)
+        return lambda: None
+
+    @functools.wraps(real)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if applies is not None and not applies():
+            return real(*args, **kwargs)
+        return wrapper(real, *args, **kwargs)
+
+    def restore() -> None:
+        if getattr(place, name) is wrapped:  # else something else has wrapped it since, and still calls ours
+            setattr(place, name, real)
+
+    setattr(place, name, wrapped)
+    return restore
