@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from analyzers.finding import Finding
+from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import Observation, find_spikes, loss_spikes
 from analyzers.scope import Scope
 from probes.guard.spike_detector import SpikeDetector
@@ -151,3 +152,22 @@ def test_the_live_window_knows_how_high_the_loss_was_at_the_start() -> None:
 
 def test_without_a_loss_nothing_is_claimed() -> None:
     assert [f.status for f in spikes(MemoryStore())] == ["insufficient_data"]
+
+
+def test_the_loss_of_a_policy_is_not_judged() -> None:
+    store = MemoryStore()
+    losses = [0.01 * (-1) ** step for step in range(150)] + [40.0] * 50
+    store.add(
+        "steps",
+        [
+            {"attempt": 0, "rank": 0, "step": step, "start_ns": step, "loss": loss, "committed": True}
+            for step, loss in enumerate(losses, start=1)
+        ],
+    )
+    assert [found.status for found in loss_spikes(store, Scope())] == ["fired"]
+    kinds = ("generation", "reward")
+    store.add("spans", [{"attempt": 0, "rank": 0, "step": 1, "kind": kind, "start_ns": 1} for kind in kinds])
+    (found,) = loss_spikes(store, Scope())
+    assert found.status == "insufficient_data"
+    assert "policy" in found.summary
+    assert divergence(store, Scope()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -275,3 +276,82 @@ def test_attached_again_after_detach_every_collective_is_recorded_and_the_group_
         (0, 3),
         (1, 3),
     ]
+
+
+def test_the_batches_of_an_evaluation_after_the_last_step_are_no_step(tmp_path: Path) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    for _ in range(2):  # an evaluation between two epochs is of the step that follows
+        loop.epoch()
+        loop.model.eval()
+        with torch.no_grad():
+            for x, _ in loop.loader:
+                loop.model(x)
+        loop.model.train()
+    detach()
+    found = rows(tmp_path / "run", "SELECT step, duration_ns IS NOT NULL, evaluate_ns > 0 FROM steps ORDER BY step")
+    assert found == [(step, True, step == 4) for step in range(1, 7)]
+
+
+@pytest.mark.parametrize("divides", [True, False])
+@pytest.mark.parametrize("scaled", [1.0, 8.0])
+def test_micro_losses_are_one_loss_whether_the_loop_divides_them_or_not(
+    tmp_path: Path, divides: bool, scaled: float
+) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scaled, enabled=scaled != 1)
+    seen = []
+    for x, y in loop.loader:
+        loss = (loop.model(x) - y).square().mean()
+        seen.append(loss.item())
+        scaler.scale(loss / 3 if divides else loss).backward()
+    scaler.step(loop.optimizer)
+    detach()
+    assert rows(tmp_path / "run", "SELECT loss FROM steps") == [(pytest.approx(sum(seen) / 3),)]
+
+
+def test_two_losses_of_one_forward_pass_add_up(tmp_path: Path) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    out = loop.model(torch.ones(2, 4))
+    first, second = out.square().mean(), out.abs().mean()
+    first.backward(retain_graph=True)
+    second.backward()
+    loop.optimizer.step()
+    detach()
+    assert rows(tmp_path / "run", "SELECT loss FROM steps") == [(pytest.approx(first.item() + second.item()),)]
+
+
+def test_a_library_that_is_imported_to_save_is_seen_and_imported_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "safetensors"]:
+        monkeypatch.delitem(sys.modules, name)
+    finders = list(sys.meta_path)
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    loop.epoch()
+    loaded = importlib.import_module("safetensors.torch")
+    assert loaded.__spec__ is not None
+    assert loaded.__spec__.loader is loaded.__loader__
+    assert type(loaded.__loader__).__module__.startswith("importlib") or "frozen" in type(loaded.__loader__).__module__
+    loaded.save_file({"w": torch.ones(2)}, str(tmp_path / "w.safetensors"))
+    detach()
+    assert sys.meta_path == finders
+    assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'checkpoint'") == [(1,)]
+
+
+def test_a_working_folder_that_is_gone_is_no_reason_to_record_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    loop.epoch()
+    detach()
+    monkeypatch.chdir(tmp_path)
+    assert rows(tmp_path / "run", "SELECT count(*) FROM steps") == [(3,)]

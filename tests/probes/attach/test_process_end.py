@@ -61,14 +61,14 @@ def ended(tmp_path: Path, end: str, *, by: str, as_module: bool = False) -> tupl
 @pytest.mark.parametrize(
     ("by", "end", "code", "words"),
     [
-        ("run", "train(3)\nraise SystemExit(3)", 3, "exit code 3 (train.py:13 in <module>) at step 3"),
-        ("two lines", "import sys\ntrain(3)\nsys.exit(3)", 3, "exit code 3 (train.py:17 in <module>) at step 3"),
+        ("run", "train(3)\nraise SystemExit(3)", 3, "exit code 3 (train.py:12 in <module>) at step 3"),
+        ("two lines", "import sys\ntrain(3)\nsys.exit(3)", 3, "exit code 3 (train.py:15 in <module>) at step 3"),
         ("two lines", "import sys\ntrain(3)\nsys.exit('no such data set')", 1, "exit code 1: no such data set (train"),
         (
             "two lines",
             "import argparse\ntrain(2)\nargparse.ArgumentParser().parse_args(['--lr'])",
             2,
-            "exit code 2 (train.py:17 in <module>)",
+            "exit code 2 (train.py:15 in <module>)",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_frames_of_the_programs_own_package_are_the_users_and_ours_are_nobodys(t
     end = "train(2)\ntry:\n    {}['lr']\nexcept KeyError as error:\n    raise ValueError('no rate') from error"
     returned, (finding,), _ = ended(tmp_path, end, by="run", as_module=True)
     assert returned == 1
-    assert "ValueError: no rate (recipes/train.py:16 in <module>)" in finding.summary
+    assert "ValueError: no rate (recipes/train.py:15 in <module>)" in finding.summary
     assert not any("attached_script" in frame for frame in finding.evidence["traceback"])
 
 

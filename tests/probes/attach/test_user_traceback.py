@@ -1,0 +1,39 @@
+"""The traceback that a user sees has the frames of the user's code and of torch, and none of ours."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from probes.attach.replaced import replaced
+from probes.attach.user_traceback import without_our_frames
+
+
+class Library:
+    @staticmethod
+    def backward() -> None:
+        raise KeyError("lr")
+
+
+def rate() -> None:
+    try:
+        Library.backward()
+    except KeyError as error:
+        raise ValueError("no rate") from error
+
+
+def test_our_frames_are_gone_from_the_whole_chain() -> None:
+    undo = replaced(Library, "backward", lambda real: real())
+    try:
+        with pytest.raises(ValueError, match="no rate") as raised:
+            rate()
+    finally:
+        undo()
+    text = "".join(traceback.format_exception(raised.value))
+    assert "replaced.py" in text
+    trace = without_our_frames(raised.value)
+    text = "".join(traceback.format_exception(raised.value))
+    assert "replaced.py" not in text
+    assert text.count("test_user_traceback.py") >= 3
+    assert trace is raised.value.__traceback__
