@@ -1,10 +1,11 @@
 """Standstills that ended: a step in which a rank stood still for longer than a hang, and then went on.
 
-1. A step of at least `StallPolicy.floor_s`, `step_factor` median steps and `longest_factor` of the longest other steps
-   near it, less what was spent in checkpoints and evaluation, which have limits of their own. An attempt's first step
-   compiles and warms up.
-2. A rank stood still if it spent that time itself, not ready to run on a core that others had, while others of the
-   step waited for it in collectives. Where no rank waited, that is reported only if `watch` had seen a hang.
+1. A rank's own time in a step: without waiting in collectives, without waiting for a core that others had, and without
+   checkpoints and evaluation, which have limits of their own. It stood still where that is more than
+   `StallPolicy.floor_s`, `step_factor` median steps and `longest_factor` of its longest steps shortly before. An
+   attempt's first step compiles and warms up.
+2. Other ranks waited for it in collectives meanwhile, in the same step or, where it stood between two, in the next one.
+   Where no rank waited, it is reported only if `watch` had seen a hang.
 3. Its place is the phase or gap in which it spent most. What `watch` had reported of the hang while it lasted (cause,
    stacks) is added.
 
@@ -21,7 +22,7 @@ from analyzers.run.open_findings import reported_findings
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
-from analyzers.wording import counted, number, ranks_text, sentence
+from analyzers.wording import number, ranks_text, sentence
 
 __all__ = ["past_standstills"]
 
@@ -37,23 +38,19 @@ _PLACES = {
     "after_optimizer_ns": "after the optimizer",
 }
 _WAITS = {name: name.replace("_ns", "_wait_ns") for name in _PLACES}
-_OWN_RATIO = 0.5
-"""Share of the step's time that a rank spent itself if it stood still, and that another waited if it did not."""
-_NEIGHBOURS = 200
+_WAIT_RATIO = 0.5
+"""Share of the time that a rank stood still for which another has waited for it."""
+_STEPS_BEFORE = 200
 
 
-class _Step(NamedTuple):
+class _Still(NamedTuple):
+    """A rank's step that was longer than a hang by itself."""
+
     attempt: int
     step: int
     rank: int
-    duration_ns: int
-    wait_ns: int
+    own_ns: int
     place: str
-    delay_ns: int
-
-    @property
-    def own_ns(self) -> int:
-        return self.duration_ns - self.wait_ns - self.delay_ns
 
 
 def past_standstills(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
@@ -61,67 +58,73 @@ def past_standstills(source: Source, scope: Scope, policy: StallPolicy | None = 
     if lacking(source, steps=("duration_ns", "collective_wait_ns")):
         return []  # `hangs` says what is not recorded
     policy = policy or stall_policy(scope.manifest)
+    by_step: dict[tuple[int, int], list[_Still]] = {}
+    for still in _still(source, scope, policy):
+        by_step.setdefault((still.attempt, still.step), []).append(still)
+    if not by_step:
+        return []
     reports = [report for report in reported_findings(source) if report.kind == "hang" and report.status == "fired"]
-    found = [finding for rows in _long_steps(source, scope, policy) if (finding := _finding(rows, reports)) is not None]
-    return sorted(found, key=lambda finding: -(finding.cost_s or 0.0))[:MAX_FINDINGS]
+    found = [_finding(own, _waiting(source, own), reports) for own in by_step.values()]
+    lasting = [finding for finding in found if finding is not None]
+    return sorted(lasting, key=lambda finding: -(finding.cost_s or 0.0))[:MAX_FINDINGS]
 
 
-def _long_steps(source: Source, scope: Scope, policy: StallPolicy) -> list[list[_Step]]:
-    """The rows of each step that was longer than a hang on all ranks that recorded it."""
-    own = " , ".join(f"coalesce({name}, 0) - coalesce({wait}, 0)" for name, wait in _WAITS.items())
+def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
     names = ", ".join(f"'{name}'" for name in _WAITS)
+    times = ", ".join(f"coalesce({name}, 0) - coalesce({wait}, 0)" for name, wait in _WAITS.items())
     rows = source.rows(
         f"""
-        WITH took AS (
-            SELECT *, duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0) AS took_ns,
-                   list_value({own}) AS own
-            FROM steps WHERE duration_ns IS NOT NULL AND attempt = coalesce(?, attempt) AND step >= ?
-        ), whole AS (
-            SELECT attempt, step, min(took_ns) AS took_ns FROM took GROUP BY attempt, step
+        WITH own AS (
+            SELECT attempt, step, rank, duration_ns - collective_wait_ns - coalesce(run_delay_ns, 0)
+                   - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0) AS own_ns
+            FROM steps WHERE duration_ns IS NOT NULL AND collective_wait_ns IS NOT NULL
+              AND attempt = coalesce(?, attempt) AND step >= ?
         ), usual AS (
-            SELECT attempt, min(step) AS first_step, median(took_ns) AS median_ns FROM whole GROUP BY attempt
+            SELECT attempt, median(duration_ns) AS median_ns, min(step) AS first_step FROM steps
+            WHERE duration_ns IS NOT NULL GROUP BY attempt
         ), long AS (
-            SELECT * FROM (
-                SELECT *, max(took_ns) OVER (PARTITION BY attempt ORDER BY step ROWS BETWEEN {_NEIGHBOURS} PRECEDING
-                    AND 1 PRECEDING) AS before_ns FROM whole) JOIN usual USING (attempt)
-            WHERE step > first_step AND took_ns > ? AND took_ns > ? * median_ns
-              AND took_ns > ? * coalesce(CASE WHEN step > first_step + 1 THEN before_ns END, 0)
+            SELECT own.* FROM own JOIN usual USING (attempt)
+            WHERE step > first_step AND own_ns > ? AND own_ns > ? * median_ns
+        ), before AS (
+            SELECT long.attempt, long.step, long.rank, max(own.own_ns) AS before_ns FROM long
+            JOIN own ON own.attempt = long.attempt AND own.rank = long.rank
+             AND own.step BETWEEN long.step - {_STEPS_BEFORE} AND long.step - 1
+            JOIN usual ON usual.attempt = long.attempt AND own.step > usual.first_step GROUP BY ALL
         )
-        SELECT attempt, step, rank, took.took_ns, coalesce(collective_wait_ns, 0),
-               (list_value({names}))[list_position(own, list_max(own))],
-               coalesce(run_delay_ns, 0)
-        FROM took JOIN long USING (attempt, step) WHERE collective_wait_ns IS NOT NULL ORDER BY attempt, step, rank
+        SELECT attempt, step, rank, own_ns,
+               (list_value({names}))[list_position(list_value({times}), list_max(list_value({times})))]
+        FROM long JOIN steps USING (attempt, step, rank) LEFT JOIN before USING (attempt, step, rank)
+        WHERE own_ns > ? * coalesce(before_ns, 0) ORDER BY attempt, step, rank
         """,
         [scope.attempt, scope.since_step, policy.floor_s * 1e9, policy.step_factor, policy.longest_factor],
     )
-    grouped: dict[tuple[int, int], list[_Step]] = {}
-    for row in rows:
-        grouped.setdefault((row[0], row[1]), []).append(_Step(*row))
-    return list(grouped.values())
+    return [_Still(*row) for row in rows]
 
 
-def _finding(rows: Sequence[_Step], reports: Sequence[Finding]) -> Finding | None:
-    first = rows[0]
-    still = [row for row in rows if row.own_ns >= _OWN_RATIO * row.duration_ns]
-    waiting = sorted(row.rank for row in rows if row.wait_ns >= _OWN_RATIO * row.duration_ns)
-    named = still if waiting else []
-    worst = max(named or rows, key=lambda row: row.own_ns)
-    cost_s = max(row.own_ns for row in named) / 1e9 if named else min(row.duration_ns for row in rows) / 1e9
-    ranks = tuple(sorted(row.rank for row in named))
+def _waiting(source: Source, own: Sequence[_Still]) -> list[int]:
+    """Ranks that waited for those that stood still."""
+    first, still = own[0], {one.rank for one in own}
+    rows = source.rows(
+        "SELECT rank FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? + 1 GROUP BY rank "
+        "HAVING max(collective_wait_ns) >= ? ORDER BY rank",
+        [first.attempt, first.step, first.step, _WAIT_RATIO * min(one.own_ns for one in own)],
+    )
+    return [rank for (rank,) in rows if rank not in still]
+
+
+def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Finding]) -> Finding | None:
+    first, worst = own[0], max(own, key=lambda one: one.own_ns)
+    ranks = tuple(one.rank for one in own)
     report = _reported(first, ranks, reports)
-    if not named and report is None:
+    if not waiting and report is None:
         return None
-    seconds, at = number(round(cost_s, 1), 4), f"at step {first.step}"
-    where = _PLACES[worst.place] if still else "in a collective"
-    if named:
-        waited = f", and {ranks_text(waiting)} waited for {'it' if len(ranks) == 1 else 'them'}" if waiting else ""
-        text = f"{ranks_text(ranks)} stood still for {seconds} s {at}, {where}{waited}"
-    else:
-        text = f"all {counted(len(rows), 'rank')} stood still for {seconds} s {at}, {where}"
+    cost_s, where = worst.own_ns / 1e9, _PLACES[worst.place]
+    waited = f", and {ranks_text(waiting)} waited for {'it' if len(ranks) == 1 else 'them'}" if waiting else ""
+    text = f"{ranks_text(ranks)} stood still for {number(round(cost_s, 1), 4)} s at step {first.step}, {where}{waited}"
     evidence: dict[str, Any] = {
         "silent_s": round(cost_s, 1),
         "place": where,
-        "waiting_ranks": waiting,
+        "waiting_ranks": list(waiting),
         "ongoing": False,
     }
     if report is not None:
@@ -135,7 +138,7 @@ def _finding(rows: Sequence[_Step], reports: Sequence[Finding]) -> Finding | Non
         ranks=ranks,
         first_step=first.step,
         last_step=first.step,
-        cause=(report.cause if report is not None else "") or ("rank" if named else "all"),
+        cause=(report.cause if report is not None else "") or "not_entered",
         summary=f"{sentence(text)} Then the run went on.",
         evidence=evidence,
         advice="standstill",
@@ -144,10 +147,10 @@ def _finding(rows: Sequence[_Step], reports: Sequence[Finding]) -> Finding | Non
     )
 
 
-def _reported(first: _Step, ranks: Sequence[int], reports: Sequence[Finding]) -> Finding | None:
-    """What `watch` reported while it lasted: of that step, and of the same ranks if any are named."""
+def _reported(first: _Still, ranks: Sequence[int], reports: Sequence[Finding]) -> Finding | None:
+    """What `watch` reported while it lasted: of that step or the next, and of the same ranks."""
     for report in reports:
-        same_step = report.first_step is not None and abs(report.first_step - first.step) <= 1
-        if same_step and report.attempt == first.attempt and (not ranks or set(report.ranks) & set(ranks)):
+        same_step = report.first_step is not None and 0 <= report.first_step - first.step <= 1
+        if same_step and report.attempt == first.attempt and set(report.ranks) & set(ranks):
             return report
     return None

@@ -22,7 +22,9 @@ def stood_still(
     execute(f"UPDATE steps SET start_ns = start_ns + {seconds * S} WHERE step > {step}")
     execute(f"UPDATE steps SET duration_ns = duration_ns + {seconds * S} WHERE step = {step}")
     listed = ", ".join(map(str, still))
-    execute(f"UPDATE steps SET {column} = {column} + {seconds * S} WHERE step = {step} AND rank IN ({listed})")
+    execute(
+        f"UPDATE steps SET {column} = coalesce({column}, 0) + {seconds * S} WHERE step = {step} AND rank IN ({listed})"
+    )
     execute(
         f"UPDATE steps SET backward_ns = backward_ns + {seconds * S}, backward_wait_ns = {seconds * S}, "
         f"collective_wait_ns = {seconds * S} WHERE step = {step} AND rank NOT IN ({listed})"
@@ -74,6 +76,18 @@ def test_clean_runs_checkpoints_starved_machines_and_short_ones_have_none() -> N
     starved = stood_still()
     starved.connection.execute(f"UPDATE steps SET run_delay_ns = {40 * S} WHERE step = 60 AND rank = 2")
     assert past_standstills(starved, Scope()) == [], "it was ready to run"
+
+
+def test_a_rank_that_stood_between_two_steps_is_waited_for_in_the_next() -> None:
+    store = stood_still(column="after_optimizer_ns")
+    others = "step = 60 AND rank <> 2"
+    store.connection.execute(f"UPDATE steps SET collective_wait_ns = 0, duration_ns = 100000000 WHERE {others}")
+    store.connection.execute(
+        f"UPDATE steps SET collective_wait_ns = {40 * S}, duration_ns = {41 * S} WHERE step = 61 AND rank <> 2"
+    )
+    (finding,) = plain(past_standstills(store, Scope()))
+    assert (finding.ranks, finding.evidence["waiting_ranks"]) == ((2,), [0, 1, 3])
+    assert "at step 60, after the optimizer, and ranks 0, 1 and 3 waited" in finding.summary
 
 
 def test_without_waits_nothing_is_claimed() -> None:
