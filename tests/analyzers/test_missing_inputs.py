@@ -30,7 +30,7 @@ UNJUDGED = {
 NOT_NEEDED = {
     "experts": "only a model with experts has them (tests/analyzers/numerics/test_expert_load.py)",
     "gradients": "taken at an interval that may be 0; the global norm is in steps",
-    "scalars": "numbers of the user's own, which no analyzer knows",
+    "scalars": "what an attached loop logs: kinds that judge it are silent without it",
     "process_groups": "calls carry the label of their group, which names its ranks",
     "findings": "what was said live; nothing is judged by it",
     "collective_totals": "only where probes.retain removes old calls; recent ones are in collectives",
