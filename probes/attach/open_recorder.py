@@ -28,6 +28,7 @@ from .announcement import announce
 from .attached_config import attached_config
 from .identity import Identity, launcher_pid
 from .joining import join_run
+from .torch_version import warn_if_untried
 
 __all__ = ["open_recorder"]
 
@@ -85,6 +86,7 @@ def open_recorder(
     )
     profile_steps(run, recorder, config, node_rank=identity.node_rank)
     if identity.rank == 0:
+        warn_if_untried(torch.__version__)
         recorder.event(event_kinds.ATTEMPT_STARTED, world_size=identity.world_size)
         if not is_first:
             with failing_open("attach.manifest"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +14,10 @@ from rankscope import __version__
 from rankscope.terminal import console, echo, fail
 from trainer.faults.catalogue import CATALOGUE
 
-__all__ = ["EPILOG", "train"]
+__all__ = ["EPILOG", "too_old_torch", "train"]
+
+OLDEST_TORCH = (2, 11)
+"""As in the extra `train` of pyproject.toml."""
 
 EPILOG = (
     "\b\nExamples:\nrankscope train gpt-demo\n"
@@ -68,6 +74,9 @@ def train(
     75 the disk is full or does not answer, 143 stopped by SIGTERM with a checkpoint, 130 stopped by Ctrl-C with a
     checkpoint.
     """
+    with contextlib.suppress(PackageNotFoundError):
+        if problem := too_old_torch(version("torch")):
+            fail(problem)
     if preflight:
         _check_first(nproc_per_node, nnodes, node_rank, rdzv_endpoint)
     from trainer.launcher.zygote import one_thread
@@ -121,3 +130,12 @@ def _check_first(nproc: int, nnodes: str, node_rank: int, endpoint: str) -> None
     if launch_preflight([], nproc=nproc, nnodes=nnodes, node_rank=node_rank, endpoint=endpoint):
         echo("rankscope: not started: a check before the run failed. Without --preflight it starts anyway.", err=True)
         raise typer.Exit(1)
+
+
+def too_old_torch(found: str) -> str:
+    """The reason why the trainer does not run with this version of torch; empty where it does."""
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) >= OLDEST_TORCH:
+        return ""
+    oldest = ".".join(map(str, OLDEST_TORCH))
+    return f"rankscope train needs torch {oldest} or newer, and this is {found}; rankscope run and attach need less"

@@ -1,0 +1,28 @@
+"""Versions of torch that attaching was tried with; for any other one line is said, and all goes on.
+
+warn_if_untried(torch.__version__)
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+__all__ = ["TRIED", "warn_if_untried"]
+
+logger = logging.getLogger("rankscope.probes")
+TRIED = ((2, 8), (2, 13))
+"""Oldest and newest: docs/attach.md says what was run with which."""
+
+
+def warn_if_untried(version: str) -> bool:
+    """Return True, and log a line, for a version outside of those that were tried."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or TRIED[0] <= (int(found[1]), int(found[2])) <= TRIED[1]:
+        return False
+    oldest, newest = (".".join(map(str, tried)) for tried in TRIED)
+    logger.warning(
+        "rankscope was not tried with torch %s (tried: %s to %s); what it cannot hook is left out",
+        version, oldest, newest,
+    )  # fmt: skip
+    return True
