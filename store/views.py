@@ -58,11 +58,23 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
         empty = "SELECT '' AS path, '' AS problem WHERE false"
         connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
-        if make_global_norms(connection):
+        if _has_global_norms(connection):
             connection.execute(_WITH_GLOBAL_NORMS.format(steps=queries["steps"]))
     except duckdb.Error as error:
         raise translated(error, ", ".join(map(str, paths))) from error
     return frozenset(stand_ins)
+
+
+def _has_global_norms(connection: DuckDBPyConnection) -> bool:
+    """Make the table of global norms; False where there are none, or columns are of other types than ours."""
+    import duckdb
+
+    try:
+        return make_global_norms(connection)
+    except duckdb.InterruptException:
+        raise
+    except duckdb.Error:
+        return False
 
 
 def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool:

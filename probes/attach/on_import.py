@@ -36,7 +36,7 @@ class OnImport(MetaPathFinder):
         if module is not None and not _is_initializing(module):
             action(module)
             return
-        if not self._actions:
+        if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
         self._actions.setdefault(name, []).append(action)
 
