@@ -71,9 +71,9 @@ class StepNorms:
             parts = {self._partial[0]: self._partial[1]}
         elif norm is None and self.is_wanted:
             parts = self.probe.norms()
+            if factor is not None:
+                parts = {ranks: part / factor for ranks, part in parts.items()}
             norm = parts.pop("", None) if len(parts) == 1 else None
-        if factor is not None and norm is not None and self._clipped is None:
-            norm = norm / factor
         numbers = [one.item() for one in (norm, *parts.values()) if one is not None and one.is_cpu]
         if norm is not None:
             self.measured = numbers[0] if norm.is_cpu else norm
