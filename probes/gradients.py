@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .collectives.shard_groups import ranks_of_fsdp1, ranks_of_parts
 from .device.capture import is_capturing
 from .fail_open import failing_open
 from .recorder import Recorder
-from .shard_groups import ranks_of_fsdp1, ranks_of_parts
 from .step_scalars import read_back
 from .tape.schema import UNSET
 from .tape.writer import COMPLETE

@@ -36,11 +36,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.utils.data import dataloader
 
+from ..collectives.shard_groups import FSDP1
 from ..collectives.wrapped import training_is_here
 from ..compilation import CompileProbe
 from ..fail_open import failing_open, record_error
 from ..recorder import Recorder
-from ..shard_groups import FSDP1
 from ..step_scalars import StepScalars
 from .loss_scaling import LossScaling
 from .on_import import OnImport

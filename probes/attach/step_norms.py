@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..collectives.shard_groups import ranks_of_parts
 from ..gradients import GradientProbe
 from ..recorder import Recorder
-from ..shard_groups import ranks_of_parts
 from ..step_scalars import StepScalars
 
 __all__ = ["PART", "StepNorms"]
