@@ -22,7 +22,7 @@ from probes.tape.events import read_events
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.rundir import RunDir
 from probes.tape.shared_memory import remove_shared
-from tests.processes import _PRELOADED
+from tests.forking_server import PRELOADED
 from tests.trainer.training_runs import small, with_steps
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
 from trainer.checkpoint.disk_tier.manifest import read_manifest, verify_files
@@ -104,7 +104,7 @@ def _strike_in(phase: str, number: int) -> None:
 
 def _run(folder: Path, attempt: int, phase: str = "", number: int = 0) -> int:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOADED, "trainer.rank.worker"])
+    context.set_forkserver_preload([*PRELOADED, "trainer.rank.worker"])
     process = context.Process(target=_worker, args=(folder, attempt, phase, number), daemon=True)
     process.start()
     process.join(60)

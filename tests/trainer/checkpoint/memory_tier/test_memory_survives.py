@@ -18,7 +18,8 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folder, sweep_stale
 from tests.fakes import ProcessEnd
-from tests.processes import _PRELOADED, run_ranks
+from tests.forking_server import PRELOADED
+from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.memory_tier.slots import Slot
 from trainer.checkpoint.state import Position
@@ -96,7 +97,7 @@ def _loaded(folder: Path, attempt: int = 1) -> list[tuple[str, int]]:
 def test_after_sigkill_the_newest_vetted_copy_is_gone_on_from(tmp_path: Path) -> None:
     """Killed after step 15: the copy of step 12 has just been vetted, the disk has step 8."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload([*PRELOADED])
     process = context.Process(target=_killed, args=(tmp_path / "killed",), daemon=True)
     process.start()
     process.join(60)
