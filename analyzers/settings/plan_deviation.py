@@ -77,15 +77,18 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
 
 def planned_step_s(manifest: Mapping[str, Any]) -> float | None:
     """Planned time of a step (seconds); None where there is none, or where launching its kernels takes longer."""
-    plan, config = manifest.get("planned"), manifest.get("config")
-    planned = plan.get("step_s") if isinstance(plan, Mapping) else None
-    if not is_number(planned):
-        return None
-    model, parallel = (config.get(name) if isinstance(config, Mapping) else None for name in ("model", "parallel"))
-    layers = model.get("num_layers") if isinstance(model, Mapping) else None
-    stages = parallel.get("pp") if isinstance(parallel, Mapping) else None
-    of_rank = layers / max(1.0, stages if is_number(stages) else 1) if is_number(layers) else 0.0
-    return float(planned) if planned > of_rank * PlanPolicy().launches_of_block_s else None
+    planned = _number(manifest, "planned", "step_s")
+    layers = _number(manifest, "config", "model", "num_layers") or 0.0
+    of_rank = layers / max(1.0, _number(manifest, "config", "parallel", "pp") or 1.0)
+    is_compared = planned is not None and planned > of_rank * PlanPolicy().launches_of_block_s
+    return planned if is_compared else None
+
+
+def _number(value: Any, *names: str) -> float | None:
+    """The number at this place of a manifest, which may lack any part of it."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return float(value) if is_number(value) else None
 
 
 def _is_size(value: object) -> bool:

@@ -29,6 +29,8 @@ from ..fail_open import failing_open, probes_disabled, record_error
 
 __all__ = ["ReductionInputs", "watch_fsdp_reductions"]
 
+_REDUCE = "foreach_reduce"
+"""The function of FSDP2's parameter groups, by the name under which they call it."""
 KEPT_COMPUTATIONS = 4
 """A step, the one after it that is already computed, and both again."""
 
@@ -65,7 +67,7 @@ def watch_fsdp_reductions() -> ReductionInputs | None:
         from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 
         inputs = ReductionInputs()
-        fsdp.foreach_reduce = _looked_at(fsdp.foreach_reduce, inputs)
+        setattr(fsdp, _REDUCE, _looked_at(getattr(fsdp, _REDUCE), inputs))
         return inputs
     return None
 

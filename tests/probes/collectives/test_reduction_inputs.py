@@ -18,13 +18,12 @@ from probes.collectives.reduction_inputs import ReductionInputs, watch_fsdp_redu
 
 
 @pytest.fixture
-def inputs() -> Iterator[ReductionInputs]:
-    real = fsdp.foreach_reduce
+def inputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReductionInputs]:
+    monkeypatch.setattr(fsdp, "foreach_reduce", vars(fsdp)["foreach_reduce"])  # put back at the end
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     watched = watch_fsdp_reductions()
     assert watched is not None
     yield watched
-    fsdp.foreach_reduce = real
     dist.destroy_process_group()
 
 
