@@ -27,15 +27,16 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReductionInputs]:
     dist.destroy_process_group()
 
 
-def sharded() -> nn.Module:
+def sharded() -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
     for layer in model:
         fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
-    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))  # type: ignore[no-any-return]
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model
 
 
-def backward(model: nn.Module, value: float | None = None) -> None:
+def backward(model: nn.Sequential, value: float | None = None) -> None:
     """One backward pass; `value` gets into the gradient of one weight, before it is reduced."""
     hooks = []
     if value is not None:
@@ -45,7 +46,7 @@ def backward(model: nn.Module, value: float | None = None) -> None:
             grad.view(-1)[3] = value
             return grad
 
-        def before_forward(module: nn.Module, inputs: object) -> None:  # after FSDP2's own: the weight is gathered
+        def before_forward(module: nn.Linear, inputs: object) -> None:  # after FSDP2's own: the weight is gathered
             hooks.append(module.weight.register_hook(spoil))
 
         handle = model[1].register_forward_pre_hook(before_forward)
