@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from probes.tape.schema import TABLES, Table
 from store.database import translated
 from store.ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
-from store.sql.global_norms import make_global_norms
+from store.derived.global_norms import make_global_norms
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

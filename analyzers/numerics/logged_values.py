@@ -19,7 +19,7 @@ from analyzers.numerics.policy import LoggedValuePolicy
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.wording import number
-from store.sql.global_norms import PARTS_SQL
+from store.derived.global_norms import PARTS_SQL
 
 __all__ = ["contradicted_values"]
 
