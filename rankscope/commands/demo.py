@@ -84,6 +84,8 @@ def _show_pages(runs_dir: Path, *, serve: bool, port: int) -> None:
         except DashboardError as error:
             fail(str(error))
         except KeyboardInterrupt:
-            return
+            # The server has ended. An interpreter that has launched ranks takes long to end, and once did not at all.
+            sys.stdout.flush()
+            os._exit(0)
     else:
         echo(f"\nPages in the browser: rankscope dashboard {runs_dir}")
