@@ -20,7 +20,7 @@ from probes.tape.events import EventWriter
 from probes.tape.names import NameWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from rankscope.cli import app
-from rankscope.mcp_server import _Tools
+from rankscope.mcp_server.tools import Tools
 from store import Store
 from store.runs_folder import RunsFolder
 from tests.factories import make_run
@@ -115,7 +115,7 @@ def tracked(run: RunDir, out: Path) -> str:
 
 
 def asked(run: RunDir, out: Path) -> str:
-    tools = _Tools(RunsFolder(run.path.parent))
+    tools = Tools(RunsFolder(run.path.parent))
     name = run.path.name
     answers = [tools.verdict(name), tools.sql("SELECT detail FROM events", name), tools.stacks(name)]
     return json.dumps([*answers, tools.sql("SELECT DISTINCT kind FROM spans", name)])

@@ -41,7 +41,7 @@ def launcher_lost(
     nodes = sorted({event.integer("node_rank") for event in losses})
     ranks = tuple(sorted({rank for event in losses for rank in event.integers("ranks")}))
     saves = [e for e in log.of(event_kinds.PREEMPTED, attempt=view.attempt) if e.rank in ranks]
-    saved = max((e.integer("checkpoint_step") for e in saves if e.wall_ns >= first.wall_ns), default=-1)
+    saved = max((e.integer("checkpoint_step") for e in saves if e.wall_ns >= before_ns), default=-1)
     step = max((own.step for rank, own in view.ranks.items() if rank in ranks and own.step is not None), default=None)
     when = "before its first step" if step is None else f"in step {step}"
     where = (

@@ -245,7 +245,12 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     expected = {f"{kind}-{cause}" for kind, of_kind in causes.items() for cause in of_kind}
     without_cause = {name.replace("_", "-") for name, kind in KINDS.items() if kind.drawn} - {*causes}
     of_findings = {anchor for anchor in anchors if not anchor.startswith("alert-")}  # Prometheus sends people to those
-    assert expected | without_cause | {"insufficient-data", "analyzer-failed"} == of_findings
+    assert (
+        expected
+        | without_cause
+        | {"insufficient-data", "analyzer-failed", "plugin-failed", "standstill", "logged-value"}
+        == of_findings
+    )
     source = "".join(path.read_text() for path in Path(analyzers.__path__[0]).rglob("*.py"))
     emitted = set(re.findall(r'advice=f?"([a-z_-]+)', source))
     assert {name for name in emitted if not name.endswith("-")} <= anchors

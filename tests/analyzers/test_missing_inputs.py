@@ -34,6 +34,7 @@ NOT_NEEDED = {
     "process_groups": "calls carry the label of their group, which names its ranks",
     "findings": "what was said live; nothing is judged by it",
     "collective_totals": "only where probes.retain removes old calls; recent ones are in collectives",
+    "device_stalls": "only where steps of a GPU were stamped",
     "log_events": "lines of text logs, which only `rankscope analyze` of files reads",
     **dict.fromkeys(
         ("nccl_communicators", "nccl_calls", "nccl_channels", "nccl_links", "nccl_groups"),

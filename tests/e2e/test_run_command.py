@@ -74,4 +74,5 @@ def test_a_script_that_fails_before_it_trains_is_no_clean_run(tmp_path: Path) ->
     assert done.returncode == 1
     assert "no data here" in done.stderr
     assert "No problems found" not in done.stderr
-    assert "The run failed before its first step" in done.stderr.split("Verdict")[1]
+    verdict = done.stderr.split("Verdict")[1]
+    assert "exit code 1: no data here (train.py:8 in <module>) before the first step" in verdict

@@ -120,7 +120,7 @@ def test_each_is_named_with_its_reason(seen: dict[str, Any], name: str) -> None:
     if name != "figure":
         assert any(text.startswith(f"Plug-in {name}: ") for text in seen["mcp"]["not_judged"])
         assert f"Plug-in {escaped(name)}: " in seen["markdown"]
-        assert any(bad.reason in reason for reason in seen["live"]), seen["live"]
+        assert any(bad.reason in reason for reason in seen["live"]), "\n".join(seen["live"])
     summaries = [one["summary"] for one in seen["json"]["findings"] if one["kind"] == name]
     assert (bad.keeps in summaries) if bad.keeps else not summaries
 

@@ -34,6 +34,7 @@ from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
 from watch.node_process import _EndRequest, _run_until_needed, _tick_on
+from watch.plugins.loop import PluginLoop
 from watch.standstill_loop import StandstillLoop
 
 HOUR_NS = 3600 * 10**9
@@ -328,7 +329,7 @@ def test_that_ranks_are_watched_no_longer_is_recorded_before_a_slow_round_ends(
 
         monkeypatch.setattr(ingest, "tick", slow_round)
         try:
-            _run_until_needed(watched.loop, ingest, Heartbeat(-1))
+            _run_until_needed(watched.loop, ingest, PluginLoop(ingest.open_store, watched.tapes, judge), Heartbeat(-1))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -356,7 +357,7 @@ def test_a_signal_in_the_middle_of_a_query_ends_the_watch(tmp_path: Path, monkey
     with Ingester(watched.run, 0) as ingester:
         ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
         try:
-            _run_until_needed(watched.loop, ingest, Heartbeat(-1))
+            _run_until_needed(watched.loop, ingest, PluginLoop(ingest.open_store, watched.tapes, judge), Heartbeat(-1))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -388,7 +389,7 @@ def test_a_signal_that_becomes_an_error_of_the_tick_ends_the_watch(
     with Ingester(watched.run, 0) as ingester:
         ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
         try:
-            _run_until_needed(watched.loop, ingest, Heartbeat(-1))
+            _run_until_needed(watched.loop, ingest, PluginLoop(ingest.open_store, watched.tapes, judge), Heartbeat(-1))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

@@ -150,7 +150,8 @@ class _Scan:
             counted += window.count(b"\n", at, begin)
             at = begin
             self._line(window, begin, counted + 1, rules)
-        self.log.num_lines = counted + window.count(b"\n", at, end)
+        is_cut_line = end == len(window) and not window.endswith(b"\n")  # the file ends without a newline
+        self.log.num_lines = counted + window.count(b"\n", at, end) + is_cut_line
         self.log.num_bytes += end
 
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:

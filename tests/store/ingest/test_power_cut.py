@@ -72,7 +72,8 @@ def test_a_power_cut_costs_what_was_not_synced_and_no_row_of_the_store(disk: Loo
         assert notes == [("after", 20), ("before", 50)], "none twice, and none of the new ones skipped"
         assert store.rows("SELECT count(*) FROM collectives WHERE end_ns IS NULL") == [(3,)], "what was in flight"
         problems = {path.rpartition("/")[2]: text for path, text in store.rows("SELECT * FROM ingest_problems")}
-        assert problems["steps.00003.tape"] == "its last records were lost; the store has them"
+        lost = [name for name, text in problems.items() if text == "its last records were lost; the store has them"]
+        assert [name for name in lost if name.startswith("steps.")] == [max(lost)], problems
     with pytest.raises(StoreError, match="rows that the tapes no longer have"):
         rebuild(run)
     result = rebuild(run, force=True)
