@@ -100,8 +100,8 @@ MUTATIONS = (
     Mutation("suspects are not reported", "analyzers/diagnose.py",
              'if finding.status in ("fired", "suspect"))', 'if finding.status == "fired")',
              "tests/analyzers/test_diagnose.py tests/analyzers/external/test_dump_verdicts.py"),
-    Mutation("text of the run is HTML in a report", "analyzers/report/markdown.py",
-             r'_MEANT.sub(r"\\\g<0>", visible(shown).strip())', "visible(shown).strip()",
+    Mutation("text of the run is HTML in a report", "analyzers/printable.py",
+             r'_LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))', "visible(shown).strip()",
              "tests/analyzers/report/test_files.py"),
     # watch
     Mutation("a clock that is ahead is behind", "watch/digests/clock_offsets.py",

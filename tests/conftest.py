@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +23,7 @@ _LEAKING_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _E2E_TIMEOUT_S = 300
+_HANDLED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _TRIALS = Path(__file__).parent / "trials"
 
 # `ci`: few examples, the same in each run. `nightly`: many, and others each time. No deadline: machines are crowded.
@@ -56,6 +59,16 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    """No test leaves a handler behind: a child that another starts would ignore the signal to end."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -29,7 +30,9 @@ NUM_SLOWEST = 40
 NUM_SLOWEST_FILES = 20
 
 # First the groups that take longest, and those that wait (e2e) next to those that compute; the others as they come.
-_ORDER = ("e2e", "lint", "trainer", "dashboard", "analyzers", "probes", "store", "watch", "hostile")
+_ORDER = ("e2e-1", "lint", "trainer-1", "trainer-2", "e2e-2", "dashboard", "analyzers", "project", "probes", "store")
+_HALVED = frozenset({"e2e", "trainer"})
+"""Folders that take several minutes: two groups each."""
 _LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 _NOT_GROUPS = frozenset({"trials", "support", "recorded", "__pycache__"})
 
@@ -101,6 +104,7 @@ def main(names: list[str]) -> int:
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
     groups = find_groups()
+    names = [group for group in groups for name in names if group == name or group.rpartition("-")[0] == name] or names
     if unknown := set(names) - groups.keys():
         print(f"no group {', '.join(sorted(unknown))}; there are: {', '.join(groups)}", file=sys.stderr)
         return 2
@@ -121,13 +125,24 @@ def main(names: list[str]) -> int:
 def find_groups() -> dict[str, Group]:
     """Every folder of tests/ but the trials, the files of tests/ itself, and lint; in the order of their start."""
     folders = [path for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name not in _NOT_GROUPS]
-    arguments = {path.name: [f"tests/{path.name}"] for path in folders}
+    arguments: dict[str, list[str]] = {}
+    for folder in folders:
+        if folder.name in _HALVED:
+            inside = sorted(path for path in folder.iterdir() if path.name.startswith("test_") or _has_tests(path))
+            for half in (0, 1):
+                arguments[f"{folder.name}-{half + 1}"] = [str(path.relative_to(ROOT)) for path in inside[half::2]]
+        else:
+            arguments[folder.name] = [f"tests/{folder.name}"]
     arguments["project"] = sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))
     groups = {name: Group(name, _pytest(name, paths)) for name, paths in arguments.items()}
     steps = " && ".join(" ".join([sys.executable, "-m", *step]) for step in _LINT)
     groups["lint"] = Group("lint", ["sh", "-c", steps])
     places = {name: place for place, name in enumerate(_ORDER)}
     return {name: groups[name] for name in sorted(groups, key=lambda name: (places.get(name, len(places)), name))}
+
+
+def _has_tests(path: Path) -> bool:
+    return path.is_dir() and any(path.rglob("test_*.py"))
 
 
 def run_groups(groups: list[Group], *, num_slots: int) -> None:
@@ -235,7 +250,12 @@ def _pytest(name: str, paths: list[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *results, *paths]
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)  # the groups end with it
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

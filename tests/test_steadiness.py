@@ -19,6 +19,8 @@ LEAST_S = 30.0
 SLEEPS = {
     "waiting.py": "waits for a condition: the only place that does",
     "analyzers/external/test_traces.py": "the delay of the slow rank: load only makes it longer",
+    "rankscope/bad_plugins.py": "a plug-in that does not return",
+    "trainer/launcher/test_stop_signals.py": "a second Ctrl-C counts only a moment later: load only makes it longer",
     "e2e/slow_ddp.py": "the delay of the slow rank: load only makes it longer",
     "e2e/test_launcher_killed.py": "the pace of a loop that is killed at no special moment",
     "probes/small_models.py": "the delay of the slow rank: load only makes it longer",

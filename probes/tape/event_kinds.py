@@ -1,12 +1,10 @@
 """The kinds of events, described once: who writes them, their fields and what they mean.
 
-    recorder.event(event_kinds.ROLLBACK, from_step=40, to_step=30, ...)
     log.of(event_kinds.ROLLBACK)
     EVENT_KINDS["rollback"].fields            # the columns of its detail
 
-A constant is the kind's stored name, so it also stands in SQL. Every event has `wall_ns`, `mono_ns` (the monotonic
-clock of its node), `attempt`, `rank` (-1: a node process), `kind` and `step` (or null) beside its fields. The table in
-docs/schema.md is generated from here.
+A constant is the kind's stored name, so it also stands in SQL. Every event also has `wall_ns`, `mono_ns` (the monotonic
+clock of its node), `attempt`, `rank` (-1: a node process), `kind`, `step` (or null). docs/schema.md is made from here.
 """
 
 from __future__ import annotations

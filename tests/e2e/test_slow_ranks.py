@@ -20,9 +20,9 @@ PROFILED_STEPS = 2
 
 
 def test_a_rank_that_computes_is_named_and_profiled_beside_a_peer(tmp_path: Path) -> None:
-    """Rank 1 computes forty times as long as the others; its trace and a peer's come while the run goes on."""
+    """Rank 1 computes twenty times as long as the others; its trace and a peer's come while the run goes on."""
     run = start(
-        tmp_path, "elastic", faults=["slow_compute@step=2,rank=1,factor=40"],
+        tmp_path, "elastic", faults=["slow_compute@step=2,rank=1,factor=20"],
         settings=[
             "train.steps=20000", "train.global_batch_size=6", "checkpoint.interval=0", "profiler.on_anomaly=true",
             f"profiler.anomaly_steps={PROFILED_STEPS}", "profiler.max_captures=1",
@@ -70,7 +70,7 @@ def test_a_rank_with_a_slow_network_is_named_with_its_collective(tmp_path: Path)
     """The kernel paces what rank 1 sends to 0.3 MB/s: a step takes a third of a second longer."""
     run = train(
         tmp_path, "hsdp", faults=["slow_link@step=5,rank=1,rate_mb=0.3"],
-        settings=["train.steps=40", "checkpoint.interval=0"],
+        settings=["train.steps=30", "checkpoint.interval=0"],
     )  # fmt: skip
     (found,) = _named(run.analyze(), rank=1)
     assert found["cause"] == "communication"

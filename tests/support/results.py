@@ -45,6 +45,7 @@ class _Recorder:
         self._text = ""
         self._is_real = False
         self._real_modules: set[str] = set()
+        self._exit_code = int(pytest.ExitCode.INTERNAL_ERROR)
         sys.addaudithook(self._on_event)
 
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
@@ -71,6 +72,17 @@ class _Recorder:
             self._outcome = report.outcome
         if report.failed:
             self._text += f"{report.longreprtext}\n" + "".join(f"--- {name}\n{text}" for name, text in report.sections)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._exit_code = int(exitstatus)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        # At its exit an interpreter waits for children, also for one that ignores the signal to end.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self._exit_code)
 
     def _write(self, **fields: object) -> None:
         self._file.write(json.dumps(fields) + "\n")

@@ -82,7 +82,7 @@ def test_a_watch_that_found_another_at_work_is_started_once_that_ends(
 ) -> None:
     monkeypatch.setattr(watch_restarts, "RESTART_S", 0.0)
     keeper.process.kill()
-    keeper.process.wait(20)
+    keeper.process.wait(100)
     with contextlib.closing(WriterLock(run.store(0), role="watch")):
         keeper.check()
         gave_way = keeper.process

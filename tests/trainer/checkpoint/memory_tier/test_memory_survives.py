@@ -55,6 +55,7 @@ def _dies_after(step: int, *, by_signal: bool = False) -> Any:
                 for copy in (*memory._copies, *memory._spare):  # a later one of this process would find its note
                     if copy.sealing is not None:
                         copy.sealing.result(100)
+                session.recovery.copies.disk.background.shutdown()  # so would a ledger that is written meanwhile
                 if by_signal:
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise ProcessEnd
