@@ -67,7 +67,7 @@ def own_signal_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _HANDLED}
     yield
     for number, handler in before.items():
-        if signal.getsignal(number) is not handler:
+        if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 
 
