@@ -256,6 +256,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, _interrupt)  # the groups end with it
+    signal.signal(signal.SIGINT, _interrupt)  # a shell starts background jobs with SIGINT ignored, and tests send it
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

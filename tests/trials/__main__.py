@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -132,6 +133,8 @@ def _write_page(trials: list[Trial]) -> None:
 
 
 if __name__ == "__main__":
+    # A shell starts background jobs with SIGINT ignored, and trials send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:
