@@ -17,7 +17,7 @@ from watch.health.startup_work import StartupWork, work_of_tree
 
 
 def test_the_time_of_a_child_counts_while_it_runs_and_once_it_has_ended() -> None:
-    program = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(10**7))'])\ninput()"
+    program = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(4 * 10**7))'])\ninput()"
     parent = subprocess.Popen([sys.executable, "-S", "-c", program], stdin=subprocess.PIPE)
     try:
         wait_for(lambda: work_of_tree(parent.pid)[0] > 0.1, "the time of the child")
