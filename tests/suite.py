@@ -1,4 +1,4 @@
-"""Run every check, some groups of tests at a time: `make test`.
+"""Run every check in as many processes as there are cores: `make test`.
 
     python -m tests.suite                  # lint, types and all tests but tests/trials
     python -m tests.suite store watch      # some groups only
@@ -109,8 +109,7 @@ def main(names: list[str]) -> int:
         print(f"no group {', '.join(sorted(unknown))}; there are: {', '.join(groups)}", file=sys.stderr)
         return 2
     chosen = [group for name, group in groups.items() if not names or name in names]
-    # One more than there are cores: groups wait for processes, servers and pages nearly half of their time.
-    run_groups(chosen, num_slots=max(2, len(os.sched_getaffinity(0))) + 1)
+    run_groups(chosen, num_slots=max(2, len(os.sched_getaffinity(0))))
     results = [result for group in chosen for result in group.results]
     failed = [result for result in results if result.outcome == "failed"]
     unsteady = run_again(failed)
