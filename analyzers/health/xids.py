@@ -64,21 +64,26 @@ def xid_findings(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[F
                 last_step=max(steps, default=None),
                 cause=about["class"],
                 summary=f"XID {code} on {device or 'a device'}{of_rank}{times}: {meaning}.",
-                evidence={
-                    "xid": code,
-                    "device": device,
-                    "node": events[0].text("node"),
-                    "count": len(events),
-                    "first_wall_ns": events[0].wall_ns,
-                    "message": events[0].text("message")[:2000],
-                    "action": table["action"][about["action"]],
-                    "source": table["source"],
-                },
+                evidence=_evidence(code, device, events, action=table["action"][about["action"]]),
                 advice=f"xid-{about['class']}",
                 attempt=events[0].attempt if events[0].attempt >= 0 else None,
             )
         )
     return findings
+
+
+def _evidence(code: int, device: str, events: Sequence[Any], *, action: str) -> dict[str, Any]:
+    """Evidence of one XID of one device; the first event stands for all."""
+    return {
+        "xid": code,
+        "device": device,
+        "node": events[0].text("node"),
+        "count": len(events),
+        "first_wall_ns": events[0].wall_ns,
+        "message": events[0].text("message")[:2000],
+        "action": action,
+        "source": xid_table()["source"],
+    }
 
 
 def is_of_program(code: int) -> bool:
@@ -94,16 +99,12 @@ def _of_any_process(code: int, device: str, events: Sequence[Any], meaning: str,
         "xid",
         f"XID {code} on {device or 'a device'}: {meaning}. It may be of any process there: {whose} at that time.",
         cause="application",
-        evidence={
-            "xid": code,
-            "device": device,
-            "node": events[0].text("node"),
-            "count": len(events),
-            "first_wall_ns": events[0].wall_ns,
-            "message": events[0].text("message")[:2000],
-            "action": "look for the process in the kernel's log (`dmesg -T | grep -i xid` has its pid)",
-            "source": xid_table()["source"],
-        },
+        evidence=_evidence(
+            code,
+            device,
+            events,
+            action="look for the process in the kernel's log (`dmesg -T | grep -i xid` has its pid)",
+        ),
         attempt=events[0].attempt if events[0].attempt >= 0 else None,
     )
 
