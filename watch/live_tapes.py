@@ -87,6 +87,8 @@ class LiveTapes:
         self._news_s = -math.inf  # what ended before this process began is read like anything new
         self._recent: RecentRecords | None = None
         self._recent_of: tuple[int, int | None, bool] = (-1, None, False)
+        self._recent_tick = 0
+        """The poll after which it was last read."""
 
     @property
     def folder(self) -> Path:
@@ -160,7 +162,7 @@ class LiveTapes:
         }
 
     def source(self, *, all_nodes: bool = False) -> Store:
-        """The newest records. `all_nodes`: of every node whose tapes lie in the run's folder."""
+        """The newest records at the last poll. `all_nodes`: of every node whose tapes lie in the run's folder."""
         # Where no process is left, the records may be of another boot, whose monotonic clock was another.
         anchor_ns = self._anchor_ns if any(p.is_alive for p in self._attempt.processes.values()) else None
         wanted = (self.attempt, anchor_ns, all_nodes)
@@ -169,7 +171,11 @@ class LiveTapes:
         if self._recent is None:
             folders = NewestFolders(self._run, self.node_rank, all_nodes=all_nodes, with_health=True)
             self._recent, self._recent_of = RecentRecords(self._run, folders, anchor_ns=anchor_ns), wanted
-        return self._recent.read()
+        elif self._recent_tick == self._ticks:
+            return self._recent.store
+        store = self._recent.read()
+        self._recent_tick = self._ticks
+        return store
 
     def forget(self) -> None:
         """Free the memory of `source`."""

@@ -36,7 +36,8 @@ class RecentRecords:
         self._run, self._folders, self._anchor_ns = run, folders, anchor_ns
         self._connection = connect_memory(threads=1)
         create(self._connection)
-        self._store = Store(self._connection, f"the newest records of {run.path}")
+        self.store = Store(self._connection, f"the newest records of {run.path}")
+        """What the last `read` returned."""
         self._tail = Tail(run, folders)
         self._state = ReadState()
         self._ticks = 0
@@ -62,7 +63,7 @@ class RecentRecords:
             changes = transfer.finish()
         self._state = self._state.updated(changes)
         self.num_rows += sum(transfer.rows.values())
-        return self._store
+        return self.store
 
     def close(self) -> None:
         """Free the memory."""

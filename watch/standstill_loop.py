@@ -110,9 +110,10 @@ class StandstillLoop:
 
     def _has_stepped(self) -> bool:
         """Return True if a rank of this node has finished a step of the attempt."""
-        source = self._tapes.source()
-        sql = "SELECT count(*) FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL"
-        return source.has("steps") and source.rows(sql, [self._tapes.attempt])[0][0] > 0
+        source = self._tapes.source(all_nodes=self._judges_all)  # as it is judged: to read other folders starts anew
+        sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
+        placed = [*self._tapes.placed]
+        return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0
 
     def is_needed(self) -> bool:
         """Return True while there is something to watch."""

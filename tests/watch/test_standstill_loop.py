@@ -35,6 +35,7 @@ from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
 from watch.node_process import _EndRequest, _run_until_needed, _tick_on
 from watch.plugins.loop import PluginLoop
+from watch.recent_records import RecentRecords
 from watch.standstill_loop import StandstillLoop
 
 HOUR_NS = 3600 * 10**9
@@ -115,6 +116,21 @@ def test_records_of_ranks_that_record_are_not_judged(hanging: Watched, monkeypat
     hanging.advance(5)
     hanging.loop.tick()
     assert read
+
+
+def test_a_round_takes_in_the_newest_records_once(hanging: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a rank has made a step, and whether one hangs, is asked of one reading of them."""
+    read: list[RecentRecords] = []
+    real = RecentRecords.read
+    monkeypatch.setattr(RecentRecords, "read", lambda self: (read.append(self), real(self))[1])
+    hanging.loop.tick()
+    hanging.advance(30)
+    hanging.loop.tick()
+    assert len(read) == 1
+    hanging.advance(60)
+    hanging.loop.tick()
+    assert len(read) == 2
+    assert read[0] is read[1], "what is there is not read anew"
 
 
 @pytest.mark.parametrize("wall_ns", [0, HOUR_NS, -HOUR_NS])

@@ -38,6 +38,8 @@ REQUEST_TIMEOUT_S = 10.0
 """A client that is silent for so long is disconnected."""
 LAST_ANSWERS_S = 2.0
 """How long the end waits for answers that are being sent: `watch` exits next, and its last state would be lost."""
+_POLL_S = 0.05
+"""How long the end waits for the thread that takes connections."""
 
 
 class ListenError(ValueError):
@@ -153,7 +155,7 @@ def serve(snapshot: Snapshot, listen: Listen) -> Iterator[Endpoint]:
         raise ListenError(
             f"cannot serve metrics on {listen.host}:{listen.port}: {reason}; choose another port"
         ) from None
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True)
     thread.start()
     try:
         yield Endpoint(listen.host, server.server_port, listen.certificate is not None)
