@@ -7,8 +7,12 @@ store.event("rollback", attempt=0, rank=0, step=40, from_step=40, to_step=30)
 
 from __future__ import annotations
 
+import atexit
+import functools
+import itertools
 import json
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,13 +31,44 @@ _CREATE = "; ".join(
 )
 
 
+_FEW_ROWS = 16
+"""Up to which a statement with the values in its text is quicker than columns."""
+_NUMBERS = itertools.count()
+
+
+@functools.cache
+def _instance() -> duckdb.DuckDBPyConnection:
+    """DuckDB, started once a process, with empty tables to copy: to start it takes longer than most tests."""
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")
+    atexit.register(_instance.cache_clear)  # DuckDB's module complains of objects that outlive it
+    return connection
+
+
+def _forget(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    connection.close()
+    _instance().execute(f"DETACH {name}")
+
+
 class MemoryStore:
     """Fits `analyzers.source.Source`. Unset columns are NULL."""
 
     def __init__(self) -> None:
-        self.connection = duckdb.connect(config={"threads": 1})
+        self._name = name = f"store{next(_NUMBERS)}"
+        _instance().execute(f"ATTACH ':memory:' AS {name}; COPY FROM DATABASE empty TO {name} (SCHEMA)")
+        self.connection = _instance().cursor()
+        self.connection.execute(f"USE {name}")
         self._gone: set[str] = set()
-        self.connection.execute(_CREATE)
+        weakref.finalize(self, _forget, self.connection, name).atexit = False
+
+    def copy(self) -> MemoryStore:
+        """Another store with the same rows."""
+        made = MemoryStore()
+        for table in TABLES.keys() - self._gone:
+            made.connection.execute(f"INSERT INTO {table} FROM {self._name}.{table}")
+        for table in self._gone:
+            made.drop(table)
+        return made
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, Any]:
         found = self.connection.execute(sql, list(params)).fetchnumpy()
@@ -50,10 +85,13 @@ class MemoryStore:
         self._gone.add(table)
 
     def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows; one multi-row statement, so that a few hundred are quick."""
+        """Insert rows, with one statement."""
         if not rows:
             return
         names = list(rows[0])
+        if len(rows) > _FEW_ROWS and (whole := _columns(names, rows)):
+            self.add_columns(table, **whole)
+            return
         values = ", ".join("(" + ", ".join(_literal(row[name]) for name in names) + ")" for row in rows)
         columns = ", ".join(f'"{name}"' for name in names)
         self.connection.execute(f"INSERT INTO {table} ({columns}) VALUES {values}")
@@ -73,6 +111,20 @@ class MemoryStore:
         line = {"wall_ns": wall_ns, "attempt": attempt, "rank": rank, "kind": kind, "step": step, **detail}
         row = {"attempt": attempt, "rank": rank, "wall_ns": wall_ns, "step": step, "kind": kind}
         self.add("events", [row | {"detail": json.dumps(line)}])
+
+
+def _columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The rows as numpy columns; None unless each column has values of one type: whole numbers, numbers or texts."""
+    found: dict[str, Any] = {}
+    for name in names:
+        values = [row[name] for row in rows]
+        (kind, *others) = {type(value) for value in values}
+        if others or kind not in (int, float, str):
+            return None
+        if kind is int and not -(2**63) <= min(values) <= max(values) < 2**63:
+            return None
+        found[name] = np.array(values, dtype=object if kind is str else np.int64 if kind is int else np.float64)
+    return found
 
 
 def _literal(value: Any) -> str:

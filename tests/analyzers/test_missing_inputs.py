@@ -65,6 +65,11 @@ COLUMNS = {
 """Column -> a kind that is not judged without it."""
 
 
+@pytest.fixture(scope="module")
+def clean() -> MemoryStore:
+    return clean_run()
+
+
 def judged(store: MemoryStore) -> Diagnosis:
     found = diagnose(store, SAVING)
     assert not [finding.summary for finding in found.findings if "failed on this run" in finding.summary]
@@ -81,8 +86,8 @@ def test_where_nothing_is_missing_everything_is_judged() -> None:
 
 @pytest.mark.parametrize("table", sorted(TABLES))
 @pytest.mark.parametrize("how", ["removed", "empty"])
-def test_every_table_in_turn(table: str, how: str) -> None:
-    store = clean_run()
+def test_every_table_in_turn(table: str, how: str, clean: MemoryStore) -> None:
+    store = clean.copy()
     if how == "removed":
         store.drop(table)
     else:
@@ -106,8 +111,8 @@ def test_every_table_in_turn(table: str, how: str) -> None:
 
 
 @pytest.mark.parametrize(("table", "column"), [(table, column) for table, of in COLUMNS.items() for column in of])
-def test_every_column_of_nulls(table: str, column: str) -> None:
-    store = clean_run()
+def test_every_column_of_nulls(table: str, column: str, clean: MemoryStore) -> None:
+    store = clean.copy()
     ((there,),) = store.rows(f"SELECT count({column}) FROM {table}")
     assert there, "the clean run has it, so that taking it away is a change"
     store.connection.execute(f"UPDATE {table} SET {column} = NULL")

@@ -25,7 +25,7 @@ from probes.tape.schema import TABLES
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.hostile import hostile_run
-from tests.analyzers.test_diagnose import MANIFEST, clean_run
+from tests.analyzers.test_diagnose import MANIFEST, without
 from tests.e2e.launched import rankscope
 from tests.factories import make_run
 
@@ -114,9 +114,7 @@ def strings(value: Any) -> list[str]:
 
 @pytest.mark.parametrize("table", sorted(TABLES))
 def test_every_report_is_made_without_any_one_table(tmp_path: Path, table: str) -> None:
-    store = clean_run()
-    store.drop(table)
-    diagnosis = diagnose(store, MANIFEST)
+    store, diagnosis = without(table)
     assert diagnosis.verdict.encode() in render(store, diagnosis, MANIFEST)
     assert "Verdict" in to_markdown(diagnosis, MANIFEST)
     write_trace(store, tmp_path / "trace.json")
