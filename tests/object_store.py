@@ -127,7 +127,7 @@ def s3_server() -> Iterator[ObjectStore]:
     app = _Failing(create_backend_app("s3"), store)
     server = make_server("127.0.0.1", 0, app, threaded=True)
     store.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     before = dict(os.environ)
     os.environ |= {**_ENVIRONMENT, "AWS_ENDPOINT_URL": store.url}

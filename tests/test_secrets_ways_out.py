@@ -99,7 +99,7 @@ def posted(run: RunDir, out: Path) -> str:
             """Quiet."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server, Store.open(run) as store:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         config = {"config": {"alerts": {"webhook": f"http://127.0.0.1:{server.server_port}/"}}}
         events = EventWriter(out / "events.jsonl", attempt=0, rank=NODE_RANK)
         with finding_hook(config, run_id="x", events=events) as hook:

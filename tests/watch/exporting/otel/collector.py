@@ -74,7 +74,7 @@ def collector() -> Iterator[Collector]:
             """Quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     found.url = f"http://127.0.0.1:{server.server_port}"
     try:
         yield found
