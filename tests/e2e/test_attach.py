@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.e2e.launched import analysis_of
 from tests.e2e.script_ranks import EXAMPLES, ROOT, ScriptRanks
+from tests.forked import run_python
 from tests.waiting import wait_for
 
 STEPS = 50
@@ -99,14 +98,11 @@ def plain_ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_unchanged_script_is_recorded_and_not_changed(tmp_path: Path, plain_ddp: Path) -> None:
-    command = [sys.executable, "-m", "rankscope", "run"]
-    done = subprocess.run(
-        [*command, "--run-dir", "seen", "--nproc-per-node", "2", str(plain_ddp / "plain_ddp.py"), "--save", "ours.pt"],
+    command = ["-m", "rankscope", "run", "--run-dir", "seen", "--nproc-per-node", "2"]
+    done = run_python(
+        [*command, str(plain_ddp / "plain_ddp.py"), "--save", "ours.pt"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     assert same(tmp_path / "ours.pt", plain_ddp / "alone.pt")

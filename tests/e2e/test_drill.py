@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.launched import SOURCE, TINY
+from tests.forked import ForkedPython
 from tests.waiting import wait_for
 from watch.processes import processes_of
 
@@ -20,8 +20,8 @@ def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     text.write_text(SOURCE * 4)
     settings = (*TINY, f"data.path=['{text}']", f"run.dir={tmp_path / 'runs'}", "parallel.dp_shard=2")
     changes = [part for setting in settings for part in ("--set", setting)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "rankscope", "drill", *changes, *arguments],
+    return ForkedPython(
+        ["-m", "rankscope", "drill", *changes, *arguments],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

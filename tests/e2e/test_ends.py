@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from probes.tape.rundir import RunDir
 from probes.tape.schema import SCHEMA_VERSION
 from probes.tape.segment_index import INDEX_NAME
 from tests.e2e.launched import SOURCE, TINY, analysis_of, rankscope, start, without_load
+from tests.forked import run_python
 from tests.waiting import wait_for
 
 
@@ -45,15 +44,8 @@ def test_a_run_under_plain_torchrun_is_recorded_and_watched(tmp_path: Path) -> N
     text.write_text(SOURCE * 4)
     settings = (*TINY, f"run.dir={tmp_path / 'runs'}", f"data.path=['{text}']", "train.steps=12")
     arguments = [part for setting in settings for part in ("--set", setting)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, "-m", "rankscope.worker", *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run_python([*torchrun, "-m", "rankscope.worker", *arguments], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = RunDir.open(tmp_path / "runs" / "latest")
     assert len(list(run.rank_dirs())) == 2

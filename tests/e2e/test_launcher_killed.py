@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from analyzers.finding import Finding
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.e2e.launched import start
+from tests.forked import ForkedPython
 from tests.waiting import wait_for
 from watch.processes import is_alive
 from watch.verdicts.diagnosed_run import diagnosed_run
@@ -63,8 +63,8 @@ def test_ranks_of_the_trainer_save_and_end_with_their_launcher(tmp_path: Path) -
 
 def test_ranks_of_a_script_end_with_their_launcher(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "rankscope", "run", "--nproc-per-node", "2", "train.py"]
-    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = ["-m", "rankscope", "run", "--nproc-per-node", "2", "train.py"]
+    launcher = ForkedPython(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     latest = tmp_path / "runs" / "latest"
     wait_for(lambda: latest.exists() and len(_pids(RunDir(latest))) == 2, "the ranks")
     run = RunDir.open(latest)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.preflight_runs import ROOT, bad, environment
+from tests.forked import run_python
 from tests.ports import free_port
 from trainer.preflight.report import EXIT_FAILED, EXIT_PASSED
 
@@ -21,11 +22,8 @@ TIMED = {"links", "all-reduce", "clocks", "matrix products"}
 def test_ranks_of_one_machine(tmp_path: Path, launcher: str, num_ranks: int) -> None:
     words = ["--standalone"] if launcher == "torch.distributed.run" else ["run", "--run-dir", str(tmp_path / "run")]
     words += ["--nproc-per-node", str(num_ranks), "-m", "rankscope", "preflight"]
-    done = subprocess.run(
-        [sys.executable, "-m", launcher, *words, "--format", "json", "--runs", str(tmp_path), "--env",
-         "PREFLIGHT_TOKEN"],
-        cwd=ROOT, env=environment(PREFLIGHT_TOKEN="a-secret-of-mine"), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    options = ["--format", "json", "--runs", str(tmp_path), "--env", "PREFLIGHT_TOKEN"]
+    done = run_python(["-m", launcher, *words, *options], cwd=ROOT, env=environment(PREFLIGHT_TOKEN="a-secret-of-mine"))
     report = json.loads(done.stdout[done.stdout.index("{") :])
     failed = {check for check, line in bad(report).items() if line["status"] == "fail"}
     assert failed <= TIMED

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from typer.testing import CliRunner
 from probes.tape.rundir import SECRETS, RunDir
 from rankscope.cli import app
 from tests.e2e.launched import TINY
+from tests.forked import run_python
 
 SECRET = "Zq7rankscopeSecretZq7"
 ENVIRONMENT = {
@@ -60,12 +59,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train", ["train", "my.toml", *options, "--fault", "nan_grad@step=6,rank=0"]),
         ("run", ["run", "train.py", *script]),
     ):
-        done = subprocess.run(
-            [sys.executable, "-m", "rankscope", *words], cwd=folder, env=environment, capture_output=True, timeout=200,
-            check=False,
-        )  # fmt: skip
-        (folder / f"{name}.printed").write_bytes(done.stdout + done.stderr)
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
+        done = run_python(["-m", "rankscope", *words], cwd=folder, env=environment, timeout_s=200)
+        (folder / f"{name}.printed").write_text(done.stdout + done.stderr)
+        assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
 

@@ -44,7 +44,7 @@ def analyzed(folder: Path, what: str, **variables: str) -> Finding:
     """Run it under torchrun, keep the output and nothing else, and diagnose that."""
     script = folder / "job.py"
     script.write_text(SCRIPT)
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "--standalone"]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = run_python([*launcher, str(script), what], timeout_s=180, env=env, cwd=folder)
     assert done.returncode != 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
 from probes.tape.rundir import RunDir
 from store import Store
+from tests.forked import run_python
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -38,10 +37,10 @@ def ended(tmp_path: Path, end: str, *, by: str, as_module: bool = False) -> tupl
         environment.pop(name, None)
     if by == "run":
         script.write_text(f"{LOOP}{end}\n")
-        command = [sys.executable, "-m", "rankscope.attached_script", str(script)]
+        command = ["-m", "rankscope.attached_script", str(script)]
     else:
         script.write_text(f"{LOOP}{TWO_LINES}{end}\n")
-        command = [sys.executable, str(script)]
+        command = [str(script)]
     if as_module:
         package = tmp_path / "site-packages" / "their" / "recipes"
         package.mkdir(parents=True)
@@ -49,10 +48,8 @@ def ended(tmp_path: Path, end: str, *, by: str, as_module: bool = False) -> tupl
             (folder / "__init__.py").touch()
         (package / "train.py").write_text(script.read_text())
         environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "site-packages")
-        command = [sys.executable, "-m", "rankscope.attached_script", "-m", "their.recipes.train"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+        command = ["-m", "rankscope.attached_script", "-m", "their.recipes.train"]
+    done = run_python(command, cwd=tmp_path, env=environment)
     with Store.open(RunDir(tmp_path / "run")) as store:
         found = diagnose(store, {"attached": True}).fired
     return done.returncode, [finding for finding in found if finding.kind == "rank_lost"], done.stderr

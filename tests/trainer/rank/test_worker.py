@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,6 @@ def command(config: Path, *arguments: str, ranks: int = 0, restarts: int = 0) ->
 
 
 def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    if "torch.distributed.run" in arguments:  # torchrun as users start it
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True,
-            timeout=100, check=False,
-        )  # fmt: skip
     return run_python(arguments, cwd=ROOT, env=os.environ | environment)
 
 
@@ -102,10 +96,10 @@ def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
 
 
 def test_a_watch_that_is_killed_under_torchrun_is_replaced(config: Path, tmp_path: Path) -> None:
-    endless = command(config, "--set", "train.steps=1000000", "--set", "checkpoint.interval=0", ranks=2)
-    process = subprocess.Popen(
-        [sys.executable, *endless], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    paced = ("--fault", "slow_data@step=1,rank=0,seconds=0.1")  # the cores are for what is started
+    settings = ("--set", "train.steps=1000000", "--set", "checkpoint.interval=0")
+    endless = command(config, *settings, *paced, ranks=2)
+    process = ForkedPython(endless, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: (tmp_path / "latest").exists(), "the run's folder")
         path = RunDir(tmp_path / "latest").node_dir(0) / "events.jsonl"
