@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.launched import start
+from tests.e2e.launched import start, unhurried
 from tests.ports import free_port
 from tests.programs import needs, program
 from tests.waiting import wait_for
@@ -39,7 +39,7 @@ def webhook() -> Iterator[tuple[int, queue.Queue[dict[str, Any]]]]:
             """Quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         yield server.server_port, heard
     finally:
@@ -134,7 +134,8 @@ def test_a_hang_is_alerted_delivered_and_resolved(tmp_path: Path) -> None:
         with started(prometheus, tmp_path / "prometheus.log"), started(alertmanager, tmp_path / "alertmanager.log"):
             # Where other tests hold both cores for some seconds, a healthy rank must not count as hanging, too.
             settings = ["train.steps=100000", "recovery.hang_floor_s=10"]
-            run = start(tmp_path, "two", faults=["hang@step=40,rank=1"], settings=settings)
+            faults = ["hang@step=40,rank=1", *unhurried(2)]
+            run = start(tmp_path, "two", faults=faults, settings=settings)
             wait_for(lambda: asked(metrics_port, "rankscope_step > 5"), "a step in Prometheus", run)
             seen: dict[str, set[str]] = {}
 
@@ -155,4 +156,6 @@ def test_a_hang_is_alerted_delivered_and_resolved(tmp_path: Path) -> None:
             run.finish(exit_code=143)
             ended = 'max_over_time(rankscope_run_state{state="preempted"}[1m]) == 1'  # its target is gone by now
             wait_for(lambda: asked(metrics_port, ended), "how the run ended")
-    wait_for(lambda: json.loads((tmp_path / "runs" / "targets.json").read_text()) == [], "the target to be taken away")
+            # While it is scraped: a watch waits a minute for the scrape that shows its end.
+            targets = tmp_path / "runs" / "targets.json"
+            wait_for(lambda: json.loads(targets.read_text()) == [], "the target to be taken away")

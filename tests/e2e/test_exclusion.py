@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.broken_devices import exporter, stopped, wait_for_attempt
-from tests.e2e.launched import start
+from tests.e2e.launched import start, unhurried
 from tests.ports import free_port
 
 SETTINGS = (
@@ -21,7 +21,9 @@ def test_a_spare_takes_the_place_of_a_broken_device_and_the_next_one_is_left_out
     nodes = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{free_port()}", "--node-rank"]
     with exporter("GPU-first", "GPU-second") as gpus:
         settings = [*SETTINGS, f"probes.dcgm_url={gpus.url}"]
-        run = start(tmp_path, "elastic", settings=settings, options=[*nodes, "0", "--nproc-per-node", "3"])
+        run = start(
+            tmp_path, "elastic", faults=unhurried(1), settings=settings, options=[*nodes, "0", "--nproc-per-node", "3"]
+        )
         spare = start(tmp_path, "elastic", options=[*nodes, "1", "--nproc-per-node", "1"])
         for attempt, uuid in enumerate(gpus.xids):
             wait_for_attempt(run, attempt)
