@@ -36,7 +36,7 @@ _WARM_UP_STEPS = 2
 
 _BATCHES_OF_EXPERTS = 3
 """Measured, since a rank's experts get more of the tokens of one batch than of another; without experts one will do."""
-_REPEATS = 10
+REPEATS = 10
 """Steps with each batch; the one that needed least counts."""
 
 
@@ -50,8 +50,9 @@ class RankMeasured:
     """The most within a step, parameters and optimizer state included; the mean over batches."""
 
 
-def measured_rank(config: Config, world_size: int) -> RankMeasured:
-    """A step of this rank, in whatever process group there is; called on all ranks alike."""
+def measured_rank(config: Config, world_size: int, *, repeats: int = REPEATS) -> RankMeasured:
+    """A step of this rank, in whatever process group there is; called on all ranks alike. With few repeats the peak may
+    be too high."""
     training = build(config, resolve(config, world_size), torch.device("cpu"))
 
     numbers = count()
@@ -67,7 +68,7 @@ def measured_rank(config: Config, world_size: int) -> RankMeasured:
     batches = [training.batch(_WARM_UP_STEPS + number) for number in range(num_batches)]
     # gloo's threads may hold a buffer for a moment longer than the call that it was for: less is nearer to the need of
     # the same batch, and only of the same.
-    most = [min(allocated(partial(step, batch))[1] for _ in range(_REPEATS)) for batch in batches]
+    most = [min(allocated(partial(step, batch))[1] for _ in range(repeats)) for batch in batches]
     training.close()
     sizes = {
         name: value.numel() * value.element_size() for name, value in local_tensors(training_tensors(training)).items()
