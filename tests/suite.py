@@ -1,4 +1,4 @@
-"""Run every check in as many processes as there are cores: `make test`.
+"""Run every check in as many processes as there are cores, and one more while some wait: `make test`.
 
     python -m tests.suite                  # lint, types and all tests but tests/trials
     python -m tests.suite store watch      # some groups only
@@ -29,10 +29,15 @@ MOST_UNSTEADY = 3
 NUM_SLOWEST = 40
 NUM_SLOWEST_FILES = 20
 
-# First the groups that take longest, and those that wait (e2e) next to those that compute; the others as they come.
-_ORDER = ("e2e-1", "lint", "trainer-1", "trainer-2", "e2e-2", "dashboard", "analyzers", "project", "probes", "store")
+# First the groups that take longest; next to those that wait one that takes no more than its core.
+_ORDER = (
+    "e2e-1", "e2e-2", "analyzers", "trainer-1", "trainer-2", "dashboard", "project", "probes", "store", "rankscope",
+    "watch", "lint",
+)  # fmt: skip
 _HALVED = frozenset({"e2e", "trainer"})
 """Folders that take several minutes: two groups each."""
+_WAITS = frozenset({"e2e"})
+"""Folders whose tests wait for half of their time (for a watch, a limit, a restart): half a core each."""
 _LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 _NOT_GROUPS = frozenset({"trials", "support", "recorded", "__pycache__"})
 
@@ -72,6 +77,11 @@ class Group:
         """File of `tests.support.results`."""
         return RESULTS / f"{self.name}.jsonl"
 
+    @property
+    def num_cores(self) -> float:
+        """What it takes of the machine."""
+        return 0.5 if self.name.rpartition("-")[0] in _WAITS else 1.0
+
     def start(self) -> None:
         """Start the group's process, its output into its log."""
         self.began_s = time.monotonic()
@@ -109,7 +119,7 @@ def main(names: list[str]) -> int:
         print(f"no group {', '.join(sorted(unknown))}; there are: {', '.join(groups)}", file=sys.stderr)
         return 2
     chosen = [group for name, group in groups.items() if not names or name in names]
-    run_groups(chosen, num_slots=max(2, len(os.sched_getaffinity(0))))
+    run_groups(chosen, num_cores=max(2, len(os.sched_getaffinity(0))))
     results = [result for group in chosen for result in group.results]
     failed = [result for result in results if result.outcome == "failed"]
     unsteady = run_again(failed)
@@ -145,12 +155,12 @@ def _has_tests(path: Path) -> bool:
     return path.is_dir() and any(path.rglob("test_*.py"))
 
 
-def run_groups(groups: list[Group], *, num_slots: int) -> None:
-    """Run the groups in their order, `num_slots` at a time, with a line for each that ends."""
+def run_groups(groups: list[Group], *, num_cores: int) -> None:
+    """Run the groups in their order, as many at a time as there are cores for, with a line for each that ends."""
     waiting, running = list(groups), list[Group]()
     try:
         while waiting or running:
-            while waiting and len(running) < num_slots:
+            while waiting and sum(group.num_cores for group in running) + waiting[0].num_cores <= num_cores:
                 group = waiting.pop(0)
                 group.start()
                 running.append(group)
@@ -178,7 +188,7 @@ def run_again(failed: list[Result]) -> list[Result]:
         name = "again-" + re.sub(r"\W+", "-", result.test)[-100:]
         (RESULTS / f"{name}-first.log").write_text(result.text)
         group = Group(name, _pytest(name, [result.test]))
-        run_groups([group], num_slots=1)
+        run_groups([group], num_cores=1)
         if group.results and all(again.outcome == "passed" for again in group.results) and not group.problem:
             unsteady.append(result)
     return unsteady
