@@ -1,14 +1,26 @@
-"""How much a test tries where more is more of the same: little in each run, all of it at night.
+"""How much a test tries where more is more of the same: little in each run, all of it at night and in `make trials`.
 
 DAMAGES = tried(150, nightly=500)          # nightly: HYPOTHESIS_PROFILE=nightly, as of Hypothesis
+LAYOUTS = usually({"fsdp": ..., "fsdp x tp": ..., "fsdp x tp, bf16": ...}, later=["fsdp x tp, bf16"])
+
+`later` names what consists of parts that others have, too. tests/trials/test_depth.py runs all of it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
+from typing import TypeVar
 
+Case = TypeVar("Case")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
 def tried(usually: int, *, nightly: int) -> int:
     return nightly if NIGHTLY else usually
+
+
+def usually(cases: Mapping[str, Case], *, later: Collection[str]) -> dict[str, Case]:
+    """All of them at night, else without those of `later`."""
+    assert cases.keys() >= set(later), set(later) - cases.keys()
+    return {name: case for name, case in cases.items() if NIGHTLY or name not in later}

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import usually
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parent.parent
@@ -97,11 +99,20 @@ def wheel_of_sdist(folder: Path, sdist: Path) -> tuple[Path, Path]:
     return environment_of(folder / "venv", build(source, "build_wheel", folder)), folder / "venv"
 
 
-@pytest.mark.parametrize("install", [checkout, editable, wheel_of_checkout, wheel_of_sdist])
-def test_run_beside_modules_with_our_names(
-    tmp_path: Path, sdist: Path, install: Callable[[Path, Path], tuple[Path, Path]]
-) -> None:
-    python, home = install(tmp_path, sdist)
+INSTALLS: dict[str, Callable[[Path, Path], tuple[Path, Path]]] = usually(
+    {
+        "checkout": checkout,
+        "editable": editable,
+        "wheel of checkout": wheel_of_checkout,
+        "wheel of sdist": wheel_of_sdist,
+    },
+    later=["checkout", "editable", "wheel of checkout"],
+)
+
+
+@pytest.mark.parametrize("install", INSTALLS)
+def test_run_beside_modules_with_our_names(tmp_path: Path, sdist: Path, install: str) -> None:
+    python, home = INSTALLS[install](tmp_path, sdist)
     user = tmp_path / "user"
     for name, text in USERS_FILES.items():
         (user / name).parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +120,7 @@ def test_run_beside_modules_with_our_names(
 
     def rankscope(*arguments: str) -> subprocess.CompletedProcess[str]:
         known = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "RANKSCOPE"))}
-        if install is checkout:
+        if install == "checkout":
             known["PYTHONPATH"] = str(ROOT)
         command = [str(python), "-m", "rankscope", *arguments]
         return subprocess.run(command, cwd=user, env=known, capture_output=True, text=True, timeout=180, check=False)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import usually
 from tests.e2e.launched import LaunchedRun, train
 
-LAYOUTS = ("ddp", "fsdp")
+LAYOUTS = [*usually({"ddp": 0, "fsdp": 0}, later=["fsdp"])]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)

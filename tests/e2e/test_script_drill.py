@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from probes.tape.rundir import RunDir
+from tests.depth import usually
 from tests.e2e.launched import OF_SPEED
 from trainer.drills.script.drill import script_drill
 from trainer.drills.script.execute import Plan
@@ -17,7 +18,7 @@ LOOPS = Path(__file__).parents[2] / "benchmarks" / "strangers"
 
 def test_each_fault_is_found_and_a_clean_run_is_silent(tmp_path: Path) -> None:
     plan = Plan(words=(str(LOOPS / "manual_allreduce.py"),), num_ranks=2, step=10, steps_after=20)
-    all_right(plan, ["kill", "wrong_size"], tmp_path)
+    all_right(plan, [*usually({"kill": 0, "wrong_size": 0}, later=["kill"])], tmp_path)
 
 
 def all_right(plan: Plan, faults: list[str], folder: Path) -> None:

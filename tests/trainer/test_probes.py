@@ -22,6 +22,7 @@ from probes.collectives.wrapped import install, uninstall
 from probes.recorder import NullRecorder
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
+from tests.depth import usually
 from tests.probes.recorded_world import rows
 from tests.processes import end_group, run_ranks
 from tests.trainer.layouts import tiny
@@ -74,6 +75,9 @@ LAYOUTS: dict[str, Sections] = {
     "pp x fsdp": layout(pp=2, dp_shard=2, micro_batch_size=1),
     "pp x tp": layout(pp=2, tp=2, micro_batch_size=2),
 }
+LAYOUTS = usually(
+    LAYOUTS, later=["ddp, two microbatches", "ddp, fp8", "fsdp, fp8", "tp", "fsdp x cp", "1f1b", "pp x tp"]
+)
 APART = ["ep x tp"]
 """In processes of their own: torch keeps for DTensors which number the group of an equal mesh had, and in a new default
 group it has another one, because other groups were made before."""
@@ -161,7 +165,7 @@ def test_the_same_bits_with_and_without_probes(name: str, ranks: list[dict[str, 
 STAGES = {"1f1b": [[0], [1], [2], [3]], "interleaved": [[0, 4], [1, 5], [2, 6], [3, 7]]}
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", [name for name in STAGES if name in LAYOUTS])
 def test_each_microbatch_is_computed_sent_and_received_once(name: str, ranks: list[dict[str, Any]]) -> None:
     microbatches, last = 8, STAGES[name][-1][-1]
     for rank, stages in zip(ranks, STAGES[name], strict=True):
@@ -185,7 +189,7 @@ def test_each_microbatch_is_computed_sent_and_received_once(name: str, ranks: li
         assert all(0 <= span["wait_ns"] <= span["end_ns"] - span["start_ns"] for span in spans)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved", "pp x fsdp", "pp x tp"])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if "pp" in LAYOUTS[name]["parallel"]])
 def test_columns_of_a_step_are_the_sums_of_its_spans(name: str, ranks: list[dict[str, Any]]) -> None:
     columns = {"forward": ("forward", "loss"), "backward": ("backward", "weight", "reduce")}
     outside: list[float] = []
@@ -221,7 +225,7 @@ GROUPS: dict[str, set[str]] = {
 }
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", [name for name in GROUPS if name in LAYOUTS])
 def test_collectives_name_their_mesh_dimension(name: str, ranks: list[dict[str, Any]]) -> None:
     calls = [call for call in ranks[0][name]["with"]["collectives"] if call["step"] == 3]
     assert {call["process_group"] for call in calls} == {*GROUPS[name], "world:0-3"}

@@ -12,13 +12,14 @@ from probes.tape.events import read_events
 from probes.tape.names import read_names
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.rundir import RunDir
+from tests.depth import usually
 from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
 from trainer.faults.options import FaultError
 
 STEPS = 12
 CLEAN_STEPS = 4
-TENSOR = "blocks.1.mlp.up.weight"
+TENSOR = "blocks.0.mlp.up.weight"
 DDP = {"dp_replicate": 4, "dp_shard": 1}
 HSDP = {"dp_replicate": 2, "dp_shard": 2}
 FSDP = {"dp_shard": 4}
@@ -37,7 +38,7 @@ def _flipped_and_clean(
     found: dict[str, RunResult] = {}
     clean: dict[str, RunResult] = {}
     for name, (sections, fault) in cases.items():
-        config = with_steps(small(**sections), STEPS)
+        config = with_steps(small(**sections, model={"num_layers": 1}), STEPS)
         layout = str(sections["parallel"])
         if layout not in clean:
             clean[layout] = run_loop(config, folder / f"clean-{name}", rank=rank, world_size=world_size)
@@ -76,6 +77,7 @@ CASES: dict[str, tuple[dict[str, Any], str, int, str, str]] = {
         f"model.{TENSOR}",
     ),
 }
+CASES = usually(CASES, later=["ddp exponent", "fsdp moment"])
 
 
 @pytest.mark.timeout(320)
@@ -116,6 +118,7 @@ CLEAN: dict[str, dict[str, Any]] = {
     "pipeline x ddp": {"parallel": {"pp": 2, "dp_replicate": 2, "dp_shard": 1}},
     "dropout": {"parallel": FSDP_TP, "model": {"dropout": 0.1}},
 }
+CLEAN = usually(CLEAN, later=["ddp, bf16", "ddp, fp16", "fsdp x tp, bf16", "dropout"])
 
 
 def _clean(rank: int, world_size: int, folder: Path, cases: dict[str, dict[str, Any]]) -> dict[str, set[str]]:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.depth import tried
+from tests.depth import tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 
 # All layouts of a world size train in one set of processes, which counts for the first test that asks for it.
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = tried(5, nightly=10)
+STEPS = tried(3, nightly=10)
 STEPS_TO_LEARN = 20
 # float32 sums in another order; the steps of AdamW amplify the difference, the losses here are near 4.
 LOSS_TOLERANCE = 1e-4
@@ -74,6 +74,16 @@ EIGHT_RANKS: dict[str, Sections] = {
     "hsdp x ep x cp": experts(dp_replicate=2, ep=2, cp=2),
     "fsdp x ep x tp": {**layout(dp_shard=2, ep=2, tp=2), "model": {**EXPERTS, "expert_products": "grouped"}},
 }
+
+
+EIGHT_RANKS = usually(EIGHT_RANKS, later=["hsdp x ep x cp", "fsdp x ep x tp"])
+FOUR_RANKS = usually(
+    FOUR_RANKS,
+    later=[
+        "ddp", "fsdp", "fsdp x ep, grouped", "ddp x ep, two microbatches", "ep x tp", "ep x cp, grouped",
+        "ddp x tp, experts", "pp x tp, experts", "pp x cp, experts",
+    ],
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.depth import tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, tiny, train_layouts
 from tests.trainer.training_runs import RunResult, run_loop, small
@@ -22,7 +23,7 @@ from trainer.training.build import build
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 4
+STEPS = tried(2, nightly=4)
 Sections = dict[str, dict[str, Any]]
 
 
@@ -48,6 +49,7 @@ TWO: dict[str, dict[str, Any]] = {
     "experts": {"dp_shard": 1, "ep": 2, "model": {"num_experts": 4, "expert_dim": 64}},
     "bf16": {"dp_shard": 2, "train": {"precision": "bf16"}},
 }  # fmt: skip
+TWO = usually(TWO, later=["compiled"])
 FOUR: dict[str, dict[str, Any]] = {
     "hsdp": {"dp_replicate": 2, "dp_shard": 2},
     "fsdp x tp": {"dp_shard": 2, "tp": 2},

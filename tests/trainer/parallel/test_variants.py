@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.depth import tried
+from tests.depth import tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = tried(4, nightly=8)
+STEPS = tried(3, nightly=8)
 
 Sections = dict[str, dict[str, Any]]
 
@@ -83,6 +83,17 @@ VARIANTS: dict[str, Sections] = {
     "tp, selective": layout(tp=2, train={"activation_checkpointing": "selective"}),
     "tp, full recomputation": layout(tp=2, train={"activation_checkpointing": "full"}),
 }
+
+
+VARIANTS = usually(
+    VARIANTS,
+    later=[
+        "ddp, compiled", "cp, two microbatches, compiled",
+        "tp, document mask", "fsdp, tied embeddings", "fsdp, full recomputation", "ddp, full recomputation",
+        "fsdp, compiled, selective", "tp, compiled", "cp", "tp, experts", "tp, experts, compiled",
+        "cp, experts, compiled", "tp, selective",
+    ],
+)  # fmt: skip
 
 
 EIGHT_BIT: Sections = {"model": {"dim": 256, "hidden_dim": 256}, "optim": {"name": "adamw8bit"}}
