@@ -43,14 +43,17 @@ from rich.table import Table
 from analyzers.health.device_peaks import peak_flops_per_s
 from benchmarks.bare_loop import BareLoop, Job
 from probes.collectives.wrapped import install, uninstall
+from probes.device.stream_waits import stamp_waits
+from probes.recorder import Recorder
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
-from trainer.guard.recovery import Recovery
+from trainer.data.mixture import TokenSource
 from trainer.layout.plan import resolve
 from trainer.model.size import flops_per_token, num_parameters
-from trainer.rank.instrument import instrument
-from trainer.rank.loop import Session, steps
+from trainer.rank.instrument import instrument, record_compilation
+from trainer.rank.loop import steps
+from trainer.rank.session import make_session
 from trainer.training.build import build
 
 RESAMPLES = 4000
@@ -75,17 +78,24 @@ def configuration(kind: str, options: argparse.Namespace) -> Config:
 
 
 class OurLoop:
-    """`trainer.rank.loop` under all probes, one step at a time."""
+    """`trainer.rank.loop` as a worker runs it, one step at a time; under all probes, or with a recorder of nothing."""
 
-    def __init__(self, config: Config, recorder: TapeRecorder, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Config,
+        recorder: Recorder,
+        folder: Path,
+        device: torch.device,
+        corpus: TokenSource | None = None,
+    ) -> None:
         plan = resolve(config, dist.get_world_size())
-        self.training = build(config, plan, device, recorder=recorder)
+        self.training = build(config, plan, device, recorder=recorder, corpus=corpus)
         gradients = instrument(self.training, recorder)
+        record_compilation(recorder)
         run = RunDir(folder)
         run.checkpoints.mkdir(parents=True, exist_ok=True)
-        recovery = Recovery(self.training, recorder, run, gradients)
-        session = Session(training=self.training, recorder=recorder, recovery=recovery, gradients=gradients)
-        self._steps = steps(session, recovery.start())
+        session = make_session(self.training, recorder, run, gradients)
+        self._steps = steps(session, session.recovery.start())
 
     def step(self) -> None:
         next(self._steps)
@@ -168,6 +178,7 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         torch.set_num_threads(1)
     recorder = TapeRecorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
     install(recorder)
+    stamp_waits(recorder.stamps)
     store = dist.FileStore(os.path.join(folder, "store"), options.ranks)
     backend = "nccl" if options.device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=300))
@@ -185,11 +196,11 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def add_mfu(row: dict[str, Any], device_name: str, precision: str, ranks: int) -> None:
-    """Model FLOPs utilisation of both loops, where the device's peak is known."""
+def add_mfu(row: dict[str, Any], device_name: str, precision: str, ranks: int, *loops: str) -> None:
+    """Model FLOPs utilisation of the loops, where the device's peak is known."""
     peak = peak_flops_per_s(device_name, precision, torch.get_float32_matmul_precision())
     if peak is not None:
-        for name in ("ours", "bare"):
+        for name in loops or ("ours", "bare"):
             row[f"{name}_mfu_ratio"] = row[f"{name}_tokens_per_s"] * row["flops_per_token"] / (peak * ranks)
 
 

@@ -94,10 +94,13 @@ class TrainConfig(Section):
     """With `float8`: round to fp8 and multiply in float32, on any device: slow, to try what it does to the loss."""
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
     """What backward recomputes: nothing, every block, every n-th block, or all but matrix products and attention."""
-    compile: bool = False
-    """Each block goes through `torch.compile`."""
+    compile: bool | Literal["auto"] = "auto"
+    """Each block goes through `torch.compile`; auto = on CUDA, where its packages and a C compiler are there."""
     compile_backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
     """inductor writes kernels; the others only trace, where there is no C++ compiler or to look for a fault."""
+    chunked_loss: bool | Literal["auto"] = "auto"
+    """Output layer and loss some thousand tokens at a time, without the logits of a whole batch, where there is no
+    pipeline; auto = on CUDA."""
     checkpoint_every_n: int = Field(default=2, ge=1)
     """With `every_n`: one of n blocks is recomputed."""
     log_interval: int = Field(default=1, ge=1)

@@ -47,9 +47,7 @@ def _compression(config: Config, plan: Plan) -> None:
 
 
 def _compile(config: Config, plan: Plan) -> None:
-    if not config.train.compile:
-        return
-    if plan.pp > 1 and plan.schedule.endswith("zero_bubble"):
+    if config.train.compile is True and not plan.compiles:
         raise ConfigError(
             f"train.compile = true: compiled backward passes cannot be taken in two parts, as {plan.schedule} does; "
             "allowed: gpipe, 1f1b, interleaved_1f1b"

@@ -75,6 +75,11 @@ class Plan:
         return "none"
 
     @property
+    def compiles(self) -> bool:
+        """Return False where a schedule takes backward passes in two parts, which a compiled one has not."""
+        return self.pp == 1 or not self.schedule.endswith("zero_bubble")
+
+    @property
     def mesh_dims(self) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the device mesh: the dimensions in use; empty for a single rank."""
         needed = {"dp_replicate", "dp_shard"} if self.data_parallel_kind == "hsdp" else set()

@@ -11,6 +11,7 @@ could not be seen from outside, and the compiler keeps those that it names.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -21,11 +22,27 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from trainer.config.config import TrainConfig
 from trainer.config.load import ConfigError
+from trainer.layout.plan import Plan
 from trainer.model.checkpointing import selective_contexts
+from trainer.model.chunked_loss import Softmax
 from trainer.model.transformer import Block, Transformer
 
-__all__ = ["check_compiler", "compile_blocks", "uncompiled"]
+__all__ = ["check_compiler", "compile_blocks", "is_compiled", "uncompiled"]
+
+
+def is_compiled(config: TrainConfig, plan: Plan, device: torch.device) -> bool:
+    """Return `train.compile`, or what `auto` means here."""
+    if config.compile != "auto":
+        return config.compile
+    return device.type == "cuda" and plan.compiles and (config.compile_backend != "inductor" or _has_triton())
+
+
+def _has_triton() -> bool:
+    """Triton writes the kernels; it compiles what launches them in C."""
+    compilers = (os.environ.get("CC", ""), "gcc", "clang", "cc")
+    return importlib.util.find_spec("triton") is not None and any(name and shutil.which(name) for name in compilers)
 
 
 def check_compiler(backend: str, device: torch.device) -> None:
@@ -41,8 +58,10 @@ def check_compiler(backend: str, device: torch.device) -> None:
 
 
 def compile_blocks(model: Transformer, backend: str) -> None:
-    """Have each block of `model` compiled when it first runs; after `apply_activation_checkpointing`."""
+    """Have each block of `model` compiled when it first runs; after `apply_activation_checkpointing`. And the softmax
+    of a loss in chunks."""
     model.compiled = True
+    model.output_loss.softmax = Softmax.compiled(backend)
     for block in model.blocks.values():
         assert isinstance(block, Block)
         layer = block.layer

@@ -2,6 +2,7 @@
 
     model = Transformer(config.model)
     logits = model(tokens)                      # (batch, seq) int64 -> (batch, seq, vocab)
+    loss = model(tokens, targets)               # mean cross-entropy in nats a token; the whole logits never exist
 
 A pipeline stage is the same class with only some of the blocks; blocks keep their number in the whole model, so a
 parameter has one name (`blocks.3.mlp.up.weight`) in every parallel layout.
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config.config import ModelConfig
 from trainer.model.experts import MixtureOfExperts
+from trainer.model.output_loss import OutputLoss
 
 __all__ = ["Block", "Transformer"]
 
@@ -47,6 +49,13 @@ def document_mask(tokens: Tensor, separator: int) -> Tensor:
     document = ends.cumsum(dim=1) - ends.int()
     same = document.unsqueeze(2) == document.unsqueeze(1)
     return (same & torch.ones_like(same[0]).tril()).unsqueeze(1)
+
+
+class Norm(nn.RMSNorm):
+    """RMSNorm in the type of its input, for which torch has one kernel; the parameter may have a wider type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
@@ -99,9 +108,9 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.attention_norm = Norm(config.dim, eps=config.norm_eps)
         self.attention = Attention(config)
-        self.mlp_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.mlp_norm = Norm(config.dim, eps=config.norm_eps)
         self.mlp = MixtureOfExperts(config) if config.num_experts else FeedForward(config)
         self.dropout = config.dropout
         self.recompute: Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]] | None = None
@@ -143,10 +152,11 @@ class Transformer(nn.Module):
         """Whether the blocks go through torch.compile."""
         self.piece, self.num_pieces = 0, 1
         """Context parallel: which piece of each sequence comes in, of how many."""
+        self.output_loss = OutputLoss()
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
         numbers = range(config.num_layers) if layers is None else layers
         self.blocks = nn.ModuleDict({str(number): Block(config) for number in numbers})
-        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps) if last else None
+        self.norm = Norm(config.dim, eps=config.norm_eps) if last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if last else None
         self.tied = config.tie_embeddings and first and last
         self.tie()
@@ -168,22 +178,29 @@ class Transformer(nn.Module):
         self.cos.copy_(cos)
         self.sin.copy_(sin)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """See the class; with `targets`, the last stage gives the mean loss in place of the logits."""
         mask = document_mask(x, self.separator) if self.separator is not None else None
         cos, sin = self.cos, self.sin
         if self.num_pieces > 1:
             cos, sin, mask = self._of_piece(x.shape[1])
         if self.embed is not None:
             x = self.embed(x)
+            if torch.is_autocast_enabled(x.device.type):  # as FSDP does, which casts the embedding
+                x = x.to(torch.get_autocast_dtype(x.device.type))
             if self.compiled:
                 # Under tensor parallel it may still be on its way (AsyncCollectiveTensor), a class whose gradient
                 # torch 2.13's compiled blocks return without DTensor's placements.
                 x = x.clone()
         for block in self.blocks.values():
             x = block(x, cos, sin, mask)
-        if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
-        return x
+        if self.norm is None or self.head is None:
+            return x
+        x = self.norm(x)
+        if targets is None:
+            logits: Tensor = self.head(x)
+            return logits
+        return self.output_loss.of(x, self.head.weight, targets)
 
     def _of_piece(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Angles of a piece's positions, and their mask over the whole sequence: (1, 1, length, seq)."""

@@ -31,14 +31,9 @@ from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.mesh import dense_mesh, expert_mesh, submesh
 from trainer.parallel.tensor import apply_tensor_parallel
 
-__all__ = ["COMPUTE_DTYPES", "ParallelModel", "activation_dtype", "parallelize"]
+__all__ = ["COMPUTE_DTYPES", "ParallelModel", "parallelize"]
 
 COMPUTE_DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def activation_dtype(config: Config, plan: Plan) -> torch.dtype:
-    """Type of the residual stream: low precision under FSDP, which casts parameters; float32 under autocast."""
-    return COMPUTE_DTYPES[config.train.precision] if plan.data_parallel_kind in ("fsdp", "hsdp") else torch.float32
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from trainer.config.config import Config
 from trainer.layout.plan import Plan
 from trainer.model.transformer import Transformer
 from trainer.parallel.mesh import submesh
-from trainer.parallel.parallelize import ParallelModel, activation_dtype
+from trainer.parallel.parallelize import COMPUTE_DTYPES, ParallelModel
 
 __all__ = ["Pipeline", "stage_modules"]
 
@@ -148,10 +148,9 @@ def _tokens(config: Config, plan: Plan) -> Tensor:
 def _hidden(config: Config, plan: Plan) -> Tensor:
     seq = config.data.seq_len // plan.cp // (plan.tp if config.parallel.sequence_parallel else 1)
     shape = (plan.micro_batch_size, seq, config.model.dim)
-    dtype = activation_dtype(config, plan)
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+    return torch.empty(shape, dtype=COMPUTE_DTYPES[config.train.precision], device="meta", requires_grad=True)
 
 
 def _logits(config: Config, plan: Plan) -> Tensor:
     shape = (plan.micro_batch_size, config.data.seq_len // plan.cp, config.model.vocab_size)
-    return torch.empty(shape, dtype=activation_dtype(config, plan), device="meta", requires_grad=True)
+    return torch.empty(shape, dtype=COMPUTE_DTYPES[config.train.precision], device="meta", requires_grad=True)

@@ -31,8 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from probes.attach.identity import Identity
 from probes.attach.parent_death import end_with_launcher
 from probes.collectives.nccl_plugin.loading import record_nccl
-from probes.collectives.reduction_inputs import watch_fsdp_reductions
-from probes.collectives.wrapped import install, unreduced_gradients
+from probes.collectives.wrapped import install
 from probes.device.stream_waits import stamp_waits
 from probes.guard.decisions import RunStopped
 from probes.profiling.memory_snapshots import record_exception
@@ -51,14 +50,13 @@ from trainer.data.token_folder import DamagedDataError
 from trainer.exit_codes import EXIT_FENCED, EXIT_GIVEN_UP, EXIT_MISTAKE, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.faults.inject import arm, distort_clock
 from trainer.faults.options import Fault, FaultError, parse_fault
-from trainer.guard.recovery import Recovery
 from trainer.layout.plan import Plan, resolve
 from trainer.presets import config_path
 from trainer.rank.forked import use_device
-from trainer.rank.instrument import instrument, record_compilation, watch_experts
+from trainer.rank.instrument import instrument, record_compilation
 from trainer.rank.join import connect_store, join_run, make_recorder
-from trainer.rank.late_verdict import late_verdict
-from trainer.rank.loop import Session, train
+from trainer.rank.loop import train
+from trainer.rank.session import make_session
 from trainer.rank.stop_request import StopRequest
 from trainer.stop_budget import rank_grace_s
 from trainer.training.build import build, pick_backend, pick_device
@@ -150,19 +148,11 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     gradients = instrument(training, recorder)
     record_compilation(recorder)
     arm(setup.faults, training, recorder, run, rank=identity.rank, world_size=identity.world_size)
-    inputs = None
-    if recorder.enabled and config.probes.collectives and config.probes.nonfinite_flags and device.type != "cpu":
-        inputs = watch_fsdp_reductions()  # on the host the wrapper of process groups looks at each input
-    recovery = Recovery(training, recorder, run, gradients, inputs)
-    session = Session(
-        training=training,
-        recorder=recorder,
-        recovery=recovery,
-        gradients=gradients,
-        unreduced=unreduced_gradients() if _reduces_whole_gradients(config, plan) else None,
-        reduction_inputs=inputs,
-        experts=watch_experts(training, recorder),
-        late=late_verdict(training, recorder, recovery),
+    session = make_session(
+        training,
+        recorder,
+        run,
+        gradients,
         asked_to_stop=stop,
         prints_progress=identity.rank == 0 and "RANKSCOPE_RUN_DIR" not in os.environ,
     )
@@ -179,13 +169,6 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
     # The group is not destroyed: DDP's reducer may hold its last reference, and torch then joins gloo's threads under
     # the GIL that they wait for (seen as a rank that never ends). `run_and_leave` ends the process as it is.
     return EXIT_PREEMPTED if outcome == "stopped" and identity.attempt >= 0 else 0
-
-
-def _reduces_whole_gradients(config: Config, plan: Plan) -> bool:
-    """True if a rank's reductions in a step are those of its own whole gradients, and nothing else."""
-    alone = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
-    each = config.parallel.reduce_every_microbatch and plan.num_microbatches > 1
-    return plan.data_size > 1 and alone and not each
 
 
 def _name(number: int) -> str | None:

@@ -6,7 +6,8 @@
     describe(training, batch, losses.of_row, most=8)      # [{"id": 812, "loss": 5.6, "file": ..., "text": ...}, ...]
 
 A step that trains knows one loss; here a hook on the output layer computes that of each row from the logits of the
-pass, row by row, so that it needs the memory of one row. With tensor parallelism all ranks of a group must take part.
+pass, row by row, so that it needs the memory of one row. A loss in chunks gives that of each token itself. With tensor
+parallelism all ranks of a group must take part.
 """
 
 from __future__ import annotations
@@ -42,16 +43,25 @@ class SampleLosses:
         self._microbatch = 0
         heads = [part.head for part in training.modules if part.head is not None]
         self._head = heads[-1] if heads else None
+        self._output_loss = training.modules[-1].output_loss
         self._handle: Any = None
 
     def __enter__(self) -> SampleLosses:
         if self._head is not None:
             self._handle = self._head.register_forward_hook(self._after)
+        self._output_loss.reader = self._of_tokens
         return self
 
     def __exit__(self, *error: Any) -> None:
         if self._handle is not None:
             self._handle.remove()
+        self._output_loss.reader = None
+
+    def _of_tokens(self, losses: Tensor) -> None:
+        first = self._microbatch * self._size
+        self._microbatch += 1
+        with _disable_current_modes():
+            self.of_row |= {first + place: loss for place, loss in enumerate(losses.mean(1).tolist())}
 
     def _after(self, module: nn.Module, args: Any, logits: Tensor) -> None:
         if in_backward():  # recomputed

@@ -151,7 +151,7 @@ def replay(training: Training, batch: Batch, gradients: GradientExaminer | None,
     try:
         with (
             training.without_side_effects(),
-            uncompiled() if training.config.train.compile else contextlib.nullcontext(),
+            uncompiled() if training.modules[0].compiled else contextlib.nullcontext(),
             SampleLosses(training, batch) as losses,
             OriginWatch(training.modules) as watch,
         ):

@@ -32,12 +32,12 @@ from trainer.data.mixture import Mixture, TokenSource
 from trainer.data.prefetch import Prefetcher
 from trainer.layout.plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
-from trainer.model.compiling import check_compiler, compile_blocks
+from trainer.model.compiling import check_compiler, compile_blocks, is_compiled
 from trainer.model.float8 import check_float8, convert_to_float8
 from trainer.parallel.mesh import build_mesh, submesh
 from trainer.parallel.parallelize import parallelize
 from trainer.parallel.pipeline import Pipeline, stage_modules
-from trainer.training.loss import token_loss
+from trainer.training.loss import is_chunked, token_loss
 from trainer.training.optimizer import build_optimizer
 from trainer.training.precision import LossScaler
 from trainer.training.rank_training import Training
@@ -102,7 +102,7 @@ def build(
     for module in made:
         convert_to_float8(module, config.train, tp=plan.tp)
         apply_activation_checkpointing(module, config.train)
-        if config.train.compile:
+        if is_compiled(config.train, plan, device):
             check_compiler(config.train.compile_backend, device)
             compile_blocks(module, config.train.compile_backend)
         parts.append(parallelize(module, config, plan, mesh, device))
@@ -136,6 +136,7 @@ def build(
         validation=validation,
         scaler=scaler,
         pipeline=Pipeline(parts, config, plan, mesh, device, pp_rank, loss) if plan.pp > 1 else None,
+        loss_in_chunks=is_chunked(config.train, plan, device),
         recorder=recorder or NullRecorder(),
     )
     if with_weights:

@@ -26,6 +26,7 @@ from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.data.batches import Batch, BatchStream
 from trainer.data.prefetch import Prefetcher
+from trainer.data.to_device import ToDevice
 from trainer.layout.plan import Plan
 from trainer.model.experts import MixtureOfExperts
 from trainer.model.initial_weights import initialise
@@ -49,6 +50,11 @@ from trainer.training.precision import LossScaler
 
 __all__ = ["Training"]
 
+_BYTES_OF_LOGITS = 3 * 4
+"""Of a token and word of the vocabulary: logits, their softmax and their gradients in float32."""
+_SHARE_FOR_LOGITS = 0.1
+"""Of the device's memory, which a step without them has left free."""
+
 
 @dataclass(kw_only=True)
 class Training:
@@ -66,6 +72,8 @@ class Training:
     validation: dict[str, BatchStream]  # by name; of one corpus that has its own end kept, the name is empty
     scaler: LossScaler | None = None
     pipeline: Pipeline | None = None
+    loss_in_chunks: bool = False
+    """The model computes the loss itself, and there are no whole logits."""
     recorder: Recorder = field(default_factory=NullRecorder)
 
     @functools.cached_property
@@ -101,7 +109,11 @@ class Training:
     def batch(self, batch_index: int) -> Batch:
         """This rank's share of global batch `batch_index`, on the device."""
         with self.recorder.span("data"):
-            return self.own_piece(self.loader.batch(batch_index)).to(self.device)
+            return self._to_device(self.own_piece(self.loader.batch(batch_index)))
+
+    @functools.cached_property
+    def _to_device(self) -> ToDevice:
+        return ToDevice(self.device)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """Accumulate the gradients of the rank's rows of `batch`; returns its mean loss, a detached float32 scalar.
@@ -127,7 +139,7 @@ class Training:
             part.synchronise_gradients(number == count - 1)
             with self._loss_context():
                 with self.recorder.span("forward", microbatch=number), self._autocast():
-                    loss = token_loss(part.forward_module(batch.inputs[rows]), batch.targets[rows])
+                    loss = self._loss(part.forward_module, batch, rows)
                     loss = loss / count if count > 1 else loss
                 with self.recorder.span("backward", microbatch=number):
                     (loss if self.scaler is None else loss * self.scaler.scale).backward()  # type: ignore[no-untyped-call]  # torch: no types
@@ -187,8 +199,15 @@ class Training:
             loss = self.pipeline.evaluate(batch.inputs, batch.targets)
             return loss if self.scaler is None else loss / self.scaler.scale
         (part,) = self.parts
-        losses = [token_loss(part.module(batch.inputs[rows]), batch.targets[rows]) for rows in self._microbatches()]
+        losses = [self._loss(part.module, batch, rows) for rows in self._microbatches()]
         return torch.stack(losses).mean()
+
+    def _loss(self, module: nn.Module, batch: Batch, rows: slice) -> Tensor:
+        inputs, targets = batch.inputs[rows], batch.targets[rows]
+        if self.loss_in_chunks:
+            loss: Tensor = module(inputs, targets)
+            return loss
+        return token_loss(module(inputs), targets)
 
     def own_piece(self, batch: Batch) -> Batch:
         """Under context parallel a rank has a part of each sequence."""
@@ -296,7 +315,7 @@ class Training:
     @contextlib.contextmanager
     def without_side_effects(self) -> Iterator[None]:
         """Run a step that leaves no trace: gradients are reduced whole, compression keeps nothing of them, the load of
-        experts is not counted."""
+        experts is not counted. With whole logits where they fit: each layer's result can be looked at then."""
 
         def trains(does: bool) -> None:
             for compression in self.compressions:
@@ -305,10 +324,22 @@ class Training:
                 layer.counts_load = does
 
         trains(False)
+        chunked = self.loss_in_chunks
+        self.loss_in_chunks = chunked and not self._whole_logits_fit()
         try:
             yield
         finally:
+            self.loss_in_chunks = chunked
             trains(True)
+
+    def _whole_logits_fit(self) -> bool:
+        """Return the same on all ranks: it does not ask what is free."""
+        if self.device.type != "cuda":
+            return True
+        tokens = self.plan.micro_batch_size * self.config.data.seq_len // self.plan.cp
+        logits = tokens * self.config.model.vocab_size // self.plan.tp
+        there = torch.cuda.get_device_properties(self.device).total_memory
+        return logits * _BYTES_OF_LOGITS < there * _SHARE_FOR_LOGITS
 
     def close(self) -> None:
         """End the data workers. Harmless to call twice, or never."""

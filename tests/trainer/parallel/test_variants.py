@@ -47,6 +47,17 @@ VARIANTS: dict[str, Sections] = {
     "fsdp, every second block": layout(dp_shard=2, train={"activation_checkpointing": "every_n"}),
     "fsdp, selective": layout(dp_shard=2, train={"activation_checkpointing": "selective"}),
     "ddp, full recomputation": layout(dp_replicate=2, train={"activation_checkpointing": "full"}),
+    "ddp, loss in chunks": layout(dp_replicate=2, train={"chunked_loss": True, "micro_batch_size": 2}),
+    "fsdp, loss in chunks, compiled": layout(dp_shard=2, train={"chunked_loss": True, **COMPILED}),
+    "fsdp, loss in chunks, tied embeddings": {
+        **layout(dp_shard=2, train={"chunked_loss": True}),
+        "model": {"tie_embeddings": True},
+    },
+    "tp, loss in chunks": layout(tp=2, train={"chunked_loss": True}),
+    "tp, loss in chunks, no sequence or loss parallel": layout(
+        tp=2, sequence_parallel=False, loss_parallel=False, train={"chunked_loss": True}
+    ),
+    "cp, loss in chunks": layout(cp=2, train={"chunked_loss": True}),
     "ddp, compiled": layout(dp_replicate=2, train=COMPILED),
     "fsdp, compiled, full recomputation": layout(
         dp_shard=2, train={**COMPILED, "activation_checkpointing": "full", "micro_batch_size": 2}

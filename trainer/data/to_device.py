@@ -1,0 +1,34 @@
+"""Batches on their way to a GPU, by a stream that does nothing else.
+
+    to_device = ToDevice(device)
+    batch = to_device(batch)            # returns at once; what is enqueued after it waits for the copy
+
+The host is a step ahead of the device: so the copy of a batch from page-locked memory is done while the device still
+computes the step before, and not between two steps. On a CPU a batch stays where it is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.data.batches import Batch
+
+__all__ = ["ToDevice"]
+
+
+class ToDevice:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch on the device, for the stream that is current."""
+        if self._stream is None:
+            return batch.to(self._device)
+        reader = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = batch.to(self._device)
+        reader.wait_stream(self._stream)
+        for tensor in (moved.inputs, moved.targets):
+            tensor.record_stream(reader)  # its memory is the copying stream's
+        return moved

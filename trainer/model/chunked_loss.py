@@ -1,0 +1,163 @@
+"""Output layer and cross-entropy in one, some tokens at a time: the logits of a whole batch never exist.
+
+    loss, of_token = chunked_loss(hidden, weight, targets, chunk=8192)      # mean in nats a token, float32
+    chunked_loss(hidden, weight, targets, chunk=8192, group=tp_group)       # `weight`: this rank's part of the words
+
+Of each chunk of tokens the logits are made in the type of `hidden`, and the softmax in float32; the gradients of hidden
+states and weight follow at once, while the logits are there, so that nothing is computed twice. They are gradients of
+the sum of the losses; backward multiplies them with the gradient of the mean. At a vocabulary of 50,304 and 16,384
+tokens the logits of the whole batch in float32 and their gradient would take 6.6 GB.
+
+With `group` each rank has a part of the vocabulary; ranks exchange a maximum, a sum and the target's logit a token, and
+the gradient of `hidden` is this rank's part of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Softmax", "chunked_loss", "tokens_at_once"]
+
+_LOGITS_AT_ONCE = 2**29
+"""Numbers of a chunk's logits: 1 GiB in 16 bits. Smaller chunks read and write the weight's gradient more often."""
+_ROUNDED_TO = 1024
+
+
+def tokens_at_once(vocab_size: int) -> int:
+    """Tokens of a chunk."""
+    return max(_ROUNDED_TO, _LOGITS_AT_ONCE // vocab_size // _ROUNDED_TO * _ROUNDED_TO)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """What is computed of a chunk's logits; compiled where the blocks are: each part is one pass over them then."""
+
+    whole: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    peak: Callable[[Tensor], Tensor]
+    sums: Callable[[Tensor, Tensor, Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    @classmethod
+    def eager(cls) -> Softmax:
+        return cls(whole=_whole, peak=_peak, sums=_sums, gradient=_gradient)
+
+    @classmethod
+    def compiled(cls, backend: str) -> Softmax:
+        """The last chunk may be smaller, and evaluation has other sizes: any number of tokens is one compilation."""
+        parts = (_whole, _peak, _sums, _gradient)
+        return cls(*(torch.compile(part, backend=backend, dynamic=None) for part in parts))
+
+
+def chunked_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    chunk: int,
+    group: dist.ProcessGroup | None = None,
+    softmax: Softmax | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy and that of each token, without a gradient. `hidden`: (tokens, dim), `targets`: (tokens).
+
+    Under autocast the products are in its type.
+    """
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    wants = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    job = _Job(chunk=chunk, group=group, softmax=softmax or Softmax.eager(), wants_gradients=wants)
+    mean, of_token = _ChunkedLoss.apply(hidden, weight, targets, job)  # type: ignore[no-untyped-call]  # torch: no types
+    return mean, of_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    chunk: int
+    group: dist.ProcessGroup | None
+    softmax: Softmax
+    wants_gradients: bool
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tuple[Tensor, Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            losses, of_hidden, of_weight = _compute(hidden, weight, targets, job)
+        ctx.gradients, ctx.count, ctx.dtypes = (of_hidden, of_weight), len(targets), (hidden.dtype, weight.dtype)
+        ctx.mark_non_differentiable(losses)
+        return losses.mean(), losses
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if ctx.gradients is None:
+            raise RuntimeError("the loss in chunks keeps its gradients for one backward pass, and this is another one")
+        (of_hidden, of_weight), ctx.gradients = ctx.gradients, None
+        scale = grads[0].float() / ctx.count
+        return of_hidden.mul_(scale).to(ctx.dtypes[0]), of_weight.mul_(scale).to(ctx.dtypes[1]), None, None
+
+
+def _compute(hidden: Tensor, weight: Tensor, targets: Tensor, job: _Job) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses, and the gradients of their sum by `hidden` and by `weight`: empty where they are not wanted."""
+    low, count = weight.to(hidden.dtype), len(targets)
+    losses = torch.empty(count, dtype=torch.float32, device=hidden.device)
+    of_hidden = torch.empty_like(hidden if job.wants_gradients else hidden[:0])
+    of_weight = torch.zeros_like(weight if job.wants_gradients else weight[:0], dtype=torch.float32)
+    for rows in _equal_parts(count, job.chunk):
+        losses[rows], of_logits = _of_chunk(hidden[rows] @ low.T, targets[rows], len(weight), job)
+        if job.wants_gradients:
+            torch.mm(of_logits, low, out=of_hidden[rows])
+            of_weight += of_logits.T @ hidden[rows]
+    return losses, of_hidden, of_weight
+
+
+def _equal_parts(count: int, most: int) -> Iterator[slice]:
+    """Slices of at most `most` of `count` rows, as equal as they can be: what is compiled knows few sizes then."""
+    size = -(-count // -(-count // most))
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _of_chunk(logits: Tensor, targets: Tensor, size: int, job: _Job) -> tuple[Tensor, Tensor]:
+    softmax, group = job.softmax, job.group
+    if group is None:
+        return softmax.whole(logits, targets)
+    targets = targets - dist.get_rank(group) * size  # within this rank's part, for one rank of the group
+    peak = softmax.peak(logits)
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
+    sums = softmax.sums(logits, peak, targets)
+    dist.all_reduce(sums, group=group)
+    logarithm = peak + sums[0].log()
+    return logarithm - sums[1], softmax.gradient(logits, logarithm, targets)
+
+
+def _whole(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logarithms = F.log_softmax(logits, -1, dtype=torch.float32)
+    losses = -logarithms.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return losses, _less_one_at(logarithms.exp(), targets).to(logits.dtype)
+
+
+def _peak(logits: Tensor) -> Tensor:
+    return logits.amax(-1).float()
+
+
+def _sums(logits: Tensor, peak: Tensor, targets: Tensor) -> Tensor:
+    """(2, tokens): sum of the exponentials, and the target's logit where the target is in this part."""
+    exponentials = (logits.float() - peak.unsqueeze(1)).exp().sum(-1)
+    is_here = (targets >= 0) & (targets < logits.shape[1])
+    logit = logits.gather(1, targets.where(is_here, 0).unsqueeze(1)).squeeze(1).float()
+    return torch.stack((exponentials, logit.where(is_here, 0.0)))
+
+
+def _gradient(logits: Tensor, logarithm: Tensor, targets: Tensor) -> Tensor:
+    return _less_one_at((logits.float() - logarithm.unsqueeze(1)).exp(), targets).to(logits.dtype)
+
+
+def _less_one_at(probabilities: Tensor, targets: Tensor) -> Tensor:
+    columns = torch.arange(probabilities.shape[1], device=probabilities.device)
+    return torch.where(columns == targets.unsqueeze(1), probabilities - 1.0, probabilities)

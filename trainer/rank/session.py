@@ -1,0 +1,61 @@
+"""The session of a rank's loop from a training that has been built: its guard, its checks and what is recorded.
+
+gradients = instrument(training, recorder)
+session = make_session(training, recorder, run, gradients)
+train(session)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from probes.collectives.reduction_inputs import watch_fsdp_reductions
+from probes.collectives.wrapped import unreduced_gradients
+from probes.gradients import GradientProbe
+from probes.recorder import Recorder
+from probes.tape.rundir import RunDir
+from trainer.config.config import Config
+from trainer.guard.recovery import Recovery
+from trainer.layout.plan import Plan
+from trainer.rank.instrument import watch_experts
+from trainer.rank.late_verdict import late_verdict
+from trainer.rank.loop import Session
+from trainer.training.rank_training import Training
+
+__all__ = ["make_session"]
+
+
+def make_session(
+    training: Training,
+    recorder: Recorder,
+    run: RunDir,
+    gradients: GradientProbe | None,
+    *,
+    asked_to_stop: Callable[[], bool] = lambda: False,
+    prints_progress: bool = False,
+) -> Session:
+    """Collective. Faults that wrap a part of `training` have to be armed before."""
+    config, plan, inputs = training.config, training.plan, None
+    probes = config.probes
+    if recorder.enabled and probes.collectives and probes.nonfinite_flags and training.device.type != "cpu":
+        inputs = watch_fsdp_reductions()  # on the host the wrapper of process groups looks at each input
+    recovery = Recovery(training, recorder, run, gradients, inputs)
+    return Session(
+        training=training,
+        recorder=recorder,
+        recovery=recovery,
+        gradients=gradients,
+        unreduced=unreduced_gradients() if _reduces_whole_gradients(config, plan) else None,
+        reduction_inputs=inputs,
+        experts=watch_experts(training, recorder),
+        late=late_verdict(training, recorder, recovery),
+        asked_to_stop=asked_to_stop,
+        prints_progress=prints_progress,
+    )
+
+
+def _reduces_whole_gradients(config: Config, plan: Plan) -> bool:
+    """True if a rank's reductions in a step are those of its own whole gradients, and nothing else."""
+    alone = plan.tp == plan.ep == plan.cp == 1 and config.parallel.gradient_compression == "none"
+    each = config.parallel.reduce_every_microbatch and plan.num_microbatches > 1
+    return plan.data_size > 1 and alone and not each
