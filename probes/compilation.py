@@ -5,8 +5,9 @@
     probe.remove()
 
 torch calls back at the beginning and the end of whatever it compiles, also of what a backward pass leaves for later
-and of what is compiled again. Its compiler is a package of its own that takes seconds to import: this waits until
-somebody else has (the first optimizer does), and never does it itself. Compilations inside one another are one span.
+and of what is compiled again. Why it was, and where a graph broke, are events (`probes.compile_log`). Its compiler is a
+package of its own that takes seconds to import: this waits until the program has (the first optimizer does), and never
+does it itself. Compilations inside one another are one span.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import sys
 from typing import Any
 
+from .compile_log import CompileLog
 from .fail_open import failing_open
 from .recorder import Recorder
 
@@ -30,6 +32,7 @@ class CompileProbe:
         self._recorder = recorder
         self._handler: Any = None
         self._span: Any = None
+        self._log = CompileLog(recorder)
 
     def hook(self) -> None:
         """Hook the compiler if it has been imported and does not call us yet. Costs a search of two short lists."""
@@ -51,6 +54,8 @@ class CompileProbe:
         handler, self._handler = self._handler, None
         if handler is None:
             return
+        with failing_open("compilation"):
+            self._log.write()
         for callback, remove in (
             (self._started, handler.remove_start_callback),
             (self._finished, handler.remove_end_callback),
@@ -60,6 +65,7 @@ class CompileProbe:
 
     def _started(self, _: Any) -> None:
         with failing_open("compilation"):
+            self._log.write()  # torch notes why it compiled after it has said that it is done
             if self._span is None:
                 span = self._recorder.span("compile")
                 span.__enter__()
@@ -70,3 +76,4 @@ class CompileProbe:
             span, self._span = self._span, None
             if span is not None:
                 span.__exit__(None, None, None)
+            self._log.write()

@@ -46,7 +46,9 @@ __all__ = ["TOGETHER", "HangCause", "find_culprits"]
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
 """Operations that no rank leaves before all have entered."""
 
-_PHASE_CAUSES = {"data": "data", "checkpoint": "checkpoint", "evaluate": "evaluate", "eval": "evaluate"}
+_PHASE_CAUSES = {
+    "data": "data", "checkpoint": "checkpoint", "evaluate": "evaluate", "eval": "evaluate", "compile": "compile",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

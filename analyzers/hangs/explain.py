@@ -62,6 +62,7 @@ def _next_hang(finding: Finding) -> str:
         "data": f"Inspect the data loader of {rank}: its stack is in the evidence.",
         "gil": f"Check the native code called by the innermost line of {rank}'s stack: it must release the GIL.",
         "checkpoint": f"Check the disk that {rank} writes its checkpoint to.",
+        "compile": f"See whether the compiler of {rank} works (processes below it), or do without `torch.compile`.",
         "mismatch_size": f"Compare the shapes of both sides{caller}: an uneven batch, or a branch on the rank.",
         "mismatch_dtype": f"Compare the element types of both sides{caller}: autocast, or an unconverted part.",
         "order_inversion": "Make all ranks enter the groups in one order, or wait for each call before the next.",
@@ -115,6 +116,10 @@ def _why_standstill(finding: Finding) -> str:
 
 def _next_standstill(finding: Finding) -> str:
     who = ranks_text(finding.ranks) if finding.ranks else "all ranks"
+    if finding.cause == "compile":
+        again = finding.evidence.get("recompiled")
+        guard = f" What it had assumed and does not hold: {again}." if again else ""
+        return f"Keep shapes and flags the same on all ranks, so that {who} need not compile again.{guard}"
     return f"Find what {who} did {finding.evidence.get('place')} then: a file system, a lock, a stopped process."
 
 

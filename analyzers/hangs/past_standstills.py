@@ -6,7 +6,8 @@
    attempt's first step compiles and warms up.
 2. Other ranks waited for it in collectives meanwhile, in the same step or, where it stood between two, in the next one.
    Where no rank waited, it is reported only if `watch` had seen a hang.
-3. Its place is the phase or gap in which it spent most. What `watch` had reported of the hang while it lasted (cause,
+3. Its place is the phase or gap in which it spent most; or the compiler, if that was at work for most of it: then the
+   guard that failed is told. What `watch` had reported of the hang while it lasted (cause,
    stacks) is added.
 
 On a GPU that is one of several the host knows no waits, so nothing is judged by them there.
@@ -18,11 +19,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from analyzers.finding import Finding
+from analyzers.run.event_log import EventLog
 from analyzers.run.open_findings import reported_findings
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 from analyzers.wording import number, ranks_text, sentence
+from probes.tape import event_kinds
 
 __all__ = ["past_standstills"]
 
@@ -37,6 +40,7 @@ _PLACES = {
     "backward_to_optimizer_ns": "between backward and the optimizer",
     "after_optimizer_ns": "after the optimizer",
 }
+_COMPILING = "compiling"
 _WAITS = {name: name.replace("_ns", "_wait_ns") for name in _PLACES}
 _WAIT_RATIO = 0.5
 """Share of the time that a rank stood still for which another has waited for it."""
@@ -64,7 +68,10 @@ def past_standstills(source: Source, scope: Scope, policy: StallPolicy | None = 
     if not by_step:
         return []
     reports = [report for report in reported_findings(source) if report.kind == "hang" and report.status == "fired"]
-    found = [_finding(own, _waiting(source, own), reports) for own in by_step.values()]
+    found = [
+        _finding(own, _waiting(source, own), reports, _guard(source, own[0]) if own[0].place == _COMPILING else "")
+        for own in by_step.values()
+    ]
     lasting = [finding for finding in found if finding is not None]
     return sorted(lasting, key=lambda finding: -(finding.cost_s or 0.0))[:MAX_FINDINGS]
 
@@ -98,7 +105,25 @@ def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
         """,
         [scope.attempt, scope.since_step, policy.floor_s * 1e9, policy.step_factor, policy.longest_factor],
     )
-    return [_Still(*row) for row in rows]
+    return [_placed(source, _Still(*row)) for row in rows]
+
+
+def _placed(source: Source, still: _Still) -> _Still:
+    """The same, with the compiler as its place where that was at work for most of the time."""
+    ((compile_ns,),) = source.rows(
+        "SELECT coalesce(sum(end_ns - start_ns), 0) FROM spans "
+        "WHERE kind = 'compile' AND attempt = ? AND step = ? AND rank = ?",
+        [still.attempt, still.step, still.rank],
+    )
+    return still._replace(place=_COMPILING) if compile_ns > still.own_ns / 2 else still
+
+
+def _guard(source: Source, still: _Still) -> str:
+    """Why a rank compiled something again in that step; empty if it did not, or is not known."""
+    for event in EventLog.load(source, (event_kinds.RECOMPILE,)).of(event_kinds.RECOMPILE, attempt=still.attempt):
+        if (event.rank, event.step) == (still.rank, still.step):
+            return f"{event.text('function')} ({event.text('file')}:{event.integer('line')}): {event.text('guard')}"
+    return ""
 
 
 def _waiting(source: Source, own: Sequence[_Still]) -> list[int]:
@@ -112,13 +137,13 @@ def _waiting(source: Source, own: Sequence[_Still]) -> list[int]:
     return [rank for (rank,) in rows if rank not in still]
 
 
-def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Finding]) -> Finding | None:
+def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Finding], guard: str) -> Finding | None:
     first, worst = own[0], max(own, key=lambda one: one.own_ns)
     ranks = tuple(one.rank for one in own)
     report = _reported(first, ranks, reports)
     if not waiting and report is None:
         return None
-    cost_s, where = worst.own_ns / 1e9, _PLACES[worst.place]
+    cost_s, where = worst.own_ns / 1e9, _PLACES.get(worst.place, worst.place)
     waited = f", and {ranks_text(waiting)} waited for {'it' if len(ranks) == 1 else 'them'}" if waiting else ""
     text = f"{ranks_text(ranks)} stood still for {number(round(cost_s, 1), 4)} s at step {first.step}, {where}{waited}"
     evidence: dict[str, Any] = {
@@ -127,6 +152,8 @@ def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Fi
         "waiting_ranks": list(waiting),
         "ongoing": False,
     }
+    if guard:
+        evidence["recompiled"] = guard
     if report is not None:
         evidence |= {"reported_cause": report.cause, "reported": report.summary}
         evidence |= {name: report.evidence[name] for name in ("stacks", "stack_groups") if name in report.evidence}
@@ -138,7 +165,7 @@ def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Fi
         ranks=ranks,
         first_step=first.step,
         last_step=first.step,
-        cause=(report.cause if report is not None else "") or "not_entered",
+        cause="compile" if worst.place == _COMPILING else (report.cause if report is not None else "") or "not_entered",
         summary=f"{sentence(text)} Then the run went on.",
         evidence=evidence,
         advice="standstill",

@@ -49,6 +49,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         "data": f"{who} {verb} in the data loader{at}{f', in {frame}' if frame else ''}",
         "checkpoint": f"{who} {verb} writing a checkpoint{at}{f', in {frame}' if frame else ''}",
         "evaluate": f"{who} {verb} in evaluation{at}{f', in {frame}' if frame else ''}",
+        "compile": f"{who} {'have' if many else 'has'} not finished compiling{at}{f', in {frame}' if frame else ''}",
         "not_entered": f"{who} did not reach {call}{stuck}",
         "device_stuck": f"{'the devices of ' * many}{who if many else 'the device of ' + who}"
         f" {'are' if many else 'is'} stuck{at}: {_stuck_call(view, found, call)}",

@@ -57,6 +57,8 @@ _REASON = _text("reason", "one line")
 _DEVICE = _text("device", "name of the device and its host")
 _BATCH = _int("batch_index", "index of the global batch")
 _LOSS = _float("loss", unit="nats")
+_FILE = _text("file", "of the program")
+_FUNCTION = _text("function", "name of the compiled function")
 
 # fmt: off
 # A table: one entry a kind, its fields in as few lines as they take.
@@ -141,6 +143,15 @@ EVALUATION = _kind(
 LOSS_SCALE = _kind(
     "loss_scale", _float("scale", "after it was halved"),
     by="rank 0", meaning="fp16 gradients overflowed: the step was dropped and the loss scale halved.",
+)
+RECOMPILE = _kind(
+    "recompile", _FILE, _int("line", "first of the function", unit=""), _FUNCTION,
+    _text("guard", "what was assumed of its inputs and does not hold any more"),
+    by="rank", meaning="torch.compile compiled a function of this rank again.",
+)
+GRAPH_BREAK = _kind(
+    "graph_break", _FILE, _int("line", "that could not be compiled", unit=""), _FUNCTION, _REASON,
+    by="rank", meaning="torch.compile left a line to Python and made two graphs of a function.",
 )
 FAULT_INJECTED = _kind(
     "fault_injected", _text("fault", "kind of fault"), _json("parameters"),

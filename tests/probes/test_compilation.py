@@ -105,6 +105,46 @@ def test_a_compilation_that_fails_ends_its_span(tmp_path: Path) -> None:
         assert store.rows("SELECT end_ns IS NOT NULL FROM spans WHERE kind = 'compile'") == [(True,)]
 
 
+def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    with Store.open(RunDir(run_dir)) as store:
+        return [event.detail | {"rank": event.rank} for event in EventLog.load(store, (kind,)).of(kind)]
+
+
+def test_what_is_compiled_again_says_which_guard_failed_and_where(tmp_path: Path) -> None:
+    def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
+        return x * factor
+
+    model = nn.Linear(4, 1)
+    attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path / "run", watch=False)
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    for size in (2, 2, 3, 3):
+        compiled(torch.ones(size), 2)
+    detach()
+    (found,) = events(tmp_path / "run", "recompile")
+    assert found["rank"] == 0
+    assert found["function"] == "scaled"
+    assert (found["file"], found["line"]) == (__file__, scaled.__code__.co_firstlineno)
+    assert "size mismatch" in found["guard"]
+
+
+def test_a_broken_graph_says_the_line_and_the_reason_once(tmp_path: Path) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    model = nn.Linear(4, 1)
+    attach(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir=tmp_path / "run", watch=False)
+    compiled = torch.compile(broken, backend="eager", dynamic=False)
+    for size in (2, 3):
+        compiled(torch.ones(size))
+    detach()
+    (found,) = events(tmp_path / "run", "graph_break")
+    assert found["function"] == "broken"
+    assert (found["file"], found["line"]) == (__file__, broken.__code__.co_firstlineno + 2)
+    assert "graph_break" in found["reason"]
+
+
 def test_the_probe_never_imports_the_compiler() -> None:
     code = (
         "import sys, torch\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analyzers.finding import Finding
+from analyzers.hangs.explain import NEXT
 from analyzers.hangs.past_standstills import past_standstills
 from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
@@ -37,6 +38,31 @@ def test_rank_place_step_and_cost_stay() -> None:
     assert (finding.kind, finding.ranks, finding.first_step, finding.cost_s) == ("standstill", (2,), 60, 40.1)
     assert finding.evidence["waiting_ranks"] == [0, 1, 3]
     assert finding.summary.startswith("Rank 2 stood still for 40.1 s at step 60, in forward, and ranks 0, 1 and 3")
+
+
+def compiled(store: MemoryStore, seconds: int) -> MemoryStore:
+    """Rank 2 was compiling for so long in step 60."""
+    (row,) = store.rows("SELECT start_ns FROM steps WHERE step = 60 AND rank = 2")
+    store.add(
+        "spans",
+        [{"attempt": 0, "rank": 2, "step": 60, "kind": "compile", "start_ns": row[0], "end_ns": row[0] + seconds * S}],
+    )
+    return store
+
+
+def test_a_rank_that_compiled_again_stood_in_the_compiler_and_the_guard_is_told() -> None:
+    store = compiled(stood_still(), 39)
+    store.event("recompile", rank=2, step=60, file="model.py", line=7, function="layer", guard="size mismatch at 0")
+    (finding,) = plain(past_standstills(store, Scope()))
+    assert (finding.cause, finding.ranks) == ("compile", (2,))
+    assert finding.summary.startswith("Rank 2 stood still for 40.1 s at step 60, compiling, and ranks 0, 1 and 3")
+    assert finding.evidence["recompiled"] == "layer (model.py:7): size mismatch at 0"
+    assert "size mismatch at 0" in NEXT["standstill"](finding)
+
+
+def test_a_short_compilation_is_not_what_a_rank_stood_in() -> None:
+    (finding,) = plain(past_standstills(compiled(stood_still(), 3), Scope()))
+    assert (finding.cause, finding.evidence["place"]) == ("not_entered", "in forward")
 
 
 def test_what_watch_saw_of_it_is_added() -> None:
