@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from analyzers.account.time_classes import own
@@ -159,18 +160,33 @@ def _fp16(run: _Run) -> Advice:
 
 
 def _compression(run: _Run) -> Advice:
-    """Compressed gradients point elsewhere than whole ones."""
+    """Compressed gradients point elsewhere than whole ones, or are ever farther from them."""
     if lacking(run.source, steps=("compression_error",)):
         return None
-    ((error, count),) = run.source.rows(
-        "SELECT median(compression_error), count(DISTINCT step) FROM steps WHERE compression_error IS NOT NULL"
-    )
-    if error is None or not error >= run.policy.compression_error:
-        return None
+    # Zero before PowerSGD begins.
+    errors = [
+        error
+        for _, error in run.source.rows(
+            "SELECT step, max(compression_error) FROM steps WHERE compression_error > 0 GROUP BY step ORDER BY step"
+        )
+    ]
+    policy, count = run.policy, len(errors)
     kind = setting(run.manifest, "parallel.gradient_compression")
+    if errors and (error := median(errors)) >= policy.compression_error:
+        return (
+            f"Compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones in the median of {count} "
+            "steps.",
+            {"compression_error_ratio": round(error, 4), "num_samples": count},
+        )
+    if count < 2 * policy.compression_samples:
+        return None
+    first, last = median(errors[: policy.compression_samples]), median(errors[-policy.compression_samples :])
+    if last < policy.compression_growth * first:
+        return None
     return (
-        f"Compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones in the median of {count} steps.",
-        {"compression_error_ratio": round(error, 4), "num_samples": count},
+        f"Compressed gradients ({kind}) lose ever more: they were {100 * first:.2g} % away from whole ones, "
+        f"and are {100 * last:.2g} % away now.",
+        {"compression_error_ratio": round(last, 4), "first_error_ratio": round(first, 4), "num_samples": count},
     )
 
 

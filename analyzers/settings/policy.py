@@ -22,6 +22,11 @@ class ConfigurationPolicy:
     """Tokens of a step on one GPU below which kernels are too short to fill it (count). Source: convention."""
     compression_error: float = 0.7
     """Relative error of compressed gradients (ratio). Source: sine of 45 degrees; beyond, the step points elsewhere."""
+    compression_growth: float = 2.0
+    """Error of compressed gradients at the end of a run over that at its beginning. Source: convention; what error
+    feedback keeps is bounded where the compression suits the gradients."""
+    compression_samples: int = 8
+    """Measured steps of a beginning and of an end (count). Source: convention."""
     share_ratio: float = 0.1
     """Share of the time for data or evaluation. Source: convention."""
     interval_loss_ratio: float = 0.01

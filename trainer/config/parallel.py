@@ -50,8 +50,11 @@ class ParallelConfig(Section):
     """Size of DDP's gradient buckets (MiB)."""
     gradient_as_bucket_view: bool = True
     """DDP's gradients are views into its buckets: one copy less."""
-    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """How DDP's gradients travel: as they are, with half of the bits, or as matrices of low rank."""
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd", "int8", "topk"] = "none"
+    """How DDP's gradients travel: as they are, with half or a quarter of the bits, as matrices of low rank, or the
+    largest numbers only. What powersgd, int8 and topk do not send they add to the next gradient."""
+    topk_ratio: float = Field(default=0.01, gt=0, le=0.5)
+    """Share of the numbers that `topk` sends; each takes 8 bytes and comes from every replica."""
     powersgd_rank: int = Field(default=4, ge=1)
     """Rank of PowerSGD's matrices: higher is nearer to the gradient and sends more."""
     powersgd_start: int = Field(default=100, ge=2)

@@ -38,11 +38,12 @@ def _compression(config: Config, plan: Plan) -> None:
             f"{setting}: needs DDP, whose hooks compress; here it is {plan.data_parallel_kind} "
             "(FSDP reduces in float32)"
         )
-    if kind == "powersgd" and plan.pp > 1:
+    if kind not in ("fp16", "bf16") and plan.pp > 1:
         raise ConfigError(f"{setting}: needs parallel.pp = 1, not {plan.pp}; allowed in a pipeline: fp16, bf16")
-    if kind == "powersgd" and config.train.precision == "fp16":
+    if kind not in ("fp16", "bf16") and config.train.precision == "fp16":
         raise ConfigError(
-            f"{setting}: not with train.precision = 'fp16', whose overflows would stay in what PowerSGD keeps; use bf16"
+            f"{setting}: not with train.precision = 'fp16', whose overflows would stay in what is kept of a gradient; "
+            "use bf16"
         )
 
 

@@ -1,4 +1,4 @@
-"""Gradient compression of DDP with torch's own hooks: fp16, bf16 or PowerSGD.
+"""Gradient compression of DDP: fp16, bf16 or PowerSGD with torch's own hooks, int8 or top-k with error feedback.
 
     compression = GradientCompression(module, config.parallel, group, rank=rank, seed=seed)
     compression.attach(ddp)
@@ -10,7 +10,7 @@ fp16 and bf16 keep nothing from one step to the next. PowerSGD (Vogels et al. 20
 step is added to the next gradient, on each rank its own, and its matrices start from those before. torch keeps both by
 bucket, and DDP cuts its buckets anew after the first step of a process; so they are handed out by parameter here
 (`tensors`), go through copies, rollbacks and checkpoints like the optimizer's state, and are put together again for
-whatever buckets there are.
+whatever buckets there are. int8 and top-k keep such errors too (`trainer.parallel.error_feedback`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.parallel import ParallelConfig
+from trainer.parallel.error_feedback import ErrorFeedback, error_name
+from trainer.parallel.sparse_hooks import reduce_int8, reduce_largest
 
 __all__ = ["GradientCompression"]
 
 _CASTS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+_FED_BACK = ("int8", "topk")
 MIN_COMPRESSION = 2
 """A matrix goes as it is unless its two factors have fewer than half of its numbers (torch's default)."""
 
@@ -55,6 +58,8 @@ class GradientCompression:
         self._layouts: dict[int, list[Tensor]] = {}
         self._kept: dict[str, Tensor] = {}
         self._rank_of_matrices = config.powersgd_rank
+        self._ratio = config.topk_ratio
+        self._feedback = ErrorFeedback(module, rank)
         self._power = PowerSGDState(
             group,
             matrix_approximation_rank=config.powersgd_rank,
@@ -77,6 +82,8 @@ class GradientCompression:
             self._exact.append((bucket.parameters(), exact, work))
         if self.kind in _CASTS:
             return _CASTS[self.kind](self._group, bucket)
+        if self.kind in _FED_BACK:
+            return self._with_feedback(bucket)
         self._power.iter = int(self._count)
         if self._power.iter >= self._power.start_powerSGD_iter:
             self._assemble(bucket)
@@ -88,6 +95,18 @@ class GradientCompression:
         if bucket.is_last():
             self._count += 1
         return future
+
+    def _with_feedback(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        corrected = self._feedback.corrected(bucket)
+        if self.kind == "int8":
+            mean, error = reduce_int8(corrected, self._group)
+        else:
+            mean, error = reduce_largest(corrected, self._group, ratio=self._ratio)
+        self._feedback.keep(bucket, error)
+        device = corrected.device
+        done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+        done.set_result(bucket.buffer().copy_(mean))
+        return done
 
     def squares(self) -> Tensor | None:
         """(2,) float64 on the device: squared error of the mean gradient that the last backward left, and its square.
@@ -102,12 +121,12 @@ class GradientCompression:
             sums.append(torch.stack(((reduced - exact).double().square().sum(), exact.double().square().sum())))
         return torch.stack(sums).sum(0) if sums else None
 
-    # What PowerSGD keeps.
+    # What is kept from one step to the next.
 
     def tensors(self) -> dict[str, Tensor]:
         """By name, live. Errors are this rank's own, the rest is the same on all replicas."""
         if self.kind != "powersgd":
-            return {}
+            return self._feedback.tensors()
         found = {"compression.count": self._count, **self._kept}
         for index, parameters in self._layouts.items():
             errors = torch.split(self._power.error_dict[index], [p.numel() for p in parameters])
@@ -120,6 +139,9 @@ class GradientCompression:
     def allocate(self, saved: Container[str]) -> None:
         """Make room for what of `saved` belongs here, to be filled by the caller."""
         self.forget()
+        if self.kind in _FED_BACK:
+            self._feedback.allocate(saved)
+            return
         for parameter in self._names:
             if (name := self._error_name(parameter)) in saved:
                 self._kept[name] = torch.zeros_like(parameter).flatten()
@@ -130,6 +152,7 @@ class GradientCompression:
     def forget(self) -> None:
         """Drop errors and matrices: those of a step with NaN would stay in every gradient to come."""
         self._exact.clear()
+        self._feedback.forget()
         self._kept, self._layouts = {}, {}
         for held in (self._power.error_dict, self._power.p_memory_dict, self._power.q_memory_dict):
             held.clear()
@@ -156,7 +179,7 @@ class GradientCompression:
             power.p_memory_dict[index] = _left_factors(parameters, self._rank_of_matrices)
 
     def _error_name(self, parameter: Tensor) -> str:
-        return f"compression.error.{self._rank}.{self._names[parameter]}"  # type: ignore[index]
+        return error_name(self._rank, self._names[parameter])  # type: ignore[index]
 
     def _matrix_name(self, parameter: Tensor) -> str:
         return f"compression.q{self._rank_of_matrices}.{self._names[parameter]}"  # type: ignore[index]

@@ -193,6 +193,8 @@ def _compression(config: Config, plan: Plan, units: list[Unit]) -> int:
     numel = sum(unit.whole for unit in units)
     if kind == "powersgd":
         return FLOAT32_BYTES * (numel + sum(power_sgd_numel(units, config.parallel.powersgd_rank)))
+    if kind in ("int8", "topk"):  # errors, and a bucket with them
+        return FLOAT32_BYTES * (numel + min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES))
     return 2 * min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES)
 
 

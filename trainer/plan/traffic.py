@@ -122,12 +122,29 @@ def _replicas(config: Config, plan: Plan, units: list[Unit]) -> list[CollectiveC
             dimension="dp_replicate", op="all_reduce", what=what, size=size, calls=num_calls, num_bytes=num_bytes,
             overlaps="backward")
     ]  # fmt: skip
+    if parallel.gradient_compression in ("int8", "topk"):
+        calls = _fed_back(config, size, buckets, numel)
     if plan.zero1:
         calls.append(
             CollectiveCall(dimension="dp_replicate", op="broadcast", what="updated parameters", size=size, calls=size,
                  num_bytes=FLOAT32_BYTES * numel)
         )  # fmt: skip
     return calls
+
+
+def _fed_back(config: Config, size: int, buckets: int, numel: int) -> list[CollectiveCall]:
+    """Gradients in int8, which are reduced by parts and gathered, or the largest numbers of each replica."""
+    if config.parallel.gradient_compression == "topk":
+        sent = 2 * FLOAT32_BYTES * round(numel * config.parallel.topk_ratio)
+        ways = [("all_gather", "largest gradients", sent)]
+    else:
+        sent = numel + FLOAT32_BYTES * numel // 256
+        ways = [("all_to_all", "gradients in int8", sent), ("all_gather", "means in int8", sent // size)]
+    return [
+        CollectiveCall(dimension="dp_replicate", op=op, what=what, size=size, calls=buckets, num_bytes=num_bytes,
+             overlaps="")
+        for op, what, num_bytes in ways
+    ]  # fmt: skip
 
 
 def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> list[CollectiveCall]:

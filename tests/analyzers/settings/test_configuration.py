@@ -90,6 +90,8 @@ def test_a_sound_configuration_is_silent() -> None:
         ("fp16", plain_run, {"train__precision": "fp16", "train__loss_scaling": False}, "without a loss scale"),
         ("compression", lambda: changed("UPDATE steps SET compression_error = 0.8 WHERE step % 5 = 0"),
          {"parallel__gradient_compression": "powersgd"}, "(powersgd) are 80 % away from whole ones"),
+        ("compression", lambda: changed("UPDATE steps SET compression_error = 0.01 + step * 0.001 WHERE step % 2 = 0"),
+         {"parallel__gradient_compression": "int8"}, "(int8) lose ever more: they were 1.9 % away"),
         ("checkpoint_interval", lambda: changed(f"UPDATE steps SET start_ns = start_ns + {900 * S} WHERE step > 50"),
          {"checkpoint__interval": 0}, "a failure costs all"),
         ("checkpoint_interval", lambda: changed(f"UPDATE checkpoints SET stall_ns = {200 * MS}"),
@@ -120,6 +122,14 @@ def test_every_rule_is_tried() -> None:
         (lambda: changed(f"UPDATE steps SET evaluate_ns = {20 * MS}"), {}),
         (lambda: plain_run(steps=40), {"checkpoint__interval": 0}),
         (lambda: changed("UPDATE steps SET compression_error = 0.4"), {"parallel__gradient_compression": "powersgd"}),
+        (
+            lambda: changed("UPDATE steps SET compression_error = if(step < 20, 0, 0.1)"),
+            {"parallel__gradient_compression": "powersgd"},
+        ),
+        (
+            lambda: changed("UPDATE steps SET compression_error = 0.01 * step WHERE step < 15"),
+            {"parallel__gradient_compression": "topk"},
+        ),
         (lambda: changed("UPDATE ranks SET host = 'node-' || rank"), {}),
         (lambda: changed("UPDATE steps SET tokens = 256"), {}),
         (plain_run, {"train__precision": "fp16"}),

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.timeout(120)
 KINDS: dict[str, dict[str, Any]] = {
     "fp16": {"gradient_compression": "fp16"},
     "bf16": {"gradient_compression": "bf16"},
+    "int8": {"gradient_compression": "int8"},
+    "topk": {"gradient_compression": "topk", "topk_ratio": 0.05},
     "powersgd 1": {"gradient_compression": "powersgd", "powersgd_rank": 1, "powersgd_start": 2},
     "powersgd 8": {"gradient_compression": "powersgd", "powersgd_rank": 8, "powersgd_start": 2},
 }
@@ -75,5 +77,37 @@ def test_each_kind_loses_what_its_format_must_lose(ranks: list[dict[str, Any]]) 
     # Rounding to 11 and 8 significant bits: at most half of the last one, and on average a good part of it.
     assert 2**-14 < errors["fp16"][0] < 2**-11
     assert 2**-11 < errors["bf16"][0] < 2**-8
+    # Levels of 1/127 of the largest of 256 numbers, and again in the mean.
+    assert 2**-10 < errors["int8"][0] < 2**-5
+    assert 0.1 < errors["topk"][0] < 1
     assert errors["powersgd 1"][:2] == [0, 0], "whole gradients before powersgd_start"
     assert 0.02 < errors["powersgd 8"][2] < errors["powersgd 1"][2] < 1
+
+
+STEPS = 40
+
+
+def learned(rank: int, world_size: int) -> dict[str, list[float]]:
+    """Losses of the first steps, by kind."""
+    kinds: dict[str, dict[str, Any]] = {"none": {}, "int8": KINDS["int8"], "int8 again": KINDS["int8"]}
+    kinds["topk"] = {**KINDS["topk"], "topk_ratio": 0.1}
+    found: dict[str, list[float]] = {}
+    for kind, parallel in kinds.items():
+        training = trained(world_size, parallel)
+        losses = []
+        for step in range(STEPS):
+            losses.append(training.global_mean(training.forward_backward(training.batch(step))).item())
+            training.clip()
+            training.step(step)
+        found[kind] = losses
+    return found
+
+
+def test_with_error_feedback_a_model_learns_as_without_compression() -> None:
+    ranks = run_ranks(learned, world_size=2, deadline_s=100)
+    assert ranks[0] == ranks[1]
+    losses, last = ranks[0], {kind: sum(values[-5:]) / 5 for kind, values in ranks[0].items()}
+    assert losses["int8"] == losses["int8 again"], "the same bits in each run"
+    assert last["none"] < 0.8 * losses["none"][0]
+    assert last["int8"] == pytest.approx(last["none"], rel=0.01)
+    assert last["topk"] == pytest.approx(last["none"], rel=0.1)
