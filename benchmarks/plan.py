@@ -146,7 +146,7 @@ def measure(config: Config, *, num_pieces: int = 1) -> Measured:
     copies of it where the others would be."""
     model = Transformer(config.model)
     initialise(model, config.model, seed=0)
-    model.num_pieces = num_pieces
+    model.num_chunks = num_pieces
     for module in model.modules() if num_pieces > 1 else ():
         if isinstance(module, Attention):
             module.gather = lambda piece: torch.cat([piece] * num_pieces, dim=-2)

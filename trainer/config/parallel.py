@@ -21,6 +21,9 @@ class ParallelConfig(Section):
     """Ranks that share every layer (tensor parallel)."""
     cp: int = Field(default=1, ge=1)
     """Ranks that share every sequence: each has a piece of it (context parallel)."""
+    cp_exchange: Literal["gather", "ring"] = "gather"
+    """With cp: a rank gathers the keys and values of the whole sequence, or they go around piece by piece, for longer
+    sequences than one rank can hold."""
     ep: int = Field(default=1, ge=1)
     """Ranks that share each layer's experts, with those of `tp` (expert parallel); each reads sequences of its own."""
     pp: int = Field(default=1, ge=1)

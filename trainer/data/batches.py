@@ -43,13 +43,12 @@ class Batch:
         """The same batch in page-locked memory (CUDA only); torch's DataLoader calls this method."""
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
-    def piece(self, number: int, count: int) -> Batch:
-        """A part of every row, of `count` equal ones."""
-        if count == 1:
+    def piece(self, chunks: tuple[int, ...], count: int) -> Batch:
+        """Parts of every row, of `count` equal ones, one after the other."""
+        if len(chunks) == count:
             return self
-        size = self.inputs.shape[1] // count
-        part = slice(number * size, (number + 1) * size)
-        return replace(self, inputs=self.inputs[:, part].contiguous(), targets=self.targets[:, part].contiguous())
+        inputs, targets = (rows.unflatten(1, (count, -1))[:, chunks].flatten(1) for rows in (self.inputs, self.targets))
+        return replace(self, inputs=inputs.contiguous(), targets=targets.contiguous())
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; asynchronous from pinned memory."""

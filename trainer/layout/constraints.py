@@ -59,9 +59,16 @@ def _context(config: Config, plan: Plan) -> None:
     cp = plan.cp
     if cp == 1:
         return
-    pieces = cp * (plan.tp if config.parallel.sequence_parallel or config.model.num_experts else 1)
+    ring = config.parallel.cp_exchange == "ring"
+    if ring and config.model.capacity_factor:
+        raise ConfigError(
+            f"parallel.cp_exchange = 'ring': not with model.capacity_factor = {config.model.capacity_factor} (earlier "
+            "tokens come first, and a rank has an early and a late chunk of a sequence); allowed: gather"
+        )
+    pieces = cp * (2 if ring else 1) * (plan.tp if config.parallel.sequence_parallel or config.model.num_experts else 1)
     if config.data.seq_len % pieces:
         of = f"parallel.cp = {cp}" if pieces == cp else f"parallel.cp x tp = {pieces}"
+        of = f"{pieces}, the chunks of a ring" if ring else of
         raise ConfigError(f"data.seq_len = {config.data.seq_len}: must be divisible by {of}")
     if config.data.document_mask:
         raise ConfigError(f"data.document_mask = true: needs parallel.cp = 1, not {cp} (a piece does not see all ends)")

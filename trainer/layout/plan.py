@@ -74,6 +74,17 @@ class Plan:
             return "hsdp" if self.tp > 1 or zero_bubble else "ddp"
         return "none"
 
+    def chunks(self, rank: int, exchange: str) -> tuple[tuple[int, ...], int]:
+        """Which chunks of each sequence a rank has, of how many equal ones; see `parallel.cp_exchange`.
+
+        In a ring the first tokens would leave a rank idle while the last keep another busy: each has an early and a
+        late chunk.
+        """
+        place = self.coordinates(rank)["cp"]
+        if self.cp == 1 or exchange == "gather":
+            return (place,), self.cp
+        return (place, 2 * self.cp - 1 - place), 2 * self.cp
+
     @property
     def compiles(self) -> bool:
         """Return False where a schedule takes backward passes in two parts, which a compiled one has not."""

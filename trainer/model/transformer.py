@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config.config import ModelConfig
+from trainer.model.documents import document_attention, document_numbers
 from trainer.model.experts import MixtureOfExperts
 from trainer.model.output_loss import OutputLoss
 
@@ -40,17 +41,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
 
 
-def document_mask(tokens: Tensor, separator: int) -> Tensor:
-    """Attention mask: (batch, 1, seq, seq) bool, true where the key is not later and of the same document.
-
-    A separator belongs to the document that it ends.
-    """
-    ends = tokens == separator
-    document = ends.cumsum(dim=1) - ends.int()
-    same = document.unsqueeze(2) == document.unsqueeze(1)
-    return (same & torch.ones_like(same[0]).tril()).unsqueeze(1)
-
-
 class Norm(nn.RMSNorm):
     """RMSNorm in the type of its input, for which torch has one kernel; the parameter may have a wider type."""
 
@@ -69,8 +59,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.num_heads * self.head_dim, config.dim, bias=False)
         self.gather: Callable[[Tensor], Tensor] | None = None
         """Context parallel: keys and values of this piece of the sequence -> those of the whole."""
+        self.ring: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        """Context parallel: query, key and value of this piece -> attention to the whole."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        """`mask`: of rows and columns, or the number of each token's document, (batch, seq)."""
         batch, seq, _ = x.shape
         # -1 heads: under tensor parallel a rank has only its share of them.
         query, key, value = (
@@ -78,12 +71,19 @@ class Attention(nn.Module):
             for part in (self.query(x), self.key(x), self.value(x))
         )
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if self.ring is not None:
+            return self._output(self.ring(query, key, value))
+        if mask is not None and mask.dim() == 2:
+            return self._output(document_attention(query, key, value, mask))
         if self.gather is not None:
             key, value = self.gather(torch.stack((key, value))).unbind()
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped
         )
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, seq, -1))
+        return self._output(mixed)
+
+    def _output(self, mixed: Tensor) -> Tensor:
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
 
@@ -150,8 +150,10 @@ class Transformer(nn.Module):
         self.separator = separator
         self.compiled = False
         """Whether the blocks go through torch.compile."""
-        self.piece, self.num_pieces = 0, 1
-        """Context parallel: which piece of each sequence comes in, of how many."""
+        self.chunks: tuple[int, ...] = (0,)
+        self.num_chunks = 1
+        """Context parallel: which chunks of each sequence come in, of how many."""
+        self.is_ring = False
         self.output_loss = OutputLoss()
         self.embed = nn.Embedding(config.vocab_size, config.dim) if first else None
         numbers = range(config.num_layers) if layers is None else layers
@@ -180,10 +182,10 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
         """See the class; with `targets`, the last stage gives the mean loss in place of the logits."""
-        mask = document_mask(x, self.separator) if self.separator is not None else None
+        mask = document_numbers(x, self.separator) if self.separator is not None else None
         cos, sin = self.cos, self.sin
-        if self.num_pieces > 1:
-            cos, sin, mask = self._of_piece(x.shape[1])
+        if self.num_chunks > 1:
+            cos, sin, mask = self._of_chunks(x.shape[1])
         if self.embed is not None:
             x = self.embed(x)
             if torch.is_autocast_enabled(x.device.type):  # as FSDP does, which casts the embedding
@@ -202,8 +204,13 @@ class Transformer(nn.Module):
             return logits
         return self.output_loss.of(x, self.head.weight, targets)
 
-    def _of_piece(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Angles of a piece's positions, and their mask over the whole sequence: (1, 1, length, seq)."""
-        start = self.piece * length
-        seen = torch.ones(length, self.num_pieces * length, dtype=torch.bool, device=self.cos.device)
-        return self.cos[start : start + length], self.sin[start : start + length], seen.tril(start)[None, None]
+    def _of_chunks(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Angles of the positions of the chunks that come in, `length` together, and their mask over the whole
+        sequence: (1, 1, length, seq); none for a ring, which masks by itself."""
+        size = length // len(self.chunks)
+        parts = [slice(chunk * size, (chunk + 1) * size) for chunk in self.chunks]
+        cos, sin = (torch.cat([angles[part] for part in parts]) for angles in (self.cos, self.sin))
+        if self.is_ring:
+            return cos, sin, None
+        seen = torch.ones(length, size * self.num_chunks, dtype=torch.bool, device=self.cos.device)
+        return cos, sin, seen.tril(self.chunks[0] * size)[None, None]

@@ -5,8 +5,10 @@ size of the group. Attention gathers the keys and values of the whole sequence, 
 section 3.3.2), and masks what is later than the rank's own queries; backward adds up the gradients of all ranks and
 scatters them. With grouped-query attention keys and values are a fraction of the activations, so little is sent.
 
-torch's own ring attention (`torch.distributed.tensor.experimental.context_parallel`) passes the pieces around instead.
-It knows CUDA's flash and efficient kernels only (torch 2.13), so there is nothing on a CPU to compare it with.
+With `parallel.cp_exchange = "ring"` the pieces go around instead (`trainer.parallel.ring`), so that what a rank holds
+of keys and values shrinks with the number of ranks too. torch's own ring attention
+(`torch.distributed.tensor.experimental.context_parallel`) has kernels for CUDA only (torch 2.13), and replaces
+`scaled_dot_product_attention` for all that runs; the kernels called here are the same.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.model.transformer import Attention, Transformer
+from trainer.parallel.ring import ring_attention
 
 __all__ = ["apply_context_parallel"]
 
@@ -27,12 +30,18 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def apply_context_parallel(model: Transformer, mesh: DeviceMesh) -> None:
-    """Let `model` work on this rank's piece of each sequence; `mesh` is the one-dimensional mesh of the pieces."""
+def apply_context_parallel(
+    model: Transformer, mesh: DeviceMesh, chunks: tuple[int, ...], num_chunks: int, *, is_ring: bool
+) -> None:
+    """Let `model` work on this rank's `chunks` of each sequence; `mesh` is the one-dimensional mesh of the pieces."""
     group = mesh.get_group()
-    model.piece, model.num_pieces = mesh.get_local_rank(), mesh.size()
+    model.chunks, model.num_chunks, model.is_ring = chunks, num_chunks, is_ring
     for module in model.modules():
-        if isinstance(module, Attention):
+        if not isinstance(module, Attention):
+            continue
+        if is_ring:
+            module.ring = lambda query, key, value: ring_attention(query, key, value, group)
+        else:
             module.gather = lambda pieces: _gathered(pieces, group)
 
 

@@ -90,7 +90,8 @@ def parallelize(
         apply_tensor_parallel(model, tp_mesh, config.parallel)
     cp_mesh = submesh(mesh, "cp")
     if cp_mesh is not None:
-        apply_context_parallel(model, cp_mesh)
+        chunks, count = plan.chunks(dist.get_rank(), config.parallel.cp_exchange)
+        apply_context_parallel(model, cp_mesh, chunks, count, is_ring=config.parallel.cp_exchange == "ring")
     if mesh is not None:
         apply_expert_parallel(model, mesh, plan)
     kind = plan.data_parallel_kind

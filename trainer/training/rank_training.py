@@ -211,7 +211,7 @@ class Training:
 
     def own_piece(self, batch: Batch) -> Batch:
         """Under context parallel a rank has a part of each sequence."""
-        return batch.piece(self.plan.coordinates(self.rank)["cp"], self.plan.cp)
+        return batch.piece(*self.plan.chunks(self.rank, self.config.parallel.cp_exchange))
 
     def _microbatches(self) -> Iterator[slice]:
         size = self.plan.micro_batch_size

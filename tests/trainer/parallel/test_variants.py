@@ -57,6 +57,11 @@ VARIANTS: dict[str, Sections] = {
     "tp, loss in chunks, no sequence or loss parallel": layout(
         tp=2, sequence_parallel=False, loss_parallel=False, train={"chunked_loss": True}
     ),
+    "cp, ring": layout(cp=2, cp_exchange="ring"),
+    "cp, ring, compiled, recomputation, two microbatches": layout(
+        cp=2, cp_exchange="ring", train={**COMPILED, "micro_batch_size": 4, "activation_checkpointing": "full"}
+    ),
+    "cp, ring, experts": {**layout(cp=2, cp_exchange="ring"), **EXPERTS},
     "cp, loss in chunks": layout(cp=2, train={"chunked_loss": True}),
     "ddp, compiled": layout(dp_replicate=2, train=COMPILED),
     "fsdp, compiled, full recomputation": layout(
