@@ -23,16 +23,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Softmax", "chunked_loss", "tokens_at_once"]
-
-_LOGITS_AT_ONCE = 2**29
-"""Numbers of a chunk's logits: 1 GiB in 16 bits. Smaller chunks read and write the weight's gradient more often."""
-_ROUNDED_TO = 1024
-
-
-def tokens_at_once(vocab_size: int) -> int:
-    """Tokens of a chunk."""
-    return max(_ROUNDED_TO, _LOGITS_AT_ONCE // vocab_size // _ROUNDED_TO * _ROUNDED_TO)
+__all__ = ["Softmax", "chunked_loss"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from trainer.model.chunked_loss import Softmax, chunked_loss, tokens_at_once
+from trainer.layout.loss_chunks import tokens_at_once
+from trainer.model.chunked_loss import Softmax, chunked_loss
 
 __all__ = ["OutputLoss"]
 

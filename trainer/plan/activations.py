@@ -7,8 +7,9 @@
 The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes a token and layer for GPT in 16
 bits, without attention's square) for the layer that we have: RMSNorm, grouped queries, SwiGLU, no bias, attention that
 keeps its output and one logarithm a row instead of the square; under context parallel also the mask, and the keys and
-values of the whole sequence. Experts keep each row that is sent to them on its way in, in their middle, and on its way
-out; that they get equally many is assumed. Tensor-parallel ranks send rows of a part of the tokens each. torch on a CPU
+values of the whole sequence, but in a ring. A loss in chunks keeps the hidden states, their gradient, and for a moment
+the logits of a chunk. Experts keep each row that is sent to them on its way in, in their middle, and on its way out;
+that they get equally many is assumed. Tensor-parallel ranks send rows of a part of the tokens each. torch on a CPU
 composes RMSNorm from parts and copies attention's result once more; a GPU does neither. A test holds the CPU's count
 against torch's own allocator.
 """
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainer.config.config import Config
+from trainer.layout.loss_chunks import is_chunked, tokens_at_once
 from trainer.layout.plan import Plan
 
 __all__ = ["Device", "SavedActivation", "compute_bytes", "is_recomputed", "reduced_bytes", "saved_per_token"]
@@ -77,29 +79,27 @@ def reduced_bytes(config: Config) -> int:
 def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivation:
     model, tp = config.model, plan.tp
     low = compute_bytes(config)
-    # FSDP casts parameters, so everything is low precision; autocast leaves the residual stream float32.
-    stream = low if plan.data_parallel_kind in ("fsdp", "hsdp") else FLOAT32_BYTES
+    stream, is_ring = low, config.parallel.cp_exchange == "ring"  # FSDP casts parameters; autocast has a cast embedding
     width = model.dim
     own_width = width / tp if tp > 1 and config.parallel.sequence_parallel else width
     queries = width / tp
     keys = model.kv_heads * (width // model.num_heads) / tp
     vocabulary = model.vocab_size / tp
 
-    # Autocast keeps a cast of its own for each of the matrices that read the same activation.
-    casts = low < stream
-    readers_of_attention_norm = 3 if casts else 1
     # Its input, and the root of the mean square; on a CPU that input in float32, and divided by the root.
     norm = own_width * (2 * FLOAT32_BYTES if device == "cpu" else stream) + FLOAT32_BYTES
     rows = FLOAT32_BYTES * model.num_heads / tp
-    attention = low * (2 * queries + 2 * keys * plan.cp) + rows + (low * queries if device == "cpu" else 0)
-    if low < FLOAT32_BYTES and stream == low:  # FSDP casts the inputs of a block: cosine and sine of all positions
+    attention = low * (2 * queries + 2 * keys * (1 if is_ring else plan.cp)) + rows
+    attention += low * queries if device == "cpu" else 0
+    # FSDP casts the inputs of a block: cosine and sine of all positions.
+    if low < FLOAT32_BYTES and plan.data_parallel_kind in ("fsdp", "hsdp"):
         positions = config.data.seq_len // plan.cp if plan.cp > 1 else model.max_seq_len
         angles = low * positions * (width // model.num_heads) / (plan.micro_batch_size * config.data.seq_len // plan.cp)
     else:
         angles = 0.0
-    if plan.cp > 1:
+    if plan.cp > 1 and not is_ring:
         attention += low * config.data.seq_len / plan.micro_batch_size  # the mask, one for all sequences of a pass
-    mlp = (_experts if model.num_experts else _feed_forward)(config, tp, low, casts=casts)
+    mlp = (_experts if model.num_experts else _feed_forward)(config, tp, low)
     boundary = own_width * stream
     recomputed, after_gather = boundary + angles, mlp.experts - mlp.read
     if config.train.activation_checkpointing == "selective":
@@ -107,19 +107,18 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
         reductions = 0 if tp == 1 else 1 if model.num_experts else 2
         recomputed += low * products + rows + reductions * low * own_width
         after_gather -= low * mlp.products
-    logits = FLOAT32_BYTES * vocabulary  # the logarithms of the softmax
+    if is_chunked(config.train, plan, device):
+        chunk = min(1.0, tokens_at_once(round(vocabulary)) / (plan.micro_batch_size * config.data.seq_len // plan.cp))
+        logits, loss_backward = width * low, 2 * low * vocabulary * chunk
+    else:
+        logits, loss_backward = FLOAT32_BYTES * vocabulary, 2 * FLOAT32_BYTES * vocabulary  # logarithms of the softmax
     return SavedActivation(
-        block=angles
-        + 2 * norm
-        + readers_of_attention_norm * width * low
-        + attention
-        + mlp.kept
-        + _dropout(config, own_width),
+        block=angles + 2 * norm + width * low + attention + mlp.kept + _dropout(config, own_width),
         recomputed=recomputed,
         embedding=_LABEL_BYTES,
         head=norm + width * low + logits + _LABEL_BYTES,
         boundary=boundary,
-        loss_backward=2 * FLOAT32_BYTES * vocabulary,
+        loss_backward=loss_backward,
         block_backward=mlp.backward + 2 * boundary,
         after_gather=after_gather,
         experts=mlp.experts,
@@ -141,24 +140,24 @@ class _Middle:
     rows_gradient: float = 0.0
 
 
-def _feed_forward(config: Config, tp: int, low: int, *, casts: bool) -> _Middle:
+def _feed_forward(config: Config, tp: int, low: int) -> _Middle:
     width, hidden = config.model.dim, config.model.ffn_dim / tp
     return _Middle(
-        kept=(2 if casts else 1) * width * low + 4 * low * hidden,  # gate, its silu, up, their product
+        kept=width * low + 4 * low * hidden,  # gate, its silu, up, their product
         products=width + 2 * hidden,
         # Gradients of three of the four, less the product, which is freed by then.
         backward=2 * low * hidden,
     )
 
 
-def _experts(config: Config, tp: int, low: int, *, casts: bool) -> _Middle:
+def _experts(config: Config, tp: int, low: int) -> _Middle:
     """A token is sent to some of the experts, one row each; with a capacity below 1 not all of them arrive."""
     model = config.model
     sent = model.experts_per_token / tp
     arriving = sent * min(1.0, model.capacity_factor or 1.0)
     width, hidden = arriving * model.dim, arriving * model.expert_ffn_dim
     router = FLOAT32_BYTES * ((model.dim + 2 * model.num_experts) / tp + 3 * sent) + _INDEX_BYTES * 2 * sent
-    places, read = sent * model.dim, (2 if casts else 1) * low * width
+    places, read = sent * model.dim, low * width
     # What experts read, four numbers of their middle, what they give, and the same at the token's place.
     experts = read + 4 * low * hidden + low * width + low * places
     return _Middle(

@@ -30,6 +30,7 @@ from trainer.data.batches import BatchStream
 from trainer.data.corpus import open_corpus, open_validation
 from trainer.data.mixture import Mixture, TokenSource
 from trainer.data.prefetch import Prefetcher
+from trainer.layout.loss_chunks import is_chunked
 from trainer.layout.plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.compiling import check_compiler, compile_blocks, is_compiled
@@ -37,7 +38,7 @@ from trainer.model.float8 import check_float8, convert_to_float8
 from trainer.parallel.mesh import build_mesh, submesh
 from trainer.parallel.parallelize import parallelize
 from trainer.parallel.pipeline import Pipeline, stage_modules
-from trainer.training.loss import is_chunked, token_loss
+from trainer.training.loss import token_loss
 from trainer.training.optimizer import build_optimizer
 from trainer.training.precision import LossScaler
 from trainer.training.rank_training import Training
@@ -136,7 +137,7 @@ def build(
         validation=validation,
         scaler=scaler,
         pipeline=Pipeline(parts, config, plan, mesh, device, pp_rank, loss) if plan.pp > 1 else None,
-        loss_in_chunks=is_chunked(config.train, plan, device),
+        loss_in_chunks=is_chunked(config.train, plan, device.type),
         recorder=recorder or NullRecorder(),
     )
     if with_weights:

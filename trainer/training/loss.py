@@ -1,25 +1,15 @@
 """Loss of a language model: cross-entropy per token, whole or split along the vocabulary.
 
-Where `is_chunked`, a model computes it itself, from its hidden states (`trainer.model.output_loss`).
+A model computes it itself, from its hidden states, where it is taken in chunks (`trainer.model.output_loss`).
 """
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from trainer.config.config import TrainConfig
-from trainer.layout.plan import Plan
-
-__all__ = ["is_chunked", "token_loss"]
-
-
-def is_chunked(config: TrainConfig, plan: Plan, device: torch.device) -> bool:
-    """Return `train.chunked_loss`, or what `auto` means here. A pipeline's schedule takes logits."""
-    wanted = device.type == "cuda" if config.chunked_loss == "auto" else config.chunked_loss
-    return wanted and plan.pp == 1
+__all__ = ["token_loss"]
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.config.model import ModelConfig
+from trainer.layout.loss_chunks import tokens_at_once
 from trainer.model import chunked_loss as module
-from trainer.model.chunked_loss import Softmax, chunked_loss, tokens_at_once
+from trainer.model.chunked_loss import Softmax, chunked_loss
 from trainer.model.initial_weights import initialise
 from trainer.model.transformer import Transformer
 from trainer.training.loss import token_loss
