@@ -46,18 +46,24 @@ class CompileLog:
         guard = getattr(metrics, "recompile_reason", None)
         if guard:
             file, line = getattr(metrics, "co_filename", "") or "", getattr(metrics, "co_firstlineno", 0) or 0
-            key = (str(getattr(metrics, "compile_id", "")), file, line)
-            self._event(event_kinds.RECOMPILE, key, file, line, getattr(metrics, "co_name", "") or "", guard=guard)
+            function = getattr(metrics, "co_name", "") or ""
+            if self._is_new(str(getattr(metrics, "compile_id", "")), file, line):
+                self._recorder.event(event_kinds.RECOMPILE, file=file, line=line, function=function, guard=_said(guard))
 
     def _broke(self, reason: Any) -> None:
         frame = reason.user_stack[-1] if reason.user_stack else None
         file, line = (frame.filename, frame.lineno or 0) if frame is not None else ("", 0)
         function = frame.name if frame is not None else ""
-        self._event(event_kinds.GRAPH_BREAK, (file, line, reason.reason), file, line, function, reason=reason.reason)
+        if self._is_new(file, line, reason.reason):
+            why = _said(reason.reason)
+            self._recorder.event(event_kinds.GRAPH_BREAK, file=file, line=line, function=function, reason=why)
 
-    def _event(self, kind: str, key: tuple[Any, ...], file: str, line: int, function: str, **why: str) -> None:
-        if (kind, *key) in self._seen or len(self._seen) >= MAX_EVENTS:
-            return
-        self._seen.add((kind, *key))
-        said = {name: " ".join(str(text).split())[:MAX_CHARACTERS] for name, text in why.items()}
-        self._recorder.event(kind, file=file, line=line, function=function, **said)
+    def _is_new(self, *key: object) -> bool:
+        if key in self._seen or len(self._seen) >= MAX_EVENTS:
+            return False
+        self._seen.add(key)
+        return True
+
+
+def _said(text: object) -> str:
+    return " ".join(str(text).split())[:MAX_CHARACTERS]

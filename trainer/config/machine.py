@@ -31,6 +31,8 @@ def check_machine(config: Config, *, has_gpu: bool) -> None:
         raise ConfigError(
             "parallel.cpu_offload = true: needs train.device = 'cuda'; a CPU has everything in host memory already"
         )
+    if on_cpu and config.parallel.async_tp:
+        raise ConfigError("parallel.async_tp = true: needs train.device = 'cuda', whose memory ranks can share")
     check_float8_on(config.train, "cpu" if on_cpu else "cuda")
 
 

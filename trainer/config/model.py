@@ -36,12 +36,16 @@ class ModelConfig(Section):
     """Feed-forward layers to choose from in each block (mixture of experts); 0 = one for all tokens."""
     experts_per_token: int = Field(default=2, ge=1)
     """Experts that the router chooses for a token."""
+    expert_routing: Literal["token", "expert"] = "token"
+    """Who chooses: each token its experts, or each expert its share of a sequence's tokens, later ones too. Then all
+    experts are used alike, and a token has more experts, fewer or none."""
     expert_dim: int = Field(default=0, ge=0)
     """Width of an expert; 0 = that of the feed-forward layer."""
     expert_products: Literal["loop", "grouped"] = "loop"
     """A rank's experts one after the other, or all in torch's grouped matrix products."""
     capacity_factor: float = Field(default=0.0, ge=0)
-    """An expert takes so many times its even share of a sequence's choices, and drops the rest; 0 = all of them."""
+    """An expert takes so many times its even share of a sequence's choices, and drops the rest; 0 = all of them. Where
+    experts choose, they take exactly that, 0 being 1."""
     balance_loss: float = Field(default=0.01, ge=0)
     """Weight of the loss that keeps experts evenly used."""
     router_z_loss: float = Field(default=0.001, ge=0)

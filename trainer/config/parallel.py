@@ -47,6 +47,9 @@ class ParallelConfig(Section):
     """FSDP keeps parameters, gradients and optimizer state in host memory, where the optimizer works (CUDA only)."""
     sequence_parallel: bool = True
     """With tp: norms and residuals are split along the sequence."""
+    async_tp: bool = False
+    """With tp, sequence_parallel and train.compile: torch cuts products and their collectives into pieces that overlap
+    (symmetric memory; CUDA only)."""
     loss_parallel: bool = True
     """With tp: logits stay split along the vocabulary in the loss."""
     ddp_bucket_mb: float = Field(default=25.0, gt=0)

@@ -55,6 +55,19 @@ def _compile(config: Config, plan: Plan) -> None:
         )
 
 
+def _async_tp(config: Config, plan: Plan) -> None:
+    if not config.parallel.async_tp:
+        return
+    needed = {
+        "parallel.tp above 1": plan.tp > 1,
+        "parallel.sequence_parallel = true": config.parallel.sequence_parallel,
+        "train.compile (the compiler cuts the products)": config.train.compile is not False and plan.compiles,
+        "train.compile_backend = 'inductor'": config.train.compile_backend == "inductor",
+    }
+    if lacking := next((name for name, is_there in needed.items() if not is_there), ""):
+        raise ConfigError(f"parallel.async_tp = true: needs {lacking}")
+
+
 def _context(config: Config, plan: Plan) -> None:
     cp = plan.cp
     if cp == 1:
@@ -215,7 +228,7 @@ def _whole_blocks(config: Config, plan: Plan) -> None:
 
 
 CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
-    _zero1, _compression, _compile, _context, _experts, _cpu_offload, _reduction, _own_optimizer,
+    _zero1, _compression, _compile, _async_tp, _context, _experts, _cpu_offload, _reduction, _own_optimizer,
     _float8, _float8_gather, _whole_blocks,
 )  # fmt: skip
 """In the order in which they are checked."""

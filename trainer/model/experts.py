@@ -13,9 +13,14 @@ They are not added to the reported loss but enter at the layer's output in backw
 
 Balance and capacity count within a sequence (as DeepSeek-V3's sequence-wise loss): what is lost, and which tokens are
 dropped, then does not depend on how ranks and microbatches share the batch, and every layout trains alike. A token
-over an expert's capacity goes without it; those before it in the sequence come first, so nothing looks ahead. Where
-ranks have pieces of a sequence they tell each other how often each expert was chosen: that is all that either needs,
-because the balance loss is linear in the probabilities, and each rank adds the part of its own tokens.
+over an expert's capacity goes without it; those before it in the sequence come first, so nothing looks ahead.
+
+Where experts choose (Zhou et al. 2022, arXiv 2202.09368), each takes the tokens of a sequence that suit it best, as
+many as its capacity, with the router's probabilities as weights. There is nothing to balance. Whether a token is taken
+depends on later ones: a model that predicts the next token learns from what it will not have when it writes.
+
+Where ranks have pieces of a sequence they tell each other how often each expert was chosen: that is all that either
+needs, because the balance loss is linear in the probabilities, and each rank adds the part of its own tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from trainer.config.model import ModelConfig
 from trainer.model.exchange import Route, exchange, scaled_gradient
-from trainer.model.sequence_counts import sequence_counts
+from trainer.model.sequence_counts import sequence_counts, sequence_scores
 
 __all__ = ["Experts", "MixtureOfExperts"]
 
@@ -79,6 +84,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.num_experts, self.chosen = config.num_experts, config.experts_per_token
         self.capacity_factor = config.capacity_factor
+        self.experts_choose = config.expert_routing == "expert"
         self.balance_loss, self.z_loss = config.balance_loss, config.router_z_loss
         self.router = nn.Linear(config.dim, config.num_experts, bias=False)
         self.experts = Experts(config)
@@ -100,28 +106,36 @@ class MixtureOfExperts(nn.Module):
         batch, length, dim = x.shape
         logits = self._logits(x)
         probabilities = logits.softmax(-1)
-        weights, chosen = probabilities.topk(self.chosen, dim=-1)
-        if self.chosen > 1:
-            weights = weights / weights.sum(-1, keepdim=True)
-        choices = chosen.flatten(1)  # (batch, length x chosen)
-        sent = F.one_hot(choices, self.num_experts)
-        earlier, whole = sequence_counts(sent.sum(1), self.pieces)
         seq = length * (self.pieces.size() if self.pieces is not None else 1)
-        kept = self._within_capacity(sent, earlier.gather(1, choices), seq)
-        self._count(sent, kept)
+        share = None
+        if self.experts_choose:
+            weights, chosen = _by_expert(probabilities, self._capacity(seq), self.pieces)
+            choices, kept = chosen.flatten(1), (weights > 0).flatten(1)
+            self._count(F.one_hot(choices, self.num_experts) * kept.unsqueeze(-1), None)
+        else:
+            weights, chosen = probabilities.topk(self.chosen, dim=-1)
+            if self.chosen > 1:
+                weights = weights / weights.sum(-1, keepdim=True)
+            choices = chosen.flatten(1)  # (batch, length x chosen)
+            sent = F.one_hot(choices, self.num_experts)
+            earlier, whole = sequence_counts(sent.sum(1), self.pieces)
+            share = whole / (seq * self.chosen)
+            kept = self._within_capacity(sent, earlier.gather(1, choices), seq)
+            self._count(sent, kept)
+        each = chosen.shape[-1]
         expert = choices.flatten() if kept is None else choices.masked_fill(~kept, self.num_experts).flatten()
         order = expert.argsort(stable=True)
         route = Route.make(expert, self.num_experts, self.group)
         order = order[: route.num_sent]
-        tokens = x.reshape(-1, 1, dim).expand(-1, self.chosen, -1).flatten(0, 1)[order]
+        tokens = x.reshape(-1, 1, dim).expand(-1, each, -1).flatten(0, 1)[order]
         tokens = exchange(tokens, route, self.group)
         tokens = self.experts(tokens, route.counts, self.gradient_scale)
         tokens = exchange(tokens, route.back, self.group)
         # Each row goes to a place of its own: the sum over a token's experts has one order in every layout.
-        places = tokens.new_zeros(batch * length * self.chosen, dim).index_copy(0, order, tokens)
-        out = (places.view(batch, length, self.chosen, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
+        places = tokens.new_zeros(batch * length * each, dim).index_copy(0, order, tokens)
+        out = (places.view(batch, length, each, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
         if torch.is_grad_enabled() and (self.balance_loss or self.z_loss):
-            auxiliary = self._auxiliary(logits, probabilities, whole / (seq * self.chosen))
+            auxiliary = self._auxiliary(logits, probabilities, share)
             scaled = self.loss_scale * self.loss_share * auxiliary
             out = _WithLoss.apply(out, scaled)  # type: ignore[no-untyped-call]  # torch: no types
         return out
@@ -145,12 +159,18 @@ class MixtureOfExperts(nn.Module):
         was made in the pieces before."""
         if not self.capacity_factor:
             return None
-        capacity = math.ceil(self.capacity_factor * seq * self.chosen / self.num_experts)
+        capacity = self._capacity(seq)
         place = earlier + (sent.cumsum(1) * sent).sum(-1)  # from 1, within the sequence
         return place <= capacity
 
-    def _auxiliary(self, logits: Tensor, probabilities: Tensor, share: Tensor) -> Tensor:
-        """Return the losses of this rank's tokens; `share`, (batch, experts), of the choices of the whole sequence."""
+    def _capacity(self, seq: int) -> int:
+        return math.ceil((self.capacity_factor or 1.0) * seq * self.chosen / self.num_experts)
+
+    def _auxiliary(self, logits: Tensor, probabilities: Tensor, share: Tensor | None) -> Tensor:
+        """Return the losses of this rank's tokens. `share`, (batch, experts): of the choices of the whole sequence;
+        None where there is nothing to balance."""
+        if share is None:
+            return self.z_loss * logits.logsumexp(-1).square().mean()
         balance = self.num_experts * (share * probabilities.mean(1)).sum(-1).mean()
         return self.balance_loss * balance + self.z_loss * logits.logsumexp(-1).square().mean()
 
@@ -162,6 +182,18 @@ class MixtureOfExperts(nn.Module):
         dropped = torch.zeros_like(tokens) if kept is None else (sent * ~kept.unsqueeze(-1)).sum((0, 1))
         load = torch.stack((tokens, dropped))
         self._load = load if self._load is None else self._load + load
+
+
+def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """(batch, length, n) weights and experts of each token, from the choice of each expert over the whole sequence; a
+    token with fewer than n experts has weights of zero."""
+    whole = sequence_scores(probabilities.detach(), pieces)
+    taken = torch.zeros_like(whole).scatter_(1, whole.topk(min(capacity, whole.shape[1]), dim=1).indices, 1.0)
+    start = (pieces.rank() if pieces is not None else 0) * probabilities.shape[1]
+    masked = probabilities * taken[:, start : start + probabilities.shape[1]]
+    most = max(1, int((masked > 0).sum(-1).amax()))  # the host waits here, as it does for the counts
+    weights, chosen = masked.topk(most, dim=-1)
+    return weights, chosen
 
 
 class _WithLoss(torch.autograd.Function):

@@ -9,10 +9,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["sequence_counts"]
+__all__ = ["sequence_counts", "sequence_scores"]
 
 # torch 2.13 has a new name for it.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def sequence_scores(scores: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """From the scores of this rank's piece of each sequence, (batch, length, n), to those of all, piece after piece."""
+    if group is None:
+        return scores
+    pieces = scores.new_empty(group.size(), *scores.shape)
+    _all_gather(pieces.flatten(0, 1), scores.contiguous(), group=group)
+    return pieces.movedim(0, 1).flatten(1, 2)
 
 
 def sequence_counts(counts: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:

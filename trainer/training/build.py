@@ -21,6 +21,7 @@ import hashlib
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from probes.recorder import NullRecorder, Recorder
 from trainer.config.config import Config
@@ -97,6 +98,8 @@ def build(
     _agree_on_data([corpus, *(stream.corpus for stream in validation.values())], device)
     mesh = build_mesh(plan, device.type)
     pp_rank = plan.coordinates(rank)["pp"]
+    if config.parallel.async_tp:
+        _overlap_products(mesh, device)
     parts = []
     with torch.device("meta"):
         made = stage_modules(config, plan, pp_rank)
@@ -143,6 +146,15 @@ def build(
     if with_weights:
         training.fill_weights()
     return training
+
+
+def _overlap_products(mesh: DeviceMesh | None, device: torch.device) -> None:
+    from trainer.parallel.async_tensor import check_async_tp, overlap_products  # imports the compiler
+
+    tp_mesh = submesh(mesh, "tp")
+    assert tp_mesh is not None
+    check_async_tp(device, tp_mesh)
+    overlap_products(tp_mesh)
 
 
 def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -> None:

@@ -142,6 +142,27 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
             2,
             ["train.compile = true", "in two parts", "interleaved_1f1b"],
         ),
+        (["parallel.async_tp=true"], 2, ["parallel.async_tp = true", "parallel.tp above 1"]),
+        (
+            ["parallel.async_tp=true", "parallel.tp=2", "parallel.sequence_parallel=false"],
+            2,
+            ["parallel.async_tp = true", "parallel.sequence_parallel = true"],
+        ),
+        (
+            ["parallel.async_tp=true", "parallel.tp=2", "train.compile=false"],
+            2,
+            ["parallel.async_tp = true", "train.compile"],
+        ),
+        (
+            ["parallel.cp=2", "parallel.cp_exchange=ring", "data.seq_len=18"],
+            2,
+            ["data.seq_len = 18", "4, the chunks of a ring"],
+        ),
+        (
+            ["parallel.cp=2", "parallel.cp_exchange=ring", "model.num_experts=4", "model.capacity_factor=1.0"],
+            2,
+            ["parallel.cp_exchange = 'ring'", "model.capacity_factor = 1.0", "allowed: gather"],
+        ),
         (["parallel.ep=2"], 4, ["parallel.ep = 2", "model.num_experts"]),
         (
             ["model.expert_products=grouped", "model.num_experts=4", "model.expert_dim=90"],

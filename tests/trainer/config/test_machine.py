@@ -18,6 +18,7 @@ from trainer.launcher.start import Options, launch_run
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (["parallel.async_tp=true", "parallel.tp=2", "train.device=cpu"], "parallel.async_tp = true: needs"),
         (
             ["parallel.cpu_offload=true", "parallel.dp_shard=-1", "train.device=cpu"],
             "parallel.cpu_offload = true: needs",

@@ -28,6 +28,24 @@ def mixture(**model: object) -> MixtureOfExperts:
     return layer
 
 
+@pytest.mark.parametrize("model", [{}, {"capacity_factor": 0.5}, {"experts_per_token": 1, "capacity_factor": 2.0}])
+def test_each_expert_takes_the_tokens_that_suit_it_best(model: dict[str, Any]) -> None:
+    layer, x = mixture(expert_routing="expert", **model), torch.randn(3, 8, 16)
+    capacity = round((layer.capacity_factor or 1) * 8 * layer.chosen / 4)
+    expected = torch.zeros_like(x)
+    for row in range(3):
+        probabilities = (x[row] @ layer.router.weight.T).softmax(-1)
+        for expert in range(4):
+            for place in probabilities[:, expert].topk(capacity).indices.tolist():
+                token, own = x[row, place], layer.experts
+                hidden = F.silu(own.gate[expert] @ token) * (own.up[expert] @ token)
+                expected[row, place] += probabilities[place, expert] * (own.down[expert] @ hidden)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+    load = layer.take_load()
+    assert load is not None
+    assert load.tolist() == [[3 * capacity] * 4, [0] * 4], "all experts alike, and none drops a token"
+
+
 def by_hand(layer: MixtureOfExperts, x: Tensor) -> tuple[Tensor, list[list[int]], list[list[int]]]:
     """Token by token: the output, the experts chosen, and those that had no room, by sequence."""
     out = torch.zeros_like(x)

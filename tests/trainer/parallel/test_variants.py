@@ -26,6 +26,7 @@ def layout(train: dict[str, Any] | None = None, **parallel: Any) -> Sections:
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 
 EXPERTS = {"model": {"num_experts": 4, "expert_dim": 64}}
+CHOOSING = {"model": {"num_experts": 4, "expert_dim": 64, "expert_routing": "expert"}}
 CAPACITY = {"model": {"num_experts": 4, "expert_dim": 64, "capacity_factor": 1.0}}
 
 COMPUTED = ("model", "data", "optim")
@@ -70,6 +71,9 @@ VARIANTS: dict[str, Sections] = {
     "fsdp, compiled, selective": layout(dp_shard=2, train={**COMPILED, "activation_checkpointing": "selective"}),
     "tp, compiled": layout(tp=2, train=COMPILED),
     "ep": {**layout(ep=2), **EXPERTS},
+    "ep, experts choose": {**layout(ep=2), **CHOOSING},
+    "tp, experts choose, recomputation": {**layout(tp=2, train={"activation_checkpointing": "full"}), **CHOOSING},
+    "cp, experts choose": {**layout(cp=2), **CHOOSING},
     "ep, capacity, two microbatches, recomputation": {
         **layout(ep=2, train={"micro_batch_size": 2, "activation_checkpointing": "full"}),
         **CAPACITY,

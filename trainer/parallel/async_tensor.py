@@ -1,0 +1,42 @@
+"""Async tensor parallelism: torch's compiler cuts products and their collectives into pieces that overlap.
+
+    check_async_tp(device, tp_mesh)          # ConfigError where this machine cannot do it
+    overlap_products(tp_mesh)                # before the first compiled step
+
+A gather and the product that reads it, or a product and the reduction that follows, become one operation, which sends
+one piece over NVLink while it computes another (Wang et al. 2023, ASPLOS). Ranks read each other's memory for it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch._inductor.config
+import torch.distributed as dist
+from torch.distributed import _symmetric_memory
+from torch.distributed.device_mesh import DeviceMesh
+
+from trainer.config.load import ConfigError
+
+__all__ = ["check_async_tp", "overlap_products"]
+
+
+def check_async_tp(device: torch.device, tp_mesh: DeviceMesh) -> None:
+    """Raises ConfigError, one line, where ranks of a tensor-parallel group cannot read each other's memory."""
+    setting = "parallel.async_tp = true"
+    if device.type != "cuda":
+        raise ConfigError(f"{setting}: needs train.device = 'cuda', whose memory ranks can share")
+    if torch.cuda.get_device_capability(device) < (9, 0):
+        name = torch.cuda.get_device_name(device)
+        raise ConfigError(f"{setting}: needs compute capability 9.0, {name} has less; leave it out")
+    if dist.get_backend(tp_mesh.get_group()) != "nccl":
+        raise ConfigError(f"{setting}: needs train.backend = 'nccl'")
+    if tp_mesh.size() > torch.cuda.device_count():
+        raise ConfigError(
+            f"{setting}: the {tp_mesh.size()} tensor-parallel ranks are on several hosts; at most one host's"
+        )
+
+
+def overlap_products(tp_mesh: DeviceMesh) -> None:
+    """Let the compiler do it, for the group of `tp_mesh`."""
+    _symmetric_memory.enable_symm_mem_for_group(tp_mesh.get_group().group_name)
+    torch._inductor.config._micro_pipeline_tp = True
