@@ -42,6 +42,10 @@ from trainer.model.sequence_counts import sequence_counts, sequence_scores
 __all__ = ["Experts", "MixtureOfExperts"]
 
 
+_STEPS_OF_SCORES = 2**12
+"""Probabilities that differ by less are alike."""
+
+
 class Experts(nn.Module):
     """The feed-forward layers of all experts, stacked; under expert parallel a rank has some of the stack."""
 
@@ -188,7 +192,9 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
     """(batch, length, n) weights and experts of each token, from the choice of each expert over the whole sequence; a
     token with fewer than n experts has weights of zero."""
     whole = sequence_scores(probabilities.detach(), pieces)
-    taken = torch.zeros_like(whole).scatter_(1, whole.topk(min(capacity, whole.shape[1]), dim=1).indices, 1.0)
+    # Tokens that are alike differ in the last bits, which layouts round apart: of them the earlier ones are taken.
+    order = (whole * _STEPS_OF_SCORES).round().argsort(dim=1, descending=True, stable=True)
+    taken = torch.zeros_like(whole).scatter_(1, order[:, :capacity], 1.0)
     start = (pieces.rank() if pieces is not None else 0) * probabilities.shape[1]
     masked = probabilities * taken[:, start : start + probabilities.shape[1]]
     most = max(1, int((masked > 0).sum(-1).amax()))  # the host waits here, as it does for the counts
