@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.throughput import OurLoop, add_mfu, block, ratio_with_interval
@@ -42,7 +43,9 @@ from probes.recorder import NullRecorder
 from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
 from trainer.config.load import changed_config
+from trainer.config.model import ModelConfig
 from trainer.model.size import flops_per_token, num_parameters
+from trainer.training import rank_training
 
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "gpt2": {
@@ -69,6 +72,16 @@ _ATTENTION = {
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],
     "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],
 }
+
+
+@torch.no_grad()
+def draw_weights(model: nn.Module, config: ModelConfig, seed: int) -> None:
+    """In place of `trainer.model.initial_weights.initialise`, which draws on the host: half a minute for a slice."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(std=0.02)
+        else:
+            parameter.fill_(1.0)
 
 
 class RandomTokens:
@@ -110,7 +123,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = configuration(options, probes=True)
     corpus = RandomTokens(config.model.vocab_size)
     start = time.perf_counter()
-    loops = {"with": OurLoop(config, recorder, folder / "with", device, corpus)}
+    loops: dict[str, OurLoop] = {"with": OurLoop(config, recorder, folder / "with", device, corpus)}
     loops["with"].step()
     _settle(device)
     first_step_s = time.perf_counter() - start
@@ -186,6 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda":
         torch.cuda.set_device(0)
+    rank_training.initialise = draw_weights  # type: ignore[assignment]  # of any module
     chosen: AbstractContextManager[Any] = contextlib.nullcontext()
     if options.attention:
         chosen = sdpa_kernel(_ATTENTION[options.attention], set_priority=True)

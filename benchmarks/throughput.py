@@ -89,7 +89,8 @@ class OurLoop:
         corpus: TokenSource | None = None,
     ) -> None:
         plan = resolve(config, dist.get_world_size())
-        self.training = build(config, plan, device, recorder=recorder, corpus=corpus)
+        # The recovery's start gives the weights.
+        self.training = build(config, plan, device, recorder=recorder, corpus=corpus, with_weights=False)
         gradients = instrument(self.training, recorder)
         record_compilation(recorder)
         run = RunDir(folder)

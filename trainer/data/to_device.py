@@ -19,7 +19,9 @@ __all__ = ["ToDevice"]
 class ToDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: no types
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch on the device, for the stream that is current."""

@@ -14,6 +14,7 @@ the gradient of `hidden` is this rank's part of a sum.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +43,8 @@ class Softmax:
     @classmethod
     def compiled(cls, backend: str) -> Softmax:
         """The last chunk may be smaller, and evaluation has other sizes: any number of tokens is one compilation."""
-        parts = (_whole, _peak, _sums, _gradient)
-        return cls(*(torch.compile(part, backend=backend, dynamic=None) for part in parts))
+        compiled: Any = functools.partial(torch.compile, backend=backend, dynamic=None)
+        return cls(whole=compiled(_whole), peak=compiled(_peak), sums=compiled(_sums), gradient=compiled(_gradient))
 
 
 def chunked_loss(

@@ -111,7 +111,8 @@ class MixtureOfExperts(nn.Module):
         logits = self._logits(x)
         probabilities = logits.softmax(-1)
         seq = length * (self.pieces.size() if self.pieces is not None else 1)
-        share = None
+        share: Tensor | None = None
+        kept: Tensor | None = None
         if self.experts_choose:
             weights, chosen = _by_expert(probabilities, self._capacity(seq), self.pieces)
             choices, kept = chosen.flatten(1), (weights > 0).flatten(1)

@@ -28,7 +28,9 @@ class ErrorFeedback:
     """The errors of one rank."""
 
     def __init__(self, module: nn.Module, rank: int) -> None:
-        self._names = {parameter: error_name(rank, name) for name, parameter in module.named_parameters()}
+        self._names: dict[Tensor, str] = {
+            parameter: error_name(rank, name) for name, parameter in module.named_parameters()
+        }
         self._errors: dict[str, Tensor] = {}
 
     def corrected(self, bucket: GradBucket) -> Tensor:

@@ -91,7 +91,9 @@ class _Ring(torch.autograd.Function):
             )
             of_query[:, :, rows] += parts[0]
             for number in (0, 1):  # the heads that share a key or value
-                gradient[number][:, :, columns] += parts[1 + number].float().unflatten(1, (-1, shared)).sum(2)
+                of_heads = parts[1 + number].float()
+                together = of_heads.reshape(len(of_heads), -1, shared, *of_heads.shape[2:])
+                gradient[number][:, :, columns] += together.sum(2)
             # It follows its keys and values, and is at home after the last step.
             if size > 1:
                 gradient = _Sending.start(gradient, group).arrived()

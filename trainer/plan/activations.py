@@ -107,6 +107,8 @@ def saved_per_token(config: Config, plan: Plan, device: Device) -> SavedActivati
         reductions = 0 if tp == 1 else 1 if model.num_experts else 2
         recomputed += low * products + rows + reductions * low * own_width
         after_gather -= low * mlp.products
+    logits: float
+    loss_backward: float
     if is_chunked(config.train, plan, device):
         chunk = min(1.0, tokens_at_once(round(vocabulary)) / (plan.micro_batch_size * config.data.seq_len // plan.cp))
         logits, loss_backward = width * low, 2 * low * vocabulary * chunk
