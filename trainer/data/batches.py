@@ -47,8 +47,8 @@ class Batch:
         """Parts of every row, of `count` equal ones, one after the other."""
         if len(chunks) == count:
             return self
-        inputs, targets = (rows.unflatten(1, (count, -1))[:, chunks].flatten(1) for rows in (self.inputs, self.targets))
-        return replace(self, inputs=inputs.contiguous(), targets=targets.contiguous())
+        inputs, targets = (rows.reshape(len(rows), count, -1)[:, chunks] for rows in (self.inputs, self.targets))
+        return replace(self, inputs=inputs.flatten(1), targets=targets.flatten(1))
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; asynchronous from pinned memory."""
