@@ -5,9 +5,9 @@
     probe.remove()
 
 torch calls back at the beginning and the end of whatever it compiles, also of what a backward pass leaves for later
-and of what is compiled again. Why it was, and where a graph broke, are events (`probes.compile_log`). Its compiler is a
-package of its own that takes seconds to import: this waits until the program has (the first optimizer does), and never
-does it itself. Compilations inside one another are one span.
+and of what is compiled again. Why it was, and where a graph broke, are events (`probes.profiling.compile_log`). Its
+compiler is a package of its own that takes seconds to import: this waits until the program has (the first optimizer
+does), and never does it itself. Compilations inside one another are one span.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import contextlib
 import sys
 from typing import Any
 
-from .compile_log import CompileLog
 from .fail_open import failing_open
+from .profiling.compile_log import CompileLog
 from .recorder import Recorder
 
 __all__ = ["CompileProbe"]

@@ -12,8 +12,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .recorder import Recorder
-from .tape import event_kinds
+from ..recorder import Recorder
+from ..tape import event_kinds
 
 __all__ = ["CompileLog"]
 
