@@ -57,8 +57,7 @@ _REASON = _text("reason", "one line")
 _DEVICE = _text("device", "name of the device and its host")
 _BATCH = _int("batch_index", "index of the global batch")
 _LOSS = _float("loss", unit="nats")
-_FILE = _text("file", "of the program")
-_FUNCTION = _text("function", "name of the compiled function")
+_CODE = (_text("file", "of the program"), _int("line", "in it", unit=""), _text("function", "that is compiled"))
 
 # fmt: off
 # A table: one entry a kind, its fields in as few lines as they take.
@@ -74,8 +73,7 @@ PROCESS_GROUP = _kind(
     meaning="The rank is a member of a process group.",
 )
 RANK_CLOSED = _kind(
-    "rank_closed",
-    _json("probe_errors", "errors of the probes by place"),
+    "rank_closed", _json("probe_errors", "errors of the probes by place"),
     _json("dropped_records", "records lost by table"),
     by="rank, as its last event", meaning="The rank ended cleanly and closed its tapes.",
 )
@@ -105,21 +103,17 @@ FENCED = _kind(
     by="rank of an older attempt", meaning="The rank leaves because a newer attempt has begun.",
 )
 GRAPH_REPLAYS = _kind(
-    "graph_replays",
-    _int("graph", "number of the graph in this process, from 1"),
-    _int("replays", "so far"),
+    "graph_replays", _int("graph", "number of the graph in this process, from 1"), _int("replays", "so far"),
     by="rank, at the first replay of a CUDA graph and when its records are closed",
     meaning="A captured CUDA graph runs: what is in it calls no hook, so its phases are not seen.",
 )
 MEMORY_PEAK = _kind(
-    "memory_peak",
-    _int("allocated_bytes", "largest so far", unit="By"),
+    "memory_peak", _int("allocated_bytes", "largest so far", unit="By"),
     by="rank on a GPU, when it has grown by 1 %",
     meaning="Peak of the memory that the CUDA allocator has given out; between steps less is in use.",
 )
 ALLOCATION_RETRIES = _kind(
-    "allocation_retries",
-    _int("num_retries"),
+    "allocation_retries", _int("num_retries"),
     _int("allocated_bytes", "largest so far", unit="By"),
     _int("reserved_bytes", unit="By"),
     by="rank, at most once a second",
@@ -144,15 +138,9 @@ LOSS_SCALE = _kind(
     "loss_scale", _float("scale", "after it was halved"),
     by="rank 0", meaning="fp16 gradients overflowed: the step was dropped and the loss scale halved.",
 )
-RECOMPILE = _kind(
-    "recompile", _FILE, _int("line", "first of the function", unit=""), _FUNCTION,
-    _text("guard", "what was assumed of its inputs and does not hold any more"),
-    by="rank", meaning="torch.compile compiled a function of this rank again.",
-)
-GRAPH_BREAK = _kind(
-    "graph_break", _FILE, _int("line", "that could not be compiled", unit=""), _FUNCTION, _REASON,
-    by="rank", meaning="torch.compile left a line to Python and made two graphs of a function.",
-)
+RECOMPILE = _kind("recompile", *_CODE, _text("guard", "what was assumed and does not hold any more"), by="rank",
+                  meaning="torch.compile compiled a function again; `line`: its first.")
+GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="torch.compile left a line to Python.")
 FAULT_INJECTED = _kind(
     "fault_injected", _text("fault", "kind of fault"), _json("parameters"),
     by="rank", meaning="A drill injected a fault.",
