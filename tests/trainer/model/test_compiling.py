@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from probes.tape.rundir import RunDir
@@ -11,8 +13,9 @@ from probes.tape_recorder import TapeRecorder
 from store import Store
 from tests.trainer.layouts import tiny
 from trainer.config.config import ModelConfig
+from trainer.layout.plan import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
-from trainer.model.compiling import compile_blocks
+from trainer.model.compiling import compile_blocks, is_compiled
 from trainer.model.initial_weights import initialise
 from trainer.model.transformer import Transformer
 from trainer.rank.instrument import record_compilation
@@ -36,6 +39,37 @@ def test_the_first_step_of_a_compiled_model_has_a_span_of_the_compiler(tmp_path:
         found = store.rows("SELECT step, bool_and(end_ns IS NOT NULL) FROM spans WHERE kind = 'compile' GROUP BY step")
     assert found == [(1, True)]
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "has_tools", "expected"),
+    [
+        ({}, "cuda", True, True),
+        ({}, "cuda", False, False),
+        ({}, "cpu", True, False),
+        ({"compile": True}, "cpu", False, True),
+        ({"compile": False}, "cuda", True, False),
+        ({"compile_backend": "aot_eager"}, "cuda", False, True),
+    ],
+)
+def test_blocks_are_compiled_by_default_where_a_gpu_has_what_that_needs(
+    settings: dict[str, Any], device: str, has_tools: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.model.compiling._has_triton", lambda: has_tools)
+    config = tiny(train=settings)
+    assert is_compiled(config.train, resolve(config, 1), torch.device(device)) is expected
+
+
+def test_a_schedule_that_takes_backward_in_two_parts_is_not_compiled_by_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.model.compiling._has_triton", lambda: True)
+    config = tiny(
+        parallel={"pp": 2, "dp_shard": 1, "schedule": "interleaved_zero_bubble"},
+        model={"num_layers": 4},
+        train={"micro_batch_size": 2},
+    )
+    assert not is_compiled(config.train, resolve(config, 2), torch.device("cuda"))
 
 
 def test_selective_checkpointing_is_compiled_with_the_block() -> None:
