@@ -9,6 +9,7 @@ or if ranks made different calls at the same place. Dumps of a healthy run give 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from analyzers.external.stuck_device import with_calls_of_each, with_stuck_devic
 from analyzers.finding import Finding, Status
 from analyzers.hangs.analyze import hang_of_attempt
 from analyzers.hangs.culprits import find_culprits
+from analyzers.hangs.wait_graph import WaitGraph
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.wording import ranks_text, sentence
@@ -82,15 +84,31 @@ def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
     hang = _hang(world)
     if hang is None:
         return _absent(world)
-    missing = [rank for rank in hang.ranks if rank in world.undumped]
-    known = [rank for rank in hang.ranks if rank not in world.undumped]
-    if missing and not known:
+    hang = with_stuck_device(hang, world)
+    if hang.cause == "not_seen":
+        hang = _before_unseen(world) or hang
+    if hang.cause == "not_seen":
+        missing = [rank for rank in hang.evidence["unseen_ranks"] if rank in world.undumped]
         where = hang.evidence.get("op", "a collective")
         unsure = f"whether {ranks_text(missing)} entered {where} is unknown without a dump"
         return [_lost(world, missing, hang), _insufficient(unsure)]
-    if missing:
-        hang = replace(hang, ranks=tuple(known))
-    return [with_calls_of_each(with_stuck_device(hang, world), world), *_absent(world)]
+    return [with_calls_of_each(hang, world), *_absent(world)]
+
+
+def _before_unseen(world: DumpedWorld) -> Finding | None:
+    """The verdict on the calls that ranks made before any that a rank without a dump is awaited in.
+
+    What a device does first is what keeps it: where such a call stands, the missing dumps need not be known.
+    """
+    graph, ranks = WaitGraph(world.view), {}
+    for rank, view in world.view.ranks.items():
+        in_order = sorted(view.calls, key=lambda call: call.issue_ns)
+        free = tuple(itertools.takewhile(lambda c: world.view.elsewhere.isdisjoint(graph.targets([c])), in_order))
+        ranks[rank] = replace(view, calls=free)
+    found = _hang(replace(world, view=replace(world.view, ranks=ranks)))
+    if found is None or found.cause == "not_seen":
+        return None
+    return with_stuck_device(replace(found, status="suspect"), world)
 
 
 def _hang(world: DumpedWorld) -> Finding | None:
@@ -111,6 +129,9 @@ def _hang(world: DumpedWorld) -> Finding | None:
         "ranks_that_lost_records": list(world.dropped)[:MAX_LISTED],
         "timed_out_ranks": list(world.timed_out[:MAX_LISTED]),
     }
+    if not world.clock_is_known and world.reference_ns <= world.view.last_ns:
+        evidence |= {"silent_s": None, "limit_s": None}
+        found = replace(found, cost_s=None)
     doubts = []
     if _skewed(world, found):
         evidence["dumps_apart_s"] = round(_apart_s(world), 1)

@@ -34,6 +34,10 @@ __all__ = ["DumpedWorld", "assemble"]
 
 MARGIN_NS = 60 * 10**9
 MAX_WORLD = 1_000_000
+FIRST_WALL_NS = 10**18
+"""September 2001: earlier times are none of a wall clock, such as those of a host's uptime."""
+LONGEST_SILENCE_NS = 3 * 86_400 * 10**9
+"""A file written later than this after its newest record is a copy: no rank is left waiting for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,7 @@ def assemble(dumps: Sequence[RankDump]) -> DumpedWorld:
             rank=rank, last_ns=dump.last_ns, step_is_open=True, finished_steps=1, calls=tuple(begun),
             enqueued=tuple(behind),
         )  # fmt: skip
+    undumped = tuple(rank for rank in _everybody(members, world_size) if rank not in ranks)
     view = AttemptView(
         attempt=0,
         ranks=views,
@@ -95,13 +100,14 @@ def assemble(dumps: Sequence[RankDump]) -> DumpedWorld:
         queued=queued,
         queued_p2p=queued_p2p,
         world_size=len(views),  # who is missing is judged apart: it must not look like a slow start
+        elsewhere=frozenset(undumped),
     )
     reference_ns, clock_is_known = _reference(dumps, view)
     return DumpedWorld(
         view=view,
         reference_ns=reference_ns,
         clock_is_known=clock_is_known,
-        undumped=tuple(rank for rank in _everybody(members, world_size) if rank not in ranks),
+        undumped=undumped,
         dropped={rank: dump.dropped for rank, dump in sorted(ranks.items()) if dump.dropped},
         timed_out=tuple(sorted(rank for rank, dump in ranks.items() if _gave_up(dump))),
         dumped_ns={rank: max(dump.modified_ns, dump.last_ns) for rank, dump in ranks.items()},
@@ -245,13 +251,18 @@ def _gave_up(dump: RankDump) -> bool:
 def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]:
     """When the dumps were written, and whether that is believable: the times of files, which a copy may have changed.
 
-    A watchdog dumps when a call's timeout is over, so a time much later than that is a copy's.
+    A watchdog dumps when a call's timeout is over, so a time much later than that is a copy's. Without times in the
+    records nothing is known of the silence.
     """
     last_ns = view.last_ns
+    if last_ns < FIRST_WALL_NS:
+        return last_ns, False
     written_ns = max((dump.modified_ns for dump in dumps), default=0)
     open_calls = [call for dump in dumps for calls in dump.calls.values() for call in calls.values() if not call.done]
     # The first watchdog that gives a call up makes all ranks dump.
     timeout_ns = min((call.timeout_ms for call in open_calls if call.timeout_ms), default=0) * 10**6
     if timeout_ns and written_ns > last_ns + timeout_ns + MARGIN_NS:
         return last_ns + timeout_ns, False
+    if written_ns > last_ns + LONGEST_SILENCE_NS:
+        return last_ns, False
     return max(written_ns, last_ns), written_ns > last_ns

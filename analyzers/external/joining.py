@@ -5,9 +5,11 @@
 
 1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
    none: one finding, with the call of the dumps and the lines of the logs.
-2. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
-3. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
-4. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
+2. A rank that the dumps name stands before a line that names none: an error of a device that the dumps show to be stuck
+   is joined to it, any other is a suspicion of its own.
+3. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
+4. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
+5. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
    the lines of the log and what only a log has, such as the text of an assertion in a kernel.
 """
 
@@ -45,6 +47,10 @@ def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
         return [_one(said, shown), *logs, *_settled(dumps, said), *rest]
     if said.status == "suspect" and shown.status == "fired":
         return [_with_lines(shown, said), *logs, *dumps, *rest]
+    if said.kind != "hang" and not said.ranks and shown.ranks and shown.cause not in ("all_entered", "no_dump"):
+        if said.cause == "device_error" and shown.cause == "device_stuck":
+            return [_with_lines(shown, said), *logs, *dumps, *rest]
+        return [shown, replace(said, status="suspect", severity="warning"), *logs, *dumps, *rest]
     if not shown.ranks or shown.cause == "all_entered" or (said.status == "fired" and shown.status == "suspect"):
         return [_one(said, shown), *logs, *dumps, *rest]
     if not said.ranks and said.kind == shown.kind == "hang":

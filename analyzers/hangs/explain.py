@@ -15,11 +15,12 @@ _DEVICES_FIRST = "Look at the devices of these ranks first (`dmesg -T`, `nvidia-
 
 def _why_hang(finding: Finding) -> str:
     of = finding.evidence
-    waiting, silent = of.get("waiting_ranks") or [], f"for {number(of.get('silent_s'), 4)} s"
+    waiting, silent_s = of.get("waiting_ranks") or [], of.get("silent_s")
+    silent = f" for {number(silent_s, 4)} s" if silent_s else ""
     call = f" in {of['op']} #{of['seq']} (group {_cut(group_text(str(of['process_group'])))})" if "op" in of else ""
     caller = f" at {of['caller']}" if of.get("caller") else ""
     if not waiting:
-        return f"{sentence(f'no rank made progress{call}{caller} {silent}')} {_limit(finding)}".strip()
+        return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()
     calls = of.get("waiting_calls") or {}
     text = next(iter(calls), "")
     num_here, elsewhere = len(waiting), ""
@@ -28,7 +29,7 @@ def _why_hang(finding: Finding) -> str:
         num_here, call = len(waiting) - num_elsewhere, f" in {text}"
         caller = caller if text.startswith(f"{of.get('op')} #{of.get('seq')} ") else ""
         elsewhere = f", {counted(num_elsewhere, 'rank')} in other calls" if num_elsewhere else ""
-    who = f"{counted(num_here, 'rank')} waited{call}{caller} {silent}{elsewhere}"
+    who = f"{counted(num_here, 'rank')} waited{call}{caller}{silent}{elsewhere}"
     return f"{sentence(who)} {_limit(finding)}".strip()
 
 

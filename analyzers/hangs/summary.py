@@ -11,6 +11,8 @@ from analyzers.wording import number, ranks_text, sentence
 
 __all__ = ["hang_summary"]
 
+SHORTEST_S = 0.05
+"""A shorter silence is printed as 0: it is left out, as one that is not known."""
 MAX_CYCLE = 3
 """Ranks of a cycle whose calls are named."""
 _NAMES_CALL = (
@@ -29,7 +31,7 @@ _NAMES_CALL = (
 
 def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s: float, frame: str) -> str:
     """Two sentences. `frame`: innermost frame of the culprit's stack, or empty."""
-    many, seconds = len(found.culprits) > 1, number(round(silent_s, 1), 4)
+    many, lasted = len(found.culprits) > 1, f" for {number(round(silent_s, 1), 4)} s" if silent_s >= SHORTEST_S else ""
     who = ranks_text(found.culprits)
     call = found.call.text if found.call else "a collective"
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
@@ -37,7 +39,7 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     at = "" if step is None else f" at step {step}"  # dumps of other runs know no steps
     if found.unseen:
         awaited = f"nothing is recorded here of {ranks_text(found.unseen)}, which {call}{at} waits for"
-        return f"{sentence(awaited)} {_waits(view, found, seconds)}"
+        return f"{sentence(awaited)} {_waits(view, found, lasted)}"
     where = f" at {frame}" if frame else ""
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())
     stuck = f"{at}: stuck {doing}{where}"
@@ -72,11 +74,11 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         "busy": f"{who} {'make' if many else 'makes'} no progress{at} outside of any collective: {doing}{where}",
     }.get(found.cause, f"{who}: {found.cause}{at}")
     if not found.waiting:
-        return f"{sentence(text)} No records for {seconds} s."
-    return f"{sentence(text)} {_waits(view, found, seconds)}"
+        return f"{sentence(text)} No records{lasted}." if lasted else sentence(text)
+    return f"{sentence(text)} {_waits(view, found, lasted)}"
 
 
-def _waits(view: AttemptView, found: HangCause, seconds: str) -> str:
+def _waits(view: AttemptView, found: HangCause, lasted: str) -> str:
     """The ranks that waited, and in which call: those in the call of the first sentence, then the others."""
     calls = waiting_calls(view, found)
     named = found.call.text if found.call else ""
@@ -85,12 +87,12 @@ def _waits(view: AttemptView, found: HangCause, seconds: str) -> str:
     here = [rank for rank in found.waiting if rank not in set(elsewhere)]
     other = next(iter(others)) if len(others) == 1 else "other calls"
     if not here:
-        return sentence(f"{ranks_text(elsewhere)} waited in {other} for {seconds} s")
+        return sentence(f"{ranks_text(elsewhere)} waited in {other}{lasted}")
     where = f" in {named or 'a collective'}"
     if found.cause in _NAMES_CALL and not found.cycle:
         where = " in that call" if elsewhere else ""
     rest = f", and {ranks_text(elsewhere)} in {other}" if elsewhere else ""
-    return sentence(f"{ranks_text(here)} waited{where} for {seconds} s{rest}")
+    return sentence(f"{ranks_text(here)} waited{where}{lasted}{rest}")
 
 
 def _cycle(view: AttemptView, found: HangCause) -> str:
