@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from analyzers.wording import ranks_text
 from store.arrays import Ints
 from store.readers.ascend_steps import is_ascend_steps, read_ascend_steps
 from store.readers.confined import confined
-from store.readers.external_files import SourceError, Survey, head
+from store.readers.external_files import NO_RANK, SourceError, Survey, head
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace
 from store.readers.nsys import is_nsys, read_nsys
@@ -48,14 +49,22 @@ def diagnose_traces(found: Survey, *, name: str) -> Diagnosis:
 def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
     """Findings of the traces, and facts for the report."""
     by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
+    unnamed: list[tuple[Path, str]] = []
+    traces: list[RankTrace] = []
     for path in found.paths:
         try:
-            is_steps = is_ascend_steps(head(path, 4096))
-            read_one = read_ascend_steps if is_steps else read_nsys if is_nsys(path) else read_trace
-            trace = confined(read_one, path, is_only=len(found.paths) == 1)
+            traces.append(_read(path, is_only=len(found.paths) == 1))
         except SourceError as error:
-            found.add_problem(path, str(error))
-            continue
+            if str(error).startswith(NO_RANK):
+                unnamed.append((path, str(error)))
+            else:
+                found.add_problem(path, str(error))
+    if len(unnamed) == 1 and not traces:  # the others could not be read
+        traces.append(_read(unnamed.pop()[0], is_only=True))
+    for path, problem in unnamed:
+        found.add_problem(path, problem)
+    for trace in traces:
+        path = trace.path
         if trace.problem:
             found.add_problem(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
         if trace.damaged_events:
@@ -71,6 +80,12 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
     findings = _findings(ranks) if ranks else [_insufficient("no trace could be read")]
     return findings, _facts(name, ranks, found)
+
+
+def _read(path: Path, *, is_only: bool) -> RankTrace:
+    is_steps = is_ascend_steps(head(path, 4096))
+    read_one = read_ascend_steps if is_steps else read_nsys if is_nsys(path) else read_trace
+    return confined(read_one, path, is_only=is_only)
 
 
 def _joined(
@@ -102,14 +117,15 @@ def breakdown(trace: RankTrace) -> dict[str, Floats]:
 def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Finding]:
     policy = StragglerPolicy()
     unmarked = [trace.rank for trace, _ in every if not trace.marked]
-    if len(unmarked) == len(every):
-        return [_insufficient(f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop")]
+    if len(unmarked) == len(every):  # each whole trace is one step
+        timings = _timings(every)
+        why = f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop"
+        return [_insufficient(why), *(_exposed(timings) if len(every) > 1 else ())]
     ranks = _comparable([read for read in every if read[0].marked], policy.persistence.min_length)
     timings = _timings(ranks)
     findings = [_straggler(straggler, timings, policy) for straggler in find_stragglers(timings, policy)]
-    transfer = np.nanmin(timings.wait, axis=0) if len(timings.steps) else np.zeros(0)
-    if len(ranks) > 1 and len(transfer):
-        findings += _exposed(timings, float(np.median(transfer)), float(np.nanmedian(timings.duration)))
+    if len(ranks) > 1:
+        findings += _exposed(timings)
     compared = {trace.rank for trace, _ in ranks}
     if short := [trace.rank for trace, _ in every if trace.marked and trace.rank not in compared]:
         findings.append(_insufficient(f"the traces of {ranks_text(short)} lack most steps of the others"))
@@ -211,7 +227,11 @@ def _straggler(straggler: Straggler, timings: Timings, policy: StragglerPolicy) 
     )
 
 
-def _exposed(timings: Timings, transfer_ms: float, step_ms: float) -> list[Finding]:
+def _exposed(timings: Timings) -> list[Finding]:
+    if not len(timings.steps):
+        return []
+    transfer_ms = float(np.median(np.nanmin(timings.wait, axis=0)))
+    step_ms = float(np.nanmedian(timings.duration))
     if step_ms <= 0 or transfer_ms < CommunicationPolicy().exposed_ratio * step_ms:
         return []
     return [

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from store.readers.external_files import SourceError, head, read_whole
+from store.readers.external_files import NO_RANK, SourceError, head, read_whole
 from store.readers.kineto import MAX_STEPS, RankTrace
 
 __all__ = ["is_ascend_steps", "read_ascend_steps"]
@@ -62,7 +62,7 @@ def read_ascend_steps(path: Path, *, is_only: bool = False) -> RankTrace:
     if rank is None and is_only and len(devices) == 1:
         rank = 0
     if rank is None:
-        raise SourceError("has no rank in its path (profiler_info_3.json beside it, or rank3 in a folder's name)")
+        raise SourceError(f"{NO_RANK} by its path (profiler_info_3.json beside it, or rank3 in a folder's name)")
     return _laid_out(path, rank, np.array(steps), np.array(parts), damaged)
 
 

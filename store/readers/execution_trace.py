@@ -81,6 +81,8 @@ def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace
     if not numbered and not counted:
         raise SourceError(problem or "is an execution trace without a collective")
     rank = rank_of_name(path) if "rank" in path.name.lower() or not is_only else 0
+    if rank is None and is_only:
+        rank = 0
     if rank is None:
         raise SourceError("has no rank in its name (et_rank3.json)")
     calls = numbered or {next(iter(sizes), "") if len(sizes) < 2 else "": counted}

@@ -18,7 +18,17 @@ from pathlib import Path
 from probes.tape.safe_open import LINK, NOT_PLAIN, open_plain
 from store.readers.zstd import ZSTD, ZstdError, zstd_chunks
 
-__all__ = ["SourceError", "Survey", "first_bytes", "head", "rank_of_name", "read_whole", "survey", "unpacked"]
+__all__ = [
+    "NO_RANK",
+    "SourceError",
+    "Survey",
+    "first_bytes",
+    "head",
+    "rank_of_name",
+    "read_whole",
+    "survey",
+    "unpacked",
+]
 
 CHUNK_BYTES = 1 << 20
 MAX_FILES = 20_000
@@ -33,6 +43,8 @@ _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
+NO_RANK = "tells no rank"
+"""How the reason begins for which a file of one rank could not be used among several."""
 
 
 class SourceError(ValueError):
@@ -103,7 +115,7 @@ def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
         size = os.fstat(fd).st_size
         if size > max_bytes:
             raise SourceError(f"has {size:,} bytes: more than the {max_bytes:,} that are read")
-        return file.read(max_bytes), os.fstat(fd).st_mtime_ns
+        return file.read(size), os.fstat(fd).st_mtime_ns  # a larger number is allocated at once
 
 
 def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
@@ -192,12 +204,15 @@ def head(path: Path, num_bytes: int = 4096) -> bytes:
 
 
 def rank_of_name(path: Path) -> int | None:
-    """The rank that a file's name tells: the number after `rank`, else the last number before its suffixes."""
+    """The rank that a file's name tells: the number after `rank`, there or in its folder's name, else the last number
+    before its suffixes."""
     stem = path.name.split(".")[0] if path.name.split(".")[0] else path.name
     for name in (path.name, stem):
         marked = _RANK.findall(name)
         if marked:
             return _rank(marked[-1])
+    if marked := _RANK.findall(path.parent.name):
+        return _rank(marked[-1])
     numbers = _NUMBER.findall(stem) or _NUMBER.findall(path.name)
     return _rank(numbers[-1]) if numbers else None
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from store.arrays import Floats, Ints
-from store.readers.external_files import SourceError, rank_of_name, unpacked
+from store.readers.external_files import NO_RANK, SourceError, rank_of_name, unpacked
 from store.readers.intervals import Spans
 from store.readers.json_stream import members
 from store.readers.step_windows import CollectedSpans, step_windows
+from store.readers.trace_devices import device_of, is_communication
 
-__all__ = ["COMMUNICATION_KERNEL", "MAX_STEPS", "RankTrace", "read_trace"]
+__all__ = ["MAX_STEPS", "RankTrace", "read_trace"]
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "hpu_op", "mtia_ccp_events", "privateuse1_kernel")
@@ -45,7 +46,6 @@ _HOST = (
     "cuda_event", "external_correlation", "cuda_profiler_range", "privateuse1_driver", "cpu", "async_npu", "cpu_op_fwd",
     "glow_runtime", "mtia_insight",
 )  # fmt: skip
-COMMUNICATION_KERNEL = re.compile(r"nccl|rccl|oneccl|hccl|hcom_", re.IGNORECASE)
 _ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
 """Spans of the process `Overlap Analysis` in `trace_view.json` of Ascend's profiler."""
 _COMMUNICATION_SPAN = re.compile(r"(gloo|ucc|mpi|xccl|nccl):")
@@ -68,7 +68,7 @@ class RankTrace:
     stage: int
     """Place in the pipeline where the trace names such a group, else 0: ranks of one stage do the same work."""
     device: str
-    """What the times are of: cuda (any device with kernels) or cpu."""
+    """What the times are of: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or an unknown device's category."""
     marked: bool
     """Whether it has `ProfilerStep#` marks; without, the whole trace is one step, number 0."""
     steps: Ints
@@ -90,7 +90,7 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
     """
     collected = CollectedSpans()
     about: Any = None
-    problem = ""
+    model, problem = "", ""
     try:
         for key, value, is_item in members(unpacked(path), {"traceEvents"}):
             if is_item:
@@ -99,6 +99,8 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
                 _event(value, collected)
             elif key == "distributedInfo":
                 about = value
+            elif key == "deviceProperties":
+                model = _model(value)
     except SourceError as error:
         problem = str(error)
     if not collected.num_events:
@@ -108,10 +110,12 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
     if rank is None:
         named = "rank" in path.name.lower()
         rank = rank_of_name(path) if named or not is_only else 0
+    if rank is None and is_only:
+        rank = 0
     if rank is None:
-        raise SourceError("tells no rank, neither inside (distributedInfo) nor by its name")
+        raise SourceError(f"{NO_RANK}, neither inside (distributedInfo) nor by its name")
     on_device = "kernel" in collected.device or "nccl_kernel" in collected.device
-    device = "cuda" if on_device else "cpu"
+    device = device_of(collected.categories, model) if on_device else "cpu"
     if not on_device and collected.unknown:  # a device of a kind that is not known: what it does is all one
         device, count = max(collected.unknown.items(), key=lambda item: item[1])
         collected.device["kernel"] = collected.device.pop(f"?{device}")
@@ -159,17 +163,20 @@ def _event(event: Any, into: CollectedSpans) -> None:
 def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end: float, into: CollectedSpans) -> None:
     if into.processes.get(event.get("pid")) == "Overlap Analysis":
         if name in _ASCEND:
+            into.categories.add("overlap analysis")
             into.add(_ASCEND[name], begin, end)
         return
     if category in _DEVICE:
         is_kernel = not category.endswith(("memcpy", "memset"))
-        communication = is_kernel and COMMUNICATION_KERNEL.search(name[:200])
+        communication = is_kernel and is_communication(name)
+        into.categories.add(category)
         into.add("nccl_kernel" if communication else "kernel" if is_kernel else "copy", begin, end)
         if (correlation := _correlation(event)) is not None:
             into.started[0].append(correlation)
             into.started[1].append(begin)
             into.started[2].append(end)
     elif category in _LAUNCHES:
+        into.categories.add("hip_runtime" if name.startswith("hip") else category)
         if (correlation := _correlation(event)) is not None:
             into.launches[0].append(correlation)
             into.launches[1].append(begin)
@@ -222,6 +229,13 @@ def _stage(about: Mapping[str, Any], rank: int) -> int:
             if isinstance(ranks, list) and rank in ranks:
                 return ranks.index(rank)
     return 0
+
+
+def _model(properties: Any) -> str:
+    """Name of the first device's model."""
+    first = properties[0] if isinstance(properties, list) and properties else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return name[:100] if isinstance(name, str) else ""
 
 
 def _time(value: Any) -> float | None:

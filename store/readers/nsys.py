@@ -22,9 +22,10 @@ import numpy as np
 
 from probes.tape.safe_open import file_problem
 from store.arrays import Floats
-from store.readers.external_files import SourceError, head, rank_of_name
+from store.readers.external_files import NO_RANK, SourceError, head, rank_of_name
 from store.readers.intervals import Spans, union
-from store.readers.kineto import COMMUNICATION_KERNEL, MAX_STEPS, RankTrace
+from store.readers.kineto import MAX_STEPS, RankTrace
+from store.readers.trace_devices import is_communication
 
 __all__ = ["SQLITE", "is_nsys", "read_nsys"]
 
@@ -58,8 +59,10 @@ def read_nsys(path: Path, *, is_only: bool = False) -> RankTrace:
         raise SourceError(problem)
     named = "rank" in path.name.lower()
     rank = rank_of_name(path) if named or not is_only else 0
+    if rank is None and is_only:
+        rank = 0
     if rank is None:
-        raise SourceError("has no rank in its name (rank3.sqlite)")
+        raise SourceError(f"{NO_RANK}: put it into its name (rank3.sqlite)")
     try:
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True)
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -109,7 +112,7 @@ def _read(connection: sqlite3.Connection, path: Path, rank: int) -> RankTrace:
         raise SourceError("is an sqlite file without kernels of Nsight Systems (nsys profile -t cuda,nvtx)")
     names = {
         number for number, text in connection.execute("SELECT id, substr(value, 1, 200) FROM StringIds LIMIT 2000000")
-        if isinstance(text, str) and COMMUNICATION_KERNEL.search(text)
+        if isinstance(text, str) and is_communication(text)
     }  # fmt: skip
     rows = connection.execute(f"SELECT start, end, shortName FROM CUPTI_ACTIVITY_KIND_KERNEL LIMIT {MAX_ROWS}")
     compute, communication = _kernels(rows, names)

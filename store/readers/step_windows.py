@@ -30,6 +30,8 @@ class CollectedSpans:
     """Correlation, begin and end of what the device did."""
     unknown: dict[str, int] = field(default_factory=dict)
     """Categories that are of no list, and how many spans they have."""
+    categories: set[str] = field(default_factory=set)
+    """Categories of the device's work and of the calls that start it."""
     processes: dict[Any, str] = field(default_factory=dict)
     device: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
     num_events: int = 0

@@ -11,6 +11,7 @@ import pytest
 
 from analyzers.external.evidence import diagnose_files
 from store.readers.kineto import RankTrace, read_trace
+from store.readers.trace_devices import is_communication
 from tests.store.readers.trace_files import trace
 
 STEPS = 12
@@ -112,6 +113,60 @@ def test_an_unknown_device_is_named_and_never_taken_for_a_cpu(tmp_path: Path) ->
     assert "unknown category 'tpu_op'" in found.problem
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void deep_ep::internode::dispatch<false, 3, false, 8>(int4*, float*, long*)",
+        "void deep_ep::intranode::cached_notify_combine<8>(void**, int*, int, int)",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)",
+        "nvshmemi_barrier_on_stream_kernel",
+        "multimem_all_reduce_kernel<c10::BFloat16, 16>",
+        "userbuffers_fp16_sum_inplace_gpu_rr_ag<4>",
+        "rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)",
+    ],
+)
+def test_kernels_that_communicate_are_known_by_name(tmp_path: Path, expected: dict[str, Any], name: str) -> None:
+    made = trace(0, steps=STEPS)
+    for event in made["traceEvents"]:
+        if event.get("cat") == "kernel" and event["name"].startswith("nccl"):
+            event["name"] = name
+    written(tmp_path, made)
+    close(row(tmp_path), expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_all_gather_into_tensor_nccl_wait_tensor_3",
+        "void at::native::reduce_kernel<512, 1>(at::native::ReduceOp<float>)",
+        "void dispatch_fused_moe_kernel<float>()",
+    ],
+)
+def test_kernels_that_compute_are_not_taken_for_communication(name: str) -> None:
+    assert not is_communication(name)
+
+
+@pytest.mark.parametrize(
+    ("category", "runtime", "model", "device"),
+    [
+        ("kernel", "cuda_runtime", "NVIDIA H100 80GB HBM3", "cuda"),
+        ("kernel", "cuda_runtime", "AMD Instinct MI300X", "rocm"),
+        ("kernel", "hip_runtime", "", "rocm"),
+        ("kernel", "xpu_runtime", "Intel(R) Data Center GPU Max 1550", "xpu"),
+        ("mtia_ccp_events", "mtia_runtime", "", "mtia"),
+        ("hpu_op", "hpu_op", "", "hpu"),
+    ],
+)
+def test_devices_are_called_what_they_are(tmp_path: Path, category: str, runtime: str, model: str, device: str) -> None:
+    made = trace(0, steps=STEPS)
+    made["deviceProperties"] = [{"id": 0, "name": model}] if model else []
+    for event in made["traceEvents"]:
+        event["cat"] = category if event.get("cat") == "kernel" else event.get("cat", "")
+    launch = {"ph": "X", "cat": runtime, "name": "launch", "pid": 1, "tid": 1, "ts": 1e9, "dur": 1.0, "args": {}}
+    made["traceEvents"].append(launch)
+    assert read_trace(written(tmp_path, made)).device == device
+
+
 def test_ascends_overlap_analysis_is_read(tmp_path: Path) -> None:
     names = {9: "Overlap Analysis", 1: "Python"}
     events: list[dict[str, Any]] = [
@@ -128,4 +183,5 @@ def test_ascends_overlap_analysis_is_read(tmp_path: Path) -> None:
         ]
     written(tmp_path, events, "trace_view.json")
     found = row(tmp_path)
+    assert found["device"] == "npu"
     assert (found["compute_ms"], found["exposed_ms"], found["idle_ms"]) == pytest.approx((60.0, 20.0, 20.0), abs=0.1)

@@ -139,6 +139,41 @@ def test_damaged_cut_and_empty_traces_among_good_ones_do_not_silence_them(tmp_pa
     assert "no trace of ranks 6 and 7" in told
 
 
+def test_traces_without_marks_are_one_step_each(tmp_path: Path) -> None:
+    for rank in range(4):
+        made = trace(rank, world_size=4, steps=20, compute_ms=lambda rank, step: 5.0)
+        made["traceEvents"] = [event for event in made["traceEvents"] if "ProfilerStep" not in event["name"]]
+        write(tmp_path, made, f"host_{rank}")
+    diagnosis = diagnose_files([tmp_path])
+    (found,) = diagnosis.advised
+    assert found.kind == "exposed_communication"
+    assert found.evidence["step_ms"] == pytest.approx(20 * (5.0 + TRANSFER_MS), rel=0.05)
+    assert "no ProfilerStep# marks on ranks 0-3" in diagnosis.not_judged[0].summary
+
+
+def test_one_readable_trace_among_empty_and_damaged_ones_needs_no_rank(tmp_path: Path) -> None:
+    made = trace(0, steps=20)
+    del made["distributedInfo"]
+    write(tmp_path, made, "trace")
+    (tmp_path / "empty.pt.trace.json").write_bytes(b"")
+    (tmp_path / "cut.pt.trace.json").write_text('{"traceEvents": [')
+    diagnosis = diagnose_files([tmp_path])
+    assert [(row["rank"], row["steps"]) for row in diagnosis.run["trace"]["ranks"]] == [(0, 20)]
+    assert {problem["path"] for problem in diagnosis.run["file_problems"]} == {
+        "empty.pt.trace.json", "cut.pt.trace.json",
+    }  # fmt: skip
+
+
+def test_the_rank_may_be_in_the_folders_name_or_be_missing_in_a_single_file(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        made = trace(rank, world_size=2, steps=20)
+        del made["distributedInfo"]
+        write(tmp_path / "several" / f"rank_{rank}", made, "trace")
+    write(tmp_path / "one", made, "rank")
+    assert [row["rank"] for row in diagnose_files([tmp_path / "several"]).run["trace"]["ranks"]] == [0, 1]
+    assert [row["rank"] for row in diagnose_files([tmp_path / "one"]).run["trace"]["ranks"]] == [0]
+
+
 def test_times_that_are_written_as_text_are_read(tmp_path: Path) -> None:
     numbers, texts = (trace(0, steps=5) for _ in range(2))
     for event in texts["traceEvents"]:
