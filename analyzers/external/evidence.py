@@ -31,24 +31,30 @@ from analyzers.external.memory_diagnosis import judge_memory
 from analyzers.external.pipeline_findings import judge_jobs
 from analyzers.external.plugin_records import judge_rows, not_in_logs
 from analyzers.external.printed_steps import judge_steps
+from analyzers.external.program_records import ReadPrograms
 from analyzers.external.trace_diagnosis import judge_traces
 from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.whatif.what_if import WhatIf
 from store.readers.archives import expand
 from store.readers.debug_server import dumps_of_page
-from store.readers.external_files import SourceError, Survey, survey
+from store.readers.external_files import SourceError, Survey, head, survey
 from store.readers.formats import FORMATS, Format, format_of
 from store.readers.logs.rows import log_rows
 from store.readers.logs.scan import ReadLog, read_log
 from store.readers.memory_store import MemoryStore
-from store.readers.plugin_formats import PluginRows, plugin_problems, read_by_plugin
+from store.readers.plugin_formats import HEAD_BYTES, PluginRows, plugin_problems, read_by_plugin
+from store.readers.programs.registry import program_of, text_of, wraps_text
 from store.readers.ras import read_ras
+from store.readers.unknown import unknown_document
 
 __all__ = ["Progress", "SourceError", "diagnose_files"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is read, how many bytes of it are done, and how many there are."""
+
+
+_READ = "docs/other-runs.md lists what is read"
 
 
 @dataclass(slots=True)
@@ -58,7 +64,9 @@ class _Files:
     by_format: dict[Format, list[Path]] = field(default_factory=lambda: {name: [] for name in FORMATS})
     names: dict[Path, str] = field(default_factory=dict)
     plugin_rows: list[PluginRows] = field(default_factory=list)
+    programs: ReadPrograms = field(default_factory=ReadPrograms)
     problems: Survey = field(default_factory=Survey)
+    scratch: ExitStack = field(default_factory=ExitStack)
     other: int = 0
 
 
@@ -78,7 +86,7 @@ def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -
 
 
 def _files(paths: Sequence[Path], scratch: ExitStack) -> _Files:
-    files = _Files()
+    files = _Files(scratch=scratch)
     for path in paths:
         if not path.exists():
             raise SourceError(f"no such file or folder: {path}")
@@ -97,11 +105,17 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
     """Sort a file in; an archive's members come in its place. Archives within archives are left alone."""
     try:
         found = format_of(path)
+        problem = unknown_document(path) if found == "log" or not path.stat().st_size else ""
     except SourceError as error:
         files.problems.add_problem(path, str(error))
         return
+    if problem:
+        files.problems.add_problem(path, problem)
+        return
     if found is None:
         files.other += 1
+    elif found == "program":
+        _take_program(path, name, files, scratch)
     elif found not in ("archive", "page"):
         files.by_format[found].append(path)
         files.names[path] = visible(name)
@@ -121,6 +135,25 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
             _take(member_path, f"{name}/{member_path.relative_to(into)}", files, None)
 
 
+def _take_program(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> None:
+    """Read a program's file; of one that wraps a text log, the lines are one."""
+    program = program_of(head(path, HEAD_BYTES))
+    if program is None:
+        return
+    if not wraps_text(program):
+        files.programs.take(path, program, visible(name), files.problems)
+        files.by_format["program"].append(path)
+        return
+    into = Path((scratch or files.scratch).enter_context(TemporaryDirectory(prefix="rankscope-")))
+    try:
+        text = text_of(program, path, into)
+    except SourceError as error:
+        files.problems.add_problem(path, str(error))
+        return
+    files.by_format["log"].append(text)
+    files.names[text] = visible(name)
+
+
 def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
     what_if: WhatIf | None = None
     findings: dict[str, list[Finding]] = {}
@@ -129,7 +162,8 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     _read_plugin_files(files)
     if any(rows.has_records for rows in files.plugin_rows):
         findings["plugin"], facts, what_if = judge_rows(files.plugin_rows, facts)
-    if files.by_format["log"] or files.by_format["ras"] or files.by_format["plugin"]:
+    findings |= files.programs.findings()
+    if any(files.by_format[one] for one in ("log", "ras", "plugin", "program")):
         findings["log"], of_logs = _judge_logs(files, progress)
         facts = {**of_logs, **{key: value for key, value in facts.items() if value is not None}}
         if (
@@ -168,7 +202,8 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
             facts = {**of_calls, **{key: value for key, value in facts.items() if value is not None}}
             files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
-    facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs}
+    facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs if one != "program"}
+    facts["files_read"] |= files.programs.names
     facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"
     for plugin, problem in plugin_problems().items():
         files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
@@ -210,7 +245,8 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         for problem in ([log.problem] if log.problem else []) + log.given_up:
             files.problems.add_problem(log.path, problem)
     events, steps = log_rows(logs, files.names)
-    events += [row for rows in files.plugin_rows for row in rows.tables["log_events"]]
+    events += [row for rows in files.plugin_rows for row in rows.tables["log_events"]] + files.programs.log_events()
+    steps += files.programs.steps(files.problems)
     num_rows = sum(len(rows.tables["log_events"]) for rows in files.plugin_rows)
     with MemoryStore() as store:
         store.add("log_events", events)
@@ -249,8 +285,9 @@ def _silent_logs(facts: dict[str, Any]) -> Finding:
 
 def _nothing(paths: Sequence[Path], files: _Files) -> str:
     shown, problems = visible(str(paths[0])), files.problems.problems
-    unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
     known = "no run, no text log, no flight-recorder dumps and no profiler traces"
     if len(paths) == 1 and not paths[0].is_dir():
-        return f"{shown} is {known.replace('dumps', 'dump').replace('traces', 'trace')}{unread}"
-    return f"{shown} holds {known}{unread}"
+        said = f"{visible(problems[0]['problem'])}; it " if problems else ""
+        return f"{shown} {said}is {known.replace('dumps', 'dump').replace('traces', 'trace')}. {_READ}"
+    unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
+    return f"{shown} holds {known}{unread}. {_READ}"

@@ -9,7 +9,8 @@
    is joined to it, any other is a suspicion of its own.
 3. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
 4. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
-5. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
+5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.
+6. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
    the lines of the log and what only a log has, such as the text of an assertion in a kernel.
 """
 
@@ -30,6 +31,17 @@ _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "r
 
 def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """All findings, those of one event as one."""
+    standing = [one for one in found.get("stacks", ()) if one.status == "suspect"]
+    joined = _joined({source: findings for source, findings in found.items() if source != "stacks" or not standing})
+    hang = next((one for one in joined if one.kind == "hang" and one.status in ("fired", "suspect")), None)
+    if hang is None or not standing:
+        return [*joined, *standing]
+    with_stacks = replace(hang, evidence={**hang.evidence, "stack_groups": standing[0].evidence["stack_groups"]})
+    others = [one for one in standing if one.ranks and hang.ranks and not set(one.ranks) & set(hang.ranks)]
+    return [with_stacks if one is hang else one for one in joined] + others
+
+
+def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     logs, dumps = list(found.get("log", ())), list(found.get("flight_recorder", ()))
     rest = [
         finding

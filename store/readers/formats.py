@@ -15,11 +15,12 @@ from store.readers.ascend_steps import is_ascend_steps
 from store.readers.debug_server import is_page
 from store.readers.execution_trace import is_execution_trace
 from store.readers.external_files import head
-from store.readers.inspector import is_inspector
+from store.readers.inspector import is_inspector, is_scrape
 from store.readers.memory_snapshot import is_memory_snapshot
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
 from store.readers.plugin_formats import HEAD_BYTES, reader_of
+from store.readers.programs.registry import program_of
 from store.readers.ras import is_ras
 
 __all__ = ["FORMATS", "Format", "format_of"]
@@ -36,6 +37,7 @@ Format = Literal[
     "archive",
     "page",
     "plugin",
+    "program",
 ]
 FORMATS: dict[Format, str] = {
     "log": "text log", "ras": "answer of NCCL's RAS", "flight_recorder": "flight-recorder dump",
@@ -43,6 +45,7 @@ FORMATS: dict[Format, str] = {
     "inspector": "log of NCCL's inspector", "execution_trace": "execution trace",
     "memory_snapshot": "snapshot of CUDA memory",
     "page": "page of torch's debug server", "plugin": "file of a plug-in's format",
+    "program": "file of a program around training",
 }  # fmt: skip
 METADATA_BYTES = 24 << 20
 """A trace's metadata (host properties, stacks) may stand before its events."""
@@ -65,6 +68,8 @@ def _own_format(path: Path, first: bytes) -> Format | None:
         return "archive"
     if first.startswith(PARQUET):
         return "operations"
+    if program_of(first) is not None:
+        return "program"
     if is_memory_snapshot(first):
         return "memory_snapshot"
     if first[:1] == b"\x80":
@@ -85,6 +90,8 @@ def _own_format(path: Path, first: bytes) -> Format | None:
             return "flight_recorder"
         if any(key in first for key in _TRACE_KEYS) or _has_late_events(path, start):
             return "kineto"
+    if is_scrape(first):
+        return "inspector"
     if is_ascend_steps(first):
         return "kineto"
     if _EVENT.match(start):

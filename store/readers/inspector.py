@@ -9,6 +9,7 @@ Only collectives that ended are in it: what a rank hangs in is not. Times are le
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import Any
 import numpy as np
 
 from store.arrays import Floats, Ints
-from store.readers.external_files import SourceError, unpacked
+from store.readers.external_files import SourceError, head, unpacked
 from store.readers.recorded_call import short_text, whole_number
 
 __all__ = ["InspectedCalls", "InspectorLog", "is_inspector", "read_inspector"]
 
 MAX_CALLS = 5_000_000
 MAX_LINE_BYTES = 1 << 20
+_METRIC = b"nccl_collective_exec_time_microseconds"
+_LABEL = re.compile(rb'(\w{1,40})="((?:[^"\\]|\\.){0,300})"')
 
 
 @dataclass(slots=True)
@@ -66,13 +69,22 @@ class InspectorLog:
 
 def is_inspector(first: bytes) -> bool:
     """Return True if a file begins with a line of the inspector."""
-    return b'"inspector_output_format_version"' in first and b'"coll_perf"' in first
+    return (b'"inspector_output_format_version"' in first and b'"coll_perf"' in first) or is_scrape(first)
+
+
+def is_scrape(first: bytes) -> bool:
+    """Return True for the inspector's Prometheus mode (NCCL 2.30): the newest collective of each communicator."""
+    return _METRIC + b"{" in first
 
 
 def read_inspector(path: Path) -> InspectorLog:
     """Read one file; what is wrong with it is in `problem` and `damaged_lines`."""
     log = InspectorLog(path=path)
     try:
+        if is_scrape(head(path, 64 << 10)):
+            for line in _lines(path):
+                _take_sample(line, log)
+            return log
         for line in _lines(path):
             try:
                 about: Any = json.loads(line)
@@ -95,6 +107,32 @@ def _lines(path: Path) -> Iterator[bytes]:
         if len(rest) > MAX_LINE_BYTES:
             raise SourceError("has a line that is longer than any of the inspector's")
     yield rest
+
+
+def _take_sample(line: bytes, log: InspectorLog) -> None:
+    if not line.startswith(_METRIC + b"{"):
+        return
+    labels = {key.decode(): value.decode("utf-8", "replace") for key, value in _LABEL.findall(line)}
+    words = line.rpartition(b"}")[2].split()
+    numbers = {
+        name: int(labels[name]) for name in ("rank", "n_ranks", "pid", "coll_sn") if labels.get(name, "").isdecimal()
+    }
+    try:
+        exec_us: int | None = int(float(words[0])) if words else None
+    except (ValueError, OverflowError):
+        exec_us = None
+    _take(
+        {
+            "header": {"id": labels.get("comm_id"), "rank": numbers.get("rank"), "n_ranks": numbers.get("n_ranks")},
+            "metadata": {"hostname": labels.get("hostname"), "pid": numbers.get("pid", 0)},
+            "coll_perf": {
+                "coll": labels.get("collective"),
+                "coll_sn": numbers.get("coll_sn"),
+                "coll_exec_time_us": exec_us,
+            },
+        },
+        log,
+    )
 
 
 def _take(about: Any, log: InspectorLog) -> None:

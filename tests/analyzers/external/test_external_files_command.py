@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from analyzers.external.evidence import SourceError, diagnose_files
 from benchmarks.simulator.recorder_dumps import Job
 from tests.e2e.launched import rankscope
 from tests.store.readers.trace_files import trace, write
@@ -66,3 +67,30 @@ def test_torch_is_not_loaded(hung: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
     assert "store.readers.flight_recorder" in imported
     assert not imported & {"torch", "pickle._Unpickler", "streamlit", "pandas", "plotly"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("empty.log", "", "is empty"),
+        ("config.json", '{"model": {"dim": 64}, "seed": 7}', "is a JSON document (model, seed) of no format"),
+        ("table.csv", "name,width\na,1\nb,2\n", "is a CSV table (name, width) of no format"),
+    ],
+)
+def test_a_file_of_no_format_says_what_it_is_and_where_to_read_on(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(SourceError) as raised:
+        diagnose_files([path])
+    assert said in str(raised.value)
+    assert "docs/other-runs.md" in str(raised.value)
+
+
+def test_such_a_file_beside_a_log_is_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"seed": 7}')
+    (tmp_path / "rank_0.log").write_text("ValueError: no such layer\n")
+    diagnosis = diagnose_files([tmp_path])
+    assert [problem["path"] for problem in diagnosis.run["file_problems"]] == ["config.json"]
+    assert diagnosis.run["logs"]["files"] == 1

@@ -1,0 +1,153 @@
+"""Records of programs around training, judged by the analyses of their tables: readings of GPUs, stacks of processes.
+
+read = ReadPrograms()
+read.take(path, "sacct", "slurm/sacct.txt", problems)
+read.steps(problems), read.log_events()               # joined with those of text logs
+read.findings()                                       # {"health": [...], "stacks": [...]}
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analyzers.finding import Finding
+from analyzers.hangs.stacks import Stack, StackGroup, group, is_library, odd_ones
+from analyzers.health.analyze import device_health
+from analyzers.scope import Scope
+from analyzers.wording import ranks_text, sentence
+from store.readers.external_files import SourceError, Survey
+from store.readers.memory_store import MemoryStore
+from store.readers.programs.registry import name_of, read_program
+from store.readers.programs.rows import ProgramRows, StackOfProcess
+
+__all__ = ["ReadPrograms"]
+
+SAME_RATIO = 1e-3
+"""Two files print the same loss with other numbers of digits."""
+MAX_FRAMES = 6
+MIN_PROCESSES = 3
+"""Of fewer there is no majority from which one could differ."""
+_LIBRARY = re.compile(r"torch/|(?:threading|selectors|queue|socket|ssl)\.py:")
+"""Frames of libraries as py-spy shortens them."""
+_WAITS = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|barrier|broadcast|all_?to_?all|synchronize|nccl|gloo|\bwait\b|_wait\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class ReadPrograms:
+    """Rows of all files of programs, by the name of each in the report."""
+
+    rows: dict[str, ProgramRows] = field(default_factory=dict)
+    names: Counter[str] = field(default_factory=Counter)
+    """Files read, by what they are."""
+
+    def take(self, path: Path, program: str, shown: str, problems: Survey) -> None:
+        """Read a file; what is wrong with it is listed in `problems`."""
+        try:
+            rows = read_program(program, path, shown=shown)
+        except SourceError as error:
+            problems.add_problem(path, f"({name_of(program)}) {error}")
+            return
+        if rows.problem:
+            problems.add_problem(path, rows.problem)
+        self.rows[shown] = rows
+        self.names[name_of(program)] += 1
+
+    def log_events(self) -> list[dict[str, Any]]:
+        """Events of all files."""
+        return [event for rows in self.rows.values() for event in rows.log_events]
+
+    def steps(self, problems: Survey) -> list[dict[str, Any]]:
+        """Steps of one run: a file that has other values for the same steps is of another one, and left out."""
+        kept: dict[tuple[int, int], dict[str, Any]] = {}
+        for shown, rows in self.rows.items():
+            other = next((row for row in rows.steps if _differs(row, kept.get((row["rank"], row["step"])))), None)
+            if other is not None:
+                problems.add_problem(
+                    Path(shown), f"has another loss at step {other['step']} than the files before it: a second run?"
+                )
+                continue
+            for row in rows.steps:
+                known = kept.setdefault((row["rank"], row["step"]), row)
+                known |= {name: value for name, value in row.items() if known.get(name) is None}
+        return list(kept.values())
+
+    def findings(self) -> dict[str, list[Finding]]:
+        """Findings of readings and stacks, by source."""
+        health = [row for rows in self.rows.values() for row in rows.health]
+        stacks = [stack for rows in self.rows.values() for stack in rows.stacks]
+        return {"health": _health(health) if health else [], "stacks": _stacks(stacks) if stacks else []}
+
+
+def _differs(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
+    one, other = row.get("loss"), known.get("loss") if known else None
+    if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
+        return False
+    return not math.isclose(one, other, rel_tol=SAME_RATIO, abs_tol=SAME_RATIO)
+
+
+def _health(rows: Sequence[dict[str, Any]]) -> list[Finding]:
+    with MemoryStore() as store:
+        store.add("health", rows)
+        return [one for one in device_health(store, Scope()) if one.status in ("fired", "suspect")]
+
+
+def _stacks(read: Sequence[StackOfProcess]) -> list[Finding]:
+    """The processes that stand elsewhere than most, where most wait in communication."""
+    groups = group([Stack(pid=one.pid, rank=one.rank, frames=_own(one.frames)) for one in read])
+    odd = odd_ones(groups) if len(read) >= MIN_PROCESSES else ()
+    most = groups[0]
+    waits = any(_WAITS.search(frame) for one in read if _own(one.frames) == most.frames for frame in one.frames)
+    if not odd or not waits:
+        places = "; ".join(f"{_who(one.members)} in {_place(one)}" for one in groups[:4])
+        return [Finding.insufficient("hang", "hang", sentence(f"the stacks alone name no rank: {places}"))]
+    ranks = tuple(sorted(stack.rank for stack in odd if stack.rank is not None))
+    odd_groups = [one for one in groups[1:] if set(one.members) & set(odd)]
+    where = "; ".join(f"{_who(one.members)} in {_place(one)}" for one in odd_groups[:4])
+    waiting = [stack.rank for stack in most.members if stack.rank is not None]
+    return [
+        Finding(
+            analyzer="hang",
+            kind="hang",
+            severity="critical",
+            status="suspect",
+            ranks=ranks,
+            cause="not_entered",
+            summary=sentence(f"most processes wait in {_place(most)} ({_who(most.members)}), and not {where}")
+            + " Stacks of one moment do not prove that it stands still.",
+            evidence={
+                "waiting_ranks": waiting[:64],
+                "stack_groups": [_shown(one) for one in groups[:8]],
+                "doing": {str(stack.rank): stack.frames[0] for stack in odd if stack.rank is not None and stack.frames},
+            },
+            advice="hang-not_entered",
+        )
+    ]
+
+
+def _own(frames: Sequence[str]) -> tuple[str, ...]:
+    """Frames of the program; all where it has none on top."""
+    own = [frame for frame in frames if not (is_library(frame) or _LIBRARY.match(frame)) and ":" in frame.split(" ")[0]]
+    return tuple((own or list(frames))[:MAX_FRAMES])
+
+
+def _place(one: StackGroup) -> str:
+    return one.frames[0] if one.frames else "an unknown place"
+
+
+def _who(members: Sequence[Stack]) -> str:
+    ranks = sorted(stack.rank for stack in members if stack.rank is not None)
+    return ranks_text(ranks) if len(ranks) == len(members) else f"{len(members)} process{'es' * (len(members) != 1)}"
+
+
+def _shown(one: StackGroup) -> dict[str, Any]:
+    ranks = [stack.rank for stack in one.members if stack.rank is not None]
+    return {"ranks": ranks[:64], "num_ranks": len(one.members), "frames": list(one.frames)}

@@ -1,0 +1,9 @@
+"""Files that programs around training leave, one reader a module, each registered by standing here.
+
+A module has `NAME` (what the file is, in words), `recognise(first)`, which gets the first 64 KiB, and one of
+
+* `read(path) -> ProgramRows`: rows of `steps`, `log_events` and `health`, or stacks;
+* `lines(path)`: the lines of a text log that the file wraps, which the rules of text logs then read.
+
+Both run confined (`store.readers.confined`); a value that the file does not have stays out of its row, so it is NULL.
+"""

@@ -1,0 +1,48 @@
+"""Table of `dcgmi dmon`: readings of GPUs, one a row, a second apart unless `-d` says otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from store.readers.external_files import read_whole
+from store.readers.logs.file_names import host_of_log
+from store.readers.programs.gpu_readings import UNNAMED_HOST, reading
+from store.readers.programs.rows import MAX_ROWS, ProgramRows
+
+NAME = "dcgmi dmon"
+MAX_BYTES = 512 << 20
+SECOND_NS = 10**9
+_COLUMNS = {
+    "TMPTR": "temperature_celsius", "POWER": "power_watts", "GPUTL": "gpu_utilization_ratio", "SMCLK": "sm_clock_hertz",
+    "DVCCTR": "throttle_reasons", "PCIRC": "pcie_replay_total", "REPLY": "pcie_replay_total",
+    "ESVTL": "ecc_corrected_total", "EDVTL": "ecc_uncorrected_total", "RRURM": "remapped_rows_total",
+    "RRF": "remap_failed", "RRP": "remap_pending",
+}  # fmt: skip
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for the header of the table."""
+    return first.lstrip().startswith((b"#Entity", b"# Entity"))
+
+
+def read(path: Path) -> ProgramRows:
+    """Read all rows; the header is repeated every few of them."""
+    found, host = ProgramRows(), host_of_log(path)
+    names: list[str] = []
+    counts: dict[str, int] = {}
+    for line in read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines():
+        words = line.split()
+        if line.lstrip().startswith("#"):
+            names = [word for word in words if word not in ("#", "#Entity", "Entity")]
+        elif len(words) == len(names) + 2 and words[0] == "GPU" and len(found.health) < MAX_ROWS:
+            device = f"GPU {words[1]}"
+            counts[device] = counts.get(device, 0) + 1
+            row = reading(
+                {_COLUMNS[name]: text for name, text in zip(names, words[2:], strict=True) if name in _COLUMNS}
+            )
+            if row:
+                when_ns = counts[device] * SECOND_NS
+                found.health.append(
+                    {"rank": -1, "node": host or UNNAMED_HOST, "device": device, "sample_ns": when_ns, **row}
+                )
+    return found

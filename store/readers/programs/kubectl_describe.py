@@ -1,0 +1,35 @@
+"""Text of `kubectl describe pod`: its lines, with the pod's name where a container's end is stated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from store.readers.external_files import read_whole
+
+NAME = "kubectl describe pod"
+MAX_BYTES = 16 << 20
+_FIELD = re.compile(r"^(\s*)([A-Z][\w ]*):\s*(.*)$")
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for a pod's name, namespace and containers."""
+    return first.startswith(b"Name:") and b"\nNamespace:" in first and b"\nContainers:" in first
+
+
+def lines(path: Path) -> Iterator[str]:
+    """As many lines as the file has."""
+    pod, container, state = "", "", ""
+    for line in read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines():
+        field = _FIELD.match(line)
+        if field is None and re.match(r"^  [\w.-]+:\s*$", line):
+            container = line.strip().rstrip(":")
+        if field and field[2] == "Name" and not field[1]:
+            pod = field[3]
+        elif field and field[2] in ("State", "Last State"):
+            state = field[3]
+        if field and field[2] == "Reason" and state == "Terminated" and field[3] != "Completed":
+            yield f"pod/{pod} container {container} terminated: {field[3]}"
+        else:
+            yield line

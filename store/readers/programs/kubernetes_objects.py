@@ -1,0 +1,68 @@
+"""Objects of Kubernetes as JSON (`kubectl get events,pods -o json`): each event, and each container that ended, as one
+line, for the rules of text logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from store.readers.external_files import unpacked
+from store.readers.json_stream import members
+
+NAME = "events or pods of Kubernetes as JSON"
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for a list of objects, an event or a pod."""
+    if first.lstrip()[:1] != b"{" or b'"apiVersion"' not in first:
+        return False
+    kinds = (b'"Event"', b'"EventList"', b'"Pod"', b'"PodList"')
+    return any(kind in first for kind in kinds)
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Events in the order of their time, then the states of pods."""
+    items: list[dict[str, Any]] = []
+    single: dict[str, Any] = {}
+    for key, value, is_item in members(unpacked(path), {"items"}):
+        if is_item and isinstance(value, dict):
+            items.append(value)
+        elif not is_item:
+            single[key] = value
+    events = [item for item in items or [single] if "involvedObject" in item or "regarding" in item]
+    for event in sorted(events, key=_time):
+        about = _dict(event.get("involvedObject") or event.get("regarding"))
+        text = _text(event.get("message") or event.get("note"))
+        yield f"{_time(event)} {_text(about.get('kind')).lower()}/{_text(about.get('name'))} " \
+              f"{_text(event.get('reason'))}: {text}".strip()  # fmt: skip
+    for pod in (item for item in items or [single] if "status" in item and "spec" in item):
+        yield from _ends(pod)
+
+
+def _ends(pod: dict[str, Any]) -> Iterator[str]:
+    name, status = _text(_dict(pod.get("metadata")).get("name")), _dict(pod.get("status"))
+    if status.get("reason"):
+        yield f"pod/{name} {_text(status['reason'])}: {_text(status.get('message'))}"
+    containers = status.get("containerStatuses")
+    for container in containers if isinstance(containers, list) else ():
+        for state in ("lastState", "state"):
+            ended = _dict(_dict(_dict(container).get(state)).get("terminated"))
+            if ended and ended.get("exitCode") != 0:
+                end = f"{_text(ended.get('reason'))}, exit code {ended.get('exitCode')}"
+                container_name = _text(_dict(container).get("name"))
+                time = _text(ended.get("finishedAt"))
+                yield f"{time} pod/{name} container {container_name} terminated: {end}".strip()
+
+
+def _time(event: dict[str, Any]) -> str:
+    return _text(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp"))
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value.replace("\n", " ")[:2000] if isinstance(value, str) else ""

@@ -1,0 +1,63 @@
+"""`nvidia-smi --query-gpu=... --format=csv [-l 1]`: readings of GPUs, those that it could not read as lost."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+from store.readers.external_files import read_whole
+from store.readers.logs.file_names import host_of_log
+from store.readers.programs.gpu_readings import LOST, THROTTLE_BITS, UNNAMED_HOST, number, reading, sample_ns
+from store.readers.programs.rows import MAX_ROWS, ProgramRows
+
+NAME = "nvidia-smi as CSV"
+MAX_BYTES = 512 << 20
+SECOND_NS = 10**9
+_COLUMNS = {
+    "temperature.gpu": "temperature_celsius", "utilization.gpu": "gpu_utilization_ratio",
+    "utilization.memory": "memory_bandwidth_ratio", "power.draw": "power_watts", "power.draw.instant": "power_watts",
+    "clocks.sm": "sm_clock_hertz", "clocks.current.sm": "sm_clock_hertz",
+    "clocks_throttle_reasons.active": "throttle_reasons", "clocks_event_reasons.active": "throttle_reasons",
+    "ecc.errors.corrected.volatile.total": "ecc_corrected_total",
+    "ecc.errors.uncorrected.volatile.total": "ecc_uncorrected_total", "remapped_rows.pending": "remap_pending",
+    "remapped_rows.failure": "remap_failed",
+}  # fmt: skip
+_REASON = re.compile(r"^clocks_(?:throttle|event)_reasons\.(\w+)$")
+_UNIT = re.compile(r"\s*\[[^\]]*\]$")
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for a header of names that nvidia-smi knows."""
+    header = first.split(b"\n", 1)[0].decode("utf-8", "replace")
+    names = [_UNIT.sub("", name.strip()) for name in header.split(",")]
+    return len(names) > 1 and sum(name in _COLUMNS or bool(_REASON.match(name)) for name in names) > 0
+
+
+def read(path: Path) -> ProgramRows:
+    """Read all rows; one without a time is taken for a second after the one before of its GPU."""
+    lines = read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines()
+    rows = csv.reader(lines, skipinitialspace=True)
+    names = [_UNIT.sub("", name.strip()) for name in next(rows)]
+    found, counts, lost = ProgramRows(), dict[str, int](), set[str]()
+    for values in rows:
+        row = dict(zip(names, values, strict=False))
+        device = row.get("uuid") or row.get("gpu_uuid") or row.get("pci.bus_id") or f"GPU {row.get('index', '0')}"
+        if len(values) != len(names) or len(found.health) >= MAX_ROWS:
+            continue
+        counts[device] = counts.get(device, 0) + 1
+        when_ns = sample_ns(row.get("timestamp", ""))
+        if any(LOST.search(value) for value in values) and device not in lost:
+            lost.add(device)
+            fields = {"bus": row.get("pci.bus_id", ""), "text": "nvidia-smi cannot reach it"}
+            event = {"kind": "gpu_lost", "line": rows.line_num, "wall_ns": when_ns, "message": ", ".join(values)[:400]}
+            found.log_events.append({**event, "host": host_of_log(path), "fields": fields})
+        known = reading({_COLUMNS[name]: text for name, text in row.items() if name in _COLUMNS})
+        bits = [THROTTLE_BITS.get(match[1], 0) for name, text in row.items()
+                if (match := _REASON.match(name)) and text.strip() == "Active"]  # fmt: skip
+        if "throttle_reasons" not in known and any(_REASON.match(name) and number(row[name]) is None for name in names):
+            known["throttle_reasons"] = sum(set(bits))
+        if known:
+            place = {"rank": -1, "node": host_of_log(path) or UNNAMED_HOST, "device": device}
+            found.health.append(place | {"sample_ns": when_ns or counts[device] * SECOND_NS} | known)
+    return found

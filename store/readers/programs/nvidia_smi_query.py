@@ -1,0 +1,88 @@
+"""Text of `nvidia-smi -q`: state of each GPU's memory, its temperature and what slows its clocks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from store.readers.external_files import read_whole
+from store.readers.logs.file_names import host_of_log
+from store.readers.programs.gpu_readings import LOST, THROTTLE_BITS, UNNAMED_HOST, reading, sample_ns
+from store.readers.programs.rows import ProgramRows
+
+NAME = "nvidia-smi -q"
+MAX_BYTES = 64 << 20
+_GPU = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
+_PAIR = re.compile(r"^(\s*)([^:]+?)\s*:\s*(.*?)\s*$")
+_LOST_AT = re.compile(r"GPU ?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)")
+_PLACES = {
+    ("Temperature", "GPU Current Temp"): "temperature_celsius", ("Utilization", "Gpu"): "gpu_utilization_ratio",
+    ("Utilization", "GPU"): "gpu_utilization_ratio", ("Remapped Rows", "Pending"): "remap_pending",
+    ("Remapped Rows", "Remapping Failure Occurred"): "remap_failed", ("Clocks", "SM"): "sm_clock_hertz",
+}  # fmt: skip
+_REASONS = ("Clocks Event Reasons", "Clocks Throttle Reasons", "HW Slowdown")
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for the head of the report, or its only line where a GPU is lost."""
+    return b"NVSMI LOG" in first[:400] or first.lstrip().startswith(b"Unable to determine the device handle for GPU")
+
+
+def read(path: Path) -> ProgramRows:
+    """Read every GPU of every report in the file."""
+    found, host = ProgramRows(), host_of_log(path)
+    device, values, bits = "", dict[str, str](), 0
+    when_ns: int | None = None
+
+    def close() -> None:
+        if device and (row := reading(values)):
+            row["throttle_reasons"] = bits
+            found.health.append(
+                {
+                    "rank": -1,
+                    "node": host or UNNAMED_HOST,
+                    "device": values.get("uuid") or device,
+                    "sample_ns": when_ns or 0,
+                    **row,
+                }
+            )
+
+    text = read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace")
+    for number, section, name, value, line in _pairs(text):
+        if LOST.search(line):
+            bus = _LOST_AT.search(line)
+            fields = {"bus": bus[1] if bus else device, "text": "nvidia-smi cannot reach it"}
+            event = {"kind": "gpu_lost", "line": number, "message": line.strip()[:400], "host": host, "fields": fields}
+            found.log_events.append(event)
+        if gpu := _GPU.match(line):
+            close()
+            device, values, bits = gpu[1], {}, 0
+        elif name == "Timestamp" and not section:
+            close()
+            device, when_ns = "", sample_ns(value)
+        elif name == "GPU UUID":
+            values["uuid"] = value
+        elif (section, name) in _PLACES:
+            values[_PLACES[section, name]] = value
+        elif section in _REASONS and value == "Active":
+            bits |= THROTTLE_BITS.get(name.lower().replace(" ", "_"), 0)
+    close()
+    return found
+
+
+def _pairs(text: str) -> Iterator[tuple[int, str, str, str, str]]:
+    """(line number, section, name, value, line); a section is a name without a value above deeper lines."""
+    sections: list[tuple[int, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        pair = _PAIR.match(line)
+        depth = len(line) - len(line.lstrip())
+        while sections and sections[-1][0] >= depth:
+            sections.pop()
+        if pair is None:
+            if line.strip():
+                sections.append((depth, line.strip()))
+            yield number, "", "", "", line
+        else:
+            section = sections[-1][1] if sections else ""
+            yield number, "" if _GPU.match(section) else section, pair[2], pair[3], line

@@ -1,0 +1,112 @@
+"""Stacks of a process at one moment: `py-spy dump` (text or `--json`), and backtraces of gdb and cuda-gdb.
+
+The thread that trains is Python's main thread; of gdb's, the one that was current.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from store.readers.external_files import rank_of_name, read_whole
+from store.readers.programs.rows import ProgramRows, StackOfProcess
+
+NAME = "stacks of a process (py-spy, gdb)"
+MAX_BYTES = 16 << 20
+MAX_FRAMES = 60
+_PROCESS = re.compile(r"^Process (\d{1,9}):", re.MULTILINE)
+_SPY_THREAD = re.compile(r'^Thread .*?(?:"([^"]*)")?\s*$')
+_SPY_FRAME = re.compile(r"^\s+(.{1,300}?) \((.{1,300}?)(?::(\d{1,9}))?\)$")
+_GDB_THREAD = re.compile(r"^Thread (\d+) \(.*?(?:LWP (\d{1,9}))?\)")
+_GDB_FRAME = re.compile(r"^#(\d+)\s+(?:0x[0-9a-f]+ in )?(.+?) \(.*?\)?(?: (?:at|from) (\S+))?$")
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for the head of a py-spy dump, one as JSON, or a backtrace."""
+    text = first.lstrip()
+    if text.startswith(b"Process ") and b"\nPython v" in first and b"\nThread " in first:
+        return True
+    if text.startswith(b"[{") and b'"thread_name"' in first and b'"frames"' in first:
+        return True
+    return (
+        re.search(rb"^#0 +(?:0x[0-9a-f]+ in )?\S.*\(", first, re.MULTILINE) is not None
+        and re.search(rb"^#1 ", first, re.MULTILINE) is not None
+    )
+
+
+def read(path: Path) -> ProgramRows:
+    """Read the process, or each process where several dumps stand in one file."""
+    text = read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace")
+    rank = rank_of_name(path) if "rank" in str(path.name).lower() else None
+    if text.lstrip().startswith("[{"):
+        return ProgramRows(stacks=list(_of_json(text, rank)))
+    starts = [match.start() for match in _PROCESS.finditer(text)] or [0]
+    parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
+    is_spy = "\nPython v" in text
+    found = [stack for part in parts if (stack := (_of_spy if is_spy else _of_gdb)(part, rank)) is not None]
+    return ProgramRows(stacks=found)
+
+
+def _of_spy(text: str, rank: int | None) -> StackOfProcess | None:
+    process = _PROCESS.search(text)
+    threads: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if thread := _SPY_THREAD.match(line):
+            threads.append((thread[1] or "", []))
+        elif threads and (frame := _SPY_FRAME.match(line)):
+            threads[-1][1].append(_frame(frame[2], frame[3], frame[1]))
+    return _stack(threads, int(process[1]) if process else 0, rank)
+
+
+def _of_json(text: str, rank: int | None) -> Iterator[StackOfProcess]:
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    by_pid: dict[int, list[tuple[str, list[str]]]] = {}
+    for thread in listed if isinstance(listed, list) else ():
+        if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
+            continue
+        pid = thread.get("pid") if isinstance(thread.get("pid"), int) else 0
+        frames = [_json_frame(frame) for frame in thread["frames"][:MAX_FRAMES] if isinstance(frame, dict)]
+        by_pid.setdefault(int(pid or 0), []).append((str(thread.get("thread_name") or ""), frames))
+    for pid, threads in by_pid.items():
+        if (stack := _stack(threads, pid, rank)) is not None:
+            yield stack
+
+
+def _json_frame(frame: dict[str, Any]) -> str:
+    file = frame.get("short_filename") or frame.get("filename") or "?"
+    return _frame(str(file)[:300], str(frame.get("line") or ""), str(frame.get("name") or "?")[:300])
+
+
+def _of_gdb(text: str, rank: int | None) -> StackOfProcess | None:
+    threads: list[tuple[str, list[str]]] = []
+    pid = 0
+    for line in text.splitlines():
+        if thread := _GDB_THREAD.match(line):
+            threads.append(("MainThread" if thread[1] == "1" else "", []))
+            pid = int(thread[2]) if thread[2] and thread[1] == "1" else pid
+        elif frame := _GDB_FRAME.match(line):
+            if frame[1] == "0" and (not threads or threads[-1][1]):
+                threads.append(("", []))
+            file, _, number = (
+                (frame[3] or "?").rpartition(":") if ":" in (frame[3] or "") else (frame[3] or "?", "", "")
+            )
+            threads[-1][1].append(_frame(file, number, frame[2].split("(")[0][:300]))
+    return _stack(threads, pid, rank)
+
+
+def _stack(threads: list[tuple[str, list[str]]], pid: int, rank: int | None) -> StackOfProcess | None:
+    main = next((frames for name, frames in threads if name == "MainThread" and frames), None)
+    main = main or next((frames for _, frames in threads if frames), None)
+    return StackOfProcess(pid=pid, rank=rank, frames=tuple(main[:MAX_FRAMES])) if main else None
+
+
+def _frame(file: str, line: str | None, function: str) -> str:
+    inside = file.rpartition("site-packages/")[2]
+    place = inside if inside.startswith("torch/") else "/".join(file.split("/")[-2:])
+    return f"{place}:{line} {function}" if line else f"{place} {function}"

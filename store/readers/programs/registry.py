@@ -1,0 +1,68 @@
+"""The readers of this package: find the one that recognises a file, and read it within the limits for such files.
+
+name = program_of(first)                     # "sacct", a module of this package; None if none knows the file
+rows = read_program(name, Path("sacct.txt"), shown="slurm/sacct.txt")
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from store.readers import programs
+from store.readers.confined import confined
+from store.readers.programs.rows import ProgramRows
+
+__all__ = ["name_of", "program_of", "read_program", "text_of", "wraps_text"]
+
+MAX_TEXT_BYTES = 1 << 30
+
+
+@cache
+def _modules() -> dict[str, ModuleType]:
+    found = (import_module(f"{programs.__name__}.{module.name}") for module in pkgutil.iter_modules(programs.__path__))
+    return {module.__name__.rpartition(".")[2]: module for module in found if hasattr(module, "recognise")}
+
+
+def program_of(first: bytes) -> str | None:
+    """The module that recognises a file by its first bytes."""
+    return next((name for name, module in _modules().items() if module.recognise(first)), None)
+
+
+def name_of(program: str) -> str:
+    """What the files of a program are, in words."""
+    return str(_modules()[program].NAME)
+
+
+def wraps_text(program: str) -> bool:
+    """Whether a program's files are the lines of a text log in another form."""
+    return hasattr(_modules()[program], "lines")
+
+
+def read_program(program: str, path: Path, *, shown: str) -> ProgramRows:
+    """Rows of a file. `shown` is its name in the report. Raises SourceError."""
+    rows: ProgramRows = confined(_modules()[program].read, path)
+    for event in rows.log_events:
+        event["source"] = shown
+    return rows
+
+
+def text_of(program: str, path: Path, into: Path) -> Path:
+    """The text log that a file wraps, as a file of the same name below `into`. Raises SourceError."""
+    text: str = confined(_text, path, program)
+    found = into / path.name
+    found.write_text(text, encoding="utf-8")
+    return found
+
+
+def _text(path: Path, program: str) -> str:
+    lines, num_chars = [], 0
+    for line in _modules()[program].lines(path):
+        lines.append(line)
+        num_chars += len(line) + 1
+        if num_chars > MAX_TEXT_BYTES:
+            break
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,137 @@
+"""Rows that the readers of programs' files make, and the steps among them: names of metrics, durations from times.
+
+rows = ProgramRows(steps=step_rows([Point(step=10, loss=2.1, wall_ns=...), ...], rank=0))
+column_of("train/loss"), column_of("eval_loss")        # "loss", None
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["MAX_ROWS", "Point", "ProgramRows", "StackOfProcess", "column_of", "points_of", "step_rows"]
+
+MAX_ROWS = 1_000_000
+"""Of one file."""
+MAX_STEP = 1 << 50
+_PREFIX = re.compile(r"^(?:train(?:ing|er)?|actor|metrics|loss_metrics|perf|optim|time_metrics)[/_.\- ]+")
+_OTHERS = re.compile(r"(?:^|[/_.\- ])(?:e?val(?:uation|id|idation)?|test|aux|best|min|max|val)(?:[/_.\- ]|$)")
+_COLUMNS = {
+    "loss": ("loss", "loss_step", "lm_loss", "lm loss", "total_loss", "global_avg_loss", "nll_loss", "pg_loss",
+             "cross_entropy_loss", "ce_loss"),
+    "grad_norm": ("grad_norm", "gradient_norm", "grad-norm", "grad norm", "gradnorm", "total_grad_norm",
+                  "grad_2.0_norm_total", "global_grad_norm"),
+    "lr": ("lr", "learning_rate", "learning-rate", "learning rate"),
+    "duration_s": ("step_time", "step_time_s", "iter_time", "iteration_time", "iteration-time", "time_per_step",
+                   "end_to_end(s)", "step_time_seconds", "seconds_per_step", "sec_per_step", "train_step_time"),
+}  # fmt: skip
+_BY_NAME = {name: column for column, names in _COLUMNS.items() for name in names}
+
+
+@dataclass(slots=True)
+class Point:
+    """What one row of metrics says of a step."""
+
+    step: int
+    wall_ns: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: float | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOfProcess:
+    """The thread of a process that trains, innermost frame first (`file:line function`)."""
+
+    pid: int
+    rank: int | None
+    frames: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgramRows:
+    """Rows by table. `problem` is what of the file could not be read."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    log_events: list[dict[str, Any]] = field(default_factory=list)
+    health: list[dict[str, Any]] = field(default_factory=list)
+    stacks: list[StackOfProcess] = field(default_factory=list)
+    problem: str = ""
+
+
+def column_of(name: str) -> str | None:
+    """The column of `steps` that a metric of training belongs to, whoever named it; None for every other metric."""
+    plain = name.strip().lower()
+    if plain in _BY_NAME:
+        return _BY_NAME[plain]
+    if _OTHERS.search(plain):
+        return None
+    while (shorter := _PREFIX.sub("", plain, count=1)) != plain:
+        plain = shorter
+        if plain in _BY_NAME:
+            return _BY_NAME[plain]
+    first, _, rest = plain.partition("/")  # loss/train, lr/group_0
+    if _BY_NAME.get(first) in ("loss", "lr") and re.fullmatch(r"train(?:ing)?|group_?0|pg_?0", rest):
+        return _BY_NAME[first]
+    return "lr" if re.fullmatch(r"lr-\w+(?:/pg1)?", plain) else None
+
+
+def points_of(step: object, metrics: Mapping[str, object], wall_ns: int | None = None) -> Point | None:
+    """A row of metrics as a point; None without a step or without any metric that a table has."""
+    number = _number(step)
+    if number is None or not (0 <= number < MAX_STEP) or number != int(number):
+        return None
+    point, is_any = Point(step=int(number), wall_ns=wall_ns), False
+    for name, value in metrics.items():
+        column = column_of(str(name))
+        found = _number(value) if column else None
+        if column and found is not None and getattr(point, column) is None:
+            setattr(point, column, found)
+            is_any = True
+    return point if is_any else None
+
+
+def step_rows(points: Iterable[Point], *, rank: int) -> list[dict[str, Any]]:
+    """Rows of `steps`: what several points say of one step is joined, and a duration that none states is the time since
+    the step before."""
+    by_step: dict[int, Point] = {}
+    for point in points:
+        known = by_step.setdefault(point.step, point)
+        for name in ("wall_ns", "loss", "grad_norm", "lr", "duration_s"):
+            if getattr(known, name) is None:
+                setattr(known, name, getattr(point, name))
+        if len(by_step) >= MAX_ROWS:
+            break
+    rows: list[dict[str, Any]] = []
+    before: Point | None = None
+    for _, point in sorted(by_step.items()):
+        duration_ns = (
+            None if point.duration_s is None or not 0 < point.duration_s < 1e6 else int(point.duration_s * 1e9)
+        )
+        if duration_ns is None and point.wall_ns is not None and before is not None and before.wall_ns is not None:
+            apart_ns = point.wall_ns - before.wall_ns
+            duration_ns = apart_ns // (point.step - before.step) if apart_ns > 0 else None
+        start_ns = None if point.wall_ns is None else point.wall_ns - (duration_ns or 0)
+        rows.append(
+            {"rank": rank, "step": point.step, "start_ns": start_ns, "duration_ns": duration_ns, "loss": point.loss,
+             "grad_norm": point.grad_norm, "lr": point.lr, "committed": True}
+        )  # fmt: skip
+        before = point
+    return rows
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return float(value) if not isinstance(value, int) or abs(value) < MAX_STEP else None
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return math.nan if value.strip().lower() in ("nan", "-nan") else None
+    return None

@@ -1,0 +1,51 @@
+"""Output of Slurm's `scontrol show node`: nodes that are down or do not respond, and the reason that is set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from store.readers.external_files import read_whole
+from store.readers.programs.rows import ProgramRows
+from store.readers.programs.sacct import _wall_ns
+
+NAME = "scontrol show node"
+MAX_BYTES = 64 << 20
+MAX_NODES = 64
+"""More than this are the cluster's and not a job's: which of them the job had is not known."""
+_FIELD = re.compile(r"(?:^|\s)(NodeName|State|Reason)=(.*?)(?=\s+[A-Z]\w+=|\s*$)")
+_FAILED = ("DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING")
+_SINCE = re.compile(r"\[\S+@([\dT:-]+)\]")
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for the first line of a node."""
+    return first.lstrip().startswith(b"NodeName=") and b"State=" in first
+
+
+def read(path: Path) -> ProgramRows:
+    """Read the nodes of a job."""
+    nodes: list[tuple[int, dict[str, str]]] = []
+    for number, line in enumerate(read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines(), 1):
+        for name, value in _FIELD.findall(line):
+            if name == "NodeName":
+                nodes.append((number, {}))
+            if nodes:
+                nodes[-1][1][name] = value.strip()
+    if len(nodes) > MAX_NODES:
+        reason = f"lists {len(nodes)} nodes: give those of the job (scontrol show node $SLURM_JOB_NODELIST)"
+        return ProgramRows(problem=reason)
+    found = ProgramRows()
+    for number, node in nodes:
+        state, reason = node.get("State", ""), node.get("Reason", "")
+        if not (state.rstrip("~#!%$@^-").endswith("*") or set(re.split(r"[+*]", state)) & {*_FAILED}):
+            continue
+        since = _SINCE.search(reason)
+        found.log_events.append(
+            {
+                "kind": "node_failed", "line": number, "wall_ns": _wall_ns(since[1]) if since else None,
+                "message": f"NodeName={node['NodeName']} State={state}" + (f" Reason={reason}" if reason else ""),
+                "host": node["NodeName"], "fields": {"host": node["NodeName"], "reason": reason[:200]},
+            }
+        )  # fmt: skip
+    return found

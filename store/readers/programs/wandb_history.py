@@ -1,0 +1,44 @@
+"""History of a W&B run as JSON lines: `wandb-history.jsonl`, or what `run.scan_history()` gave, a row a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from store.readers.external_files import SourceError, unpacked
+from store.readers.programs.json_lines import objects
+from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+
+NAME = "history of W&B"
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for a line with the keys that W&B adds to every row."""
+    line = first.split(b"\n", 1)[0]
+    if not line.startswith(b"{") or b'"_step"' not in line:
+        return False
+    try:
+        return isinstance(json.loads(line), dict) and (b'"_timestamp"' in line or b'"_runtime"' in line)
+    except ValueError:
+        return False
+
+
+def read(path: Path) -> ProgramRows:
+    """Read the rows up to where the file is damaged."""
+    points: list[Point] = []
+    problem = ""
+    try:
+        for _, row in objects(unpacked(path)):
+            if (point := history_point(row)) is not None:
+                points.append(point)
+    except SourceError as error:
+        problem = str(error)
+    return ProgramRows(steps=step_rows(points, rank=0), problem=problem)
+
+
+def history_point(row: dict[str, object]) -> Point | None:
+    """One row. A step that the program logged itself comes before W&B's count of calls."""
+    own = next((row[name] for name in ("train/global_step", "trainer/global_step", "global_step") if name in row), None)
+    time = row.get("_timestamp")
+    wall_ns = int(time * 1e9) if isinstance(time, (int, float)) and 1e9 < time < 1e10 else None
+    return points_of(own if own is not None else row.get("_step"), row, wall_ns)

@@ -1,0 +1,77 @@
+"""Documents that are of no format and no text log either: an empty file, JSON, a table of values.
+
+unknown_document(Path("config.json"))       # "is a JSON document (model, optimizer, seed) of no format that is read"
+unknown_document(Path("job.log"))           # "": it may be a log
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from store.readers.external_files import SourceError, head, read_whole
+from store.readers.logs.scan import read_log
+
+__all__ = ["EMPTY", "unknown_document"]
+
+EMPTY = "is empty"
+MAX_BYTES = 8 << 20
+"""A larger document is read as the text log that it may be."""
+HEAD_BYTES = 16 << 10
+MAX_NAMES = 6
+MIN_ROWS = 2
+MAX_NAME_CHARS = 40
+
+
+def unknown_document(path: Path) -> str:
+    """What a text file is, where it is no log: a document in which no line is known. Raises SourceError."""
+    first = head(path, HEAD_BYTES)
+    if not first.strip():
+        return EMPTY
+    what = _json(path, first) or _table(first)
+    if not what:
+        return ""
+    log = read_log(path)
+    return "" if log.events or log.steps else f"{what} of no format that is read"
+
+
+def _json(path: Path, first: bytes) -> str:
+    if first.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
+        return ""
+    try:
+        document = json.loads(read_whole(path, MAX_BYTES)[0].decode("utf-8-sig", "replace"))
+    except (ValueError, RecursionError, SourceError):
+        return ""
+    names = list(document) if isinstance(document, dict) else []
+    return f"is a JSON document{_named(names)}"
+
+
+def _table(first: bytes) -> str:
+    """A header of names and rows with as many values."""
+    lines = first.decode("utf-8-sig", "replace").splitlines()[:20]
+    for separator, kind in ((",", "CSV"), ("\t", "TSV")):
+        try:
+            rows = [row for row in csv.reader(lines[:-1] or lines, delimiter=separator) if row]
+        except csv.Error:
+            continue
+        names = rows[0] if rows else []
+        are_names = len(names) > 1 and all(name.strip() and not _is_number(name) and len(name) <= MAX_NAME_CHARS
+                                           for name in names)  # fmt: skip
+        if are_names and len(rows) >= MIN_ROWS and all(len(row) == len(names) for row in rows):
+            return f"is a {kind} table{_named(names)}"
+    return ""
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(str(name)[:MAX_NAME_CHARS] for name in names[:MAX_NAMES])
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f" ({shown}{more})" if shown else ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
