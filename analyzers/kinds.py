@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from analyzers.causes import names
 from analyzers.plugins import installed
 
 __all__ = ["KINDS", "OUR_KINDS", "Kind", "packages"]
@@ -51,13 +52,9 @@ _KINDS = (
     # Before the ends that follow from it.
     Kind(name="desync", title="Ranks out of sync", package="hangs"),
     Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True,
-         by_machine=True, user_causes=frozenset({"exception", "exit", "data_worker", "device_assert",
-                                                 "out_of_memory", "unused_parameters", "duplicate_gpu",
-                                                 "ended_from_outside"})),
+         by_machine=True, user_causes=names("rank_lost", by_user=True)),
     Kind(name="hang", title="Hang", package="hangs", identity=("attempt",), may_last=True, at_end=True,
-         by_machine=True, user_causes=frozenset({"data", "evaluate", "finished", "gil", "mismatch", "mismatch_dtype",
-                                                 "mismatch_operation", "mismatch_size", "model_differs",
-                                                 "not_entered", "order_inversion", "skipped"})),
+         by_machine=True, user_causes=names("hang", by_user=True)),
     Kind(name="standstill", title="Standstill", package="hangs", by_machine=True, drawn=False),
     Kind(name="xid", title="GPU error (XID)", package="health", identity=(*_DEVICE, "evidence.xid"), by_machine=True),
     Kind(name="gpu_memory_errors", title="GPU memory errors", package="health", identity=_DEVICE, by_machine=True),

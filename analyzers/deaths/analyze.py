@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.analysis import Analysis
+from analyzers.causes import CAUSES
 from analyzers.deaths.exclusions import exclusions
 from analyzers.deaths.exhausted_memory import with_cuda_memory
 from analyzers.deaths.kernel_fault import with_xids
@@ -251,13 +252,14 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     calls = own.calls if own else ()
     where = f" in {calls[0].text}" if calls else f" {own.doing}" if own and (own.phases or step is not None) else ""
     at = f" ({first.frame.text})" if first.frame is not None else ""
-    what = {
-        "signal": f"died of {first.signal}",
-        "exception": f"died of {': '.join(filter(None, (first.error_type, _short(first.message))))}{at}",
-        "out_of_memory": f"ran out of memory{_asked_for(first.message)}{at}",
-        "exit": f"ended with exit code {first.exit_code}{_said(first)}{at}",
-        "vanished": "exited without an error message",
-    }[first.cause]
+    what = CAUSES[first.cause].seen.format(
+        signal=first.signal,
+        error=": ".join(filter(None, (first.error_type, _short(first.message)))),
+        asked=_asked_for(first.message),
+        exit_code=first.exit_code,
+        output=_said(first),
+        at=at,
+    )
     evidence: dict[str, Any] = {
         "signal": first.signal or None,
         "exit_code": first.exit_code,

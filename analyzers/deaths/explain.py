@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analyzers.deaths.rank_lost import ON_PURPOSE
+from analyzers.causes import next_step
 from analyzers.finding import Finding
 from analyzers.health.program_faults import is_of_kernel
 from analyzers.memory.allocator_message import holders_text, others_hold_it
@@ -70,21 +70,11 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
 
 
 def _next_lost(finding: Finding) -> str:
-    rank = ranks_text(finding.ranks)
-    return {
-        "exception": _next_exception(finding, rank),
-        "out_of_memory": _next_out_of_memory(finding, rank),
-        "exit": f"Read the end of the log of {rank}: it exited by itself.",
-        "killed_all": "Check the scheduler's record of the job, and who or what stopped it.",
-        ON_PURPOSE: "Resume the run. If it was not meant to stop, check the scheduler's record of the job.",
-        "connection_lost": "Check the network between the hosts at that time, and the end of every rank's log.",
-        "node_failed": "Check the power, kernel log and network of that node, and start again without it.",
-        "launcher_lost": "Check `dmesg -T` of the launcher's host for the out-of-memory killer, then resume the run.",
-        "store_lost": "Check the host of the rendezvous store, and the launcher or process that held it.",
-    }.get(finding.cause) or {
-        "SIGKILL": f"Check `dmesg -T` of the host of {rank} for the out-of-memory killer, and who else could kill it.",
-        "SIGSEGV": f"Find the native stack of {rank}: a core dump, or its log with `PYTHONFAULTHANDLER=1`.",
-    }.get(str(finding.evidence.get("signal")), f"Check the log of {rank} and its host (out of memory, XID).")
+    if finding.cause == "exception":
+        return _next_exception(finding, ranks_text(finding.ranks))
+    if finding.cause == "out_of_memory":
+        return _next_out_of_memory(finding, ranks_text(finding.ranks))
+    return next_step(finding.cause, finding.ranks, signal=str(finding.evidence.get("signal")))
 
 
 _EXCLUDED_FOR = {

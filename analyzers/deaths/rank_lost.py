@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from analyzers.causes import anchor
 from analyzers.finding import Finding
 from analyzers.run.snapshot import AttemptView
 
@@ -36,6 +37,6 @@ def rank_lost(
         cause=cause,
         summary=summary + again,
         evidence=evidence,
-        advice=f"rank-lost-{cause}",
+        advice=anchor("rank_lost", cause),
         attempt=view.attempt,
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from analyzers.causes import next_step
 from analyzers.finding import Finding
 from analyzers.run.recorded_calls import MAX_NAME
 from analyzers.wording import counted, group_text, number, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]
-
-_DEVICES_FIRST = "Look at the devices of these ranks first (`dmesg -T`, `nvidia-smi -q`). "
 
 
 def _why_hang(finding: Finding) -> str:
@@ -53,27 +52,16 @@ def _cut(name: str) -> str:
 
 
 def _next_hang(finding: Finding) -> str:
-    rank = ranks_text(finding.ranks)
-    caller = f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else ""
-    unseen = finding.evidence.get("unseen_ranks")
     if "link_rank" in finding.evidence:
-        return f"Check the network adapter, cable and switch port between the nodes of {rank}."
-    return {
-        "stopped": f"Continue or restart the process of {rank}.",
-        "data": f"Inspect the data loader of {rank}: its stack is in the evidence.",
-        "gil": f"Check the native code called by the innermost line of {rank}'s stack: it must release the GIL.",
-        "checkpoint": f"Check the disk that {rank} writes its checkpoint to.",
-        "compile": f"See whether the compiler of {rank} works (processes below it), or do without `torch.compile`.",
-        "mismatch_size": f"Compare the shapes of both sides{caller}: an uneven batch, or a branch on the rank.",
-        "mismatch_dtype": f"Compare the element types of both sides{caller}: autocast, or an unconverted part.",
-        "order_inversion": "Make all ranks enter the groups in one order, or wait for each call before the next.",
-        "finished": f"Find out why {rank} ended its loop before the others: fewer batches, or another number of steps.",
-        "device_stuck": f"Look for an XID and ECC errors on the host of {rank} (`dmesg -T`, `nvidia-smi -q`).",
-        "not_seen": f"Analyze the folders of all nodes together (`rankscope collect`), or the published address: "
-        f"{ranks_text(unseen) if unseen else 'the awaited ranks'} left no records in this folder.",
-        "all_entered": f"{_DEVICES_FIRST if finding.evidence.get('host_only') else ''}"
-        "Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
-    }.get(finding.cause, f"Inspect the stack of {rank}{_stuck_line(finding)} and the code around the call{caller}.")
+        return f"Check the network adapter, cable and switch port between the nodes of {ranks_text(finding.ranks)}."
+    return next_step(
+        finding.cause,
+        finding.ranks,
+        caller=f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else "",
+        stack=_stuck_line(finding),
+        unseen=finding.evidence.get("unseen_ranks") or (),
+        devices_first=bool(finding.evidence.get("host_only")),
+    )
 
 
 def _stuck_line(finding: Finding) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analyzers.causes import CAUSES
 from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.stacks import is_library
 from analyzers.hangs.wait_graph import oldest_calls
@@ -15,18 +16,8 @@ SHORTEST_S = 0.05
 """A shorter silence is printed as 0: it is left out, as one that is not known."""
 MAX_CYCLE = 3
 """Ranks of a cycle whose calls are named."""
-_NAMES_CALL = (
-    "finished",
-    "not_entered",
-    "not_seen",
-    "device_stuck",
-    "p2p_unmatched",
-    "mismatch_dtype",
-    "mismatch_size",
-    "skipped",
-    "all_entered",
-)
-"""Causes whose first sentence names the call that the others wait in."""
+_THIRD_PERSON = {"are": "is", "do": "does", "hang": "hangs", "have": "has", "make": "makes"}
+"""Verbs of the sentences in `causes`, for one rank."""
 
 
 def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s: float, frame: str) -> str:
@@ -43,36 +34,30 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     where = f" at {frame}" if frame else ""
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())
     stuck = f"{at}: stuck {doing}{where}"
-    verb = "hang" if many else "hangs"
-    text = {
-        "finished": f"{who} finished and closed{at} while other ranks still wait in {call}",
-        "stopped": f"{who} {'are' if many else 'is'} stopped{at} "
-        f"(process state {(first.os_state if first else '') or 'T'}), {doing}",
-        "data": f"{who} {verb} in the data loader{at}{f', in {frame}' if frame else ''}",
-        "checkpoint": f"{who} {verb} writing a checkpoint{at}{f', in {frame}' if frame else ''}",
-        "evaluate": f"{who} {verb} in evaluation{at}{f', in {frame}' if frame else ''}",
-        "compile": f"{who} {'have' if many else 'has'} not finished compiling{at}{f', in {frame}' if frame else ''}",
-        "not_entered": f"{who} did not reach {call}{stuck}",
-        "device_stuck": f"{'the devices of ' * many}{who if many else 'the device of ' + who}"
-        f" {'are' if many else 'is'} stuck{at}: {_stuck_call(view, found, call)}",
-        "gil": f"{who} {'do' if many else 'does'} not respond{at}: asleep in native code that holds Python's lock "
-        f"(GIL), {doing}{where}",
-        "p2p_unmatched": f"{who} wait for each other{at}: {_cycle(view, found)}"
+    seen = CAUSES[found.cause].seen if found.cause in CAUSES else ""
+    text = (seen or f"{who}: {found.cause}{at}").format(
+        who=who,
+        call=call,
+        at=at,
+        where=where,
+        inside=f", in {frame}" if frame else "",
+        doing=doing,
+        stuck=stuck,
+        sides=sides,
+        sides_if_any=f": {sides}" if sides else "",
+        os_state=(first.os_state if first else "") or "T",
+        devices=f"the devices of {who}" if many else f"the device of {who}",
+        stuck_call=_stuck_call(view, found, call) if found.cause == "device_stuck" else "",
+        unmatched=f"wait for each other{at}: {_cycle(view, found)}"
         if found.cycle
-        else f"{who} did not answer {_unanswered(found, call)}{stuck}",
-        "mismatch_operation": f"different collectives at the same place{at}: {sides}",
-        "skipped": f"{who} skipped {call}{at} and {'are' if many else 'is'} ahead of the others"
-        + (f": {sides}" if sides else ""),
-        "mismatch_dtype": f"different element types in {call}{at}: {sides}",
-        "mismatch_size": f"different sizes in {call}{at}: {sides}",
-        "order_inversion": f"ranks entered process groups in opposite order{at}: "
-        + ", ".join(
+        else f"did not answer {_unanswered(found, call)}{stuck}",
+        cycle=", ".join(
             f"rank {one} waits for rank {other}"
             for one, other in zip(found.cycle, (*found.cycle[1:], *found.cycle[:1]), strict=True)
         ),
-        "all_entered": f"{_all_entered(found, who, call, at)}: {_all_entered_cause(found, many=many)}",
-        "busy": f"{who} {'make' if many else 'makes'} no progress{at} outside of any collective: {doing}{where}",
-    }.get(found.cause, f"{who}: {found.cause}{at}")
+        entered=f"{_all_entered(found, who, call, at)}: {_all_entered_cause(found, many=many)}",
+        **{verb: verb if many else third for verb, third in _THIRD_PERSON.items()},
+    )
     if not found.waiting:
         return f"{sentence(text)} No records{lasted}." if lasted else sentence(text)
     return f"{sentence(text)} {_waits(view, found, lasted)}"
@@ -89,7 +74,7 @@ def _waits(view: AttemptView, found: HangCause, lasted: str) -> str:
     if not here:
         return sentence(f"{ranks_text(elsewhere)} waited in {other}{lasted}")
     where = f" in {named or 'a collective'}"
-    if found.cause in _NAMES_CALL and not found.cycle:
+    if found.cause in CAUSES and CAUSES[found.cause].names_call and not found.cycle:
         where = " in that call" if elsewhere else ""
     rest = f", and {ranks_text(elsewhere)} in {other}" if elsewhere else ""
     return sentence(f"{ranks_text(here)} waited{where}{lasted}{rest}")

@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analyzers.causes import anchor
 from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.calls import call_candidates
 from analyzers.external.logs.candidate import Candidate, who
@@ -272,11 +273,5 @@ def _finding(candidate: Candidate, ended: Ended) -> Finding:
         cause=candidate.cause,
         summary=f"{candidate.what}.{suffered}{doubt}",
         evidence=evidence,
-        advice=advice_of(candidate.kind, candidate.cause),
+        advice=anchor(candidate.kind, candidate.cause),
     )
-
-
-def advice_of(kind: str, cause: str) -> str:
-    """The runbook's anchor of a cause."""
-    prefix = {"rank_lost": "rank-lost", "hang": "hang", "non_finite": "non-finite"}[kind]
-    return f"{prefix}-{cause}"

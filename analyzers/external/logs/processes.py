@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from analyzers.causes import CAUSES
 from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.endings import Ended
@@ -24,7 +25,6 @@ from analyzers.external.logs.exceptions import (
     text_of,
     type_of,
 )
-from analyzers.external.logs.wording import COLLECT, HANGS, WHAT
 from analyzers.memory.allocator_message import memory_of_message
 from store.readers.logs.rules import Rule, cause_of
 
@@ -33,20 +33,6 @@ __all__ = ["process_candidates"]
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _UNIQUE_ID = "ing ncclUniqueId from ["
-_NETWORK = ("unreachable", "no_interface", "infiniband", "rendezvous", "port_in_use", "nccl_error", "locked_memory")
-_NO_RANKS = (
-    "unreachable",
-    "no_interface",
-    "infiniband",
-    "rendezvous",
-    "port_in_use",
-    "duplicate_gpu",
-    "version_mismatch", "nccl_error", "locked_memory", "mismatch",
-)  # fmt: skip
-"""Causes that lie between ranks or in the job's settings: who reports one is not to blame."""
-_UNPROVEN = ("nccl_error", "infiniband", "rendezvous", "mismatch")
-"""Causes that a dead peer leaves as well."""
-_MISMATCH = ("mismatch", "mismatch_size", "model_differs", "not_entered")
 
 
 def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
@@ -117,16 +103,17 @@ def _cause(said: LogLine, rule: Rule | None) -> str:
 def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool) -> Candidate:
     ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
     first = next((said for said in lines if said.kind == "exception"), lines[0])
-    rank_class = "network" if cause in _NETWORK else "mismatch" if cause in _MISMATCH else "own"
+    row = CAUSES.get(cause, CAUSES["exception"])
+    rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
     rank_class = rank_class if is_own else "late"
     text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
     name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
     at = own_frame(first.text("traceback"))
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
-    what = WHAT.get(cause, "{who} raised {error}").format(who=subject, error=name, at=f" ({at})" if at else "")
-    reported_by = ranks if cause in _NO_RANKS or _compares(text) else ()
-    ranks = () if cause in _NO_RANKS or _compares(text) else ranks
+    what = (row.text or CAUSES["exception"].text).format(who=subject, error=name, at=f" ({at})" if at else "")
+    lies_between = row.blame != "rank" or _compares(text)
+    reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
     evidence: dict[str, Any] = {
         "reported_by_ranks": list(reported_by),
         "error_type": type_of(first) or None,
@@ -143,17 +130,15 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
         evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
     return Candidate(
         cause=cause,
-        kind="hang" if cause in HANGS else "rank_lost",
+        kind=row.kind,
         rank_class=rank_class,
         ranks=ranks,
         what=what,
         why=f"{first.place}: {name}" if rank_class != "own" or first.kind != "exception" else f"{first.place}",
         lines=tuple(lines),
-        is_proven=is_own
-        and cause not in ("nccl_error", "infiniband", "rendezvous", "mismatch")
-        and not _is_refused(first, cause),
+        is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause),
         evidence=evidence,
-        collect=COLLECT.get(cause, ()),
+        collect=row.collect,
     )
 
 

@@ -1,0 +1,285 @@
+"""Causes of lost ranks and hangs, one row each: what happened, what to do next, what to collect, and who is to blame.
+
+    CAUSES["locked_memory"].do          # "Raise `ulimit -l` where the processes start (limits.conf, ...)."
+    CAUSES["locked_memory"].blame       # "link": the rank that reports it is not named as the culprit
+    next_step("exit", (3,))             # "Read the end of the log of rank 3: it exited by itself."
+
+A cause found in records, a log or a dump has the same row. Derived from this table: the next step, what is
+still to be collected, the kind and rank class of a line in a log, the sentences of `hangs.summary` and
+`deaths.analyze`, `Kind.user_causes`, and the anchors of the runbook. For a new cause add a row and a section of
+docs/runbook.md; a rule of a log (`store/readers/logs/rules/*.toml`) or an analyzer then names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from analyzers.wording import ranks_text
+
+__all__ = ["CAUSES", "COLLECT_OTHER", "SIGNALS", "Blame", "Cause", "anchor", "names", "next_step"]
+
+Blame = Literal["rank", "link", "job"]
+"""rank: the rank that reports it is the culprit. link: it lies between ranks. job: it lies in the job's settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A cause of a lost rank or a hang."""
+
+    name: str
+    kind: Literal["rank_lost", "hang"]
+    do: str
+    """Next step. `{ranks}`, and what is empty where it is unknown: `{caller}`, `{stack}`, `{unseen}`, `{devices}`."""
+    seen: str = ""
+    """What a run's records show; the analyzer that finds it fills the names in. Empty: it writes the sentence."""
+    text: str = ""
+    """What a line of a log shows, with `{who}`, `{error}` and `{at}`. Empty: no single line proves it."""
+    collect: tuple[str, ...] = ()
+    """Commands that settle it, with capitals where something has to be filled in."""
+    blame: Blame = "rank"
+    is_proven_by_line: bool = True
+    """False: a peer that died leaves the same line, so it is only suspected."""
+    by_user: bool = False
+    """It lies in the user's code, data or wish, never in a machine."""
+    names_call: bool = False
+    """Its first sentence names the call that the others wait in."""
+
+    @property
+    def advice(self) -> str:
+        """Anchor in docs/runbook.md."""
+        return anchor(self.kind, self.name)
+
+
+def anchor(kind: str, cause: str) -> str:
+    """Anchor in docs/runbook.md of a cause of a kind of finding: `rank-lost-exit`."""
+    return f"{kind.replace('_', '-')}-{cause}"
+
+
+_STACKS = "py-spy dump --pid PID # of every rank, while it hangs (rankscope stacks)"
+_KERNEL = "dmesg -T | grep -iE 'killed process|oom|xid|mce' # on the host of that rank"
+_DUMPS = "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 # in the environment of the next run"
+_LOG_AND_HOST = "Check the log of {ranks} and its host (out of memory, XID)."
+_CODE_OF_CALL = "Inspect the stack of {ranks}{stack} and the code around the call{caller}."
+
+_LOST_RANKS = (
+    Cause(name="exception", kind="rank_lost", by_user=True,
+          do="Fix that line. The other ranks' connection errors and timeouts follow from it.",
+          seen="died of {error}{at}", text="{who} raised {error}{at}"),
+    Cause(name="signal", kind="rank_lost", do=_LOG_AND_HOST, seen="died of {signal}",
+          collect=(_KERNEL, "python -X faulthandler")),
+    Cause(name="out_of_memory", kind="rank_lost", by_user=True,
+          do="Lower the microbatch or sequence length on that rank, or shard and checkpoint activations more.",
+          seen="ran out of memory{asked}{at}", text="{who} ran out of device memory{at}"),
+    Cause(name="exit", kind="rank_lost", by_user=True,
+          do="Read the end of the log of {ranks}: it exited by itself.",
+          seen="ended with exit code {exit_code}{output}{at}",
+          collect=("torchrun --log-dir logs --tee 3 # keeps every rank's own output",
+                   "wrap main() in torch.distributed.elastic.multiprocessing.errors.record # writes error_file")),
+    Cause(name="vanished", kind="rank_lost", do=_LOG_AND_HOST, seen="exited without an error message"),
+    Cause(name="no_dump", kind="rank_lost", do=_LOG_AND_HOST),
+    Cause(name="killed_all", kind="rank_lost",
+          do="Check the scheduler's record of the job, and who or what stopped it."),
+    Cause(name="ended_from_outside", kind="rank_lost", by_user=True,
+          do="Resume the run. If it was not meant to stop, check the scheduler's record of the job."),
+    Cause(name="launcher_lost", kind="rank_lost",
+          do="Check `dmesg -T` of the launcher's host for the out-of-memory killer, then resume the run."),
+    Cause(name="store_lost", kind="rank_lost",
+          do="Check the host of the rendezvous store, and the launcher or process that held it."),
+    Cause(name="node_failed", kind="rank_lost",
+          do="Check the power, kernel log and network of that node, and start again without it."),
+    Cause(name="connection_lost", kind="rank_lost",
+          do="Check the network between the hosts at that time, and the end of every rank's log: the rank that ended "
+          "first names the cause.",
+          collect=("the logs of all ranks", _KERNEL)),
+    Cause(name="host_out_of_memory", kind="rank_lost",
+          do="Give the job more host memory, or use fewer loader workers and less caching per process.",
+          text="{who} could not get host memory{at}"),
+    Cause(name="device_error", kind="rank_lost",
+          do="Drain the node, run `nvidia-smi -q -d ECC,PAGE_RETIREMENT` and `dmesg -T | grep -i xid` there, "
+          "reset or replace the GPU.",
+          text="{who} reports an error of its device: {error}"),
+    Cause(name="device_assert", kind="rank_lost", by_user=True,
+          do="Rerun with CUDA_LAUNCH_BLOCKING=1 to get the line. Usually an index or label is out of range.",
+          text="{who} failed an assertion inside a device kernel{at}"),
+    Cause(name="device_setup", kind="rank_lost",
+          do="Compare CUDA_VISIBLE_DEVICES and the processes per node with `nvidia-smi -L` on that node.",
+          text="{who} found no usable device{at}: {error}"),
+    Cause(name="data_worker", kind="rank_lost", by_user=True,
+          do="Check host memory and the worker's own error (num_workers=0 shows it).",
+          text="{who} lost a data loader worker{at}: {error}"),
+    Cause(name="shared_memory", kind="rank_lost",
+          do="Enlarge /dev/shm (docker run --ipc=host or --shm-size, an emptyDir with medium: Memory).",
+          text="{who} ran out of shared memory (/dev/shm){at}"),
+    Cause(name="disk_full", kind="rank_lost", do="Free space on the file system, or write somewhere else.",
+          text="{who} could not write: no space is left{at}"),
+    Cause(name="too_many_files", kind="rank_lost",
+          do="Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system').",
+          text="{who} ran out of file descriptors{at}"),
+    Cause(name="too_many_processes", kind="rank_lost",
+          do="Raise the limit of processes (`ulimit -u`, the cgroup's pids.max), or start fewer threads "
+          "(OMP_NUM_THREADS).",
+          text="{who} could not start a thread or process{at}: {error}"),
+    Cause(name="file_system", kind="rank_lost",
+          do="Check that mount on that host (`mount`, `dmesg -T`) and its server, then start again from a checkpoint.",
+          text="{who} got an error of a file system{at}: {error}"),
+    Cause(name="download", kind="rank_lost",
+          do="Give every node access to that address, or download before and set HF_HUB_OFFLINE=1.",
+          text="{who} could not download{at}: {error}"),
+    Cause(name="checkpoint_damaged", kind="rank_lost",
+          do="Go back to the checkpoint before, and write checkpoints to a temporary name first.",
+          text="{who} could not read a checkpoint: the file is damaged or incomplete{at}"),
+    Cause(name="duplicate_gpu", kind="rank_lost", blame="job", by_user=True,
+          do="Start one process per GPU and call torch.cuda.set_device(LOCAL_RANK) before the process group.",
+          text="Two ranks use the same GPU: {error}"),
+    Cause(name="version_mismatch", kind="rank_lost", blame="job",
+          do="Install the same versions of driver, CUDA and NCCL on all nodes.",
+          text="Versions that do not fit together: {error}"),
+    Cause(name="unused_parameters", kind="rank_lost", by_user=True,
+          do="Use find_unused_parameters=True, or make every parameter take part in the loss.",
+          text="{who} did not use all parameters in a step, and DDP waits for their gradients{at}"),
+    Cause(name="unreachable", kind="rank_lost", blame="link",
+          do="Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that all nodes share, and open "
+          "the ports between them.",
+          text="An address cannot be reached: {error}",
+          collect=("ip -br addr # on both hosts", "nc -vz ADDRESS PORT # from the other host")),
+    Cause(name="no_interface", kind="rank_lost", blame="link",
+          do="Set NCCL_SOCKET_IFNAME to an interface of `ip -br addr` that all nodes share.",
+          text="NCCL found no usable network interface: {error}"),
+    Cause(name="infiniband", kind="rank_lost", blame="link", is_proven_by_line=False,
+          do="Check `ibstat` and the switch's counters on both ends, or try NCCL_IB_DISABLE=1.",
+          text="A transfer over InfiniBand, RoCE or EFA failed: {error}",
+          collect=("ibstat; ibqueryerrors # on both ends", _KERNEL)),
+    Cause(name="rendezvous", kind="rank_lost", blame="link", is_proven_by_line=False,
+          do="Check the node that did not join: its launcher's log, its firewall, MASTER_ADDR and MASTER_PORT.",
+          text="The ranks did not all meet at the rendezvous: {error}",
+          collect=("the launcher's log of every node", "nc -vz MASTER_ADDR MASTER_PORT # from every node")),
+    Cause(name="port_in_use", kind="rank_lost", blame="link",
+          do="Choose another MASTER_PORT (--rdzv-endpoint host:0), or end the process that still holds it.",
+          text="A port is taken by another process: {error}"),
+    Cause(name="locked_memory", kind="rank_lost", blame="link",
+          do="Raise `ulimit -l` where the processes start (limits.conf, docker run --ulimit memlock=-1).",
+          text="The limit of locked memory is too small for RDMA: {error}"),
+    Cause(name="nccl_error", kind="rank_lost", blame="link", is_proven_by_line=False,
+          do="Run again with NCCL_DEBUG=WARN: NCCL then prints the cause.",
+          text="{who} got an error from NCCL that does not name its cause: {error}",
+          collect=("NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET # in the environment of the next run",)),
+    Cause(name="launch_failed", kind="rank_lost",
+          do="Start a plain command on that node in the same way (srun, ssh) and put right what it reports.",
+          collect=("srun --nodelist NODE hostname    |    ssh NODE hostname", "scontrol show node NODE")),
+    Cause(name="time_limit", kind="rank_lost",
+          do="Ask for more time, or save checkpoints before the limit and resume."),
+    Cause(name="preempted", kind="rank_lost", do="Resume from the last checkpoint."),
+    Cause(name="cancelled", kind="rank_lost", do="Check the scheduler's record for who or what ended the job."),
+    Cause(name="link_down", kind="rank_lost", do="Check the cable, the port and the switch, then start again."),
+)  # fmt: skip
+_HANGS = (
+    Cause(name="stopped", kind="hang", do="Continue or restart the process of {ranks}.",
+          seen="{who} {are} stopped{at} (process state {os_state}), {doing}"),
+    Cause(name="not_entered", kind="hang", names_call=True, by_user=True, do=_CODE_OF_CALL,
+          seen="{who} did not reach {call}{stuck}"),
+    Cause(name="gil", kind="hang", by_user=True,
+          do="Check the native code called by the innermost line of {ranks}'s stack: it must release the GIL.",
+          seen="{who} {do} not respond{at}: asleep in native code that holds Python's lock (GIL), {doing}{where}"),
+    Cause(name="data", kind="hang", by_user=True,
+          do="Inspect the data loader of {ranks}: its stack is in the evidence.",
+          seen="{who} {hang} in the data loader{at}{inside}"),
+    Cause(name="checkpoint", kind="hang", do="Check the disk that {ranks} writes its checkpoint to.",
+          seen="{who} {hang} writing a checkpoint{at}{inside}"),
+    Cause(name="evaluate", kind="hang", by_user=True, do=_CODE_OF_CALL, seen="{who} {hang} in evaluation{at}{inside}"),
+    Cause(name="compile", kind="hang",
+          do="See whether the compiler of {ranks} works (processes below it), or do without `torch.compile`.",
+          seen="{who} {have} not finished compiling{at}{inside}"),
+    Cause(name="mismatch", kind="hang", blame="job", is_proven_by_line=False, by_user=True,
+          do="Find the branch that depends on the rank or on its data.",
+          text="Ranks called different collectives at the same place: {error}"),
+    Cause(name="mismatch_operation", kind="hang", by_user=True, do=_CODE_OF_CALL,
+          seen="different collectives at the same place{at}: {sides}"),
+    Cause(name="mismatch_dtype", kind="hang", names_call=True, by_user=True,
+          do="Compare the element types of both sides{caller}: autocast, or an unconverted part.",
+          seen="different element types in {call}{at}: {sides}"),
+    Cause(name="mismatch_size", kind="hang", names_call=True, by_user=True,
+          do="Compare the shapes of both sides{caller}: an uneven batch, or a branch on the rank.",
+          seen="different sizes in {call}{at}: {sides}",
+          text="Ranks called the same collective with different sizes: {error}"),
+    Cause(name="model_differs", kind="hang", by_user=True,
+          do="Build the same model on every rank: same configuration, same seed, same code.",
+          text="The model's parameters differ between ranks: {error}"),
+    Cause(name="skipped", kind="hang", names_call=True, by_user=True, do=_CODE_OF_CALL,
+          seen="{who} skipped {call}{at} and {are} ahead of the others{sides_if_any}"),
+    Cause(name="desync", kind="hang", do="Find where one rank makes a collective more or less than the others."),
+    Cause(name="not_seen", kind="hang", names_call=True,
+          do="Analyze the folders of all nodes together (`rankscope collect`), or the published address: {unseen} left "
+          "no records in this folder."),
+    Cause(name="finished", kind="hang", names_call=True, by_user=True,
+          do="Find out why {ranks} ended its loop before the others: fewer batches, or another number of steps.",
+          seen="{who} finished and closed{at} while other ranks still wait in {call}"),
+    Cause(name="p2p_unmatched", kind="hang", names_call=True, do=_CODE_OF_CALL, seen="{who} {unmatched}"),
+    Cause(name="order_inversion", kind="hang", by_user=True,
+          do="Make all ranks enter the groups in one order, or wait for each call before the next.",
+          seen="ranks entered process groups in opposite order{at}: {cycle}"),
+    Cause(name="all_entered", kind="hang", names_call=True,
+          do="{devices}Check the links and the backend (NCCL_DEBUG=INFO, firewall, interface): no rank is missing.",
+          seen="{entered}"),
+    Cause(name="device_stuck", kind="hang", names_call=True,
+          do="Look for an XID and ECC errors on the host of {ranks} (`dmesg -T`, `nvidia-smi -q`).",
+          seen="{devices} {are} stuck{at}: {stuck_call}"),
+    Cause(name="watchdog_stuck", kind="hang", do="Take the stacks of those processes."),
+    Cause(name="busy", kind="hang", do=_CODE_OF_CALL,
+          seen="{who} {make} no progress{at} outside of any collective: {doing}{where}"),
+)  # fmt: skip
+CAUSES: Mapping[str, Cause] = {cause.name: cause for cause in (*_LOST_RANKS, *_HANGS)}
+"""By name; a name stands for one cause whatever it was read from."""
+
+SIGNALS: Mapping[str, Cause] = {
+    "SIGKILL": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
+        do="Check `dmesg -T` of the host of {ranks} for the out-of-memory killer, and who else could kill it.",
+        collect=(_KERNEL, "cat /sys/fs/cgroup/memory.events # oom_kill of the job's cgroup",
+                 "sacct -j JOB --format=JobID,State,ExitCode,MaxRSS    |    kubectl describe pod POD")),
+    "SIGSEGV": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
+        do="Find the native stack of {ranks}: a core dump, or its log with `PYTHONFAULTHANDLER=1`.",
+        collect=(_KERNEL, "coredumpctl gdb # or: python -X faulthandler")),
+    "SIGBUS": Cause(name="signal", kind="rank_lost", seen="died of {signal}", do=_LOG_AND_HOST,
+        collect=("df -h /dev/shm # on the host of that rank", _KERNEL)),
+}  # fmt: skip
+"""The cause `signal` where the signal says more."""
+COLLECT_OTHER: Mapping[str, tuple[str, ...]] = {
+    "contested": ("the logs with a time on each line: torchrun --log-dir logs --tee 3", _KERNEL),
+    "ray": ("ls -t /tmp/ray/session_latest/logs/worker-*.err # on the node of that worker", _KERNEL),
+    "hang": (_STACKS, _DUMPS, _KERNEL),
+}
+"""What to collect where no one cause is known: causes that contradict each other, a worker of Ray, any hang."""
+
+
+def names(kind: str, *, by_user: bool = False) -> frozenset[str]:
+    """Names of the causes of a kind of finding; `by_user`: of those that no machine can be to blame for."""
+    return frozenset(row.name for row in CAUSES.values() if row.kind == kind and (row.by_user or not by_user))
+
+
+def next_step(
+    cause: str,
+    ranks: Sequence[int],
+    *,
+    signal: str = "",
+    caller: str = "",
+    stack: str = "",
+    unseen: Sequence[int] = (),
+    devices_first: bool = False,
+) -> str:
+    """The next step of a cause; empty for one without a row.
+
+    `caller`: " at train.py:77". `stack`: " (in train.py:77 wait)". `unseen`: ranks without records here.
+    `devices_first`: only the hosts are known to have entered the call, so a device may be stuck.
+    """
+    row = SIGNALS.get(signal) if cause == "signal" else None
+    row = row or CAUSES.get(cause)
+    if row is None:
+        return ""
+    return row.do.format(
+        ranks=ranks_text(ranks),
+        caller=caller,
+        stack=stack,
+        unseen=ranks_text(unseen) if unseen else "the awaited ranks",
+        devices="Look at the devices of these ranks first (`dmesg -T`, `nvidia-smi -q`). " if devices_first else "",
+    )

@@ -1,0 +1,77 @@
+"""The table of causes: each row is complete, can be emitted, and has a section in the runbook."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from string import Formatter
+from typing import get_args
+
+import pytest
+
+from analyzers.causes import CAUSES, SIGNALS, names, next_step
+from analyzers.kinds import KINDS
+from analyzers.run.endings import DeathCause
+from store.readers.logs.rules import load_rules
+
+ROOT = Path(__file__).parents[2]
+
+
+def fields(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_row_of_a_cause_is_complete(name: str) -> None:
+    row = CAUSES[name]
+    assert row.do.endswith(".")
+    assert fields(row.do) <= {"ranks", "caller", "stack", "unseen", "devices"}
+    assert fields(row.text) <= {"who", "error", "at"}
+    if row.text:  # a line of a log names it: the sentence says who, or what the line said
+        assert fields(row.text) & {"who", "error"}
+        assert row.blame == "rank" or "error" in fields(row.text)
+    step = next_step(name, (3,), caller=" at train.py:7", stack=" (in train.py:9 wait)", unseen=(5,))
+    assert step[0].isupper()
+    assert not re.search(r"[{}]|  ", step)
+    assert f'<a id="{row.advice}"></a>' in (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_is_named_by_a_rule_or_an_analyzer(name: str) -> None:
+    sources = [path for path in (ROOT / "analyzers").rglob("*.py") if path.name != "causes.py"]
+    sources += [*(ROOT / "store" / "readers").rglob("*.py"), *(ROOT / "store" / "readers").rglob("*.toml")]
+    named = any(f'"{name}"' in path.read_text(encoding="utf-8") for path in sources)
+    assert named, f"no code and no rule can report {name}: remove its row, or the test knows too little"
+
+
+def test_the_table_has_each_cause_once() -> None:
+    source = (ROOT / "analyzers" / "causes.py").read_text(encoding="utf-8").split("SIGNALS: Mapping")[0]
+    listed = re.findall(r'Cause\(name="(\w+)"', source)
+    assert len(listed) == len(set(listed)) == len(CAUSES)
+
+
+def test_a_rule_of_a_log_names_causes_that_a_line_can_show() -> None:
+    of_rules = {rule.cause for rule in load_rules() if rule.cause}
+    assert len(of_rules) > 20
+    assert of_rules <= {*CAUSES}
+    without_text = {name for name in of_rules if not CAUSES[name].text}
+    assert without_text <= {"not_entered"}  # its ranks are named by the line itself
+
+
+def test_what_records_show_has_a_sentence() -> None:
+    deaths = {*get_args(DeathCause)}
+    assert {name for name in deaths if not CAUSES[name].seen} == set()
+    assert {row.seen for row in SIGNALS.values()} == {CAUSES["signal"].seen}
+
+
+def test_what_lies_with_the_user_is_derived_from_the_table() -> None:
+    for kind in ("rank_lost", "hang"):
+        assert KINDS[kind].user_causes == {row.name for row in CAUSES.values() if row.kind == kind and row.by_user}
+        assert KINDS[kind].user_causes < names(kind)
+    assert not CAUSES["device_error"].by_user
+
+
+def test_a_signal_has_a_next_step_of_its_own() -> None:
+    assert "out-of-memory killer" in next_step("signal", (3,), signal="SIGKILL")
+    assert "core dump" in next_step("signal", (3,), signal="SIGSEGV")
+    assert next_step("signal", (3,), signal="SIGFPE") == next_step("vanished", (3,))
