@@ -24,6 +24,8 @@ from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
 from analyzers.source import Source, every_kth
+from probes.settings.described import RunFacts
+from probes.settings.section import read
 from probes.tape import event_kinds
 
 __all__ = ["run_facts"]
@@ -49,11 +51,9 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         ),
     )
     ended = run_ends(log, last_ns=_newest_ns(source))
-    config = manifest.get("config")
-    own = config.get("run") if isinstance(config, dict) else None
     facts: dict[str, Any] = {
         "run_id": _text(manifest.get("run_id")),
-        "name": _text(own.get("name")) if isinstance(own, dict) else None,
+        "name": _text(read(RunFacts, manifest).name),
         "attempts": len(attempts(views.sampled)),
         "ended": ended[-1].text("reason") if ended else None,
         "preempted_at_step": _preempted_at(log) if ended and ended[-1].text("reason") == "preempted" else None,

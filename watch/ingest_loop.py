@@ -24,6 +24,8 @@ from contextlib import AbstractContextManager
 from analyzers.finding import Finding
 from analyzers.run.live_ranks import stale_ranks
 from analyzers.source import Source
+from probes.settings.section import read
+from probes.settings.sections import ProbesSettings
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
@@ -83,8 +85,7 @@ class IngestLoop:
         self._run, self._ingester, self._tapes, self._judge = run, ingester, tapes, judge
         self._exports, self._events = exports, events
         self._node_rank, self._job = node_rank, job
-        samples = bool(manifest.get("config", {}).get("probes", {}).get("sample_stacks", True))
-        self._lines = LineSampler(run, events, enabled=samples)
+        self._lines = LineSampler(run, events, enabled=read(ProbesSettings, manifest).sample_stacks)
         self._traces = TraceReader(run, events)
         self._has_left = self._is_closing = False
         self._num_rows = 0

@@ -24,7 +24,8 @@ from pathlib import Path
 from analyzers.printable import visible
 from analyzers.report.terminal.lost_terminal import leave_lost_terminal
 from analyzers.run.policy import stall_policy
-from analyzers.run.setting import number
+from probes.settings.section import read
+from probes.settings.sections import ProbesSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
@@ -130,7 +131,8 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)
                 events.write(event_kinds.WATCH_STARTED, pid=os.getpid())
-                syncing = TapeSync(run, node_rank, every_s=_sync_s(run), is_running=lambda: tapes.is_running)
+                every_s = read(ProbesSettings, run.manifest()).sync_s
+                syncing = TapeSync(run, node_rank, every_s=every_s, is_running=lambda: tapes.is_running)
                 ingest.exclusions = ExclusionRequester.of(run, judge, events, node_rank=node_rank)
                 ingest.captures = CaptureRequester.of(run, events, node_rank=node_rank)
                 ingest.retention = Retention.of(run, ingester, syncing, events)
@@ -158,12 +160,6 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
             if error.role == "watch" or time.monotonic() > deadline:
                 raise
         time.sleep(0.05)
-
-
-def _sync_s(run: RunDir) -> float:
-    """Seconds between two syncs of the tapes, as configured."""
-    given = number(run.manifest(), "probes.sync_s")
-    return 5.0 if given is None or not 0 <= given < 86400 else given
 
 
 class _EndRequest:

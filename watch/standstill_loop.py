@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from analyzers.finding import Finding
 from analyzers.run.policy import stall_policy
-from analyzers.run.setting import number
+from probes.settings.section import read
+from probes.settings.sections import RecoverySettings
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
@@ -40,8 +40,6 @@ ORPHAN_GRACE_S = 10.0
 """How long to wait for a run without a living process and without `run_ended`: between attempts all ranks are gone."""
 QUIET_S = 2.0
 """Silence from which on the newest records are judged; at most half of the shortest silence that counts."""
-GRACE_S = 20.0
-"""Of a run that does not say, such as one whose loop is attached."""
 NEWS_S = 20.0
 """How long the newest records are judged after an end of a rank: the launcher reports how it died seconds later."""
 
@@ -60,15 +58,15 @@ class StandstillLoop:
         job: JobWatch | None = None,
     ) -> None:
         manifest = run.manifest()
+        recovery = read(RecoverySettings, manifest)
         self._run, self._tapes, self._judge, self._events, self._job = run, tapes, judge, events, job
         self._held = HeldFolder(run.path)
         self._launcher_pid = launcher_pid or int(manifest.get("launcher_pid", 0) or 0)
         self._tracker = ProcessTracker()
         self._loss = LauncherLoss(
-            tapes, events, node_rank=tapes.node_rank, launcher_pid=launcher_pid, grace_s=_grace_s(manifest)
+            tapes, events, node_rank=tapes.node_rank, launcher_pid=launcher_pid, grace_s=recovery.grace_s
         )
-        recovers = bool(manifest.get("config", {}).get("recovery", {}).get("enabled", True))
-        self._culprits = CulpritKiller(run, events, may_kill=recovers)
+        self._culprits = CulpritKiller(run, events, may_kill=recovery.enabled)
         self._floor_s = stall_policy(manifest).floor_s
         self._startup = StartupWork(events)
         self._gone_since_s: float | None = None
@@ -184,9 +182,3 @@ class StandstillLoop:
                 event_kinds.VERDICT_REFUSED, ranks=list(verdict.ranks), quiet_s=round(self._tapes.quiet_s, 1)
             )
         return False
-
-
-def _grace_s(manifest: Mapping[str, Any]) -> float:
-    """Time that ranks have for their end after SIGTERM, as configured."""
-    given = number(manifest, "recovery.grace_s")
-    return GRACE_S if given is None or not 0 <= given < 86400 else given

@@ -23,10 +23,11 @@ from analyzers.analysis import Analysis
 from analyzers.checkpoints.policy import CheckpointPolicy
 from analyzers.finding import Finding
 from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.setting import setting
 from analyzers.scope import Scope
 from analyzers.source import Source, every_kth_rank, lacking
 from analyzers.wording import counted
+from probes.settings.described import CheckpointFacts
+from probes.settings.section import read
 
 __all__ = ["ANALYSES", "SAVED", "saved_checkpoints"]
 
@@ -36,14 +37,14 @@ SAVED = ("complete", "verified", "good")
 def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | None = None) -> list[Finding]:
     """Findings over the whole run."""
     policy = policy or CheckpointPolicy()
-    interval = setting(scope.manifest, "checkpoint.interval")
+    interval = read(CheckpointFacts, scope.manifest).interval
     if absent := lacking(source, steps=("duration_ns",)):
         return [_insufficient(not_recorded(absent), missing(absent))]
     ((newest_step,),) = source.rows("SELECT max(step) FROM steps WHERE duration_ns IS NOT NULL")
     if absent := lacking(source, checkpoints=("tier", "state", "step")):
         if interval == 0 and newest_step:
             return []  # advice on the configuration
-        if isinstance(interval, int) and (newest_step or 0) < interval:
+        if interval is not None and (newest_step or 0) < interval:
             return []  # none was due
         if scope.manifest.get("attached") and not lacking(source, steps=("checkpoint_ns",)):
             return _time_of_saves(source)

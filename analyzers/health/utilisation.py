@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from analyzers.health.device_peaks import peak_flops_per_s
-from analyzers.run.setting import number, setting
+from probes.settings.described import DataFacts, ModelFacts, TrainFacts
+from probes.settings.section import read
 
 __all__ = ["flops_per_token", "mfu", "why_not_judged"]
 
@@ -26,14 +27,18 @@ def flops_per_token(manifest: Mapping[str, Any]) -> float | None:
     counted = manifest.get("flops_per_token")
     if isinstance(counted, (int, float)) and not isinstance(counted, bool):
         return float(counted) if counted > 0 else None
-    dim, layers = number(manifest, "model.dim"), number(manifest, "model.num_layers")
-    seq_len, vocab = number(manifest, "data.seq_len"), number(manifest, "model.vocab_size")
+    model, seq_len = read(ModelFacts, manifest), read(DataFacts, manifest).seq_len
+    dim, layers, vocab = model.dim, model.num_layers, model.vocab_size
     parameters = manifest.get("num_parameters")
     if not (dim and layers and seq_len and vocab) or not isinstance(parameters, int):
         return None
-    tied = bool(setting(manifest, "model.tie_embeddings"))
     # The embedding is looked up, not multiplied with; if it is also the head, it is multiplied with once.
-    weights = parameters - (0 if tied else vocab * dim) - (2 * layers + 1) * dim - _idle_weights(manifest, dim, layers)
+    weights = (
+        parameters
+        - (0 if model.tie_embeddings else vocab * dim)
+        - (2 * layers + 1) * dim
+        - _idle_weights(model, dim, layers)
+    )
     return 6 * weights + 12 * layers * dim * seq_len
 
 
@@ -50,7 +55,7 @@ def why_not_judged(manifest: Mapping[str, Any]) -> str | None:
     if flops_per_token(manifest) is None:
         return "the operations per token are known only for Rankscope's own models"
     if _peak(manifest) is None:
-        name, precision = manifest.get("device_name"), setting(manifest, "train.precision") or "float32"
+        name, precision = manifest.get("device_name"), read(TrainFacts, manifest).precision or "float32"
         return f"the peak of {name if isinstance(name, str) else 'this processor'} in {precision} is not known"
     return None
 
@@ -61,17 +66,17 @@ def _peak(manifest: Mapping[str, Any]) -> float | None:
         return None
     return peak_flops_per_s(
         name,
-        str(setting(manifest, "train.precision") or "float32"),
+        read(TrainFacts, manifest).precision or "float32",
         str(manifest.get("float32_matmul_precision") or "highest"),
     )
 
 
-def _idle_weights(manifest: Mapping[str, Any], dim: float, layers: float) -> float:
+def _idle_weights(model: ModelFacts, dim: float, layers: float) -> float:
     """Weights of the experts that a token is not sent to."""
-    experts, chosen = number(manifest, "model.num_experts") or 0, number(manifest, "model.experts_per_token") or 0
+    experts, chosen = model.num_experts or 0, model.experts_per_token or 0
     if not experts:
         return 0.0
-    rounding = number(manifest, "model.multiple_of") or 1.0
+    rounding = model.multiple_of or 1.0
     derived = -(-(8 * dim // 3) // rounding) * rounding
-    width = number(manifest, "model.expert_dim") or number(manifest, "model.hidden_dim") or derived
+    width = model.expert_dim or model.hidden_dim or derived
     return layers * (experts - chosen) * 3 * dim * width

@@ -18,10 +18,11 @@ import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import ExpertLoadPolicy
-from analyzers.run.setting import number
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, ints, missing_tables
 from analyzers.wording import ranks_text
+from probes.settings.described import ModelFacts
+from probes.settings.section import read
 
 __all__ = ["LayerLoad", "expert_load", "layer_loads"]
 
@@ -88,10 +89,10 @@ def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertL
 
     The manifest has how many experts a token chooses; without it one is assumed.
     """
-    chosen = number(scope.manifest, "model.experts_per_token") or 1.0
+    chosen = read(ModelFacts, scope.manifest).experts_per_token or 1.0
     attempt, layers = layer_loads(source, policy.window_samples, scope)
     if attempt is None:
-        if not number(scope.manifest, "model.num_experts"):
+        if not read(ModelFacts, scope.manifest).num_experts:
             return []
         return [_insufficient("no loads of experts were recorded", None)]
     if max(len(layer.steps) for layer in layers) < policy.min_samples:

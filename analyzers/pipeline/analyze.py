@@ -17,9 +17,8 @@ takes now, with the same total work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,8 @@ from analyzers.pipeline.pipeline_bubble import Bubble, Pipeline, load_pipeline, 
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
+from probes.settings.described import ParallelFacts
+from probes.settings.section import read
 
 __all__ = ["ANALYSES", "heaviest", "pipeline"]
 
@@ -56,7 +57,7 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
         for ranks in members
     )
     measured = [one for one in loaded if one is not None and len(one.steps) >= policy.min_steps]
-    bubble = summarise(measured, _schedule(scope.manifest), policy)
+    bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule, policy)
     if bubble is None:
         return [_insufficient(attempt, "too few steps have all spans of all ranks")]
     measurement = _bubble(attempt, bubble, measured)
@@ -170,14 +171,6 @@ def _insufficient(attempt: int, why: str) -> Finding:
     return Finding.insufficient(
         "stage_balance", "bubble", f"The pipeline bubble was not measured: {why}.", attempt=attempt
     )
-
-
-def _schedule(manifest: Mapping[str, Any]) -> str:
-    """The pipeline schedule in the run's configuration."""
-    config = manifest.get("config")
-    parallel = config.get("parallel") if isinstance(config, dict) else None
-    schedule = parallel.get("schedule") if isinstance(parallel, dict) else None
-    return schedule if isinstance(schedule, str) else ""
 
 
 ANALYSES = (Analysis(kinds=("bubble", "stage_imbalance"), run=pipeline),)

@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analyzers.run.setting import number
+from probes.settings.section import read
+from probes.settings.sections import RecoverySettings
 
 __all__ = ["NodeLossPolicy", "StallPolicy", "stall_policy"]
+
+
+_DEFAULT = RecoverySettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +45,13 @@ class NodeLossPolicy:
 class StallPolicy:
     """When silence is a stall. Limits know the phases; convention elsewhere is one timeout of several minutes."""
 
-    floor_s: float = 5.0
+    floor_s: float = _DEFAULT.hang_floor_s
     """Shortest silence that counts (seconds); `recovery.hang_floor_s`. Source: above a full garbage collection."""
     step_factor: float = 5.0
     """Silence in median steps (ratio). Source: convention; a step holds dozens of records, so one step is long."""
     longest_factor: float = 2.0
     """Silence in longest recent steps, without evaluation and checkpoint (ratio). Source: convention; uneven steps."""
-    startup_s: float = 180.0
+    startup_s: float = _DEFAULT.startup_s
     """Before the first finished step of an attempt and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
     startup_at_work_s: float = 1800.0
@@ -88,10 +92,7 @@ class StallPolicy:
         }.get(phase, 0.0)
 
 
-_SETTINGS = {"floor_s": "hang_floor_s", "startup_s": "startup_s"}
-
-
 def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:
     """The stall limits that the run was configured with."""
-    given = {name: number(manifest, f"recovery.{key}") for name, key in _SETTINGS.items()}
-    return StallPolicy(**{name: value for name, value in given.items() if value is not None and 0 < value < 86400})
+    given = read(RecoverySettings, manifest)
+    return StallPolicy(floor_s=given.hang_floor_s, startup_s=given.startup_s)

@@ -19,13 +19,14 @@ from analyzers.checkpoints.interval import suggest
 from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.finding import Finding
 from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.setting import number, setting
 from analyzers.scope import Scope
 from analyzers.settings.plan_deviation import against_plan, planned_step_s
 from analyzers.settings.policy import ConfigurationPolicy
 from analyzers.settings.startup import slow_startup
 from analyzers.source import Source, every_kth_rank, lacking
 from analyzers.wording import percent, size_text
+from probes.settings.described import CheckpointFacts, DataFacts, ParallelFacts, TrainFacts
+from probes.settings.section import read
 
 __all__ = ["ANALYSES", "RULES", "configuration"]
 
@@ -70,7 +71,7 @@ def configuration(source: Source, scope: Scope, policy: ConfigurationPolicy | No
 
 def _buckets(run: _Run) -> Advice:
     """DDP's buckets: so many that calls dominate, or a single one that hides nothing."""
-    size_mb, parameters = number(run.manifest, "parallel.ddp_bucket_mb"), run.manifest.get("num_parameters")
+    size_mb, parameters = read(ParallelFacts, run.manifest).ddp_bucket_mb, run.manifest.get("num_parameters")
     sizes = run.manifest.get("mesh")
     mesh = sizes if isinstance(sizes, Mapping) else {}
     is_ddp = mesh.get("dp_replicate", 1) > 1 and all(mesh.get(dim, 1) == 1 for dim in ("dp_shard", "ep", "cp", "tp"))
@@ -93,10 +94,11 @@ def _buckets(run: _Run) -> Advice:
 
 def _microbatches(run: _Run) -> Advice:
     """Too few microbatches for the stages of a pipeline."""
-    stages = number(run.manifest, "parallel.pp")
+    parallel = read(ParallelFacts, run.manifest)
+    stages = parallel.pp
     if not stages or stages < 2 or lacking(run.source, spans=("microbatch",)):
         return None
-    if str(setting(run.manifest, "parallel.schedule")) == "zbv_zero_bubble":
+    if parallel.schedule == "zbv_zero_bubble":
         return None
     ((microbatches,),) = run.source.rows("SELECT max(microbatch) + 1 FROM spans")
     if microbatches >= run.policy.microbatches_per_stage * stages:
@@ -151,10 +153,10 @@ def _batch(run: _Run) -> Advice:
 
 def _fp16(run: _Run) -> Advice:
     """fp16 without a loss scale: small gradients become zero."""
-    if setting(run.manifest, "train.precision") not in ("fp16", "float16"):
+    train = read(TrainFacts, run.manifest)
+    if train.precision not in ("fp16", "float16"):
         return None
-    scaling = setting(run.manifest, "train.loss_scaling")
-    if scaling is not False:  # our trainer always scales; an attached loop says if it does not
+    if train.loss_scaling is not False:  # our trainer always scales; an attached loop says if it does not
         return None
     return "The run trains in fp16 without a loss scale, so gradients below 6e-8 become zero.", {"precision": "fp16"}
 
@@ -171,7 +173,7 @@ def _compression(run: _Run) -> Advice:
         )
     ]
     policy, count = run.policy, len(errors)
-    kind = setting(run.manifest, "parallel.gradient_compression")
+    kind = read(ParallelFacts, run.manifest).gradient_compression
     if errors and (error := median(errors)) >= policy.compression_error:
         return (
             f"Compressed gradients ({kind}) are {100 * error:.0f} % away from whole ones in the median of {count} "
@@ -192,7 +194,7 @@ def _compression(run: _Run) -> Advice:
 
 def _interval(run: _Run) -> Advice:
     """No checkpoints, or an interval that is far from what saves and failures of this run ask for."""
-    interval = number(run.manifest, "checkpoint.interval")
+    interval = read(CheckpointFacts, run.manifest).interval
     if interval is None:
         return None
     ((step_s, whole_s),) = run.source.rows(
@@ -217,7 +219,7 @@ def _interval(run: _Run) -> Advice:
         return best.cost_s / every_s + every_s / (2 * best.mtbf_s)
 
     ((recorded,),) = run.source.rows("SELECT max(step) - min(step) + 1 FROM steps")
-    length = max(int(number(run.manifest, "train.steps") or 0), recorded)
+    length = max(int(read(TrainFacts, run.manifest).steps or 0), recorded)
     steps = min(best.steps, length)  # a longer interval than the run is one save, at its end
     now, then = lost_ratio(interval * step_s), lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
     if now - then < run.policy.interval_loss_ratio:
@@ -242,7 +244,7 @@ def _interval(run: _Run) -> Advice:
 
 def _workers(run: _Run) -> Advice:
     """Batches are made in the training process, which waits for them."""
-    if number(run.manifest, "data.num_workers") != 0:
+    if read(DataFacts, run.manifest).num_workers != 0:
         return None
     share = _share(run, own("data"))
     if share < run.policy.share_ratio:
@@ -255,7 +257,7 @@ def _workers(run: _Run) -> Advice:
 
 def _evaluation(run: _Run) -> Advice:
     """Evaluation takes a large part of the run."""
-    interval = number(run.manifest, "train.eval_interval")
+    interval = read(TrainFacts, run.manifest).eval_interval
     share = _share(run, own("evaluate"))
     if not interval or share < run.policy.share_ratio:
         return None

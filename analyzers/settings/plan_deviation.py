@@ -20,6 +20,8 @@ from analyzers.run.event_log import EventLog
 from analyzers.settings.policy import PlanPolicy
 from analyzers.source import Source
 from analyzers.wording import is_number
+from probes.settings.described import ModelFacts, ParallelFacts
+from probes.settings.section import read
 from probes.tape import event_kinds
 
 __all__ = ["Against", "against_plan", "planned_step_s"]
@@ -78,8 +80,7 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
 def planned_step_s(manifest: Mapping[str, Any]) -> float | None:
     """Planned time of a step (seconds); None where there is none, or where launching its kernels takes longer."""
     planned = _number(manifest, "planned", "step_s")
-    layers = _number(manifest, "config", "model", "num_layers") or 0.0
-    of_rank = layers / max(1.0, _number(manifest, "config", "parallel", "pp") or 1.0)
+    of_rank = (read(ModelFacts, manifest).num_layers or 0.0) / max(1.0, read(ParallelFacts, manifest).pp or 1.0)
     is_compared = planned is not None and planned > of_rank * PlanPolicy().launches_of_block_s
     return planned if is_compared else None
 

@@ -20,6 +20,8 @@ from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, tiles
 from dashboard.frame import View, framed
 from dashboard.views.findings import card, verdict_text
+from probes.settings.described import TrainFacts
+from probes.settings.section import read
 
 __all__ = ["overview"]
 
@@ -132,10 +134,8 @@ def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[st
 
 
 def _planned_steps(manifest: dict[str, Any]) -> int | None:
-    config = manifest.get("config")
-    train = config.get("train") if isinstance(config, dict) else None
-    steps = train.get("steps") if isinstance(train, dict) else None
-    return steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
+    steps = read(TrainFacts, manifest).steps
+    return int(steps) if steps is not None and steps > 0 else None
 
 
 def _mark(view: View, diagnosis: Diagnosis) -> str:

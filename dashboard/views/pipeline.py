@@ -15,6 +15,8 @@ from dashboard.data import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, markdown_text, tiles
 from dashboard.frame import View, framed
+from probes.settings.described import ParallelFacts
+from probes.settings.section import read
 
 __all__ = ["pipeline"]
 
@@ -75,7 +77,7 @@ def pipeline(view: View) -> None:
         )  # fmt: skip
         flow = st.toggle("Flow between stages", value=True, key="flow", bind="query-params")
     step = last if asked is None else int(asked)
-    measured = view.ask(load_bubble, attempt, members, _schedule_name(view))
+    measured = view.ask(load_bubble, attempt, members, read(ParallelFacts, view.manifest).schedule)
     bubble: Bubble | None = measured["bubble"] if measured else None
     if bubble is not None:
         _numbers(bubble)
@@ -119,13 +121,6 @@ def _bubble(bubble: Bubble) -> None:
             figures.idle_by_step, bubble.idle_ratio_by_step, expected=expected, key="bubble-steps", what=what,
             selected=tuple(named),
         )  # fmt: skip
-
-
-def _schedule_name(view: View) -> str:
-    config = view.manifest.get("config")
-    parallel = config.get("parallel") if isinstance(config, dict) else None
-    name = parallel.get("schedule") if isinstance(parallel, dict) else ""
-    return name if isinstance(name, str) else ""
 
 
 def _numbers(bubble: Bubble) -> None:

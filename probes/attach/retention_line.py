@@ -12,23 +12,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..settings.section import read_config
+from ..settings.sections import ProbesSettings
 from ..tape.rundir import RunDir
 from .identity import Identity
 
-__all__ = ["RETAIN_S", "print_retention", "retention_line"]
-
-RETAIN_S = 3600.0
-"""Window of a run that sets none."""
+__all__ = ["print_retention", "retention_line"]
 
 
 def retention_line(config: Mapping[str, Any]) -> str:
     """The line; empty where everything is kept."""
-    probes = config.get("probes")
-    if not isinstance(probes, Mapping) or probes.get("retain") != "window":
+    probes = read_config(ProbesSettings, config)
+    if probes.retain != "window":
         return ""
-    budget_mb = probes.get("budget_mb")
-    budget = f", at most {budget_mb:g} MB a rank and hour" if budget_mb else ""
-    return f"records: tapes and single calls of the last {probes.get('retain_s', RETAIN_S):g} s{budget}"
+    budget = f", at most {probes.budget_mb:g} MB a rank and hour" if probes.budget_mb else ""
+    return f"records: tapes and single calls of the last {probes.retain_s:g} s{budget}"
 
 
 def print_retention(run: RunDir, identity: Identity) -> None:

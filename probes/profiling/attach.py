@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from ..fail_open import failing_open
+from ..settings.section import read_config
+from ..settings.sections import ProfilerSettings
 from ..tape.rundir import RunDir
 from ..tape_recorder import TapeRecorder
-from .settings import ProfilerSettings
 from .step_profiler import StepProfiler
 
 __all__ = ["profile_steps"]
@@ -22,7 +23,7 @@ __all__ = ["profile_steps"]
 def profile_steps(run: RunDir, recorder: TapeRecorder, config: Mapping[str, Any], *, node_rank: int) -> None:
     """Profile steps on schedule and on request, open ranges and keep memory's history, as configured."""
     with failing_open("profiler"):
-        settings = ProfilerSettings.of(config)
+        settings = read_config(ProfilerSettings, config)
         on_cuda = torch.cuda.is_available()
         if settings.interval or settings.on_request:
             recorder.profiling = StepProfiler(run, recorder, settings, node_rank=node_rank, on_cuda=on_cuda)

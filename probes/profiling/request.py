@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..settings.sections import MAX_STEPS
 from ..tape.request_file import RequestPoll, write_request_file
 from ..tape.rundir import RunDir
-from .settings import MAX_STEPS
 
 __all__ = ["CaptureRequest", "RequestFile", "write_request"]
 

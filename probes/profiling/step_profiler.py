@@ -23,10 +23,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ..fail_open import record_error
+from ..settings.sections import MAX_STEPS, ProfilerSettings
 from ..tape import event_kinds
 from ..tape.rundir import RunDir
 from .request import CaptureRequest, RequestFile
-from .settings import MAX_STEPS, ProfilerSettings
 from .trace_files import TraceFiles
 
 __all__ = ["StepProfiler"]

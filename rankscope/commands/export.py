@@ -153,6 +153,8 @@ def _tables(run: RunDir, out: str) -> None:
 
 def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: str) -> None:
     from analyzers.diagnose import diagnose
+    from probes.settings.section import read
+    from probes.settings.sections import TrackersSettings
     from store import Store, is_watched
     from store.published.copy_time import stored_until_ns
     from watch.exporting.trackers.feed import INSTALL, TrackerFeed, open_tracker
@@ -164,8 +166,7 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
     if mode not in ("", "online", "offline"):
         fail(f"--mode {mode}: choose online or offline")
     manifest = run.manifest()
-    section = manifest.get("config", {}).get("trackers", {}) if isinstance(manifest.get("config"), dict) else {}
-    if not out and name in section.get("to", ()) and is_watched(run.stores()):
+    if not out and name in read(TrackersSettings, manifest).to and is_watched(run.stores()):
         fail(f"{run.path} is being written to {name} while it trains: wait until it ends, or choose another --out")
     try:
         with Store.open(run) as store:

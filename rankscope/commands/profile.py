@@ -35,8 +35,9 @@ def profile(
     The traces are written to RUN/traces, and `rankscope analyze RUN` lists them. The run has to allow it
     (profiler.on_request, on by default) and its folder has to be writable.
     """
-    from analyzers.run.setting import setting
     from probes.profiling.request import CaptureRequest
+    from probes.settings.section import read
+    from probes.settings.sections import ProfilerSettings
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
     from watch.live_tapes import LiveTapes
@@ -48,7 +49,7 @@ def profile(
         fail(f"--ranks {ranks}: give numbers with commas between, e.g. 0,3")
     try:
         found = RunDir.open(run)
-        if setting(found.manifest(), "profiler.on_request") is False:
+        if not read(ProfilerSettings, found.manifest()).on_request:
             fail(f"{run} was started with profiler.on_request = false: its ranks take no requests")
         tapes = LiveTapes(found)
         tapes.poll()

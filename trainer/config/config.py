@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from probes.attach.retention_line import RETAIN_S
+from probes.settings.sections import ProbesSettings, PublishSettings
 from store.published.address import check_address
 from trainer.config.export import AlertsConfig, MetricsConfig, OtelConfig, TrackersConfig
 from trainer.config.model import ModelConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.profiler import ProfilerConfig
 from trainer.config.recovery import RecoveryConfig
-from trainer.config.section import Section
+from trainer.config.section import Section, taken
 
 __all__ = ["Config", "ModelConfig", "ParallelConfig"]
 
@@ -166,22 +166,22 @@ class ProbesConfig(Section):
     """Steps between comparisons of parameters and optimizer state over replicas, besides every copy; 0 = never."""
     chain_interval: int = Field(default=0, ge=0)
     """Steps between checks whether state without enough replicas changed between optimizer steps; 1 = all."""
-    sample_stacks: bool = True
+    sample_stacks: bool = taken(ProbesSettings, "sample_stacks")
     """While a rank is slow, take some twenty Python stacks of it and of one peer, to report the line of code."""
-    sync_s: float = Field(default=5.0, ge=0)
+    sync_s: float = taken(ProbesSettings, "sync_s")
     """Seconds between two syncs of the records to the disk, by `watch`: what a power cut may lose; 0 = left to the
     kernel."""
-    retain: Literal["all", "window"] = "all"
+    retain: Literal["all", "window"] = taken(ProbesSettings, "retain")
     """Keep all records, or tapes and single calls of the last `retain_s` seconds only: then older calls are totals a
     step and group but for every 64th step, and older tapes are in the store alone."""
-    retain_s: float = Field(default=RETAIN_S, ge=60)
+    retain_s: float = taken(ProbesSettings, "retain_s")
     """The window of `retain = "window"`."""
-    budget_mb: float = Field(default=0.0, ge=0)
+    budget_mb: float = taken(ProbesSettings, "budget_mb")
     """MB of records a rank and hour, tapes and store, that `watch` holds by a shorter window; needs
     `retain = "window"`; 0 = none."""
-    health: bool = True
+    health: bool = taken(ProbesSettings, "health")
     """Read host and GPUs once a second, in `watch`."""
-    dcgm_url: str = ""
+    dcgm_url: str = taken(ProbesSettings, "dcgm_url")
     """`/metrics` of a dcgm-exporter to read the GPUs from, instead of NVML."""
 
     @model_validator(mode="after")
@@ -225,10 +225,10 @@ class CheckpointConfig(Section):
 
 
 class PublishConfig(Section):
-    address: str = ""
+    address: str = taken(PublishSettings, "address")
     """Folder or bucket to which `watch` publishes the records of its node while the run lives: file:// or s3://;
     empty = nothing is published."""
-    every_s: float = Field(default=10.0, ge=1)
+    every_s: float = taken(PublishSettings, "every_s")
     """Seconds between two publications, which each write a file a table."""
 
     @field_validator("address")

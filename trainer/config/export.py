@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from trainer.config.section import Section
+from probes.settings.sections import AlertsSettings, MetricsSettings, OtelSettings, TrackersSettings
+from trainer.config.section import Section, taken
 
 __all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 
@@ -16,13 +17,13 @@ __all__ = ["AlertsConfig", "MetricsConfig", "OtelConfig", "TrackersConfig"]
 class MetricsConfig(Section):
     """Address at which `watch` serves `/metrics`. Beyond loopback it needs all three files."""
 
-    listen: str = "127.0.0.1:0"
+    listen: str = taken(MetricsSettings, "listen")
     """HOST:PORT of each node's endpoint; port 0 takes a free one, empty = none."""
-    tls_cert: str = ""
+    tls_cert: str = taken(MetricsSettings, "tls_cert")
     """PEM file with the certificate chain."""
-    tls_key: str = ""
+    tls_key: str = taken(MetricsSettings, "tls_key")
     """PEM file with its key."""
-    token_file: str = ""
+    token_file: str = taken(MetricsSettings, "token_file")
     """File that holds the bearer token which a scrape must show."""
 
     @field_validator("listen")
@@ -39,10 +40,10 @@ class AlertsConfig(Section):
 
     webhook: str = Field(default="", pattern=r"^(https?://.+)?$")
     """URL to which each finding is posted as JSON."""
-    command: str = ""
+    command: str = taken(AlertsSettings, "command")
     """Program and arguments that are run for each finding, which they read as JSON; no shell."""
-    min_severity: Literal["info", "warning", "critical"] = "warning"
-    at_most_per_hour: int = Field(default=60, ge=1)
+    min_severity: Literal["info", "warning", "critical"] = taken(AlertsSettings, "min_severity")
+    at_most_per_hour: int = taken(AlertsSettings, "at_most_per_hour")
     """Findings beyond are counted and left out."""
 
     @field_validator("webhook")
@@ -72,9 +73,9 @@ class AlertsConfig(Section):
 class OtelConfig(Section):
     """Signals for an OpenTelemetry collector, if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
 
-    group: Literal["default", "per_step", "all"] = "default"
+    group: Literal["default", "per_step", "all"] = taken(OtelSettings, "group")
     """Spans: of steps; of their phases too; of microbatches and collectives too."""
-    ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = "single_rank"
+    ranks: Literal["single_rank", "first_rank_per_node", "sampled", "all_ranks"] = taken(OtelSettings, "ranks")
 
 
 class TrackersConfig(Section):
@@ -82,14 +83,14 @@ class TrackersConfig(Section):
 
     to: list[Literal["tensorboard", "wandb"]] = Field(default_factory=list)
     """Which."""
-    ranks: Literal["none", "sampled", "all"] = "sampled"
+    ranks: Literal["none", "sampled", "all"] = taken(TrackersSettings, "ranks")
     """Ranks whose own values go there: none, at most eight, all."""
-    every_s: float = Field(default=5.0, ge=0.2)
+    every_s: float = taken(TrackersSettings, "every_s")
     """Pause between two uploads."""
-    tensorboard_dir: str = ""
+    tensorboard_dir: str = taken(TrackersSettings, "tensorboard_dir")
     """Folder in which the run gets a folder for its event files; without it, `tensorboard/` in the run's own."""
-    wandb_project: str = "rankscope"
-    wandb_entity: str = ""
+    wandb_project: str = taken(TrackersSettings, "wandb_project")
+    wandb_entity: str = taken(TrackersSettings, "wandb_entity")
     """Team or user; without it, W&B's default."""
-    wandb_mode: Literal["", "online", "offline"] = ""
+    wandb_mode: Literal["", "online", "offline"] = taken(TrackersSettings, "wandb_mode")
     """Without it WANDB_MODE, else online where W&B has a key and offline where it has none."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from probes.profiling.settings import MAX_STEPS
-from trainer.config.section import Section
+from probes.settings.sections import ProfilerSettings
+from trainer.config.section import Section, taken
 
 __all__ = ["ProfilerConfig"]
 
@@ -14,31 +14,31 @@ class ProfilerConfig(Section):
     """Steps that are recorded with torch.profiler, each capture a Chrome trace in `traces/` of the run's folder. How to
     read them is in [profiling](profiling.md)."""
 
-    interval: int = Field(default=0, ge=0)
+    interval: int = taken(ProfilerSettings, "interval")
     """Steps between scheduled captures; 0 = none."""
-    active_steps: int = Field(default=3, ge=1, le=MAX_STEPS)
+    active_steps: int = taken(ProfilerSettings, "active_steps")
     """Steps of a scheduled capture."""
     ranks: list[int] = Field(default_factory=lambda: [0])
     """Ranks of scheduled captures; empty = all."""
-    on_request: bool = True
+    on_request: bool = taken(ProfilerSettings, "on_request")
     """Ranks profile their next steps when `rankscope profile` or `watch` asks."""
-    on_anomaly: bool = False
+    on_anomaly: bool = taken(ProfilerSettings, "on_anomaly")
     """`watch` asks a suspect (straggler, slower steps, loss spike) and one peer to profile their next steps."""
-    anomaly_steps: int = Field(default=5, ge=1, le=MAX_STEPS)
+    anomaly_steps: int = taken(ProfilerSettings, "anomaly_steps")
     """Steps of such a capture."""
-    cooldown_s: float = Field(default=300.0, ge=0)
+    cooldown_s: float = taken(ProfilerSettings, "cooldown_s")
     """Least time between two such captures (seconds)."""
-    max_captures: int = Field(default=8, ge=0)
+    max_captures: int = taken(ProfilerSettings, "max_captures")
     """Such captures in a run at most."""
-    ranges: bool = False
+    ranges: bool = taken(ProfilerSettings, "ranges")
     """Ranges around phases in every step, for Nsight (NVTX on CUDA) and profilers of your own; a capture has them
     anyway."""
-    record_shapes: bool = False
+    record_shapes: bool = taken(ProfilerSettings, "record_shapes")
     """Traces hold the shapes of operators' inputs."""
-    with_stack: bool = False
+    with_stack: bool = taken(ProfilerSettings, "with_stack")
     """Traces hold Python stacks; several times as large and slow."""
-    budget_mb: float = Field(default=256.0, gt=0)
+    budget_mb: float = taken(ProfilerSettings, "budget_mb")
     """MB of traces that a rank keeps; older ones are removed, those of the schedule first."""
-    memory_history: int = Field(default=0, ge=0)
+    memory_history: int = taken(ProfilerSettings, "memory_history")
     """Allocations and frees on CUDA that a rank remembers, with Python stacks, for its snapshot when memory runs out;
     0 = none. Costs about 2 µs an allocation (torch's number)."""

@@ -6,13 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.section import Section
+from probes.settings.sections import Answer, RecoverySettings
+from trainer.config.section import Section, taken
 
 __all__ = ["RecoveryConfig"]
 
 
 class RecoveryConfig(Section):
-    enabled: bool = True
+    enabled: bool = taken(RecoverySettings, "enabled")
     """Act on what is found: skip, roll back, restart."""
     verdict: Literal["auto", "at_once", "late"] = "auto"
     """`late`: read a step's numbers while the next is computed, the device leaves the update of a bad step out; `auto`:
@@ -23,12 +24,12 @@ class RecoveryConfig(Section):
     """Rollbacks before the run stops with a report."""
     max_replays: int = Field(default=8, ge=0)
     """Refused steps of an attempt that are replayed to see whether the fault comes back; 0 = none."""
-    hang_floor_s: float = Field(default=5.0, gt=0)
+    hang_floor_s: float = taken(RecoverySettings, "hang_floor_s")
     """A step shorter than this is never called a hang (seconds)."""
-    startup_s: float = Field(default=180.0, gt=0)
+    startup_s: float = taken(RecoverySettings, "startup_s")
     """Silence before the first step that is no hang yet (seconds); it counts from when a rank was last seen to compute
     or to read files."""
-    grace_s: float = Field(default=20.0, gt=0)
+    grace_s: float = taken(RecoverySettings, "grace_s")
     """After SIGTERM or Ctrl-C: time until everything has ended; the ranks have 7 s less for the end of their step and
     a checkpoint, then they leave without. Slurm and Kubernetes kill what is left after 30 (seconds)."""
     rejoin_s: float = Field(default=30.0, ge=0)
@@ -40,16 +41,16 @@ class RecoveryConfig(Section):
     max_corruptions_per_device: int = Field(default=2, ge=1)
     """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
     does."""
-    on_straggler: Literal["report", "exclude", "replace"] = "report"
+    on_straggler: Answer = taken(RecoverySettings, "on_straggler")
     """Slow rank whose device is the cause: report it; exclude its device where the run gains more than it loses;
     replace it only where a spare device or node takes the place."""
-    straggler_after_s: float = Field(default=60.0, ge=0)
+    straggler_after_s: float = taken(RecoverySettings, "straggler_after_s")
     """How long a rank must have been reported as slow before that (seconds)."""
-    straggler_speedup: float = Field(default=1.2, gt=1)
+    straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
     """Step time / step time without it from which a slow rank is acted on."""
-    on_xid: Literal["report", "exclude", "replace"] = "exclude"
+    on_xid: Answer = taken(RecoverySettings, "on_xid")
     """The same for a device with an XID after which NVIDIA's catalogue asks for another device."""
-    exclusion_cooldown_s: float = Field(default=600.0, ge=0)
+    exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
     """Seconds between two such actions."""
-    exclusion_dry_run: bool = False
+    exclusion_dry_run: bool = taken(RecoverySettings, "exclusion_dry_run")
     """Write events of what these settings would do, and change nothing."""

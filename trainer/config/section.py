@@ -1,10 +1,19 @@
-"""Base of every section of the configuration: no unknown keys, immutable."""
+"""Base of every section of the configuration: no unknown keys, immutable; defaults that other packages read, too."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import dataclasses
+from typing import Any
 
-__all__ = ["Section"]
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Section", "taken"]
+
+
+def taken(settings: type, name: str, **limits: Any) -> Any:
+    """A field with the default and the limits that it has in `probes.settings`, where other packages read it."""
+    one = next(field for field in dataclasses.fields(settings) if field.name == name)
+    return Field(default=one.default, **one.metadata, **limits)
 
 
 class Section(BaseModel):

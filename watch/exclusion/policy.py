@@ -10,55 +10,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.run.setting import number, setting
 from analyzers.stragglers.replaceable import reason_to_stay
 from analyzers.wording import is_number
+from probes.settings.section import is_configured, read
+from probes.settings.sections import Answer, RecoverySettings
 
-__all__ = ["ExclusionPolicy", "Mode", "exclusion_policy", "reason_to_keep"]
+__all__ = ["ExclusionPolicy", "exclusion_policy", "reason_to_keep"]
 
-Mode = Literal["report", "exclude", "replace"]
-"""`exclude`: also where the run gets smaller. `replace`: only where a spare device or node takes the place."""
+_DEFAULT = RecoverySettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExclusionPolicy:
     """Settings `recovery.*` of the run; those of the defaults where it has none, as an attached run."""
 
-    on_straggler: Mode = "report"
-    on_xid: Mode = "report"
-    straggler_after_s: float = 60.0
+    on_straggler: Answer = "report"
+    on_xid: Answer = "report"
+    straggler_after_s: float = _DEFAULT.straggler_after_s
     """For how long a rank must have been reported as slow (seconds). Source: convention, a minute."""
-    straggler_speedup: float = 1.2
+    straggler_speedup: float = _DEFAULT.straggler_speedup
     """Step time / step time without it from which it is worth a restart (ratio). Source: convention."""
-    cooldown_s: float = 600.0
+    cooldown_s: float = _DEFAULT.exclusion_cooldown_s
     """Between two requests (seconds). Source: convention; a restart costs up to minutes on a large job."""
     dry_run: bool = False
 
 
 def exclusion_policy(manifest: Mapping[str, Any]) -> ExclusionPolicy:
-    """The settings that a run was configured with. Acts on nothing where recovery is turned off."""
-    default = ExclusionPolicy()
-    if setting(manifest, "recovery.enabled") is not True:
-        return default
-
-    def mode(name: str) -> Mode:
-        given = setting(manifest, f"recovery.{name}")
-        return given if given in ("exclude", "replace") else "report"
-
-    def amount(name: str, otherwise: float) -> float:
-        given = number(manifest, f"recovery.{name}")
-        return given if given is not None and 0 <= given < 1e9 else otherwise
-
+    """The settings that a run was configured with. Acts on nothing where recovery is turned off, or not configured."""
+    given = read(RecoverySettings, manifest)
+    if not given.enabled or not is_configured(RecoverySettings, manifest):
+        return ExclusionPolicy()
     return ExclusionPolicy(
-        on_straggler=mode("on_straggler"),
-        on_xid=mode("on_xid"),
-        straggler_after_s=amount("straggler_after_s", default.straggler_after_s),
-        straggler_speedup=amount("straggler_speedup", default.straggler_speedup),
-        cooldown_s=amount("exclusion_cooldown_s", default.cooldown_s),
-        dry_run=setting(manifest, "recovery.exclusion_dry_run") is True,
+        on_straggler=given.on_straggler,
+        on_xid=given.on_xid,
+        straggler_after_s=given.straggler_after_s,
+        straggler_speedup=given.straggler_speedup,
+        cooldown_s=given.exclusion_cooldown_s,
+        dry_run=given.exclusion_dry_run,
     )
 
 

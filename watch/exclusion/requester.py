@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 from analyzers.finding import Finding
 from analyzers.health.xids import asks_for_another_device
 from analyzers.live import LivePolicy, window_start
-from analyzers.run.setting import number
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.stragglers.analyze import stragglers
 from analyzers.wording import ranks_text
+from probes.settings.described import ModelFacts
+from probes.settings.section import read
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
@@ -50,7 +51,7 @@ class ExclusionRequester:
     ) -> None:
         self._run, self._judge, self._events, self._policy = run, judge, events, policy
         self._node_rank, self._clock_s = node_rank, clock_s
-        self._has_experts = (number(run.manifest(), "model.num_experts") or 0) > 0
+        self._has_experts = (read(ModelFacts, run.manifest()).num_experts or 0) > 0
         self._slow_since_s: dict[tuple[int, tuple[int, ...]], float] = {}
         self._answered: set[tuple[int, tuple[int, ...], str]] = set()
         self._acted_s = self._last_request_s()

@@ -31,6 +31,8 @@ from urllib.parse import urlsplit
 from analyzers.finding import Finding
 from analyzers.printable import visible
 from analyzers.report.wording.links import finding_link
+from probes.settings.section import read
+from probes.settings.sections import AlertsSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.secrets import MIN_LITERAL_CHARS, Redactor
@@ -57,8 +59,8 @@ class FindingHook:
         events: EventWriter,
         webhook: str = "",
         command: str = "",
-        min_severity: str = "warning",
-        at_most_per_hour: int = 60,
+        min_severity: str = AlertsSettings().min_severity,
+        at_most_per_hour: int = AlertsSettings().at_most_per_hour,
         modules: Sequence[PluginProcess] = (),
     ) -> None:
         self._run_id, self._events = run_id, events
@@ -185,15 +187,22 @@ class FindingHook:
 @contextmanager
 def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWriter) -> Iterator[FindingHook | None]:
     """The hook of the run's configuration (section `alerts`) and of installed plug-ins; None without either."""
-    config = manifest.get("config")
-    section = config.get("alerts", {}) if isinstance(config, dict) else {}
+    given = read(AlertsSettings, manifest)
     modules = plugins(GROUP, "watch.exporting.hook_child")
-    if not section.get("webhook") and not section.get("command") and not modules:
+    if not given.webhook and not given.command and not modules:
         yield None
         return
     try:
-        hook = FindingHook(run_id=run_id, events=events, modules=modules, **section)
-    except (TypeError, ValueError) as error:  # of an older or edited run.json: the configuration refuses it today
+        hook = FindingHook(
+            run_id=run_id,
+            events=events,
+            webhook=given.webhook,
+            command=given.command,
+            min_severity=given.min_severity,
+            at_most_per_hour=given.at_most_per_hour,
+            modules=modules,
+        )
+    except ValueError as error:  # of an older or edited run.json: the configuration refuses it today
         events.write(event_kinds.HOOK_FAILED, hook="alerts", reason=_one_line(error))
         yield None
         return

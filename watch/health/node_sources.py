@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from probes.settings.section import read
+from probes.settings.sections import ProbesSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -26,17 +28,16 @@ __all__ = ["node_health"]
 @contextmanager
 def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[None]:
     """Sample until the block ends; a source that fails is reported as an event, and the run goes on."""
-    config = run.manifest().get("config")
-    probes = config.get("probes", {}) if isinstance(config, dict) else {}
+    probes = read(ProbesSettings, run.manifest())
     sources: list[Source] = [Host(run.path)]
     xids: nvml.Xids | None = None
-    if probes.get("dcgm_url"):
-        sources.append(Dcgm(str(probes["dcgm_url"])))
+    if probes.dcgm_url:
+        sources.append(Dcgm(probes.dcgm_url))
     elif nvml.has_driver():
         sources.append(nvml.Nvml())
         xids = nvml.Xids()
     with ExitStack() as stack:
-        if probes.get("health", True):
+        if probes.health:
             try:
                 stack.enter_context(sampling(run.node_dir(node_rank), sources, events, xids=xids))
             except OSError as error:  # a full disk: the run goes on without readings

@@ -10,35 +10,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analyzers.run.setting import number, setting
-from probes.profiling.settings import MAX_STEPS
+from probes.settings.section import read
+from probes.settings.sections import ProfilerSettings
 
 __all__ = ["CapturePolicy", "capture_policy"]
+
+_DEFAULT = ProfilerSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturePolicy:
     """Settings `profiler.*` of the run; those of the defaults where it has none, as an attached run."""
 
-    on_anomaly: bool = False
-    num_steps: int = 5
-    cooldown_s: float = 300.0
+    on_anomaly: bool = _DEFAULT.on_anomaly
+    num_steps: int = _DEFAULT.anomaly_steps
+    cooldown_s: float = _DEFAULT.cooldown_s
     """Between two requests (seconds). Source: convention; a capture makes its steps slower."""
-    max_captures: int = 8
+    max_captures: int = _DEFAULT.max_captures
 
 
 def capture_policy(manifest: Mapping[str, Any]) -> CapturePolicy:
     """The settings that a run was configured with."""
-    default = CapturePolicy()
-
-    def amount(name: str, otherwise: float) -> float:
-        given = number(manifest, f"profiler.{name}")
-        return given if given is not None and 0 <= given < 1e9 else otherwise
-
-    listens = setting(manifest, "profiler.on_request") is not False
+    given = read(ProfilerSettings, manifest)
     return CapturePolicy(
-        on_anomaly=setting(manifest, "profiler.on_anomaly") is True and listens,
-        num_steps=max(1, min(MAX_STEPS, int(amount("anomaly_steps", default.num_steps)))),
-        cooldown_s=amount("cooldown_s", default.cooldown_s),
-        max_captures=int(amount("max_captures", default.max_captures)),
+        on_anomaly=given.on_anomaly and given.on_request,
+        num_steps=given.anomaly_steps,
+        cooldown_s=given.cooldown_s,
+        max_captures=given.max_captures,
     )

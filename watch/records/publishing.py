@@ -20,6 +20,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from probes.settings.section import read
+from probes.settings.sections import PublishSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -55,18 +57,17 @@ class Publishing:
     @classmethod
     def of(cls, run: RunDir, events: EventWriter, *, node_rank: int) -> Publishing | None:
         """Read the run's configuration; None where nothing is published."""
-        given = run.private_manifest().get("config", {}).get("publish", {})
-        address = given.get("address") if isinstance(given, dict) else None
-        if not isinstance(address, str) or not address:
+        given = read(PublishSettings, run.private_manifest())
+        address = given.address
+        if not address:
             return None
-        every_s = given.get("every_s")
         try:
             publisher = Publisher(address, run, node_rank=node_rank)
         except AddressError as error:
             detail = Redactor().within({"address": address, "reason": str(error)})  # an address with keys is refused
             events.write(event_kinds.PUBLISH_FAILED, **detail)
             return None
-        return cls(publisher, events, every_s=float(every_s) if isinstance(every_s, (int, float)) else 10.0)
+        return cls(publisher, events, every_s=given.every_s)
 
     def note(self, rows: Mapping[str, int], *, until_ns: int | None) -> None:
         """Count rows that a tick has appended to the store, which has all that was recorded until then (epoch

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from analyzers.run.setting import number
-from probes.attach.retention_line import RETAIN_S
+from probes.settings.section import read
+from probes.settings.sections import ProbesSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -50,7 +50,7 @@ GROUP BY attempt ORDER BY attempt
 class RetentionPolicy:
     """Window and budget of the records that are kept."""
 
-    window_s: float = RETAIN_S
+    window_s: float = ProbesSettings().retain_s
     budget_bytes: float = 0.0
     """A rank and hour; 0: no budget."""
     every_s: float = 60.0
@@ -72,12 +72,10 @@ class Retention:
     @classmethod
     def of(cls, run: RunDir, ingester: Ingester, syncing: TapeSync, events: EventWriter) -> Retention | None:
         """Read the run's configuration; None where everything is kept."""
-        manifest = run.manifest()
-        probes = manifest.get("config", {}).get("probes", {})
-        if not isinstance(probes, dict) or probes.get("retain") != "window":
+        given = read(ProbesSettings, run.manifest())
+        if given.retain != "window":
             return None
-        window_s, budget = number(manifest, "probes.retain_s"), number(manifest, "probes.budget_mb")
-        policy = RetentionPolicy(window_s=max(MIN_WINDOW_S, window_s or RETAIN_S), budget_bytes=(budget or 0.0) * 1e6)
+        policy = RetentionPolicy(window_s=max(MIN_WINDOW_S, given.retain_s), budget_bytes=given.budget_mb * 1e6)
         return cls(run, ingester, syncing, events, policy)
 
     def poll(self) -> None:

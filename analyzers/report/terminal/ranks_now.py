@@ -20,7 +20,8 @@ from analyzers.report.terminal.rank_table import Heading, rank_table
 from analyzers.run.folder_state import folder_state
 from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
 from analyzers.run.policy import stall_policy
-from analyzers.run.setting import number
+from probes.settings.described import TrainFacts
+from probes.settings.section import read
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -51,7 +52,7 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
         found = rank_rows(
             store, findings, now_ns=state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         )
-    steps = number(manifest, "train.steps")
+    steps = read(TrainFacts, manifest).steps
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:
         sentences.append(("", f"{len(findings) - MAX_FINDINGS} more findings: rankscope analyze {name}"))

@@ -13,9 +13,10 @@ import torch
 from analyzers.run.policy import StallPolicy
 from probes.profiling.attach import profile_steps
 from probes.profiling.request import CaptureRequest, write_request
-from probes.profiling.settings import ProfilerSettings
 from probes.profiling.step_profiler import StepProfiler
 from probes.profiling.trace_files import TraceFiles
+from probes.settings.section import read_config
+from probes.settings.sections import ProfilerSettings
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
@@ -109,7 +110,7 @@ def test_a_training_is_the_same_to_the_last_bit_with_captures(tmp_path: Path) ->
 
 def test_a_capture_that_takes_long_ends_with_its_step(tmp_path: Path) -> None:
     rank, now_s = Rank(tmp_path, {}), 0.0
-    settings = ProfilerSettings.of({"profiler": {"interval": 1, "active_steps": 50, "ranks": [3]}})
+    settings = read_config(ProfilerSettings, {"profiler": {"interval": 1, "active_steps": 50, "ranks": [3]}})
     rank.recorder.profiling = StepProfiler(rank.run, rank.recorder, settings, node_rank=0, clock_s=lambda: now_s)
     rank.train(1)
     now_s = 31.0
@@ -171,7 +172,7 @@ def test_a_damaged_request_is_left_alone(tmp_path: Path, text: str) -> None:
 def test_requests_are_polled_once_a_second(tmp_path: Path) -> None:
     rank, now_s = Rank(tmp_path, {"on_request": False}), 100.0
     assert rank.recorder.profiling is None, "nothing is called where all is off"
-    settings = ProfilerSettings.of({})
+    settings = read_config(ProfilerSettings, {})
     rank.recorder.profiling = StepProfiler(rank.run, rank.recorder, settings, node_rank=0, clock_s=lambda: now_s)
     rank.train(1)
     write_request(rank.run, 0, _request(first_step=0, num_steps=1))
@@ -224,8 +225,12 @@ def test_a_profiler_of_the_users_own_is_left_alone(tmp_path: Path, monkeypatch: 
 
 def test_settings_of_any_type_are_read_or_left_at_their_defaults() -> None:
     odd = {"interval": "often", "ranks": ["a"], "budget_mb": -1, "ranges": 1, "active_steps": True}
-    assert ProfilerSettings.of({"profiler": odd}) == ProfilerSettings.of({"profiler": 3}) == ProfilerSettings()
-    given = ProfilerSettings.of({"profiler": {"interval": 5, "ranks": [2], "budget_mb": 3}})
+    assert (
+        read_config(ProfilerSettings, {"profiler": odd})
+        == read_config(ProfilerSettings, {"profiler": 3})
+        == ProfilerSettings()
+    )
+    given = read_config(ProfilerSettings, {"profiler": {"interval": 5, "ranks": [2], "budget_mb": 3}})
     assert (given.interval, given.ranks, given.budget_mb) == (5, (2,), 3.0)
 
 

@@ -26,9 +26,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from analyzers.run.setting import number as setting
 from analyzers.verdict.verdict import LISTED_BELOW
 from probes.attach.announcement import VARIABLE, Announcement, announced
+from probes.settings.section import read
+from probes.settings.sections import RecoverySettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.held_folder import HeldFolder
@@ -48,9 +49,6 @@ __all__ = ["FollowedRun"]
 logger = logging.getLogger("rankscope.trainer")
 POLL_S = 0.25
 NODE_RANK = -1
-DEFAULT_GRACE_S = 20.0
-"""As `recovery.grace_s` of `rankscope train`."""
-MAX_GRACE_S = 86400.0
 _COLOURS = {"critical": "red", "warning": "yellow"}
 
 
@@ -88,8 +86,7 @@ class FollowedRun:
 
     def grace_s(self) -> float:
         """Time from a signal to the end of everything, as the script or `--set` gave it (seconds)."""
-        given = setting(self._run.manifest(), "recovery.grace_s") if self._run is not None else None
-        return DEFAULT_GRACE_S if given is None or not 0 < given < MAX_GRACE_S else given
+        return (read(RecoverySettings, self._run.manifest()) if self._run is not None else RecoverySettings()).grace_s
 
     def started(self, pids: Sequence[int]) -> None:
         """Note the processes of an attempt."""

@@ -19,6 +19,8 @@ from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
 from analyzers.run.stall_limits import limit_s
 from analyzers.run.state import LIVE_WORDS, RunState, run_state
 from analyzers.source import Source
+from probes.settings.described import CheckpointFacts, RunFacts
+from probes.settings.section import read
 from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample
 from watch.exporting.metrics.health_samples import health_samples
@@ -95,8 +97,7 @@ class NodeMetrics:
         return now_ns < self._stalled_until_ns
 
     def _run(self, source: Source, log: EventLog, state: RunState) -> Iterator[Sample]:
-        config = self._manifest.get("config")
-        name = config.get("run", {}).get("name") if isinstance(config, dict) else None
+        name = read(RunFacts, self._manifest).name
         device = mesh = ""
         if source.has("ranks"):
             names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
@@ -124,9 +125,8 @@ class NodeMetrics:
             yield Sample("rankscope_stall_limit_seconds", limit_s(view, self._stall))
 
     def _checkpoints(self, source: Source) -> Iterator[Sample]:
-        config = self._manifest.get("config")
-        every = config.get("checkpoint", {}).get("interval") if isinstance(config, dict) else None
-        if isinstance(every, int):
+        every = read(CheckpointFacts, self._manifest).interval
+        if every is not None:
             yield Sample("rankscope_checkpoint_interval_steps", every)
         if not source.has("checkpoints"):
             return

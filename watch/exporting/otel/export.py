@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 
 from analyzers.finding import Finding
 from analyzers.source import Source
+from probes.settings.section import read
+from probes.settings.sections import OtelSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -55,9 +57,8 @@ def otel_export(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[Ot
     if not wanted():
         yield None
         return
-    config = run.manifest().get("config")
-    section = config.get("otel", {}) if isinstance(config, dict) else {}
-    group, ranks = section.get("group", "default"), section.get("ranks", "single_rank")
+    given = read(OtelSettings, run.manifest())
+    group, ranks = given.group, given.ranks
     with ExitStack() as stack:
         export: OtelExport | None = None
         try:

@@ -19,6 +19,8 @@ from typing import Any
 
 from analyzers.run.policy import StallPolicy
 from analyzers.source import Source
+from probes.settings.section import read
+from probes.settings.sections import MetricsSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -123,17 +125,14 @@ def metrics_endpoint(
 
 def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
     """The address of the run's configuration for its metrics; None: not served. Raises ListenError."""
-    config = manifest.get("config")
-    section = config.get("metrics", {}) if isinstance(config, dict) else {}
-    address = str(section.get("listen", "127.0.0.1:0"))
-    if not address:
+    given = read(MetricsSettings, manifest)
+    if not given.listen:
         return None
-    cert, key, token = (str(section.get(name, "")) for name in ("tls_cert", "tls_key", "token_file"))
     return Listen.parse(
-        address,
-        certificate=Path(cert) if cert else None,
-        key=Path(key) if key else None,
-        token=read_token(Path(token)) if token else "",
+        given.listen,
+        certificate=Path(given.tls_cert) if given.tls_cert else None,
+        key=Path(given.tls_key) if given.tls_key else None,
+        token=read_token(Path(given.token_file)) if given.token_file else "",
     )
 
 

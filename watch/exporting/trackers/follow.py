@@ -15,10 +15,12 @@ import json
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from probes.settings.section import read
+from probes.settings.sections import TrackersSettings
 from probes.tape.rundir import RunDir, RunError
 from store import Store, StoreError
 from watch.exporting.trackers.feed import INSTALL, NAMES, TrackerFeed, open_tracker
@@ -27,7 +29,7 @@ from watch.exporting.trackers.tracker import TrackerError
 __all__ = ["main"]
 
 
-def _follow(run: RunDir, name: str, section: Mapping[str, Any], is_closed: Callable[[float], bool]) -> None:
+def _follow(run: RunDir, name: str, settings: TrackersSettings, is_closed: Callable[[float], bool]) -> None:
     """Feed the tracker until `is_closed(timeout_s)`. Raises TrackerError, ImportError."""
     path = run.path / "trackers" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
@@ -38,11 +40,11 @@ def _follow(run: RunDir, name: str, section: Mapping[str, Any], is_closed: Calla
     progress: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         progress = json.loads(path.read_text(encoding="utf-8"))
-    folder = Path(section["tensorboard_dir"]) / run.run_id if section.get("tensorboard_dir") else None
-    wandb = {key.removeprefix("wandb_"): str(value) for key, value in section.items() if key.startswith("wandb_")}
+    folder = Path(settings.tensorboard_dir) / run.run_id if settings.tensorboard_dir else None
+    wandb = {"project": settings.wandb_project, "entity": settings.wandb_entity, "mode": settings.wandb_mode}
     tracker = open_tracker(name, run, folder if name == "tensorboard" else None, again=bool(progress), **wandb)
-    feed = TrackerFeed(tracker, ranks=section.get("ranks", "sampled"), progress=progress)
-    period_s, is_over = float(section.get("every_s", 5.0)), False
+    feed = TrackerFeed(tracker, ranks=settings.ranks, progress=progress)
+    period_s, is_over = settings.every_s, False
     while True:
         num_new = 1
         while num_new:
@@ -88,9 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         run = RunDir.open(options.run)
-        config = run.manifest().get("config")
-        section = config.get("trackers", {}) if isinstance(config, dict) else {}
-        _follow(run, options.to, section, is_closed)
+        _follow(run, options.to, read(TrackersSettings, run.manifest()), is_closed)
     except ImportError as error:
         sys.stderr.write(f"{error}: {INSTALL}\n")
         return 2

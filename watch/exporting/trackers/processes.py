@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from probes.attach.own_process import own_process
+from probes.settings.section import read
+from probes.settings.sections import TrackersSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -130,9 +132,7 @@ class TrackerProcesses:
 @contextmanager
 def trackers(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[TrackerProcesses]:
     """Run the trackers of the run's configuration until the block ends, on the first node only."""
-    config = run.manifest().get("config")
-    section = config.get("trackers", {}) if isinstance(config, dict) else {}
-    found = TrackerProcesses(run, section.get("to", ()) if node_rank == 0 else (), events)
+    found = TrackerProcesses(run, read(TrackersSettings, run.manifest()).to if node_rank == 0 else (), events)
     try:
         yield found
     finally:
