@@ -25,7 +25,7 @@ from analyzers.report.wording.links import DEFAULT_PORT
 from dashboard import token_file as token_files
 from probes.attach.own_process import own_process
 from probes.tape.no_run import no_folder
-from probes.tape.rundir import RunDir
+from store.open import what_is
 
 __all__ = ["LOOPBACK", "DashboardError", "DashboardServer", "usable_port"]
 
@@ -129,12 +129,13 @@ def _token_variable(token_file: Path | None) -> dict[str, str]:
 
 def _folder_and_run(runs: Path) -> tuple[Path, str]:
     """The folder of runs, and the run to open if `runs` is one."""
-    if not runs.exists():
+    found = what_is(runs)
+    if found.kind in ("address", "missing"):
         raise DashboardError(no_folder(runs))
     if not runs.is_dir():
         raise DashboardError(f"{runs} is a file: name the folder that holds the runs; unpack a shared run first")
     path = runs.resolve()
-    return (path.parent, path.name) if RunDir.is_run(path) else (path, "")
+    return (path.parent, path.name) if found.kind == "run" else (path, "")
 
 
 def usable_port(preferred: int = DEFAULT_PORT) -> int:

@@ -40,9 +40,9 @@ def open(path: str | PathLike[str], *more: str | PathLike[str]) -> Run | Evidenc
 
     Raises RunError, AddressError or SourceError (all ValueError), one line: what, where, what to do.
     """
-    from store.published.address import address_of
+    from store.open import what_is
 
-    if not more and (address_of(Path(path)) or not Path(path).exists() or _run_at(Path(path)) is not None):
+    if not more and what_is(Path(path)).kind in ("address", "run", "runs", "missing"):
         return open_run(path)
     return open_files(path, *more)
 
@@ -53,27 +53,16 @@ def open_run(path: str | PathLike[str]) -> Run:
 
     Raises RunError or AddressError (both ValueError), one line: what, where, what to do.
     """
-    from store.published.address import address_of
+    from store.open import what_is
 
-    if address := address_of(Path(path)):
-        return _published(address)
-    return Run(RunDir.open(_run_at(Path(path)) or Path(path)))
+    found = what_is(Path(path))
+    return _published(found.address) if found.kind == "address" else Run(RunDir.open(found.run))
 
 
 def open_files(path: str | PathLike[str], *more: str | PathLike[str]) -> Evidence:
     """Open files of a job that Rankscope did not record: logs, dumps, traces, archives, and folders of them. They are
     read when something is asked."""
     return Evidence([Path(path), *map(Path, more)])
-
-
-def _run_at(path: Path) -> Path | None:
-    """The folder of the run that a path leads to; None if it leads to none."""
-    from store.runs_folder import RunsFolder
-
-    if RunDir.is_run(path):
-        return path
-    newest = RunsFolder(path).newest() if path.is_dir() else None
-    return path / newest if newest else None
 
 
 class _Diagnosed:

@@ -198,15 +198,15 @@ wait with it. Records come in about a second after they were made.
 
 def markdown() -> str:
     """The whole page."""
-    tables = (_section(table) for table in TABLES.values())
-    return "\n".join([_INTRODUCTION, *tables, _EVENTS, *map(_event_row, EVENT_KINDS.values()), ""])
+    parts, described = [_INTRODUCTION], set[tuple[str, str]]()
+    for table in TABLES.values():
+        parts.append("\n".join(_lines(table, described)) + "\n")
+        described |= {(column.name, column.help) for column in store_columns(table)}
+    return "\n".join([*parts, _EVENTS, *map(_event_line, EVENT_KINDS.values()), ""])
 
 
-def _section(table: Table) -> str:
-    return "\n".join(_lines(table)) + "\n"
-
-
-def _lines(table: Table) -> Iterator[str]:
+def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
+    """One table; columns with the name and meaning of a column of a table before it are only named."""
     question, sql = EXAMPLES[table.name]
     yield f"## {table.name}"
     yield ""
@@ -214,11 +214,12 @@ def _lines(table: Table) -> Iterator[str]:
     if table.can_be_open:
         yield "A row is there from the beginning of the thing; what is only known at its end is NULL until then."
     yield ""
-    yield "| column | type | unit | meaning |"
-    yield "|---|---|---|---|"
+    known = [column for column in store_columns(table) if (column.name, column.help) in described]
+    if known:
+        yield f"- as above: {', '.join(f'`{column.name}`' for column in known)}"
     for column in store_columns(table):
-        unit = _unit(column)
-        yield f"| `{column.name}` | {SQL_TYPES[column.type]} | {unit} | {column.help.replace('|', chr(92) + '|')} |"
+        if column not in known:
+            yield f"- `{column.name}` {SQL_TYPES[column.type]}{_unit(column)}: {column.help}"
     yield ""
     yield question
     yield ""
@@ -228,29 +229,29 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def _unit(column: Column) -> str:
-    return {"1": "", "By": "bytes", "Cel": "degrees Celsius", "Hz": "hertz"}.get(column.unit, column.unit)
+    """The unit behind the type, where the name does not end in it."""
+    unit = {"1": "", "By": "bytes", "Cel": "celsius", "Hz": "hertz"}.get(column.unit, column.unit)
+    return f" ({unit})" if unit and not column.name.endswith(f"_{unit}") else ""
 
 
-def _event_row(kind: EventKind) -> str:
+def _event_line(kind: EventKind) -> str:
     of_table = TABLES[kind.table].columns if kind.table else ()
     fields = [f"columns of table [{kind.table}](#{kind.table})"] if of_table else []
     fields += map(_field, kind.fields[len(of_table) :])
-    return f"| `{kind.name}` | {kind.written_by} | {kind.meaning} | {', '.join(fields)} |"
+    return f"- `{kind.name}` ({kind.written_by}): {kind.meaning}{' Fields: ' if fields else ''}{', '.join(fields)}"
 
 
 def _field(column: Column) -> str:
-    notes = "; ".join(filter(None, (SQL_TYPES[column.type], _unit(column), column.help)))
-    return f"`{column.name}` ({notes})"
+    return f"`{column.name}`" + (f" ({column.help})" if column.help else "")
 
 
 _EVENTS = """\
 ## Kinds of events
 
 The lines of `events.jsonl` and the rows of table `events`. Each has `wall_ns`, `attempt`, `rank` (-1: a node process),
-`kind` and `step` (or null) beside the fields of its kind. A script may add kinds of its own (`Attached.event`).
-
-| kind | written by | meaning | fields |
-|---|---|---|---|"""
+`kind` and `step` (or null) beside the fields of its kind. A script may add kinds of its own (`Attached.event`). In
+brackets: who writes it.
+"""
 
 _ORIGIN = {"tape": "", "event": " From events of kind `{kind}`.", "watch": "", "reader": "", "derived": ""}
 

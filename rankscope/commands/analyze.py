@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from analyzers.diagnose import Diagnosis
     from analyzers.numerics.why_spike import WhySpike
     from store import Store
+    from store.open import Found
 
 __all__ = ["EPILOG", "analyze", "judge_run"]
 
@@ -91,15 +92,16 @@ def analyze(
 
 def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from probes.tape.no_run import where_else
-    from probes.tape.rundir import RunDir
-    from store.published.address import address_of
-    from watch.sharing.shared_run import is_shared
+    from store.open import what_is
 
-    if gone := [path for path in paths if not path.exists() and address_of(path) is None]:
+    given = [what_is(path) for path in paths]
+    if gone := [found.path for found in given if found.kind == "missing"]:
         fail(f"no run at {gone[0]}, and no log or folder either: {where_else(gone[0])}")
-    paths = [_newest_run(path) if len(paths) == 1 else path for path in paths]
-    runs = [path for path in paths if not path.exists() or RunDir.is_run(path) or is_shared(path)]
-    files = [path for path in paths if path not in runs]
+    if len(given) == 1 and given[0].run_ids:
+        echo(f"rankscope: {given[0].path} {_runs_there(given[0].run_ids)}", err=True)
+        given = [what_is(given[0].run)]
+    runs = [found for found in given if found.kind in ("address", "run", "shared")]
+    files = [found.path for found in given if found not in runs]
     if why_spike and (files or len(runs) != 1):
         fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is no run of Rankscope")
     if not files and len(runs) == 1:
@@ -119,20 +121,6 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     return conclude(join_recorded(of_runs, of_files), facts), None
 
 
-def _newest_run(path: Path) -> Path:
-    """The newest run of a folder of runs, with a note on stderr that lists the others; any other path as it is."""
-    from probes.tape.rundir import RunDir
-    from store.runs_folder import RunsFolder
-
-    if not path.is_dir() or RunDir.is_run(path):
-        return path
-    names = RunsFolder(path).run_ids()
-    if not names:
-        return path
-    echo(f"rankscope: {path} {_runs_there(names)}", err=True)
-    return path / names[0]
-
-
 def _runs_there(names: Sequence[str]) -> str:
     """Number of runs of a folder or an address, the newest, and the next."""
     others = f"; others: {', '.join(names[1 : 1 + MAX_LISTED_RUNS])}" if len(names) > 1 else ""
@@ -142,10 +130,12 @@ def _runs_there(names: Sequence[str]) -> str:
 
 def judge_run(run: Path) -> Diagnosis:
     """Judge a run, live or dead, as the command does."""
-    return _of_run(run, "")[0]
+    from store.open import what_is
+
+    return _of_run(what_is(run), "")[0]
 
 
-def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
+def _of_run(run: Found, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.numerics.why_spike import explain
 
@@ -155,24 +145,24 @@ def _of_run(run: Path, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
 
 
 @contextmanager
-def _opened(run: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
-    """The store and the diagnosis of a run's folder, or of a file that `rankscope share` wrote."""
+def _opened(found: Found, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
+    """The store and the diagnosis of a run's folder or address, or of a file that `rankscope share` wrote."""
     from probes.tape.rundir import RunDir
-    from store.published.address import address_of
     from store.published.listing import newest_run
     from watch.sharing.published_run import published_run
-    from watch.sharing.shared_run import is_shared, shared_run
+    from watch.sharing.shared_run import shared_run
     from watch.verdicts.diagnosed_run import diagnosed_run
 
-    if given := address_of(run):
-        address, names = newest_run(given)
+    run = found.path
+    if found.kind == "address":
+        address, names = newest_run(found.address)
         if names:
-            echo(f"rankscope: {given} {_runs_there(names)}", err=True)
+            echo(f"rankscope: {found.address} {_runs_there(names)}", err=True)
         with published_run(address, **options) as (store, diagnosis, note):
             if note:
                 echo(f"rankscope: {address}: {note}", err=True)
             yield store, diagnosis
-    elif is_shared(run):
+    elif found.kind == "shared":
         with shared_run(run, **options) as (store, diagnosis, note):
             if note:
                 echo(f"rankscope: {run}: {note}", err=True)

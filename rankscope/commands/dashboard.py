@@ -35,21 +35,20 @@ def dashboard(
     from contextlib import ExitStack
 
     from dashboard.launch import DashboardError, DashboardServer
-    from probes.tape.rundir import RunDir
     from store import StoreError
-    from store.published.address import AddressError, address_of
-    from store.runs_folder import RunsFolder
+    from store.open import what_is
+    from store.published.address import AddressError
 
-    address = address_of(runs)
+    address = what_is(runs).address
     try:
         with ExitStack() as copy:
-            if address is not None:
+            if address:
                 from watch.sharing.followed import followed
 
                 runs = copy.enter_context(followed(address, report=_report))
             server = copy.enter_context(DashboardServer(runs, port=port, token_file=token_file))
             echo(f"Dashboard of {address or runs}: {server.url}   (Ctrl-C ends it)")
-            if not RunDir.is_run(runs) and RunsFolder(runs).newest() is None:
+            if what_is(runs).kind == "files":
                 echo(f"There is no run in {runs} yet: the first one appears as soon as it begins.")
             code = server.wait()
     except (DashboardError, AddressError, StoreError) as error:

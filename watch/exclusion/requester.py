@@ -25,11 +25,12 @@ from analyzers.stragglers.analyze import stragglers
 from analyzers.wording import ranks_text
 from probes.settings.described import ModelFacts
 from probes.settings.section import read
+from probes.settings.sections import Answer
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
 from watch.digests.link import LEADER
-from watch.exclusion.policy import ExclusionPolicy, Mode, exclusion_policy, reason_to_keep
+from watch.exclusion.policy import ExclusionPolicy, exclusion_policy, reason_to_keep
 from watch.exclusion.request import ExclusionRequest, write_request
 from watch.live import LiveJudge
 
@@ -113,7 +114,7 @@ class ExclusionRequester:
             event_kinds.EXCLUSION_WITHHELD, node_rank=None, ranks=list(ranks), dry_run=False, reason=text
         )
 
-    def _request(self, source: Source, finding: Finding, mode: Mode, attempt: int) -> None:
+    def _request(self, source: Source, finding: Finding, mode: Answer, attempt: int) -> None:
         cause = finding.kind
         if (attempt, finding.ranks, cause) in self._answered or self._is_cooling():
             return

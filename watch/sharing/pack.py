@@ -33,8 +33,9 @@ from probes.tape.secrets import Redactor
 from store import StoreError, is_watched
 from store.catch_up import stores_up_to_date
 from store.collect import plain_files
+from store.open import SHARED_MARK
 from watch.sharing.redacted_store import copy_store
-from watch.sharing.shared_run import MARK, diagnosed_folder
+from watch.sharing.shared_run import diagnosed_folder
 from watch.verdicts.run_phase import settled_phase
 
 __all__ = ["Packed", "pack", "printable_name"]
@@ -77,13 +78,13 @@ def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = No
         if manifest:
             folder.write_manifest(redactor.within(manifest))
         texts, left_out = _copy_texts(run, folder, redactor)
-        (folder.path / MARK).write_text(json.dumps(facts, indent=2))
+        (folder.path / SHARED_MARK).write_text(json.dumps(facts, indent=2))
         with diagnosed_folder(folder) as (store, diagnosis):
             _write_reports(store, diagnosis, folder, version)
         if last_steps is not None and (newest := diagnosis.run.get("steps")) is not None:
             facts["first_step"] = max(0, int(newest) - last_steps + 1)
             _cut(folder, facts["first_step"])
-            (folder.path / MARK).write_text(json.dumps(facts, indent=2))
+            (folder.path / SHARED_MARK).write_text(json.dumps(facts, indent=2))
         num_bytes = _archive(folder.path, target)
     return Packed(
         path=target, num_bytes=num_bytes, diagnosis=diagnosis, num_texts=texts, left_out=tuple(left_out)
@@ -146,7 +147,7 @@ def _write_reports(store: Any, diagnosis: Diagnosis, folder: RunDir, version: st
 def _archive(folder: Path, target: Path) -> int:
     """Write the tar.gz with the mark first; readable for its owner only."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    paths.sort(key=lambda path: (path.name != MARK, path))
+    paths.sort(key=lambda path: (path.name != SHARED_MARK, path))
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

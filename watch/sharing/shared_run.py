@@ -1,6 +1,6 @@
 """Read a run that `rankscope share` packed into one file.
 
-    if is_shared(path):
+    if is_shared(path):                 # store.open
         with shared_run(path) as (store, diagnosis, note):
             diagnosis.verdict
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tarfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -21,33 +20,15 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis, diagnose
 from probes.tape.rundir import RunDir, RunError
-from probes.tape.safe_open import open_plain, read_plain
+from probes.tape.safe_open import read_plain
 from store import Store
-from store.readers.archives import PlainMember, expand
+from store.open import SHARED_MARK
+from store.readers.archives import expand
 from store.readers.external_files import SourceError
 
-__all__ = ["MARK", "diagnosed_folder", "is_shared", "shared_run"]
+__all__ = ["diagnosed_folder", "shared_run"]
 
-MARK = "shared.json"
-"""The first file of a packed run."""
 MAX_MARK_BYTES = 1 << 20
-_GZIP = b"\x1f\x8b"
-
-
-def is_shared(path: Path) -> bool:
-    """Return True for a file that `rankscope share` wrote, whatever its name is."""
-    try:
-        if not path.is_file():
-            return False
-        with open(open_plain(path), "rb") as file:
-            if file.read(2) != _GZIP:
-                return False
-            file.seek(0)
-            with tarfile.open(fileobj=file, mode="r|gz", tarinfo=PlainMember) as archive:
-                first = archive.next()
-    except (OSError, EOFError, ValueError, tarfile.TarError):
-        return False
-    return first is not None and first.isreg() and Path(first.name).name == MARK and first.name.count("/") == 1
 
 
 @contextlib.contextmanager
@@ -61,7 +42,7 @@ def shared_run(path: Path, **options: Any) -> Iterator[tuple[Store, Diagnosis, s
             expand(path, Path(scratch))
         except SourceError as error:
             raise RunError(f"{path} {error}") from None
-        folders = [found.parent for found in Path(scratch).glob(f"*/{MARK}")]
+        folders = [found.parent for found in Path(scratch).glob(f"*/{SHARED_MARK}")]
         if len(folders) != 1:
             raise RunError(f"{path} holds no run: it was not made by `rankscope share`")
         run = RunDir.open(folders[0])
@@ -92,7 +73,7 @@ def _note(facts: dict[str, Any]) -> str:
 
 def _facts(run: RunDir) -> dict[str, Any]:
     try:
-        found = json.loads(read_plain(run.path / MARK, MAX_MARK_BYTES))
+        found = json.loads(read_plain(run.path / SHARED_MARK, MAX_MARK_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

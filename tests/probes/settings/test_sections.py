@@ -83,7 +83,12 @@ def raw_reads(tree: ast.AST) -> list[int]:
     found = []
     for node in ast.walk(tree):
         key = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "get"
+            and node.args
+        ):
             key = node.args[0]
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             key = node.slice
@@ -93,7 +98,10 @@ def raw_reads(tree: ast.AST) -> list[int]:
 
 
 def test_raw_reads_are_found() -> None:
-    assert sorted(raw_reads(ast.parse("a = m.get('config', {}).get('x')\nb = m['config']\nm['config'] = 1\n"))) == [1, 2]
+    assert sorted(raw_reads(ast.parse("a = m.get('config', {}).get('x')\nb = m['config']\nm['config'] = 1\n"))) == [
+        1,
+        2,
+    ]
 
 
 def test_no_module_below_the_trainer_reads_the_configuration_raw() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from analyzers.external.evidence import diagnose_files
+from store.open import is_shared
 from store.readers import archives, confined
 from store.readers.confined import confined as run_confined
 from store.readers.external_files import SourceError
-from watch.sharing.shared_run import is_shared
 
 
 def _pid(path: Path) -> int:

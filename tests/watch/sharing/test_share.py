@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
+from store.open import is_shared
 from tests.factories import make_run
 from watch.sharing.pack import pack
-from watch.sharing.shared_run import is_shared, shared_run
+from watch.sharing.shared_run import shared_run
 
 SECRET = "hunter22hunter22"
 

@@ -1,0 +1,79 @@
+"""What a path or address that a user names is: a run, a folder of runs, an address, a shared run, or other files.
+
+    found = what_is(Path("runs"))
+    found.kind, found.run, found.run_ids     # "runs", runs/demo-2, ("demo-2", "demo-1"): the newest first
+
+Nothing is opened beyond the head of a file, and nothing at an address.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from probes.tape.rundir import RunDir
+from probes.tape.safe_open import open_plain
+from store.published.address import address_of
+from store.readers.archives import PlainMember
+from store.runs_folder import RunsFolder
+
+__all__ = ["SHARED_MARK", "Found", "Kind", "is_shared", "what_is"]
+
+Kind = Literal["address", "run", "runs", "shared", "files", "missing"]
+"""shared: a file that `rankscope share` wrote. files: an existing file or folder without a run."""
+SHARED_MARK = "shared.json"
+"""The first file of a packed run."""
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is at a path."""
+
+    path: Path
+    kind: Kind
+    address: str = ""
+    run_ids: tuple[str, ...] = ()
+    """Of a folder of runs, the newest first."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether Rankscope recorded what is there."""
+        return self.kind in ("address", "run", "runs", "shared")
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run, of several the newest; the path itself for anything else."""
+        return self.path / self.run_ids[0] if self.run_ids else self.path
+
+
+def what_is(path: Path) -> Found:
+    """Return what a path that was typed is; an address may have lost a slash of `//`."""
+    if address := address_of(path):
+        return Found(path=path, kind="address", address=address)
+    if not path.exists():
+        return Found(path=path, kind="missing")
+    if RunDir.is_run(path):
+        return Found(path=path, kind="run")
+    if path.is_dir():
+        run_ids = tuple(RunsFolder(path).run_ids())
+        return Found(path=path, kind="runs" if run_ids else "files", run_ids=run_ids)
+    return Found(path=path, kind="shared" if is_shared(path) else "files")
+
+
+def is_shared(path: Path) -> bool:
+    """Return True for a file that `rankscope share` wrote, whatever its name is."""
+    try:
+        if not path.is_file():
+            return False
+        with open(open_plain(path), "rb") as file:
+            if file.read(2) != _GZIP:
+                return False
+            file.seek(0)
+            with tarfile.open(fileobj=file, mode="r|gz", tarinfo=PlainMember) as archive:
+                first = archive.next()
+    except (OSError, EOFError, ValueError, tarfile.TarError):
+        return False
+    return first is not None and first.isreg() and Path(first.name).name == SHARED_MARK and first.name.count("/") == 1
