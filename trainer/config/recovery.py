@@ -48,7 +48,7 @@ class RecoveryConfig(Section):
     """How long a rank must have been reported as slow before that (seconds)."""
     straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
     """Step time / step time without it from which a slow rank is acted on."""
-    on_xid: Answer = taken(RecoverySettings, "on_xid")
+    on_xid: Answer = "exclude"
     """The same for a device with an XID after which NVIDIA's catalogue asks for another device."""
     exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
     """Seconds between two such actions."""

@@ -15,7 +15,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.stragglers.replaceable import reason_to_stay
 from analyzers.wording import is_number
-from probes.settings.section import is_configured, read
+from probes.settings.section import read
 from probes.settings.sections import Answer, RecoverySettings
 
 __all__ = ["ExclusionPolicy", "exclusion_policy", "reason_to_keep"]
@@ -41,7 +41,7 @@ class ExclusionPolicy:
 def exclusion_policy(manifest: Mapping[str, Any]) -> ExclusionPolicy:
     """The settings that a run was configured with. Acts on nothing where recovery is turned off, or not configured."""
     given = read(RecoverySettings, manifest)
-    if not given.enabled or not is_configured(RecoverySettings, manifest):
+    if not given.enabled:
         return ExclusionPolicy()
     return ExclusionPolicy(
         on_straggler=given.on_straggler,

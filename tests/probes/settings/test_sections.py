@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from probes.settings import described, sections
-from probes.settings.section import is_configured, read
+from probes.settings.section import read
 from probes.settings.sections import ProbesSettings, ProfilerSettings, PublishSettings, RecoverySettings
 from trainer.config.config import Config
 
@@ -40,7 +40,6 @@ def test_a_damaged_manifest_has_the_defaults(settings: Any, odd: Any) -> None:
     if isinstance(manifest["config"], dict):
         manifest = {"config": {settings.section: 7}}
     assert read(settings, manifest) == settings()
-    assert not is_configured(settings, manifest)
 
 
 @pytest.mark.parametrize("settings", ALL)
@@ -68,6 +67,8 @@ def test_values_are_read_as_the_types_of_their_fields() -> None:
 def test_the_trainer_has_the_same_defaults_and_limits(settings: Any) -> None:
     config = type(getattr(Config(), settings.section))
     for field in dataclasses.fields(settings):
+        if (settings.section, field.name) == ("recovery", "on_xid"):
+            continue  # the trainer can restart ranks: `exclude`, where a run that sets nothing has `report`
         of_trainer = config.model_fields[field.name]
         default = of_trainer.get_default(call_default_factory=True)
         assert (tuple(default) if isinstance(default, list) else default) == field.default, field.name
