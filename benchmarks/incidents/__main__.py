@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks.incidents.score import FIRST_MISSES, FIRST_SCORE, ROUNDS, Result, confusion, load, score
 
@@ -62,6 +62,11 @@ def _table(scored: dict[str, list[Result]]) -> list[str]:
     return lines
 
 
+def _pairs(pairs: Iterable[tuple[str, str, int]]) -> str:
+    """`device_error: none (1), exit: exception (2)`."""
+    return ", ".join(f"{accepted}: {said} ({count})" for accepted, said, count in pairs)
+
+
 def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]:
     known = [result for result in results if result.incident.ranks]
     proven = sum(result.is_proven for result in results)
@@ -71,18 +76,13 @@ def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]
         f"rank, {sum(result.names_rank for result in known)} have it named.\n",
     ]
     if name in FIRST_MISSES:
-        lines += [
-            "When first scored, the misses:\n",
-            "| accepted cause | what the verdict said | incidents |",
-            "|---|---|---|",
-        ]
-        lines += [f"| {accepted} | {said} | {count} |" for (accepted, said), count in FIRST_MISSES[name].items()]
-        lines.append("\nToday:\n")
-    lines += ["| accepted cause | cause of the verdict | incidents |", "|---|---|---|"]
-    lines += [
-        f"| {accepted} | {found if found != accepted else 'the same'} | {count} |"
-        for accepted, found, count in confusion(results)
-    ]
+        misses = ((accepted, said, count) for (accepted, said), count in FIRST_MISSES[name].items())
+        lines.append(f"Missed when first scored, with what the verdict said: {_pairs(misses)}.\n")
+    pairs = confusion(results)
+    right = ", ".join(f"{accepted} {count}" for accepted, found, count in pairs if found == accepted)
+    lines.append(f"Right today: {right}.")
+    if others := [pair for pair in pairs if pair[0] != pair[1]]:
+        lines.append(f"Not right today: {_pairs(others)}.")
     for result in results:
         if show_all or result.outcome != "right":
             lines.append(
