@@ -87,6 +87,20 @@ class Finding:
         )
 
     @classmethod
+    def not_judged(
+        cls,
+        analyzer: str,
+        kind: str,
+        what: str,
+        why: str,
+        evidence: Mapping[str, Any] | None = None,
+        *,
+        attempt: int | None = None,
+    ) -> Finding:
+        """The same, as "<what>: <why>."; an analysis binds the first three once."""
+        return cls.insufficient(analyzer, kind, f"{what}: {why}.", evidence=evidence or {}, attempt=attempt)
+
+    @classmethod
     def advise(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
         """Advice: nothing is broken, and something could go better."""
         more.setdefault("advice", kind.replace("_", "-"))

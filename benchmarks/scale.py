@@ -10,7 +10,7 @@
 | hang | a store with `--in-flight` open calls a rank: all but one have issued what it never entered | 10 s |
 | dumps | flight-recorder dumps (pickles) of as many entries, of the same hang | 10 s |
 
-The stores are made in SQL, not from tapes (`benchmarks.ingest` measures that way), as one store on one node. Durations
+The stores are made in SQL, not from tapes, as one store on one node. Durations
 are drawn for each rank in the first 1,000 steps, in whole microseconds, and come again in the next thousand. The
 verdict, as `analyze` makes it, is found in a child that does nothing else; its wall time and its peak memory (`VmHWM`)
 are what is shown. What is made is deleted again.

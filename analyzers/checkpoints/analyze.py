@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -190,10 +190,7 @@ def _short(reason: object) -> str:
     return lines[0][:100].replace(";", ",").rstrip(".") if lines else "no reason was recorded"
 
 
-def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding.insufficient(
-        "checkpoints", "checkpoint_age", f"Checkpoints were not checked: {why}.", evidence=evidence or {}
-    )
+_insufficient = partial(Finding.not_judged, "checkpoints", "checkpoint_age", "Checkpoints were not checked")
 
 
 ANALYSES = (

@@ -16,6 +16,7 @@ for all are a drop of the throughput: both are faults. The findings here are abo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -241,13 +242,9 @@ def _small_buckets(
     return max(found, key=lambda one: float(one.evidence["gain_ms"]), default=None)
 
 
-def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding.insufficient(
-        "communication",
-        "exposed_communication",
-        f"The cost of communication was not measured: {why}.",
-        evidence=evidence or {},
-    )
+_insufficient = partial(
+    Finding.not_judged, "communication", "exposed_communication", "The cost of communication was not measured"
+)
 
 
 ANALYSES = (

@@ -13,9 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -176,10 +175,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     )
 
 
-def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding.insufficient(
-        "data_wait", "data_bound", f"Data loading was not checked: {why}.", evidence=evidence or {}
-    )
+_insufficient = partial(Finding.not_judged, "data_wait", "data_bound", "Data loading was not checked")
 
 
 ANALYSES = (Analysis(kinds=("data_bound",), run=data_bound, records="compared", live="periodic"),)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -220,10 +220,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding.insufficient(
-        "memory", "memory_growth", f"Memory growth was not checked: {why}.", evidence=evidence or {}
-    )
+_insufficient = partial(Finding.not_judged, "memory", "memory_growth", "Memory growth was not checked")
 
 
 ANALYSES = (

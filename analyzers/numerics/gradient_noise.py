@@ -19,9 +19,8 @@ The norms are `steps.local_grad_norm` (`probes.collectives.local_gradient`) and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -77,7 +76,7 @@ def gradient_noise(source: Source, scope: Scope, policy: GradientNoisePolicy = G
         if found is None:
             continue
         if found.num_data_ranks < 2:
-            return [_insufficient(_ONE_DATA_RANK, attempt)]
+            return [_insufficient(_ONE_DATA_RANK, attempt=attempt)]
         most = max(most, len(found.step))
         if len(found.step) >= policy.min_samples:
             return [_judged(found, attempt, policy)]
@@ -162,12 +161,12 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
     ratio = float(np.mean(found.local_square[newest]) / np.mean(found.global_square[newest]))
     if not policy.min_local_ratio <= ratio <= policy.max_local_ratio_per_rank * found.num_data_ranks:
         why = f"squared local norms are {ratio:.3g}x the global one, so the gradients were scaled in an unknown way"
-        return _insufficient(why, attempt)
+        return _insufficient(why, attempt=attempt)
     noise = noise_scale(
         found.local_square[newest], found.global_square[newest], found.rank_tokens, batch, policy.sigmas
     )
     if noise.square + policy.sigmas * noise.square_error <= 0:
-        return _insufficient("local and global norms give a mean gradient with a negative square", attempt)
+        return _insufficient("local and global norms give a mean gradient with a negative square", attempt=attempt)
     advice = "larger" if policy.far_ratio * batch <= noise.low_tokens else ""
     advice = "smaller" if batch >= policy.far_ratio * noise.high_tokens else advice
     return Finding(
@@ -252,11 +251,6 @@ def _why_absent(source: Source, absent: list[str]) -> str:
     )
 
 
-def _insufficient(why: str, attempt: int | None = None, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding.insufficient(
-        "gradient_noise",
-        "gradient_noise",
-        f"The gradient noise scale was not measured: {why}.",
-        attempt=attempt,
-        evidence=evidence or {},
-    )
+_insufficient = partial(
+    Finding.not_judged, "gradient_noise", "gradient_noise", "The gradient noise scale was not measured"
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -344,10 +345,7 @@ RULES: dict[str, Callable[[_Run], Advice]] = {
 """By cause, which is a part of the anchor in the runbook."""
 
 
-def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding.insufficient(
-        "configuration", "configuration", f"The configuration was not checked: {why}.", evidence=evidence or {}
-    )
+_insufficient = partial(Finding.not_judged, "configuration", "configuration", "The configuration was not checked")
 
 
 ANALYSES = (

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -359,8 +360,7 @@ def _json_number(value: float) -> float | None:
     return round(value, 3) if np.isfinite(value) else None
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("straggler", "straggler", f"Ranks were not compared: {why}.")
+_insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared")
 
 
 ANALYSES = (
