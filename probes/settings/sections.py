@@ -26,7 +26,7 @@ __all__ = [
 
 MAX_STEPS = 100
 """Steps of one capture at most: a trace of more is too large to open."""
-_DAY_S = 86400.0
+_DAY_S = 86400
 Answer = Literal["report", "exclude", "replace"]
 """`exclude`: also where the run gets smaller. `replace`: only where a spare device or node takes the place."""
 
