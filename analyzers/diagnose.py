@@ -26,9 +26,9 @@ from analyzers.run.file_problems import file_problems
 from analyzers.run.open_findings import closed_findings, reported_findings
 from analyzers.run.policy import stall_policy
 from analyzers.run.remembered import Remembered
-from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.source import Source
+from analyzers.verdict.run_facts import run_facts
 from analyzers.verdict.verdict import verdict
 from probes.tape.secrets import Redactor
 

@@ -22,7 +22,7 @@ from analyzers.hangs.stacks import parse_stack, read_stack
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.run.policy import stall_policy
-from analyzers.run_facts import run_facts
+from analyzers.verdict.run_facts import run_facts
 from probes.tape.rundir import ALTERED, RunDir, RunError
 from store import Store, StoreError
 from tests.factories import make_run

@@ -10,9 +10,9 @@ from analyzers.account import goodput, long_run
 from analyzers.account.downsampling import changes
 from analyzers.account.long_run import reduced_views
 from analyzers.diagnose import diagnose
-from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.stragglers.analyze import stragglers
+from analyzers.verdict.run_facts import run_facts
 from store import Store
 from tests.factories import make_run
 

@@ -12,9 +12,9 @@ from analyzers.finding import Finding
 from analyzers.health.device_peaks import peak_flops_per_s
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.report.terminal.diagnosis_text import render
-from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
 from analyzers.settings.analyze import RULES, configuration
+from analyzers.verdict.run_facts import run_facts
 from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.plain_run import MS, S, plain_run
