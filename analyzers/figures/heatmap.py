@@ -1,10 +1,11 @@
-"""Rank x step: a phase's time, or any other measure of steps, as colours.
+"""Rank x step: a phase's time, or any other measure of steps, as colours, as it was recorded.
 
-    figure = draw(rank_step.rank_step(store, "own work"))
-    figure = draw(excess_over_peers(matrix, stages), is_excess=True, marks=[Mark(rank=3, first_step=60, ...)])
+    figure = draw(rank_step.rank_step(store, "own work"), marks=[Mark(rank=3, first_step=60, ...)])
 
 One value a cell; of a big run a cell is the largest value of several ranks and steps (the median over ranks would hide
-the slow one). The colours span the 2nd to the 98th percentile: one garbage collection must not make the rest uniform.
+the slow one). The colours begin at the 2nd percentile and reach what the highest row has most of the time: one garbage
+collection must not make the rest uniform, and one slow rank of thousands is within. Who is slower than its peers is
+drawn by `excess_map`.
 """
 
 from __future__ import annotations
@@ -34,13 +35,16 @@ class Mark:
     text: str
 
 
-def draw(matrix: Matrix, *, is_excess: bool = False, marks: Sequence[Mark] = ()) -> go.Figure:
-    """Ranks from top to bottom, steps from left to right. Of an excess over peers colours begin at 0."""
+def draw(matrix: Matrix, *, marks: Sequence[Mark] = ()) -> go.Figure:
+    """Ranks from top to bottom, steps from left to right."""
     rows = len(matrix.ranks)
     figure = new_figure(height=int(min(560, max(190, 110 + 26 * rows))), x="step", y="rank")
     finite = matrix.values[np.isfinite(matrix.values)]
     low, high = np.percentile(finite, (2, 98)) if len(finite) else (0.0, 1.0)
-    low, unit = (0.0, f"{matrix.unit} over peers") if is_excess else (low, matrix.unit)
+    for row in matrix.values:
+        known = row[np.isfinite(row)]
+        high = max(high, float(np.median(known))) if len(known) else high
+    unit = matrix.unit
     of_cell = (
         f"largest of {matrix.ranks_per_cell} x {matrix.steps_per_cell} ranks and steps: " if matrix.is_reduced else ""
     )

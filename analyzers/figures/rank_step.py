@@ -24,6 +24,8 @@ __all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
 
 MAX_CELLS = 400
 """Rows and columns of a matrix."""
+FEW_RANKS, COLUMNS_OF_MANY = 32, 100
+"""Ranks up to which their means keep `MAX_CELLS` columns, and columns of more: less noise in a thinner row."""
 MAX_STEPS = 2_000
 MEASURES = {
     "own work": (f"{OWN_WORK} / 1e6", "ms"),
@@ -41,7 +43,10 @@ _OF_CALLS = ("own work", "waiting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """`values[i, j]`: the largest value of ranks from `ranks[i]` and steps from `steps[j]` on; NaN where none is."""
+    """`values[i, j]`: the largest value (of each rank: the mean) of ranks from `ranks[i]` and steps from `steps[j]` on.
+
+    NaN where none is.
+    """
 
     ranks: Ints
     steps: Ints
@@ -59,11 +64,17 @@ class Matrix:
 
 
 def rank_step(
-    source: Source, measure: str = "step time", *, max_cells: int = MAX_CELLS, max_rows: int | None = None
+    source: Source,
+    measure: str = "step time",
+    *,
+    max_cells: int = MAX_CELLS,
+    max_rows: int | None = None,
+    each_rank: bool = False,
 ) -> Matrix:
     """A measure of MEASURES over ranks and steps, each cell the largest of its part. Raises KeyError.
 
-    With `max_rows`, of a longer run only every k-th step is read: a preview, in a fraction of the time.
+    With `each_rank`, every rank has a row, and a cell is the mean of its steps: to compare ranks with one another. With
+    `max_rows`, of a longer run only every k-th step is read: a preview, in a fraction of the time.
     """
     expression, unit = MEASURES[measure]
     nothing = Matrix(ranks=np.zeros(0, np.int64), steps=np.zeros(0, np.int64), values=np.zeros((0, 0)), unit=unit)
@@ -76,21 +87,31 @@ def rank_step(
     if low is None or first is None:
         return nothing
     per_rank, per_step = -(-(high - low + 1) // max_cells), -(-(last - first + 1) // max_cells)
+    if each_rank:
+        per_rank = 1
+        per_step = -(-(last - first + 1) // (max_cells if high - low < FEW_RANKS else COLUMNS_OF_MANY))
     every = 1 if max_rows is None else max(1, min(int(per_step), -(-num_rows // max_rows)))
     finished += f" AND (step - {first}) % {every} = 0" if every > 1 else ""
     shape = ((high - low) // per_rank + 1, (last - first) // per_step + 1)
     values = np.full(shape, np.nan)
     on_device = [of for of in attempts(source) if has_device_calls(source, of)] if measure in _OF_CALLS else []
     if on_device:  # no column of a step has it
+        sums, counts = np.zeros(shape), np.zeros(shape)
         for attempt in on_device:
             rank, step, ms = _by_calls(source, attempt, measure)
             place = (rank - low) // per_rank, (step - first) // per_step
-            np.fmax.at(values, place, ms)
+            if each_rank:
+                known = np.isfinite(ms)
+                np.add.at(sums, tuple(one[known] for one in place), ms[known])
+                np.add.at(counts, tuple(one[known] for one in place), 1)
+            else:
+                np.fmax.at(values, place, ms)
+        values = np.divide(sums, counts, out=values, where=counts > 0) if each_rank else values
     else:
         table = source.query(
             f"""
             SELECT (rank - {low}) // {per_rank} AS i, (step - {first}) // {per_step} AS j,
-                   CAST(max({expression}) AS DOUBLE) AS value
+                   CAST({"avg" if each_rank else "max"}({expression}) AS DOUBLE) AS value
             FROM steps WHERE {finished} GROUP BY i, j
             """
         )

@@ -63,6 +63,11 @@ PHASE = {
 }  # fmt: skip
 """Colours of spans by kind, and of the time between phases."""
 HEAT = "Viridis"
+_EXCESS = {
+    False: [[0, "#eef1f5"], [0.19, "#e3e8ee"], [0.21, "#fbe3b4"], [0.45, "#f5a33d"], [0.7, "#d9482b"], [1, "#7a0c2e"]],
+    True: [[0, "#10151c"], [0.19, "#1b232d"], [0.21, "#4a2a12"], [0.45, "#a34a12"], [0.7, "#f0862b"], [1, "#ffe9a8"]],
+}
+"""Colours of an excess where a figure names none, by dark or light page: the first fifth is noise, in the ground's."""
 _INKS = ("#ffffff", "#000000")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 MAX_LABEL = 80
@@ -134,5 +139,6 @@ def template(*, dark: bool) -> dict[str, Any]:
             "legend": {"font": {"size": 11}, "bgcolor": "rgba(0,0,0,0)", "maxheight": 0.9},
             "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": line, "activecolor": text},
             "annotationdefaults": {"font": {"color": text, "size": 11}, "arrowcolor": line},
-        }
+        },
+        "data": {"heatmap": [{"type": "heatmap", "colorscale": _EXCESS[dark]}]},
     }  # fmt: skip

@@ -50,12 +50,16 @@ class Size:
     factor: float = 1.05
     seed: int = 0
     ranks_per_node: int = 8
+    tp: int = 1
+    pp: int = 1
+    """Coordinates of the mesh that ranks record; the model of a step stays that of plain data parallel."""
 
 
 def write_big(size: Size, path: Path) -> dict[str, float]:
     """Write the run; returns rows, bytes and seconds."""
     start = time.perf_counter()
-    layout = Layout(dp_replicate=size.ranks, ranks_per_node=size.ranks_per_node)
+    replicas = size.ranks // (size.tp * size.pp)
+    layout = Layout(pp=size.pp, dp_replicate=replicas, tp=size.tp, ranks_per_node=size.ranks_per_node)
     fault = Fault(kind="slow_compute", rank=max(size.slow_rank, 0), step=size.steps // 2, factor=size.factor)
     scenario = Scenario(seed=size.seed, layout=layout, steps=size.steps, fault=fault)
     run = Run(scenario, path)
@@ -187,6 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slow-rank", type=int, default=-1, help="a rank that is slow from the middle on, or hangs")
     parser.add_argument("--factor", type=float, default=1.05)
     parser.add_argument("--ranks-per-node", type=int, default=8, help="each node has a store of its own")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel coordinates")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline coordinates")
     parser.add_argument("--seed", type=int, default=0)
     options = vars(parser.parse_args(arguments))
     done = write_big(Size(**{key: value for key, value in options.items() if key != "path"}), options["path"])

@@ -109,7 +109,8 @@ export default function ({ data, parentElement, setTriggerValue }) {
     window.Plotly.react(host, figure.data, figure.layout, { ...config, modeBarButtonsToAdd: [reset] });
     if (!host.followed) {
       follow(host);
-      if (clickable) host.on("plotly_click", ({ points }) => host.click({ x: points[0].x, y: points[0].y }));
+      if (clickable) host.on("plotly_click", ({ points: [{ x, y, customdata }] }) =>
+        host.click({ x, y: customdata?.[0] ?? y }));
       host.followed = true;
     }
     if (!host.sized) {
@@ -164,7 +165,7 @@ def show_in_place(
     """Draw a figure (Plotly's JSON, with its height); `what` is the text for screen readers.
 
     `zoomed`: ranges of axes; `on_zoom` is called with all of them before the page is drawn after a zoom. Returns
-    {"x", "y"} of the mark that was clicked just now, if `clickable`.
+    {"x", "y"} of the mark that was clicked just now, if `clickable`; y is the first of its custom data, if it has some.
     """
     shown = {"key": key, "config": config, "alt": what, "url": _URL, "clickable": clickable, "zoomed": zoomed}
     rest = json.dumps(shown)

@@ -8,8 +8,8 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
-from analyzers.figures import heatmap, mesh, numbers, rank_step, straggler
-from analyzers.figures.excess import excess_over_peers
+from analyzers.figures import excess_map, heatmap, mesh, numbers, rank_step, straggler
+from analyzers.figures.excess import MESH_ORDER, Excess, Places, excess_over_peers
 from analyzers.report.terminal.diagnosis_text import title
 from analyzers.source import Source, floats, ints
 from analyzers.wording import counted
@@ -33,19 +33,21 @@ _COLUMNS = {
 
 def load_matrix(source: Source, measure: str, is_excess: bool) -> Any:
     """Rank x step, as recorded or over the median of the peers."""
-    return _over_peers(source, rank_step.rank_step(source, measure), is_excess)
+    return _matrix_of(source, measure, is_excess, None)
 
 
 def load_glance(source: Source, measure: str, is_excess: bool) -> Any:
     """The same from a few million rows, for the time until all have been looked at."""
-    return _over_peers(source, rank_step.rank_step(source, measure, max_rows=GLANCE_ROWS), is_excess)
+    return _matrix_of(source, measure, is_excess, GLANCE_ROWS)
 
 
-def _over_peers(source: Source, matrix: rank_step.Matrix, is_excess: bool) -> rank_step.Matrix:
+def _matrix_of(source: Source, measure: str, is_excess: bool, max_rows: int | None) -> rank_step.Matrix | Excess:
+    matrix = rank_step.rank_step(source, measure, max_rows=max_rows, each_rank=is_excess)
     if not is_excess:
         return matrix
     places = queries.places(source)
-    return excess_over_peers(matrix, dict(zip(ints(places["rank"]).tolist(), ints(places["pp"]).tolist(), strict=True)))
+    coordinates = {name: ints(places[name]) for name in (*MESH_ORDER, "node_rank")}
+    return excess_over_peers(matrix, Places(ranks=ints(places["rank"]), coordinates=coordinates))
 
 
 def load_ranks(source: Source) -> dict[str, Any]:
@@ -71,18 +73,14 @@ def ranks(view: View) -> None:
         return
     if matrix.values.size and np.isfinite(matrix.values).any():
         clicked = chart(
-            heatmap.draw, matrix, key="ranks-heatmap", what=f"{measure} by rank and step",
-            is_excess=is_excess, marks=_marks(view), clickable=True, selected=(measure, is_excess),
+            excess_map.draw if is_excess else heatmap.draw, matrix, key="ranks-heatmap",
+            what=f"{measure} by rank and step", marks=_marks(view), clickable=True, selected=(measure, is_excess),
         )  # fmt: skip
         if clicked is not None:
             st.query_params.update({"rank": str(int(clicked["y"])), "step": str(int(clicked["x"]))})
-        if matrix.is_reduced:
-            every = matrix.every_steps
-            of_some = f" So far 1 step in {every} has been read." if every > 1 else ""
-            st.caption(
-                f"A cell is the largest value of {counted(matrix.ranks_per_cell, 'rank')} and "
-                f"{counted(matrix.steps_per_cell, 'step')}." + of_some
-            )
+        caption = _caption(matrix)
+        if caption:
+            st.caption(caption)
     elif is_excess and matrix.values.size:
         empty_state(f"No rank has a peer to compare its {measure} with.", "Choose `as recorded`.")
     else:
@@ -109,6 +107,27 @@ def ranks(view: View) -> None:
         )  # fmt: skip
 
 
+def _caption(matrix: Any) -> str:
+    """How the cells were made of ranks and steps."""
+    parts = []
+    if isinstance(matrix, Excess):
+        largest = int(matrix.members.max(initial=1))
+        if largest > 1:
+            parts.append(f"A row is the mean of up to {counted(largest, 'rank')}, or the one of them that stands out.")
+        if matrix.steps_per_cell > 1:
+            parts.append(f"A cell is the mean of {counted(matrix.steps_per_cell, 'step')}.")
+        if matrix.noise > 0:
+            parts.append(f"Noise of a cell: {matrix.noise:.2g} {matrix.unit}; colours begin at twice that.")
+    elif matrix.is_reduced:
+        parts.append(
+            f"A cell is the largest value of {counted(matrix.ranks_per_cell, 'rank')} and "
+            f"{counted(matrix.steps_per_cell, 'step')}."
+        )
+    if matrix.every_steps > 1:
+        parts.append(f"So far 1 step in {matrix.every_steps} has been read.")
+    return " ".join(parts)
+
+
 def _measure() -> tuple[str, bool]:
     """The measure that the user chose, and whether it is shown as excess over peers."""
     with st.container(horizontal=True, gap="medium"):
@@ -119,7 +138,7 @@ def _measure() -> tuple[str, bool]:
         )  # fmt: skip
         scale = st.segmented_control(
             "Shown", [EXCESS, "as recorded"], default=EXCESS, key="scale", required=True, bind="query-params",
-            help="Over peers: less the median of the ranks in the same pipeline stage and step. It shows who differs.",
+            help="Over peers: compared with the median of the ranks of the same pipeline stage in the same step.",
         )  # fmt: skip
     return measure or "own work", scale != "as recorded"
 
