@@ -11,6 +11,7 @@ a link that leads out of the folder is not one of its runs.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from probes.tape.rundir import RunDir, RunError
@@ -28,7 +29,7 @@ class RunsFolder:
         self.path = path.resolve()
 
     def run_ids(self) -> list[str]:
-        """Names of the runs, the newest first."""
+        """Names of the runs, the one that started last first, as their manifests say."""
         found: list[tuple[float, str]] = []
         try:
             with os.scandir(self.path) as entries:
@@ -64,10 +65,20 @@ class RunsFolder:
         return RunDir.open(self.path / name)
 
 
+@lru_cache(maxsize=2 * MAX_RUNS)
+def _created_s(path: Path, stamp: tuple[int, int]) -> float | None:
+    """Start of a run as its manifest has it, epoch seconds; read again only when the file has changed."""
+    created_ns = RunDir(path).manifest().get("created_wall_ns")
+    return created_ns / 1e9 if isinstance(created_ns, int) and created_ns > 0 else None
+
+
 def _began(path: Path) -> float:
+    """Start of a run. The time of a file is that of its last change, or of a copy: used where no manifest says it."""
     for name in ("run.json", "tapes", "."):
         try:
-            return (path / name).stat().st_mtime
+            found = (path / name).stat()
         except OSError:
             continue
+        created_s = _created_s(path, (found.st_mtime_ns, found.st_size)) if name == "run.json" else None
+        return found.st_mtime if created_s is None else created_s
     return 0.0

@@ -172,7 +172,7 @@ def test_typed_programs_run_as_the_docs_say(installed: Path, tmp_path: Path) -> 
 
     gate = program("ci_gate", str(slow), str(good))
     assert gate.returncode == 1, gate.stdout + gate.stderr
-    assert "as long per token" in gate.stdout
+    assert "time per token" in gate.stdout or "per token (95 %" in gate.stdout
     assert program("slow_ranks", str(slow)).stdout.startswith("rank 2: ")
     assert "ank 2" in program("dead_job", "job.log").stdout
     hints = "import rankscope, typing\nfrom rankscope import api\nfor one in (api.Run.compare, api.Run.diagnose, "

@@ -1,7 +1,7 @@
 """One run against a baseline in a few words: whether it is slower, whether it learns worse, and how sure that is.
 
     words = delta_words(comparison)         # compare(baseline, run)
-    words.speed       # "slower: a token takes +12.0 % (95 % interval +10.0 to +14.0 %)"
+    words.speed       # "slower: takes 12.0 % more time per token (95 % interval 10.0 to 14.0 %)"
     words.loss        # "no difference beyond its noise: 0.004 higher, noise 0.02"
 
 A difference whose interval or noise allows for none is never called one.
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzers.compare.two_runs import Comparison, LossChange
+from analyzers.compare.answer import speed_words
+from analyzers.compare.loss_change import LossChange
+from analyzers.compare.two_runs import Comparison
 from analyzers.stragglers.throughput import Change
 
 __all__ = ["DeltaWords", "delta_words"]
@@ -40,19 +42,17 @@ def delta_words(comparison: Comparison) -> DeltaWords:
 def _speed(speed: Change | None) -> str:
     if speed is None:
         return "not known: too few steps"
-    low, high = 100 * (speed.low - 1), 100 * (speed.high - 1)
-    per = "token" if speed.per_token else "step"
-    if low <= 0 <= high:
-        return f"no difference shown: a {per} takes {low:+.1f} to {high:+.1f} % (95 % interval)"
-    word = "slower" if low > 0 else "faster"
-    return f"{word}: a {per} takes {100 * (speed.ratio - 1):+.1f} % (95 % interval {low:+.1f} to {high:+.1f} %)"
+    words = speed_words(speed)
+    if speed.low <= 1 <= speed.high:
+        return words.removeprefix("shows ")
+    return f"{'faster' if speed.high < 1 else 'slower'}: {words}"
 
 
 def _loss(loss: LossChange | None) -> str:
     if loss is None:
         return "not known: too few common steps"
     if loss.first_different_step is None:
-        return f"equal to the last bit in {loss.common_steps:,} steps"
+        return f"bitwise identical in {loss.common_steps:,} steps"
     side = "higher" if loss.difference > 0 else "lower"
     if loss.is_real:
         return f"{side} by {abs(loss.difference):.3g}, beyond its noise of {loss.noise:.2g}"

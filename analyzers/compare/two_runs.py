@@ -1,6 +1,7 @@
-"""Differences between two runs: settings, versions, speed, phases, loss, findings, goodput.
+"""Which of two runs is better, and what differs: speed, loss, settings, conditions, phases, account, findings, advice.
 
     comparison = compare(Side(source=a, manifest=..., diagnosis=...), Side(source=b, manifest=..., diagnosis=...))
+    comparison.sentence             # "B is faster than A: 12.0 % less time per token (...). The losses are ..."
     comparison.speed.ratio          # time of a token in B over that in A
     comparison.findings             # a regression, if the interval leaves no doubt
 
@@ -14,20 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from analyzers.account.goodput import CATEGORIES
 from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, WAITED, own
+from analyzers.compare.answer import answer, most_of_it
+from analyzers.compare.conditions import SAME_RATIO, Difference, Run, conditions, tokens_of_step
+from analyzers.compare.loss_change import LossChange, loss_change
 from analyzers.compare.policy import ComparePolicy
 from analyzers.printable import escaped
-from analyzers.robust import MAD_TO_SIGMA
-from analyzers.source import Source, floats, ints, missing_tables
+from analyzers.source import Source, missing_tables
 
 from ..diagnose import Diagnosis
 from ..finding import Finding
-from ..stragglers.throughput import Change, between, regression, step_times
+from ..stragglers.throughput import Change, StepTimes, between, regression, step_times
 
-__all__ = ["Comparison", "LossChange", "Side", "compare"]
+__all__ = ["Comparison", "Side", "compare"]
 
 _PLACES = (*OWN_PHASES, "between phases", "waiting")
 _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
@@ -46,29 +47,18 @@ class Side:
     diagnosis: Diagnosis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossChange:
-    """Two loss curves at equal steps, over the last tenth of them. Nat; positive: the second run's is higher."""
-
-    common_steps: int
-    difference: float
-    noise: float
-    """Standard error of the difference, from how much each curve jumps from step to step."""
-    first_different_step: int | None
-    """Where the curves stop being equal to the last bit; None: nowhere."""
-
-    is_real: bool
-    """A difference beyond the noise."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
     """A against B. Settings and versions are (name, value in A, value in B); None: not there."""
 
     run_a: str
     run_b: str
-    settings: tuple[tuple[str, str | None, str | None], ...]
-    versions: tuple[tuple[str, str | None, str | None], ...]
+    settings: tuple[Difference, ...]
+    versions: tuple[Difference, ...]
+    conditions: tuple[Difference, ...] = ()
+    """Ranks, devices, hosts and their load, tokens of a step, memory."""
+    advice: tuple[Difference, ...] = ()
+    """Advice that either has: (kind, its sentence in A, in B); None: not advised there."""
     speed: Change | None
     """B's time over A's, of a token or a step, with its 95 % interval; None with too few steps."""
     phases: Mapping[str, tuple[float | None, float | None]]
@@ -87,21 +77,9 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """Speed and loss of B against A, two sentences, as `rankscope compare` prints them."""
-        speed, loss, a, b = self.speed, self.loss, self.run_a, self.run_b
-        if speed is None:
-            first = f"{b} and {a} have too few steps to compare their speed."
-        else:
-            interval = f"95 % interval {speed.low:.2f} to {speed.high:.2f}"
-            per = "token" if speed.per_token else "step"
-            first = f"{b} takes {speed.ratio:.2f}x as long per {per} as {a} ({interval})."
-        if loss is None:
-            return f"{first} Too few common steps to compare the loss."
-        if loss.first_different_step is None:
-            return f"{first} The loss is equal to the last bit in {loss.common_steps} steps."
-        side, noise = "higher" if loss.difference > 0 else "lower", "beyond" if loss.is_real else "within"
-        difference = f"{abs(loss.difference):.3g} {side} at the end, {noise} its noise of {loss.noise:.2g}"
-        return f"{first} The loss is {difference}, and differs from step {loss.first_different_step} on."
+        """Which run is better, speed and loss of B against A, and where the time differs, as every output has it."""
+        found = answer(self.run_a, self.run_b, self.speed, self.loss)
+        return " ".join(part for part in (found, most_of_it(self.speed, self.phases)) if part)
 
     def __repr__(self) -> str:
         return f"Comparison({self.sentence})"
@@ -120,8 +98,11 @@ class Comparison:
         return {
             "run_a": self.run_a,
             "run_b": self.run_b,
+            "summary": self.sentence,
             "settings": [{"name": n, "a": a, "b": b} for n, a, b in self.settings],
             "versions": [{"name": n, "a": a, "b": b} for n, a, b in self.versions],
+            "conditions": [{"name": n, "a": a, "b": b} for n, a, b in self.conditions],
+            "advice": [{"kind": n, "a": a, "b": b} for n, a, b in self.advice],
             "speed": speed and {
                 "factor_ratio": speed.ratio, "low_ratio": speed.low, "high_ratio": speed.high,
                 "per": "token" if speed.per_token else "step", "step_ms_a": speed.ms_before,
@@ -131,6 +112,7 @@ class Comparison:
             "loss": loss and {
                 "common_steps": loss.common_steps, "difference": loss.difference, "noise": loss.noise,
                 "first_different_step": loss.first_different_step, "is_real": loss.is_real,
+                "equal_tokens": loss.equal_tokens,
             },
             "findings_only_a": [finding.to_json() for finding in self.only_a],
             "findings_only_b": [finding.to_json() for finding in self.only_b],
@@ -153,9 +135,14 @@ def compare(a: Side, b: Side, policy: ComparePolicy = ComparePolicy()) -> Compar
         run_b=str(b.diagnosis.run.get("run_id") or "B"),
         settings=_differences(_flat(a.manifest.get("config")), _flat(b.manifest.get("config"))),
         versions=_differences(_flat(_lasting(a.manifest)), _flat(_lasting(b.manifest))),
+        conditions=conditions(
+            Run(source=a.source, facts=a.diagnosis.run, times=times_a),
+            Run(source=b.source, facts=b.diagnosis.run, times=times_b),
+        ),
+        advice=_advice(a.diagnosis, b.diagnosis),
         speed=speed,
         phases={name: (phases_a.get(name), phases_b.get(name)) for name in _PLACES},
-        loss=_loss(a.source, b.source, policy),
+        loss=loss_change(a.source, b.source, policy, equal_tokens=_equal_tokens(times_a, times_b)),
         only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),
         both=tuple(finding for key, finding in keys_b.items() if key in keys_a),
@@ -166,6 +153,18 @@ def compare(a: Side, b: Side, policy: ComparePolicy = ComparePolicy()) -> Compar
 
 def _key(finding: Finding) -> tuple[object, ...]:
     return finding.kind, finding.cause, finding.ranks
+
+
+def _equal_tokens(a: StepTimes | None, b: StepTimes | None) -> bool:
+    """False only where both say how many tokens a step has, and these differ."""
+    before, after = (tokens_of_step(times) for times in (a, b))
+    return before is None or after is None or abs(after - before) <= SAME_RATIO * before
+
+
+def _advice(a: Diagnosis, b: Diagnosis) -> tuple[Difference, ...]:
+    advised_a, advised_b = ({(f.kind, f.cause): f.summary for f in one.advised} for one in (a, b))
+    keys = [*advised_a, *(key for key in advised_b if key not in advised_a)]
+    return tuple((key[0], advised_a.get(key), advised_b.get(key)) for key in keys)
 
 
 def _lasting(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +189,7 @@ def _flat(value: Any) -> dict[str, str]:
     return flat
 
 
-def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[tuple[str, str | None, str | None], ...]:
+def _differences(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[Difference, ...]:
     names = [*a, *(name for name in b if name not in a)]
     return tuple((name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name))
 
@@ -208,38 +207,3 @@ def _phases(source: Source) -> dict[str, float]:
     columns = [f"median({sql}) / 1e6" for sql in (*map(own, OWN_PHASES), GAPS_WORK, WAITED)]
     (row,) = source.rows(f"SELECT {', '.join(columns)} FROM steps WHERE duration_ns IS NOT NULL")
     return {name: float(value) for name, value in zip(_PLACES, row, strict=True) if value is not None}
-
-
-def _losses(source: Source) -> dict[int, float]:
-    """{step: loss} of the kept executions: the last one of each step."""
-    table = source.query(
-        """
-        SELECT step, arg_max(loss, (attempt, start_ns)) AS loss FROM steps
-        WHERE isfinite(loss) AND coalesce(committed, true)
-          AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
-        GROUP BY step
-        """
-    )
-    return dict(zip(ints(table["step"]).tolist(), floats(table["loss"]).tolist(), strict=True))
-
-
-def _loss(a: Source, b: Source, policy: ComparePolicy) -> LossChange | None:
-    if missing_tables(a, "steps") or missing_tables(b, "steps"):
-        return None
-    losses_a, losses_b = _losses(a), _losses(b)
-    steps = sorted(losses_a.keys() & losses_b.keys())
-    if len(steps) < 20:
-        return None
-    of_a, of_b = (np.array([losses[step] for step in steps]) for losses in (losses_a, losses_b))
-    unequal = np.flatnonzero(of_a != of_b)
-    last = max(10, len(steps) // 10)
-    jumps = sum(float(np.median(np.abs(np.diff(of)))) ** 2 for of in (of_a, of_b))
-    difference = float(np.mean(of_b[-last:] - of_a[-last:]))
-    noise = MAD_TO_SIGMA * float(np.sqrt(jumps / 2 / last))
-    return LossChange(
-        common_steps=len(steps),
-        difference=difference,
-        noise=noise,
-        is_real=abs(difference) > policy.loss_sigmas * noise,
-        first_different_step=int(steps[unequal[0]]) if len(unequal) else None,
-    )

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
-import time
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,17 @@ from store.runs_folder import RunsFolder
 OUTSIDE = ["../secret", "..", ".", "/etc", "runs/../../secret", "a/b", "", "link", "\x00", "a" * 5000, "~", "%2e%2e"]
 
 
+def started(path: Path, epoch_s: int) -> None:
+    manifest = path / "run.json"
+    manifest.write_text(json.dumps(RunDir(path).manifest() | {"created_wall_ns": epoch_s * 10**9}))
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
     for number, name in enumerate(("older", "newer")):
         run = RunDir.create(folder, name=name, manifest={})
-        os.utime(run.path / "run.json", (time.time() + number - 50, time.time() + number - 50))
+        started(run.path, 1_800_000_000 + number)
     return folder
 
 
@@ -26,6 +32,19 @@ def test_the_newest_run_comes_first_and_latest_is_no_run_of_its_own(runs: Path) 
     assert [name.partition("-")[0] for name in names] == ["newer", "older"]
     assert RunsFolder(runs).newest() == names[0]
     assert RunsFolder(runs).resolved("latest") == names[0]
+
+
+def test_a_copied_run_keeps_its_place(runs: Path, tmp_path: Path) -> None:
+    older = RunsFolder(runs).run_ids()[1]
+    shutil.copytree(runs / older, runs / "copied")
+    started(runs / "copied", 1_700_000_000)
+    os.utime(runs / "copied" / "run.json", (4e9, 4e9))  # whatever the time of the file says
+    os.utime(runs / older / "run.json", (4e9 - 1, 4e9 - 1))
+    names = RunsFolder(runs).run_ids()
+    assert names[1:] == [older, "copied"]
+    (runs / "copied" / "run.json").write_text("{}")  # no start is known: the file's time is the best there is
+    os.utime(runs / "copied" / "run.json", (4e9, 4e9))
+    assert RunsFolder(runs).newest() == "copied"
 
 
 @pytest.mark.parametrize("run_id", OUTSIDE)

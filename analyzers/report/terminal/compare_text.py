@@ -46,7 +46,7 @@ def render(comparison: Comparison, console: Console) -> None:
 def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, str, str]]]]:
     """(heading, rows of name and both values) of everything that differs."""
     yield "Setting", [(name, a or "-", b or "-") for name, a, b in comparison.settings]
-    yield "Version", [(name, a or "-", b or "-") for name, a, b in comparison.versions]
+    yield "Condition", [(name, a or "-", b or "-") for name, a, b in comparison.conditions]
     yield (
         "Step, median ms",
         [
@@ -67,6 +67,8 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, st
     rows += [(title(finding), "-", finding.summary) for finding in comparison.only_b]
     rows += [(title(finding), "also", finding.summary) for finding in comparison.both]
     yield "Finding", rows
+    yield "Advice", [(name.replace("_", " "), a or "-", b or "-") for name, a, b in comparison.advice]
+    yield "Version", [(name, a or "-", b or "-") for name, a, b in comparison.versions]
 
 
 def _number(value: float | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analyzers.compare.delta_words import delta_words
-from analyzers.compare.two_runs import Comparison, LossChange
+from analyzers.compare.loss_change import LossChange
+from analyzers.compare.two_runs import Comparison
 from analyzers.stragglers.throughput import Change
 
 
@@ -29,10 +30,10 @@ def loss_change(difference: float, *, is_real: bool, first: int | None = 3) -> L
     ("speed", "words"),
     [
         (None, "not known: too few steps"),
-        ((1.12, 1.10, 1.14), "slower: a token takes +12.0 % (95 % interval +10.0 to +14.0 %)"),
-        ((0.5, 0.48, 0.52), "faster: a token takes -50.0 % (95 % interval -52.0 to -48.0 %)"),
-        ((1.02, 0.99, 1.05), "no difference shown: a token takes -1.0 to +5.0 % (95 % interval)"),
-        ((1.0, 1.0, 1.0), "no difference shown: a token takes +0.0 to +0.0 % (95 % interval)"),
+        ((1.12, 1.10, 1.14), "slower: takes 12.0 % more time per token (95 % interval 10.0 to 14.0 %)"),
+        ((0.5, 0.48, 0.52), "faster: is 2.00x faster per token (95 % interval 1.92 to 2.08)"),
+        ((1.02, 0.99, 1.05), "no difference in speed: -1.0 to +5.0 % time per token (95 % interval)"),
+        ((1.0, 1.0, 1.0), "no difference in speed: +0.0 to +0.0 % time per token (95 % interval)"),
     ],
 )
 def test_speed_is_a_difference_only_if_its_interval_leaves_out_none(
@@ -48,7 +49,7 @@ def test_speed_is_a_difference_only_if_its_interval_leaves_out_none(
         (loss_change(0.1, is_real=True), "higher by 0.1, beyond its noise of 0.02"),
         (loss_change(-0.1, is_real=True), "lower by 0.1, beyond its noise of 0.02"),
         (loss_change(0.01, is_real=False), "no difference beyond its noise: 0.01 higher, noise 0.02"),
-        (loss_change(0.0, is_real=False, first=None), "equal to the last bit in 100 steps"),
+        (loss_change(0.0, is_real=False, first=None), "bitwise identical in 100 steps"),
     ],
 )
 def test_loss_is_a_difference_only_beyond_its_noise(loss: LossChange | None, words: str) -> None:

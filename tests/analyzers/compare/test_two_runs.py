@@ -51,7 +51,7 @@ def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
     assert found.speed.low <= 1 <= found.speed.high
     assert found.loss is not None
     assert (found.loss.first_different_step, found.loss.is_real) == (None, False)
-    assert "equal to the last bit in 80 steps" in text_of(found)
+    assert "losses are bitwise identical in 80 steps" in text_of(found)
 
 
 def test_what_changed_is_listed(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Which of two runs is better, in two or three sentences: speed first, then the loss.
+
+    answer("before", "after", speed, loss)
+    # "after is better than before. It takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses are
+    #  bitwise identical in 60 steps."
+
+A difference whose interval or noise allows for none decides nothing; where speed and loss disagree, nobody but the
+reader can weigh them, and where the steps have other numbers of tokens, the loss at equal steps decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from analyzers.compare.loss_change import LossChange
+from analyzers.stragglers.throughput import Change
+
+__all__ = ["answer", "loss_sentence", "most_of_it", "speed_words"]
+
+FACTOR_FROM = 1.5
+"""Ratio of times from which a factor is said, not a percentage."""
+MAX_PARTS = 2
+LEAST_PART = 0.1
+"""Share of the change of a step below which a phase is not named."""
+
+
+def answer(run_a: str, run_b: str, speed: Change | None, loss: LossChange | None) -> str:
+    """Which run is better, and why: B against A."""
+    faster = 0 if speed is None or speed.low <= 1 <= speed.high else 1 if speed.high < 1 else -1
+    learns = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
+    parts = []
+    if faster * learns < 0:
+        fast, low = (run_b, run_a) if faster > 0 else (run_a, run_b)
+        parts.append(f"{fast} is faster, {low} has the lower loss.")
+    elif faster + learns:
+        better, worse = (run_b, run_a) if faster + learns > 0 else (run_a, run_b)
+        parts.append(f"{better} is better than {worse}.")
+    elif speed is not None:
+        parts.append(f"Neither {run_b} nor {run_a} is shown to be better.")
+    if speed is None:
+        parts.append(f"{run_b} and {run_a} have too few steps to compare their speed.")
+    else:
+        parts.append(f"{run_b} {speed_words(speed)}.")
+    return " ".join([*parts, loss_sentence(loss)])
+
+
+def speed_words(speed: Change) -> str:
+    """`takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %)`, without a subject."""
+    per = "token" if speed.per_token else "step"
+    if speed.low <= 1 <= speed.high:
+        low, high = 100 * (speed.low - 1), 100 * (speed.high - 1)
+        return f"shows no difference in speed: {low:+.1f} to {high:+.1f} % time per {per} (95 % interval)"
+    is_faster = speed.high < 1
+    ratio, low, high = (1 / speed.ratio, 1 / speed.high, 1 / speed.low) if is_faster else (
+        speed.ratio, speed.low, speed.high)  # fmt: skip
+    if ratio >= FACTOR_FROM:
+        word = "faster" if is_faster else "slower"
+        return f"is {ratio:.2f}x {word} per {per} (95 % interval {low:.2f} to {high:.2f})"
+    shares = sorted(100 * abs(1 - value) for value in (speed.low, speed.high))
+    word = "less" if is_faster else "more"
+    return (
+        f"takes {100 * abs(1 - speed.ratio):.1f} % {word} time per {per} "
+        f"(95 % interval {shares[0]:.1f} to {shares[1]:.1f} %)"
+    )
+
+
+def loss_sentence(loss: LossChange | None) -> str:
+    """Of the second run against the first."""
+    if loss is None:
+        return "Too few common steps to compare the loss."
+    if loss.first_different_step is None:
+        return f"The losses are bitwise identical in {loss.common_steps:,} steps."
+    side = "higher" if loss.difference > 0 else "lower"
+    noise = f"beyond its noise of {loss.noise:.2g}" if loss.is_real else f"within its noise of {loss.noise:.2g}"
+    other = "" if loss.equal_tokens else " Their steps have different numbers of tokens, so this decides nothing."
+    return (
+        f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}, "
+        f"and differs from step {loss.first_different_step:,} on.{other}"
+    )
+
+
+def most_of_it(speed: Change | None, phases: Mapping[str, tuple[float | None, float | None]]) -> str:
+    """The phases that changed most in the direction of the change; empty where no change is shown."""
+    if speed is None or speed.low <= 1 <= speed.high:
+        return ""
+    sign = 1 if speed.ratio > 1 else -1
+    changes = {name: after - before for name, (before, after) in phases.items() if None not in (before, after)}  # type: ignore[operator]
+    total = sum(abs(change) for change in changes.values())
+    named = sorted(
+        (name for name in changes if sign * changes[name] > LEAST_PART * total), key=lambda n: -sign * changes[n]
+    )
+    if not named:
+        return ""
+    return (
+        "Most of it: "
+        + ", ".join(f"{name} {changes[name]:+.3g} ms" for name in named[:MAX_PARTS])
+        + " a step (medians)."
+    )

@@ -1,0 +1,131 @@
+"""Conditions of two runs that no setting names: ranks, devices, hosts and their load, tokens of a step, memory.
+
+    conditions(Run(source=a, facts=..., times=...), Run(source=b, facts=..., times=...))
+    # (("host load per CPU", "0.9", "3.2"), ...): those that differ, and the load in any case
+
+A run on a busy host is slower with the same settings, so both loads stand there even where they are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analyzers.source import Source, missing_tables
+from analyzers.stragglers.throughput import StepTimes
+
+__all__ = ["SAME_RATIO", "Difference", "Run", "conditions", "tokens_of_step"]
+
+Difference = tuple[str, str | None, str | None]
+"""(name, value in A, value in B); None: not recorded."""
+MAX_NAMES = 4
+SAME_RATIO = 0.02
+"""Numbers that differ by less are listed as equal ones are: not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One of the two runs: its records, the facts of its diagnosis, and the times of its steps."""
+
+    source: Source
+    facts: Mapping[str, Any]
+    times: StepTimes | None
+
+
+def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
+    """What differs between the machines and the work of the two runs."""
+    found: list[Difference] = []
+    for name, of in (("ranks", _ranks), ("mesh", _mesh), ("device", _devices), ("hosts", _hosts)):
+        pair = of(a), of(b)
+        if pair[0] != pair[1]:
+            found.append((name, *pair))
+    numbers: list[tuple[str, tuple[float | None, float | None], Callable[[float], str], bool]] = [
+        ("tokens a step", (tokens_of_step(a.times), tokens_of_step(b.times)), lambda value: f"{value:,.0f}", False),
+        ("host load per CPU", (_load(a.source), _load(b.source)), lambda value: f"{value:.2f}", True),
+        ("GPU use", (_use(a.source), _use(b.source)), lambda value: f"{100 * value:.0f} %", False),
+        ("GPU clock (MHz)", (_clock(a.source), _clock(b.source)), lambda value: f"{value / 1e6:,.0f}", False),
+        ("largest memory of a rank (MiB)", (_memory(a.source), _memory(b.source)), lambda v: f"{v:,.0f}", False),
+    ]
+    for name, values, text, is_always in numbers:
+        before, after = values
+        if before is None and after is None:
+            continue
+        is_equal = before is not None and after is not None and abs(after - before) <= SAME_RATIO * max(before, after)
+        if is_always or not is_equal:
+            found.append((name, *(None if value is None else text(value) for value in values)))
+    return tuple(found)
+
+
+def _ranks(run: Run) -> str | None:
+    ranks = run.facts.get("num_ranks")
+    return None if ranks is None else str(ranks)
+
+
+def _mesh(run: Run) -> str | None:
+    mesh = run.facts.get("mesh")
+    if not isinstance(mesh, Mapping):
+        return None
+    return " x ".join(f"{name} {size}" for name, size in mesh.items() if size != 1) or "one rank"
+
+
+def _devices(run: Run) -> str | None:
+    return _listed(sorted({name.partition(":")[0] for name in _names(run.source, "device")}))
+
+
+def _hosts(run: Run) -> str | None:
+    return _listed(_names(run.source, "host"))
+
+
+def _names(source: Source, column: str) -> list[str]:
+    if missing_tables(source, "ranks"):
+        return []
+    return [
+        str(name) for (name,) in source.rows(f"SELECT DISTINCT {column} FROM ranks WHERE {column} <> '' ORDER BY 1")
+    ]
+
+
+def _listed(names: list[str]) -> str | None:
+    if not names:
+        return None
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
+
+
+def tokens_of_step(times: StepTimes | None) -> float | None:
+    """Tokens of a step of all ranks, median; None where they were not recorded."""
+    known = times.tokens[np.isfinite(times.tokens) & (times.tokens > 0)] if times is not None else np.zeros(0)
+    return float(np.median(known)) if len(known) else None
+
+
+def _load(source: Source) -> float | None:
+    return _health(source, "median(load_1m / num_cpus)", "device = 'host' AND num_cpus > 0")
+
+
+def _use(source: Source) -> float | None:
+    return _health(source, "avg(gpu_utilization_ratio)", "device <> 'host'")
+
+
+def _clock(source: Source) -> float | None:
+    return _health(source, "median(sm_clock_hertz)", "device <> 'host'")
+
+
+def _memory(source: Source) -> float | None:
+    return _one(source, "SELECT max(memory_bytes) / 1048576.0 FROM steps", "steps")
+
+
+def _health(source: Source, value: str, of: str) -> float | None:
+    """Of the time of the steps: a start-up or an end say nothing of the speed."""
+    if missing_tables(source, "steps"):
+        return None
+    ((first, last),) = source.rows("SELECT min(start_ns), max(start_ns + duration_ns) FROM steps")
+    if first is None or last is None:
+        return None
+    return _one(source, f"SELECT {value} FROM health WHERE {of} AND sample_ns BETWEEN {first} AND {last}", "health")
+
+
+def _one(source: Source, sql: str, table: str) -> float | None:
+    rows: list[tuple[Any, ...]] = [] if missing_tables(source, table) else source.rows(sql)
+    return None if not rows or rows[0][0] is None else float(rows[0][0])

@@ -1,0 +1,71 @@
+"""Two loss curves at equal steps: the difference at their end, its noise, and where they part.
+
+change = loss_change(a, b)
+change.difference, change.noise, change.first_different_step
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.compare.policy import ComparePolicy
+from analyzers.robust import MAD_TO_SIGMA
+from analyzers.source import Source, floats, ints, missing_tables
+
+__all__ = ["LossChange", "loss_change"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossChange:
+    """Two loss curves at equal steps, over the last tenth of them. Nat; positive: the second run's is higher."""
+
+    common_steps: int
+    difference: float
+    noise: float
+    """Standard error of the difference, from how much each curve jumps from step to step."""
+    first_different_step: int | None
+    """Where the curves stop being equal to the last bit; None: nowhere."""
+
+    is_real: bool
+    """A difference beyond the noise."""
+    equal_tokens: bool = True
+    """False where a step of one run has other numbers of tokens: then equal steps are not equal training."""
+
+
+def _losses(source: Source) -> dict[int, float]:
+    """{step: loss} of the kept executions: the last one of each step."""
+    table = source.query(
+        """
+        SELECT step, arg_max(loss, (attempt, start_ns)) AS loss FROM steps
+        WHERE isfinite(loss) AND coalesce(committed, true)
+          AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
+        GROUP BY step
+        """
+    )
+    return dict(zip(ints(table["step"]).tolist(), floats(table["loss"]).tolist(), strict=True))
+
+
+def loss_change(a: Source, b: Source, policy: ComparePolicy, *, equal_tokens: bool = True) -> LossChange | None:
+    """The second run's loss over the first one's; None with fewer than 20 common steps."""
+    if missing_tables(a, "steps") or missing_tables(b, "steps"):
+        return None
+    losses_a, losses_b = _losses(a), _losses(b)
+    steps = sorted(losses_a.keys() & losses_b.keys())
+    if len(steps) < 20:
+        return None
+    of_a, of_b = (np.array([losses[step] for step in steps]) for losses in (losses_a, losses_b))
+    unequal = np.flatnonzero(of_a != of_b)
+    last = max(10, len(steps) // 10)
+    jumps = sum(float(np.median(np.abs(np.diff(of)))) ** 2 for of in (of_a, of_b))
+    difference = float(np.mean(of_b[-last:] - of_a[-last:]))
+    noise = MAD_TO_SIGMA * float(np.sqrt(jumps / 2 / last))
+    return LossChange(
+        common_steps=len(steps),
+        difference=difference,
+        noise=noise,
+        is_real=abs(difference) > policy.loss_sigmas * noise,
+        equal_tokens=equal_tokens,
+        first_different_step=int(steps[unequal[0]]) if len(unequal) else None,
+    )
