@@ -40,7 +40,10 @@ MIN_SPREAD_RANKS = 8
 """Ranks from which their lasting differences are a spread."""
 MIN_STRETCH = 3
 """Columns that a named rank stands out in: a single long step is a bright cell, no row."""
+CLIP_SIGMAS = 4.0
+"""Noise to which a cell is cut where a stretch is looked for."""
 PERCENT_SIGMAS = 3.0
+"""Median of the peers, in noise, from which an excess is a share of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,51 +154,45 @@ def _noise(values: Floats) -> tuple[float, float]:
 def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tuple[Floats, list[StandingOut]]:
     """Score of each rank, and those that stand out in more than a single step."""
     num_rows, num = values.shape
-    best = np.zeros(num_rows)
-    if not num or noise <= 0:
-        return best, []
     filled = np.where(np.isfinite(values), values, 0.0)
-    sums = np.concatenate([np.zeros((num_rows, 1)), np.cumsum(filled, axis=1)], axis=1)
-    named = np.zeros(num_rows)
-    first, last, height, rises = (
-        np.zeros(num_rows, int),
-        np.zeros(num_rows, int),
-        np.zeros(num_rows),
-        np.zeros(num_rows),
-    )
-    every = np.arange(num_rows)
-    lengths = sorted({num, *(1 << power for power in range(num.bit_length()) if 1 << power <= num)})
-    for length in lengths:  # a stretch of columns: of 1, 2, 4, ... and of all
-        means = (sums[:, length:] - sums[:, :-length]) / length
-        at = means.argmax(axis=1)
-        score = means[every, at] / np.hypot(noise / np.sqrt(length), lasting)
-        best = np.maximum(best, score)
-        if length >= min(num, MIN_STRETCH):
-            better = score > named
-            for kept, new in ((named, score), (first, at), (last, at + length - 1), (height, means[every, at])):
-                kept[better] = new[better]
+    noise = noise or float(np.abs(filled).max(initial=0)) / 1e3  # all are equal but those that differ
+    if not num or noise <= 0:
+        return np.zeros(num_rows), []
+    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # one long step is no stretch
+    sums, clipped = _running(filled), _running(np.clip(filled, -most, most))
+    best = filled.max(axis=1) / np.hypot(noise, lasting)
+    every, named, first, last = np.arange(num_rows), np.zeros(num_rows), *np.zeros((2, num_rows), dtype=np.int64)
+    is_rise = np.zeros(num_rows, dtype=bool)
+    lengths = {num, *(1 << power for power in range(num.bit_length()) if 1 << power <= num)}
+    for length in sorted(length for length in lengths if length >= min(num, MIN_STRETCH)):
+        score = (clipped[:, length:] - clipped[:, :-length]) / length / np.hypot(noise / np.sqrt(length), lasting)
+        at = score.argmax(axis=1)
+        better = score[every, at] > named
+        named[better], first[better], last[better] = score[every, at][better], at[better], at[better] + length - 1
     least = max(MIN_STRETCH, num // 20)
     if num >= 2 * least:  # a rise: what a rank had before cancels its lasting difference
         after = np.arange(least, num - least + 1)
-        before_mean = sums[:, after] / after
-        rise = (sums[:, [num]] - sums[:, after]) / (num - after) - before_mean
-        score_at = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
-        at = score_at.argmax(axis=1)
-        score = score_at[every, at]
-        best, better = np.maximum(best, score), score > named
-        # The stretch that explains it may be all of the run: prefer the rise only where it is larger.
-        for kept, new in ((named, score), (first, after[at]), (last, np.full(num_rows, num - 1)),
-                          (height, rise[every, at]), (rises, np.ones(num_rows))):  # fmt: skip
-            kept[better] = new[better]
+        rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - clipped[:, after] / after
+        score = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
+        at = score.argmax(axis=1)
+        is_rise = score[every, at] > named
+        named[is_rise], first[is_rise], last[is_rise] = score[every, at][is_rise], after[at][is_rise], num - 1
+    height = (sums[every, last + 1] - sums[every, first]) / (last + 1 - first)
+    height -= np.where(is_rise, sums[every, first] / np.maximum(first, 1), 0)
     found = [
         StandingOut(
             rank=int(matrix.ranks[row]), first_step=int(matrix.steps[first[row]]),
             last_step=int(matrix.steps[last[row]]) + matrix.steps_per_cell - 1, value=float(height[row]),
-            is_rise=bool(rises[row]), lasts=bool(last[row] == num - 1), score=float(named[row]),
+            is_rise=bool(is_rise[row]), lasts=bool(last[row] == num - 1), score=float(named[row]),
         )
         for row in np.flatnonzero(named >= NAMED_SCORE)
     ]  # fmt: skip
-    return best, found
+    return np.maximum(best, named), found
+
+
+def _running(values: Floats) -> Floats:
+    """Sums of the first 0, 1, 2, ... columns."""
+    return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
 
 
 def _parts(order: Ints, stages: Ints) -> list[Ints]:

@@ -29,8 +29,8 @@ def dashboard(
 ) -> None:
     """Show runs in the browser, while they train and after they ended.
 
-    It listens on 127.0.0.1 only and opens on the newest run. From another machine: ssh -L 8501:127.0.0.1:8501 HOST.
-    On a machine with other users: --token-file (mode 0600).
+    It listens on 127.0.0.1 only and opens on the run that is named, or on the table of all runs. From another machine:
+    ssh -L 8501:127.0.0.1:8501 HOST. On a machine with other users: --token-file (mode 0600).
     """
     from contextlib import ExitStack
 
