@@ -21,5 +21,9 @@ class PipelinePolicy:
     """Steps that are read, evenly over the run."""
     max_pipelines: int = 16
     """Pipelines that are read."""
+    bubble_ratio: float = 0.2
+    """Share of the run beyond what the schedule makes idle from which an alert is information. Source: convention."""
+    bubble_alert_ratio: float = 0.3
+    """The same share from which it is a warning. Source: convention."""
     min_lighten_ratio: float = 0.02
     """Work of the heaviest stage over the mean that is worth moving; a layer is seldom less."""

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from analyzers.communication.policy import CommunicationPolicy
 from analyzers.kinds import KINDS
+from analyzers.pipeline.policy import PipelinePolicy
+from analyzers.settings.policy import ConfigurationPolicy
 from tests.programs import needs, program
 from watch.exporting.metrics.catalogue import METRICS
 
@@ -55,6 +58,34 @@ def test_metrics_in_rules_exist() -> None:
         used = set(re.findall(r"(?<![:\w])rankscope_\w+", rule["expr"]))
         assert used <= set(METRICS), rule
         assert set(re.findall(r"run:\w+:\w+", rule["expr"])) <= recorded, rule
+
+
+def alert(name: str) -> dict[str, Any]:
+    (found,) = [rule for rule in ALERTS if rule["alert"] == f"Rankscope{name}"]
+    return found
+
+
+def numbers(name: str) -> set[float]:
+    """Limits that an alert compares with."""
+    return {float(number) for number in re.findall(r"(?:[<>]=?) (\d[\d.e]*)", alert(name)["expr"])}
+
+
+def test_alerts_begin_where_advice_does() -> None:
+    communication, pipeline, settings = CommunicationPolicy(), PipelinePolicy(), ConfigurationPolicy()
+    assert numbers("CommunicationPartlyExposed") == {communication.exposed_ratio, communication.exposed_alert_ratio}
+    assert numbers("CommunicationExposed") == {communication.exposed_alert_ratio}
+    assert numbers("BubbleModerate") == {pipeline.bubble_ratio, pipeline.bubble_alert_ratio}
+    assert numbers("Bubble") == {pipeline.bubble_alert_ratio}
+    assert numbers("GpuIdle") == {settings.utilisation_ratio}
+
+
+def test_every_critical_kind_has_an_alert() -> None:
+    """One rule catches them all, but those that have a critical alert of their own, which links to the kind."""
+    (excluded,) = re.findall(r'kind!~"([\w|]+)"', alert("CriticalFinding")["expr"])
+    for kind in excluded.split("|"):
+        assert kind in KINDS
+        own = [rule for rule in ALERTS if f"&kind={kind}" in rule["annotations"]["dashboard_url"]]
+        assert "critical" in {rule["labels"]["severity"] for rule in own}, kind
 
 
 PAGES = {title.lower().replace(" ", "-") for title in

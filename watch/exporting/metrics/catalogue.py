@@ -103,6 +103,8 @@ _ALL: tuple[Metric, ...] = (
         ("goodput_ratio", "gauge", "ratio", (), "Share of the wall time in which ranks trained steps that were kept."),
         ("exposed_communication_ratio", "gauge", "ratio", (), "Share of the newest steps blocked in transfers."),
         ("bubble_ratio", "gauge", "ratio", (), "Share of the run in which a stage of the pipeline had no work."),
+        ("bubble_planned_ratio", "gauge", "ratio", (),
+         "Share of a step that the pipeline's schedule leaves idle with equal stages, where it has a closed form."),
         ("data_wait_ratio", "gauge", "ratio", (), "Share of the newest steps spent waiting for data."),
     ),
     *_group(

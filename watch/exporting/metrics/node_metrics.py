@@ -29,6 +29,7 @@ from watch.exporting.metrics.run_samples import (
     expert_samples,
     finding_samples,
     rank_samples,
+    planned_bubble_samples,
     recovery_samples,
     scalar_samples,
     step_samples,
@@ -59,6 +60,7 @@ class NodeMetrics:
         """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is omitted."""
         if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9:
             self._slow = list(account_samples(source, self._stall, now_ns))
+            self._slow += planned_bubble_samples(source, self._manifest) if self._slow else []
             self._slow_ns = now_ns if self._slow else None
         log = EventLog.load(
             source,

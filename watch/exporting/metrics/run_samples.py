@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from analyzers.account.bubble import expected_idle
 from analyzers.account.goodput import measure
 from analyzers.account.step_account import StepAccount, step_accounts
 from analyzers.account.time_classes import OWN_WORK
@@ -23,6 +25,7 @@ __all__ = [
     "account_samples",
     "expert_samples",
     "finding_samples",
+    "planned_bubble_samples",
     "rank_samples",
     "recovery_samples",
     "scalar_samples",
@@ -110,6 +113,26 @@ def expert_samples(source: Source) -> Iterator[Sample]:
     yield Sample(
         "rankscope_expert_dropped_ratio", sum(float(layer.dropped.sum()) for layer in layers) / max(1.0, chosen)
     )
+
+
+def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample]:
+    """What the schedule of the run's configuration leaves idle; nothing for other loops, and without a closed form."""
+    config = manifest.get("config")
+    parallel = config.get("parallel") if isinstance(config, Mapping) else None
+    if not isinstance(parallel, Mapping) or missing_tables(source, "spans", "ranks"):
+        return
+    ((stages,),) = source.rows("SELECT count(DISTINCT pp) FROM ranks WHERE rank >= 0")
+    ((last,),) = source.rows("SELECT max(microbatch) FROM spans")
+    if stages < 2 or last is None:
+        return
+    schedule = str(parallel.get("schedule") or "")
+    per_rank = parallel.get("stages_per_rank")
+    ratio = expected_idle(
+        schedule, ranks=stages, microbatches=last + 1, times=(1.0, 1.0, 1.0),
+        stages_per_rank=per_rank if isinstance(per_rank, int) and per_rank > 0 else 2 if "interleaved" in schedule else 1,
+    )  # fmt: skip
+    if ratio is not None:
+        yield Sample("rankscope_bubble_planned_ratio", ratio)
 
 
 def account_samples(source: Source, stall: StallPolicy, now_ns: int) -> Iterator[Sample]:
