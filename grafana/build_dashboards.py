@@ -49,7 +49,7 @@ class Panel:
     query: str = ""
     queries: Mapping[str, str] = field(default_factory=dict)
     legend: str | None = None
-    kind: Literal["timeseries", "stat", "table", "state-timeline", "bargauge"] = "timeseries"
+    kind: Literal["timeseries", "stat", "table", "state-timeline", "bargauge", "heatmap"] = "timeseries"
     width: int = 0
     height: int = 0
     unit: str = ""
@@ -57,6 +57,10 @@ class Panel:
     stacked: bool = False
     limits: Sequence[tuple[float, str]] = ()
     most: float | None = None
+    link: str = ""
+    """Address behind the dashboard's that a row of a table leads to; `<label>` stands for the row's."""
+    order: Sequence[str] = ()
+    """Columns of a table from the left."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -174,10 +178,13 @@ def _panel(page: Page, panel: Panel, number: int, left: int, top: int) -> dict[s
             }
             for i, (legend, query) in enumerate(panel.legends().items())
         ],
-        "transformations": [{"id": "organize", "options": {"excludeByName": {"Time": True, "Value": True}}}]
-        if is_table
-        else [],
+        "transformations": [{"id": "organize", "options": _columns(panel)}] if is_table else [],
     }
+
+
+def _columns(panel: Panel) -> dict[str, Any]:
+    found: dict[str, Any] = {"excludeByName": {"Time": True, "Value": True}}
+    return found | ({"indexByName": {name: place for place, name in enumerate(panel.order)}} if panel.order else {})
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:
@@ -191,6 +198,9 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         "mappings": [],
         "thresholds": {"mode": "absolute", "steps": steps or [{"color": COLORS["ok"], "value": None}]},
     }
+    if panel.link:
+        address = re.sub(r"<(\w+)>", r"${__data.fields.\1}", panel.link)
+        found["links"] = [{"title": "Open in Rankscope", "url": f"${{dashboard}}{address}", "targetBlank": True}]
     if panel.kind == "timeseries":
         found["color"] = {"mode": "palette-classic"}
         found["custom"] = {
@@ -211,6 +221,12 @@ def _options(panel: Panel) -> dict[str, Any]:
         "bargauge": {"reduceOptions": last, "orientation": "horizontal", "displayMode": "basic"},
         "state-timeline": {"mergeValues": True, "showValue": "never", "legend": legend},
         "table": {},
+        "heatmap": {
+            "calculate": False,
+            "color": {"mode": "scheme", "scheme": "Oranges", "steps": 64},
+            "yAxis": {"axisPlacement": "left"},
+            "legend": {"show": True},
+        },
     }[panel.kind]
 
 

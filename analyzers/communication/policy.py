@@ -23,7 +23,7 @@ class CommunicationPolicy:
     """Share of the step that exposed transfers may take, also in profiler traces. Source: convention; a training that
     is set up well hides the rest."""
     exposed_alert_ratio: float = 0.2
-    """The same share from which an alert is a warning; from `exposed_ratio` on it is information. Source: convention."""
+    """The same share from which an alert is a warning; below it is information. Source: convention."""
     large_bytes: int = 1 << 20
     """Messages of this size and more are limited by the link, not by the latency of a call."""
     slow_factor: float = 3.0

@@ -7,6 +7,7 @@ Steps without data are a gap: a line through them would show what was not record
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,4 +50,4 @@ def stretches(step: Ints) -> list[tuple[int, int]]:
     gaps = np.flatnonzero(apart > GAP * np.median(apart)) if len(apart) else np.zeros(0, dtype=np.int64)
     gaps = np.sort(gaps[np.argsort(-apart[gaps], kind="stable")][: MAX_STRETCHES - 1]) + 1
     borders = [0, *gaps.tolist(), len(step)]
-    return list(zip(borders, borders[1:], strict=False))
+    return list(itertools.pairwise(borders))

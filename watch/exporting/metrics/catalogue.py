@@ -124,6 +124,8 @@ _ALL: tuple[Metric, ...] = (
     *_group(
         "Findings",
         ("findings", "gauge", "", ("kind", "severity"), "Findings that are open now."),
+        ("finding_info", "info", "", ("kind", "severity", "culprit", "cause"),
+         "A finding that is open now, with the ranks that it names and its cause in words; always 1."),
         ("findings_total", "counter", "", ("kind", "severity"), "Findings that fired since the start of the run."),
         ("last_finding_timestamp_seconds", "gauge", "seconds", ("kind",), "When a finding of this kind last fired."),
     ),

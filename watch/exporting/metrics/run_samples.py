@@ -17,7 +17,7 @@ from analyzers.run.open_findings import may_last
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import attempts
 from analyzers.source import Source, missing_tables
-from analyzers.wording import is_number
+from analyzers.wording import is_number, ranks_text
 from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample
 
@@ -129,7 +129,7 @@ def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Itera
     per_rank = parallel.get("stages_per_rank")
     ratio = expected_idle(
         schedule, ranks=stages, microbatches=last + 1, times=(1.0, 1.0, 1.0),
-        stages_per_rank=per_rank if isinstance(per_rank, int) and per_rank > 0 else 2 if "interleaved" in schedule else 1,
+        stages_per_rank=per_rank if isinstance(per_rank, int) and per_rank else 2 if "interleaved" in schedule else 1,
     )  # fmt: skip
     if ratio is not None:
         yield Sample("rankscope_bubble_planned_ratio", ratio)
@@ -213,6 +213,8 @@ def finding_samples(source: Source, lives: Sequence[int], now_ns: int) -> Iterat
     counts: Counter[tuple[str, str]] = Counter()
     for finding in _open_findings(source, max(lives, default=0), now_ns):
         counts[finding.kind, finding.severity] += 1
+        words = {"culprit": ranks_text(finding.ranks) if finding.ranks else "the run", "cause": in_words(finding.cause)}
+        yield Sample("rankscope_finding_info", 1, {"kind": finding.kind, "severity": finding.severity, **words})
         factor = finding.evidence.get("factor_ratio")
         if finding.kind == "straggler" and factor is not None and is_number(factor):
             for rank in finding.ranks:
@@ -220,6 +222,11 @@ def finding_samples(source: Source, lives: Sequence[int], now_ns: int) -> Iterat
                 yield Sample("rankscope_straggler_excess_ratio", float(factor) - 1, of)
     for (kind, severity), count in counts.items():
         yield Sample("rankscope_findings", count, {"kind": kind, "severity": severity})
+
+
+def in_words(name: str) -> str:
+    """`not_entered` as `not entered`."""
+    return name.replace("_", " ")
 
 
 def _open_findings(source: Source, attempt: int, now_ns: int) -> list[Finding]:
