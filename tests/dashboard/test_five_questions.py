@@ -62,7 +62,7 @@ QUESTIONS = (
     ),
     Question(
         "which of two runs is better and why", "slower", (MENU.format("Compare runs"),),
-        ("text=/before is better than slower/", "text=/per token/"),
+        ("text=/ is better than /", "text=/per token/"),
     ),
 )  # fmt: skip
 
