@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 
 from analyzers.figures import excess_map
@@ -109,7 +110,7 @@ def test_rows_are_in_the_order_of_the_mesh_with_its_parts() -> None:
     assert figure_texts(excess_map.draw(found)) == ["pipeline 0<br>rank 0", "pipeline 1<br>rank 1"]
 
 
-def figure_texts(figure: excess_map.go.Figure) -> list[str]:
+def figure_texts(figure: go.Figure) -> list[str]:
     return list(figure.layout.yaxis.ticktext)
 
 
