@@ -184,7 +184,9 @@ def _panel(page: Page, panel: Panel, number: int, left: int, top: int) -> dict[s
 
 def _columns(panel: Panel) -> dict[str, Any]:
     found: dict[str, Any] = {"excludeByName": {"Time": True, "Value": True}}
-    return found | ({"indexByName": {name: place for place, name in enumerate(panel.order)}} if panel.order else {})
+    if panel.order:
+        found["indexByName"] = {name: place for place, name in enumerate(panel.order)}
+    return found
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
             continue
         is_equal = before is not None and after is not None and abs(after - before) <= SAME_RATIO * max(before, after)
         if is_always or not is_equal:
-            found.append((name, *(None if value is None else text(value) for value in values)))
+            found.append((name, None if before is None else text(before), None if after is None else text(after)))
     return tuple(found)
 
 

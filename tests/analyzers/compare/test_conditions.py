@@ -1,0 +1,43 @@
+"""What differs between two runs that no setting names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analyzers.compare.conditions import Run, conditions
+from tests.analyzers.memory_store import MemoryStore
+
+S = 10**9
+
+
+def run(*, load: float | None, ranks: int = 2, host: str = "gpu-01", memory: int = 2**30) -> Run:
+    store = MemoryStore()
+    store.add(
+        "steps",
+        [{"attempt": 0, "rank": rank, "step": 1, "start_ns": S, "duration_ns": S, "memory_bytes": memory}
+         for rank in range(ranks)],
+    )  # fmt: skip
+    store.add(
+        "ranks", [{"attempt": 0, "rank": r, "host": host, "device": f"cuda:{r}", "wall_ns": 0} for r in range(ranks)]
+    )
+    if load is not None:
+        reading: dict[str, Any] = {"node": host, "device": "host", "num_cpus": 4}
+        within, outside = {"sample_ns": S + 5, "load_1m": 4 * load}, {"sample_ns": 9 * S, "load_1m": 400.0}
+        store.add("health", [reading | within, reading | outside])
+    return Run(source=store, facts={"num_ranks": ranks, "mesh": {"dp_shard": ranks}}, times=None)
+
+
+def test_equal_runs_differ_in_nothing_but_both_loads_are_shown() -> None:
+    assert conditions(run(load=0.5), run(load=0.5)) == (("host load per CPU", "0.50", "0.50"),)
+
+
+def test_ranks_hosts_load_and_memory_stand_side_by_side() -> None:
+    found = conditions(run(load=0.5), run(load=3.0, ranks=4, host="gpu-02", memory=2**31))
+    assert found == (
+        ("ranks", "2", "4"), ("mesh", "dp_shard 2", "dp_shard 4"), ("hosts", "gpu-01", "gpu-02"),
+        ("host load per CPU", "0.50", "3.00"), ("largest memory of a rank (MiB)", "1,024", "2,048"),
+    )  # fmt: skip
+
+
+def test_what_one_run_did_not_record_is_not_zero() -> None:
+    assert conditions(run(load=None), run(load=1.0)) == (("host load per CPU", None, "1.00"),)
