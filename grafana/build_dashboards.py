@@ -217,7 +217,7 @@ def _defaults(panel: Panel) -> dict[str, Any]:
 def _options(panel: Panel) -> dict[str, Any]:
     legend = {"displayMode": "list", "placement": "bottom"}
     last = {"calcs": ["lastNotNull"]}
-    return {
+    found: dict[str, dict[str, Any]] = {
         "timeseries": {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}},
         "stat": {"reduceOptions": last, "graphMode": "none", "colorMode": "value" if panel.limits else "none"},
         "bargauge": {"reduceOptions": last, "orientation": "horizontal", "displayMode": "basic"},
@@ -229,7 +229,8 @@ def _options(panel: Panel) -> dict[str, Any]:
             "yAxis": {"axisPlacement": "left"},
             "legend": {"show": True},
         },
-    }[panel.kind]
+    }
+    return found[panel.kind]
 
 
 def _variables(page: Page) -> list[dict[str, Any]]:
