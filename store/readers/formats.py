@@ -16,6 +16,7 @@ from store.readers.debug_server import is_page
 from store.readers.execution_trace import is_execution_trace
 from store.readers.external_files import head
 from store.readers.inspector import is_inspector, is_scrape
+from store.readers.logs.plain_text import encoding_of
 from store.readers.memory_snapshot import is_memory_snapshot
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
@@ -107,6 +108,8 @@ def _has_late_events(path: Path, start: bytes) -> bool:
 
 
 def _is_text(first: bytes) -> bool:
+    if encoding_of(first) is not None:
+        return True
     if not first or b"\x00\x00\x00\x00" in first[:512]:
         return False
     control = sum(first.count(bytes([byte])) for byte in (*range(9), *range(14, 27), *range(28, 32), 127))

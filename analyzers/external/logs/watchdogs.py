@@ -1,7 +1,7 @@
 """Lines of NCCL's watchdogs combined: which ranks wait in which call, and which are missing from it.
 
-1. Of one group, another operation or size at the same number is a mismatch: proven. So is a rank whose own line says
-   that it enqueued less than the others wait for.
+1. Of one group, another operation or size at the same number is a mismatch: proven, whatever ranks wait that are ahead.
+   So is a rank whose own line says that it enqueued less than the others wait for.
 2. A lower number than the others': they completed what it waits in. Its device or its process stopped, or it made fewer
    calls: a suspicion.
 3. All the same: a rank of the group that prints nothing is suspected; where all print, the network or a device.
@@ -98,14 +98,12 @@ def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
 def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, Wait]) -> Candidate:
     seqs = {rank: wait.seq for rank, wait in members.items()}
     least = min(seqs.values())
+    for seq in sorted(set(seqs.values())):
+        mismatch = _mismatched({rank: wait for rank, wait in members.items() if wait.seq == seq}, members)
+        if mismatch is not None:
+            return mismatch
     if len(set(seqs.values())) > 1:
         return _apart(members, least)
-    ops = {rank: wait.op for rank, wait in members.items() if wait.op}
-    if len(set(ops.values())) > 1:
-        return _differing(members, ops, "mismatch_operation", "different operations")
-    sizes = {rank: wait.num_elements for rank, wait in members.items() if wait.num_elements is not None}
-    if len(set(sizes.values())) > 1 and (set(ops.values()) <= set(SIZED) or _are_gathers(members)):
-        return _differing(members, sizes, "mismatch_size", "different sizes")
     behind = {rank: wait for rank, wait in _states(book).items() if rank not in members and wait < least}
     first = next(iter(members.values()))
     if behind and not elsewhere:
@@ -131,6 +129,25 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never ended",
         why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
     )  # fmt: skip
+
+
+def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidate | None:
+    """Compare the calls of the ranks that wait at one number.
+
+    Where others wait at another number and no line names the group, ranks of two groups may meet at a number by chance:
+    only a majority at that number tells that they are of one.
+    """
+    if len(at) < len(members) and not all(wait.group for wait in at.values()):
+        calls = Counter((wait.op, wait.num_elements) for wait in at.values())
+        if max(calls.values()) < 2 or max(calls.values()) <= len(at) / 2:
+            return None
+    ops = {rank: wait.op for rank, wait in at.items() if wait.op}
+    if len(set(ops.values())) > 1:
+        return _differing(at, members, ops, "mismatch_operation", "different operations")
+    sizes = {rank: wait.num_elements for rank, wait in at.items() if wait.num_elements is not None}
+    if len(set(sizes.values())) > 1 and (set(ops.values()) <= set(SIZED) or _are_gathers(at)):
+        return _differing(at, members, sizes, "mismatch_size", "different sizes")
+    return None
 
 
 def _for(wait: Wait) -> str:
@@ -167,12 +184,15 @@ def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
     )  # fmt: skip
 
 
-def _differing(members: Mapping[int, Wait], values: Mapping[int, object], cause: str, what: str) -> Candidate:
+def _differing(
+    at: Mapping[int, Wait], members: Mapping[int, Wait], values: Mapping[int, object], cause: str, what: str
+) -> Candidate:
     fewer = fewer_of(values)
-    calls = "; ".join(dict.fromkeys(f"rank {rank}: {members[rank].call}" for rank in sorted(values)[:4]))
+    shown = dict.fromkeys((*fewer, *sorted(values)))
+    calls = "; ".join(f"rank {rank}: {at[rank].call}" for rank in sorted(list(shown)[:4]))
     return _candidate(
         cause, fewer, members, is_proven=True, what=f"Ranks made calls of {what} at the same place: {calls}",
-        why=f"{members[fewer[0]].said.place}: number {members[fewer[0]].seq} on all of them",
+        why=f"{members[fewer[0]].said.place}: number {members[fewer[0]].seq} on each of them",
     )  # fmt: skip
 
 

@@ -21,6 +21,14 @@ _PER_HOST = re.compile(
 )
 
 
+_FOLDER_OF_HOST = re.compile(
+    r"(?!(?:job|run|attempt|rank|case|exp|logs?|tmp|test|incident|date|slurm|step|epoch|trial|version|v|data|out)[._-]?\d)"
+    r"(?=[\w.-]*\d)[A-Za-z][\w.-]*$",
+    re.IGNORECASE,
+)
+"""A name with a number, as hosts have: `Downloads` is a folder of files from anywhere."""
+
+
 def rank_of_log(path: Path) -> int | None:
     """The rank that a file's name states: `rank_3.log`."""
     marked = _RANK.findall(path.name)
@@ -45,4 +53,5 @@ def host_of_log(path: Path) -> str | None:
     match = _PER_HOST.match(path.name)
     if match is None:
         return None
-    return match["host"] or path.parent.name or None
+    folder = path.parent.name
+    return match["host"] or (folder if _FOLDER_OF_HOST.match(folder) else None)

@@ -5,12 +5,14 @@
 
 Known are torchrun (`[rank3]:`, `[default3]:`), srun (`3: `), mpirun (`[1,3]<stderr>:`), horovodrun (`[3]<stderr>:`),
 pdsh (`worker-1: `), Ray (`(WorkerDict pid=71, ip=10.0.0.1)`), Kubernetes (`[pod/job-worker-0/pytorch]`), NCCL
-(`host:pid:tid [gpu]`), syslog (`Mar  1 08:30:00 host kernel:`), glog and Python's logging.
+(`host:pid:tid [gpu]`), syslog (`Mar  1 08:30:00 host kernel:`), glog and Python's logging. Whatever else stands before
+the lines of a file is learned from it: `store.readers.logs.constant_prefix`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from store.readers.logs.timestamps import Clock
@@ -41,8 +43,12 @@ _PARTS = (
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): (?=\S)",
     r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
     r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
-    r"(?P<task>\d{1,6}): (?=\S)",
-    r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?=\S)",
+    r"(?P<task>\d{1,6}): (?= *\S)",
+    r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|phase|stage|trial|"
+    r"seed|fold|chunk|part|xid|errno|python|version|run|exp|test|line|top|acc|bleu|bs|lr|fp|bf|int|v)[-_]?[\d.]+: )"
+    r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?= *\S)",
+    r"(?P<host>[A-Za-z][\w.-]{0,62}) [\w./()@-]{1,60}\[\d{1,10}\]:",  # syslog and journald
+    r"std(?:out|err) [FP](?= )",  # CRI
     r"(?P<host>[A-Za-z][\w.-]{0,62}[-_]\d{1,4}) +\|",  # docker compose
     r"(?P<host>[A-Za-z][\w.-]{1,62}) (?=kernel:|systemd|slurm|kubelet)",
     r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",
@@ -88,8 +94,8 @@ def clean(line: bytes) -> str:
     return _CONTROL.sub("", text)
 
 
-def read_prefix(text: str, clock: Clock) -> Prefix:
-    """The prefix of a line that went through `clean`."""
+def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = ()) -> Prefix:
+    """The prefix of a line that went through `clean`; `constant`: what else the file's lines begin with."""
     found: dict[str, str] = {}
     wall_ns: int | None = None
     at = 0
@@ -108,6 +114,8 @@ def read_prefix(text: str, clock: Clock) -> Prefix:
             continue
         parts = _BRACKETS if text[begin : begin + 1] == "[" else _OTHERS
         match = next((m for part in parts if (m := part.match(text, begin))), None)
+        if match is None and constant:
+            match = next((m for one in constant if (m := one.match(text, begin))), None)
         if match is None or match.end() == at:
             break
         said = {name: value for name, value in match.groupdict().items() if value is not None}

@@ -3,6 +3,7 @@
     log = read_log(path)
     log.events[0].kind, log.events[0].rank, log.events[0].fields
 
+0. UTF-16, colours and JSON lines are made plain text first (`plain_text`).
 1. Chunks of 4 MiB are searched for the rules' literals, all at once; only lines with one are decoded and matched.
 2. A line longer than 16 KiB is cut there; a chunk that holds no line end is no reason to hold more.
 3. A literal that occurs too often in a file is given up there and reported: no log of any size takes more memory.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from bisect import bisect_right
 from collections import Counter, deque
@@ -33,8 +35,10 @@ from store.readers.logs.blocks import (
     read_terminate,
     read_traceback,
 )
+from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LineFilter
+from store.readers.logs.plain_text import plain_chunks
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, load_rules, specificity
 from store.readers.logs.step_lines import LITERALS, StepLine, read_step
@@ -55,6 +59,14 @@ KEPT_OF_A_KIND = 40
 KEPT_LAST = 10
 """Exceptions after those: the last ones are how it ended."""
 MAX_EVENTS = 60_000
+MAX_PREFIXES = 16
+"""Constant prefixes that are learned of a file."""
+SAMPLE_BYTES = 64 << 10
+SAMPLE_LINES = 200
+NEAR_LINES = 6
+"""Lines in which a frame follows the begin of a traceback, or stands before its end."""
+_TRACEBACK = "Traceback (most recent call last)"
+_LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +117,7 @@ def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> Re
     year = time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
     scan = _Scan(ReadLog(path=path, rank=rank_of_log(path)), Clock(year=year))
     try:
-        for window, end in _windows(unpacked(path, MAX_UNPACKED_BYTES)):
+        for window, end in _windows(plain_chunks(unpacked(path, MAX_UNPACKED_BYTES))):
             scan.take(window, end)
             if progress is not None:
                 progress(scan.log.num_bytes)
@@ -140,11 +152,15 @@ class _Scan:
         self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
         self._step_lines: list[int] = []
         """Lines on which a step is reported that the step line before it did not report."""
+        self._constant: list[re.Pattern[str]] = []
+        """What the file's lines begin with besides the prefixes that are known."""
         self._by_literal = [(literal, rule) for rule in load_rules() for literal in rule.literals]
         self._filter = LineFilter([literal for literal, _ in self._by_literal])
 
     def take(self, window: bytes, end: int) -> None:
         """Read the lines that begin before `end`."""
+        if not self.log.num_bytes:
+            self._learn(window)
         counted, at = self.log.num_lines, 0
         for begin, rules in sorted(self._lines(window, end).items()):
             counted += window.count(b"\n", at, begin)
@@ -188,15 +204,53 @@ class _Scan:
     def _line(self, window: bytes, begin: int, number: int, rules: list[Rule | None]) -> None:
         line_end = _line_end(window, begin)
         text = clean(window[begin:line_end])
-        prefix = read_prefix(text, self._clock)
+        self._learn_from(window, begin, text)
+        prefix = read_prefix(text, self._clock, self._constant)
         if prefix.rank is None and (start := written_over(text, prefix.length)):
             text = text[start:]
-            prefix = replace(read_prefix(text, self._clock), wall_ns=prefix.wall_ns)
+            prefix = replace(read_prefix(text, self._clock, self._constant), wall_ns=prefix.wall_ns)
         for rule in _most_specific(rules, window[begin:line_end]):
             if rule is None:
                 self._step(number, text, prefix)
             elif not rule.requires or rule.requires in text:
                 self._event(window, line_end, number, text, prefix, rule)
+
+    def _learn(self, window: bytes) -> None:
+        """Find what the lines at both ends of the first window have before them in common."""
+        lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
+        texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
+        self._add(common_prefix([text[read_prefix(text, self._clock).length :].lstrip(" ") for text in texts]))
+
+    def _learn_from(self, window: bytes, begin: int, text: str) -> None:
+        """Learn from a traceback: what stands before its first line stands before its frames too."""
+        if len(self._constant) >= MAX_PREFIXES:
+            return
+        at = text.find(_TRACEBACK)
+        place = _line_end(window, begin) if at >= 0 else begin - 1
+        if at < 0 and not _LAST_LINE.search(text):
+            return
+        frame: str | None = None
+        for _ in range(NEAR_LINES):
+            if at >= 0:
+                first = place + 1
+                place = _line_end(window, first) if first < len(window) else len(window)
+            else:
+                first = _line_begin(window, place - 1) if place > 0 else 0
+                place, first = first - 1, first
+            if not 0 <= first < len(window):
+                break
+            near = clean(window[first : _line_end(window, first)])
+            if match := FRAME.search(near):
+                frame = near[: match.start()]
+                break
+        if frame is None:
+            return
+        known = read_prefix(frame, self._clock, self._constant).length
+        self._add(prefix_before(frame[known:].lstrip(" "), len(frame)))
+
+    def _add(self, pattern: re.Pattern[str] | None) -> None:
+        if pattern is not None and all(pattern.pattern != one.pattern for one in self._constant):
+            self._constant.append(pattern)
 
     def _step(self, number: int, text: str, prefix: Prefix) -> None:
         said = read_step(text)
@@ -276,7 +330,7 @@ class _Scan:
                 return
             at = _line_end(window, begin)
             text = clean(window[begin:at])
-            prefix = read_prefix(text, self._clock)
+            prefix = read_prefix(text, self._clock, self._constant)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
 

@@ -1,0 +1,82 @@
+"""What every line of a file begins with, whatever program put it there: learned from the lines themselves.
+
+    pattern = common_prefix(lines)            # of a sample of lines: the longest begin that nearly all share
+    pattern = prefix_before(line, at)         # of one line whose own begin is known: what stands before it
+
+Numbers may differ from line to line, and so may the stream and the level; other words may not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["FRAME", "common_prefix", "prefix_before"]
+
+MAX_LENGTH = 120
+"""Characters of a prefix."""
+MIN_LINES = 6
+"""Lines of different shapes from which a common begin is more than chance."""
+MIN_SHARE = 0.9
+MIN_WORDS = 5
+"""Different words that follow the prefix: where all lines go on alike, the begin belongs to what they say."""
+MAX_TOKENS = 40
+FRAME = re.compile(r'(?: {2}|\t)File "[^"\n]{1,500}", line \d+')
+"""The begin of a frame of a Python traceback."""
+_TOKEN = re.compile(r"\d+|[A-Za-z]+|\s+|.")
+_STREAM = r"(?:stdout|stderr|out|err)"
+_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|debug|info|warning|warn|error)"
+_BOUNDARY = frozenset(":]|>)- ")
+
+
+def common_prefix(lines: Sequence[str]) -> re.Pattern[str] | None:
+    """The longest begin that nearly all lines share, where what follows it differs; None if there is none."""
+    by_shape = {re.sub(r"\d+", "0", line)[:200]: line for line in lines if line.strip()}
+    rest = list(by_shape.values())
+    if len(rest) < MIN_LINES:
+        return None
+    for first in rest[:3]:
+        found = _longest(first, rest)
+        if found is not None:
+            return found
+    return None
+
+
+def _longest(first: str, lines: Sequence[str]) -> re.Pattern[str] | None:
+    found: re.Pattern[str] | None = None
+    text = ""
+    num_words = 0
+    for token in _TOKEN.findall(first[:MAX_LENGTH])[:MAX_TOKENS]:
+        if found is not None and token.isspace() and len(token) > 1:
+            break  # an indentation belongs to the line
+        text += _general(token)
+        num_words += token.isalpha()
+        pattern = re.compile(text)
+        ends = [match.end() for line in lines if (match := pattern.match(line))]
+        if len(ends) < MIN_SHARE * len(lines):
+            break
+        if token[-1] in _BOUNDARY and num_words:
+            following = {line[pattern.match(line).end() :].lstrip().split(" ", 1)[0] for line in lines  # type: ignore[union-attr]
+                         if pattern.match(line)}  # fmt: skip
+            if len(following) >= MIN_WORDS:
+                found = re.compile(text.removesuffix(r"\s+") if token.isspace() else text)
+    return found
+
+
+def prefix_before(text: str, at: int) -> re.Pattern[str] | None:
+    """The pattern of what stands before a place in a line at which the line itself begins."""
+    before = text[:at].rstrip()
+    if not before or len(before) > MAX_LENGTH or not re.search(r"[A-Za-z|\]>:]", before) or "%|" in before:
+        return None
+    return re.compile("".join(_general(token) for token in _TOKEN.findall(before)))
+
+
+def _general(token: str) -> str:
+    if token.isdigit():
+        return r"\d+"
+    if token.isspace():
+        return r"\s+"
+    for one in (_STREAM, _LEVEL):
+        if re.fullmatch(one, token):
+            return one
+    return re.escape(token)

@@ -1,0 +1,140 @@
+"""A log's bytes as plain UTF-8 lines: out of UTF-16, without colours, and out of JSON lines that hold a line each.
+
+    for chunk in plain_chunks(unpacked(path)): ...
+
+Docker's json-file, journald's JSON and most collectors write one object a line with the text in it; which field that is
+is seen from the first lines. Nothing but the line in progress is held.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["encoding_of", "plain_chunks"]
+
+_COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
+_SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
+"""As `cat -v` and browsers show them."""
+_LONGEST = 256
+"""Bytes of an escape sequence: what is held back for one that a chunk cuts."""
+_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
+_TIME_KEYS = ("time", "timestamp", "@timestamp", "ts")
+SAMPLE_LINES = 20
+MAX_LINE_BYTES = 1 << 20
+
+
+def encoding_of(first: bytes) -> str | None:
+    """The encoding of a text by its first bytes, where that is not UTF-8: by its mark, or by every other byte zero."""
+    for mark, name in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
+        if first.startswith(mark) and not first.startswith(codecs.BOM_UTF32_LE):
+            return name
+    sample = first[:512]
+    half = len(sample) // 2
+    if half >= 16:
+        if sample[1::2].count(0) > 0.9 * half and sample[::2].count(0) == 0:
+            return "utf-16-le"
+        if sample[::2].count(0) > 0.9 * half and sample[1::2].count(0) == 0:
+            return "utf-16-be"
+    return None
+
+
+def plain_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Chunks of the same text as UTF-8 without marks, colours and wrapping."""
+    first = next(chunks, b"")
+    encoding = encoding_of(first)
+    chunks = _joined(first, chunks)
+    if encoding is not None:
+        chunks = _decoded(chunks, encoding)
+        first = next(chunks, b"")
+        chunks = _joined(first, chunks)
+    key = _text_key(first)
+    yield from _without_colours(chunks if key is None else _unwrapped(chunks, key))
+
+
+def _joined(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    if first:
+        yield first.removeprefix(codecs.BOM_UTF8)
+    yield from rest
+
+
+def _decoded(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    for chunk in chunks:
+        yield decoder.decode(chunk).encode("utf-8", "replace")
+    yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+
+def _without_colours(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    held = b""
+    for chunk in chunks:
+        if not held and b"\x1b" not in chunk and b"^[[" not in chunk:
+            yield chunk
+            continue
+        text = held + chunk
+        cut = text.rfind(b"\x1b", max(0, len(text) - _LONGEST))
+        is_cut = cut >= 0 and _COLOURS.match(text, cut) is None and b"\n" not in text[cut:]
+        held, text = (text[cut:], text[:cut]) if is_cut else (b"", text)
+        text = _COLOURS.sub(b"", text)
+        yield _SHOWN_COLOURS.sub(b"", text) if b"^[[" in text else text
+    if held:
+        yield held
+
+
+def _text_key(first: bytes) -> str | None:
+    """The field with the text, if nearly all of the first lines are objects that have it."""
+    if not first.lstrip()[:1] == b"{":
+        return None
+    lines = [line for line in first[:MAX_LINE_BYTES].split(b"\n")[: SAMPLE_LINES + 1] if line.strip()]
+    lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines
+    objects = [found for line in lines[:SAMPLE_LINES] if (found := _object(line)) is not None]
+    for key in _TEXT_KEYS:
+        if objects and sum(isinstance(one.get(key), str) for one in objects) >= 0.9 * len(lines[:SAMPLE_LINES]):
+            return key
+    return None
+
+
+def _unwrapped(chunks: Iterator[bytes], key: str) -> Iterator[bytes]:
+    """The text of each object, with its time before it; lines that are no such object stay as they are."""
+    kept = b""
+    is_continued = False
+    for chunk in chunks:
+        lines = (kept + chunk).split(b"\n")
+        kept = lines.pop()
+        if len(kept) > MAX_LINE_BYTES:
+            lines.append(kept)
+            kept = b""
+        texts = []
+        for line in lines:
+            text, ends = _text_of(line, key, is_continued)
+            texts.append(text)
+            is_continued = not ends
+        yield b"".join(texts)
+    if kept:
+        yield _text_of(kept, key, is_continued)[0]
+
+
+def _text_of(line: bytes, key: str, is_continued: bool) -> tuple[bytes, bool]:
+    """The text of a line, and whether it ends there: Docker splits long lines into objects without a line end."""
+    found = _object(line)
+    text = found.get(key) if found else None
+    if found is None or not isinstance(text, str):
+        return line + b"\n", True
+    ends = key != "log" or text.endswith("\n")
+    time = next((found[name] for name in _TIME_KEYS if isinstance(found.get(name), str)), "")
+    time = "" if is_continued or not time[:4].isdigit() else f"{time[:40]} "
+    body = text.removesuffix("\n").replace("\n", f"\n{time}")
+    return f"{time}{body}{chr(10) * ends}".encode("utf-8", "replace"), ends
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    if not line.lstrip().startswith(b"{"):
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
