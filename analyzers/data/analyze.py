@@ -140,7 +140,8 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
     )
     waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.onset_ratio]
     is_all = len(waiting) == len(rows)
-    who = "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"
+    is_printed = not source.rows("SELECT max(forward_ns) FROM steps")[0][0] and len(rows) == 1
+    who = "The steps" if is_printed else "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"
     num_waiting = int((data_ms >= policy.share_ratio * step_ms).sum())
     how = {
         "steady": "in nearly every step",

@@ -26,6 +26,7 @@ from analyzers.external.joining import join
 from analyzers.external.logs.analyze import analyze as judge_logs
 from analyzers.external.logs.book import LogBook
 from analyzers.external.logs.earlier import earlier_ends, ended_text
+from analyzers.external.logs.outcome import outcome_of
 from analyzers.external.logs.wording import ANALYZER
 from analyzers.external.memory_diagnosis import judge_memory
 from analyzers.external.pipeline_findings import judge_jobs
@@ -82,6 +83,9 @@ def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -
         unjudged = [one for one in findings if one.analyzer == ANALYZER and one.status == "insufficient_data"]
         if unjudged and not diagnosis.fired:  # logs that name no cause are no proof that there was none
             return replace(diagnosis, verdict=unjudged[0].summary)
+        outcome = facts.get("logs", {}).get("outcome")
+        if outcome and not diagnosis.fired and facts["input"] == "log":
+            return replace(diagnosis, verdict=outcome)
         return diagnosis
 
 
@@ -169,11 +173,12 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         if (
             not findings["log"]
             and "plugin" not in findings
-            and not facts["logs"]["finished"]
+            and not facts["logs"]["outcome"]
             and len(inputs) == 1
             and inputs[0] in ("log", "plugin")
         ):
-            findings["log"] = [_silent_logs(of_logs)]
+            findings["log"] = [Finding.insufficient("logs", "rank_lost", facts["logs"].pop("silence"))]
+        facts["logs"].pop("silence", None)
     if "plugin" in findings:
         findings["plugin"] = not_in_logs(findings["plugin"], findings["log"])
     if files.by_format["flight_recorder"]:
@@ -252,35 +257,29 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         store.add("log_events", events)
         store.add("steps", steps)
         findings = judge_logs(store)
-        findings += judge_steps(store, findings)
+        findings += judge_steps(store, findings, steps)
         book = LogBook.load(store)
+        outcome = outcome_of(book, logs, steps)
         facts = {
             "num_ranks": book.world_size or len(book.seen) or None,
             "steps": len({row["step"] for row in steps}) or None,
-            "ended": ended_text(book, findings),
+            "ended": ended_text(book, findings, outcome.ended),
             "logs": {
                 "files": len(paths),
                 "lines": sum(log.num_lines for log in logs) + num_rows,
                 "bytes": sum(log.num_bytes for log in logs),
                 "known_lines": len(events),
                 "ranks_that_printed": list(book.seen[:1000]),
-                "finished": any(book.of("finished")),
+                "finished": outcome.ended == "finished",
+                "outcome": outcome.text if outcome.is_known else "",
+                "silence": outcome.text if num_rows or any(log.num_lines for log in logs) else _NOTHING_READ,
                 "earlier_ends": earlier_ends(book),
             },
         }
     return findings, facts
 
 
-def _silent_logs(facts: dict[str, Any]) -> Finding:
-    lines = facts["logs"]["lines"]
-    if not lines:
-        return Finding.insufficient("logs", "rank_lost", "Nothing was judged: no line or row was read from the files.")
-    return Finding.insufficient(
-        "logs",
-        "rank_lost",
-        f"None of {lines:,} lines names a cause: a rank may have ended without a text. Add the other ranks' logs, the "
-        "launcher's, and each host's `dmesg -T`.",
-    )
+_NOTHING_READ = "Nothing was judged: no line or row was read from the files."
 
 
 def _nothing(paths: Sequence[Path], files: _Files) -> str:

@@ -1,63 +1,91 @@
-"""Judge the steps that a trainer printed: losses that are not finite, spikes, divergence, slower steps.
+"""Judge the steps that a trainer printed by the analyses of a run, as far as a log goes.
 
-findings = judge_steps(store, findings_so_far)
+findings = judge_steps(store, findings_so_far, steps)
+
+A printed step has a duration and no phases, a loss that rank 0 printed for all, and most often no time of its start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
 
-from analyzers.analysis import analyses
+from analyzers.data.analyze import data_bound
+from analyzers.data.policy import DataPolicy
+from analyzers.external.printed_numerics import judge_skipped, nonfinite
 from analyzers.finding import Finding
+from analyzers.numerics.divergence import divergence
+from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.scope import Scope
 from analyzers.source import Source
+from analyzers.stragglers.periodic_steps import periodic_slow_steps
+from analyzers.stragglers.policy import ThroughputPolicy
+from analyzers.stragglers.throughput import throughput_drops
 
 __all__ = ["judge_steps"]
 
-_KINDS = ("loss_spike", "divergence", "throughput")
+THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
+"""A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
+DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3, onset_ratio=0.15)
+_NO_RESPONSE = (" No action was taken.", " No response is recorded.")
+MANY_SPIKES = 3
+"""Findings of a loss that rose from which they are one: it diverged, or is noisy."""
+STAYED_RATIO = 1.15
+"""Loss at the end / level before the first spike from which it did not come back."""
 
 
-def judge_steps(source: Source, known: Sequence[Finding]) -> list[Finding]:
+def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Findings of the analyses that need no more than loss and duration of a step."""
-    rows = source.rows("SELECT count(*) FROM steps")
-    if not rows or not rows[0][0]:
+    if not steps:
         return []
-    findings: list[Finding] = []
-    if not any(one.kind == "non_finite" for one in known):
-        findings += _nonfinite(source)
-    for analysis in analyses():
-        if analysis.kinds[0] in _KINDS:
-            try:
-                findings += [one for one in analysis.run(source, Scope()) if one.status in ("fired", "suspect")]
-            except Exception as error:  # lines of a log may lack any column
-                findings.append(_failed(analysis.kinds[0], error))
+    findings = [] if any(one.kind == "non_finite" for one in known) else nonfinite(steps)
+    checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
+        ("loss_spike", lambda: _one_rise([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
+        ("non_finite", lambda: [] if findings or known else judge_skipped(steps)),
+        ("throughput", lambda: throughput_drops(source, Scope(), THROUGHPUT) or periodic_slow_steps(source, Scope())),
+        ("data_bound", lambda: data_bound(source, Scope(), DATA)),
+    )
+    for kind, check in checks:
+        try:
+            findings += [_of_log(one) for one in check() if one.status in ("fired", "suspect")]
+        except Exception as error:  # lines of a log may lack any column
+            findings.append(_failed(kind, error))
     return findings
 
 
-def _nonfinite(source: Source) -> list[Finding]:
-    rows = source.rows(
-        "SELECT rank, min(step), count(*), bool_or(NOT isfinite(loss)) FROM steps "
-        "WHERE NOT isfinite(loss) OR NOT isfinite(grad_norm) GROUP BY rank ORDER BY 2, 1"
-    )
-    if not rows:
-        return []
-    rank, step, count, is_loss = rows[0]
-    what = "loss" if is_loss else "gradient norm"
-    return [
-        Finding(
-            analyzer="logs",
-            kind="non_finite",
-            severity="critical",
-            status="fired",
-            first_step=step,
-            last_step=step,
-            cause="unknown",
-            summary=f"The {what} that rank {rank} printed is not finite from step {step} on. The logs do not show "
-            "where it started.",
-            evidence={"basis": f"{count} printed steps have a NaN or Inf", "printed_steps": count},
-            advice="non-finite-unknown",
-        )
-    ]
+def _of_log(finding: Finding) -> Finding:
+    """Leave out what only a run's records can say."""
+    summary = finding.summary
+    for text in _NO_RESPONSE:
+        summary = summary.replace(text, "")
+    return replace(finding, summary=summary, evidence={**finding.evidence, "printed": True})
+
+
+def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Many spikes of one climb are one finding."""
+    fired = [one for one in found if one.status == "fired"]
+    spikes = [one for one in fired if one.kind == "loss_spike"]
+    if len(spikes) <= 1:
+        return fired
+    first, last = spikes[0], max(spikes, key=lambda one: one.last_step or 0)
+    losses = [float(row["loss"]) for row in steps if row.get("loss") is not None]
+    end = median(losses[-max(3, len(losses) // 50) :])
+    level = float(first.evidence.get("loss_before") or 0)
+    if level > 0 and not end <= STAYED_RATIO * level:
+        return [
+            replace(
+                first, cause="divergence", severity="critical", last_step=last.last_step, advice="loss-spike-divergence",
+                summary=f"The loss diverged: from {level:.3f} at step {first.first_step} to {end:.3f} at the end of the log, "
+                f"with {sum(one.evidence.get('num_steps') or 1 for one in spikes)} steps far above those before them.",
+            )
+        ]  # fmt: skip
+    if len(spikes) > MANY_SPIKES:
+        worst = max(spikes, key=lambda one: float(one.evidence.get("loss_z") or 0))
+        more = f" It is the largest of {len(spikes)} spikes between steps {first.first_step} and {last.last_step}."
+        return [replace(worst, summary=_of_log(worst).summary + more)]
+    return spikes
 
 
 def _failed(kind: str, error: Exception) -> Finding:

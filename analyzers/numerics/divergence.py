@@ -51,11 +51,11 @@ class Rise:
 
 def divergence(source: Source, scope: Scope, policy: DivergencePolicy = DivergencePolicy()) -> list[Finding]:
     """Findings of kind `divergence`, one an attempt at most."""
-    if lacking(source, steps=("step", "start_ns")):
-        return []  # the order of the steps is not known; the check for loss spikes reports that no loss is recorded
+    if lacking(source, steps=("step", "loss")):
+        return []  # the check for loss spikes reports that no loss is recorded
     rows = source.rows(
         """
-        SELECT attempt, step, arg_max(loss, start_ns) FROM steps
+        SELECT attempt, step, arg_max(loss, coalesce(start_ns, 0)) FROM steps
         WHERE step >= ? AND attempt = coalesce(?, attempt) AND loss IS NOT NULL AND coalesce(committed, true)
           AND (attempt, rank) IN (SELECT (attempt, min(rank)) FROM steps WHERE loss IS NOT NULL GROUP BY attempt)
         GROUP BY attempt, step ORDER BY attempt, step

@@ -115,7 +115,9 @@ def _after_spike(finding: Finding) -> str:
         "learning_rate": "Check the learning rate's schedule at that step: the samples are probably fine.",
     }.get(
         finding.cause,
-        f"Run `rankscope analyze RUN --why-spike {finding.first_step}` for its ranks, samples and layers.",
+        "Compare the samples and the learning rate of that step with those before it: a log has no more."
+        if finding.evidence.get("printed")
+        else f"Run `rankscope analyze RUN --why-spike {finding.first_step}` for its ranks, samples and layers.",
     )
 
 

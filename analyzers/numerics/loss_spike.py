@@ -120,13 +120,13 @@ def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> l
     rows = source.rows(
         """
         WITH own AS (
-            SELECT *, row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns) AS turn
+            SELECT *, row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns NULLS LAST) AS turn
             FROM steps WHERE step >= ? AND loss IS NOT NULL
         ), ends AS (SELECT attempt, count(DISTINCT rank) AS num_ranks, max(step) AS newest FROM own GROUP BY attempt)
         SELECT attempt, step, CASE WHEN min(loss) = max(loss) THEN min(loss) ELSE avg(loss) END,
                arg_min(grad_norm, rank), arg_min(lr, rank), arg_min(batch_index, rank), arg_min(committed, rank)
         FROM own JOIN ends USING (attempt) GROUP BY attempt, step, turn, num_ranks, newest
-        HAVING count(*) = num_ranks OR step <= newest - ? ORDER BY attempt, arg_min(start_ns, rank)
+        HAVING count(*) = num_ranks OR step <= newest - ? ORDER BY attempt, arg_min(start_ns, rank) NULLS LAST, step
         """,
         [since_step, policy.late_steps],
     )
@@ -138,7 +138,7 @@ def _first_losses(source: Source, since_step: int, policy: LossSpikePolicy) -> f
     ((highest,),) = source.rows(
         """
         SELECT max(loss) FROM (SELECT loss FROM steps WHERE step < ? AND loss IS NOT NULL AND isfinite(loss)
-                               ORDER BY attempt, start_ns LIMIT ?)
+                               ORDER BY attempt, start_ns NULLS LAST, step LIMIT ?)
         """,
         [since_step, policy.first_rows],
     )

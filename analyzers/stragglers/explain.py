@@ -67,11 +67,15 @@ def _throughput(finding: Finding) -> str:
     of = finding.evidence
     if "factor_low_ratio" in of:
         return f"A step takes {number(of.get('step_ms'))} ms, against {number(of.get('step_before_ms'))} ms."
+    if finding.cause == "periodic":
+        return f"{of.get('times')} steps at equal distances took {number(of.get('slow_step_ms'))} ms."
     rises = ", ".join(
         f"{name.removesuffix('_rise_ms')} {value:+.3g} ms"
         for name, value in of.items()
         if name.endswith("_rise_ms") and is_number(value)
     )
+    if not rises:
+        return f"A step takes {number(of.get('step_ms'))} ms, against {number(of.get('step_before_ms'))} ms before."
     return f"Changes per step: {rises}."
 
 
@@ -106,6 +110,8 @@ def _straggler_next(finding: Finding) -> str:
 def _throughput_next(finding: Finding) -> str:
     if finding.cause == "between_runs":
         return "Check what differs between the runs: code, settings, versions, hosts."
+    if finding.cause == "periodic":
+        return "Find what runs every so many steps: evaluation, checkpoints, logging, a shard that is opened, collection."
     return "Check what changed for all ranks at that step: clocks, a shared disk, the network, the data."
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from analyzers.communication.policy import SlowLinkPolicy
 
 __all__ = [
+    "PeriodicPolicy",
     "ChangePolicy", "CorroborationPolicy", "DevicePolicy", "PausePolicy", "PersistencePolicy", "StragglerPolicy",
     "SuspectPolicy", "ThroughputPolicy",
 ]  # fmt: skip
@@ -293,4 +294,25 @@ class ThroughputPolicy:
     agreement_ratio: float = 0.9
     """Share of the blocks on their side of the middle between the levels."""
     skip_first: int = 10
+    """Steps of the start, which are slow by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicPolicy:
+    """When steps at regular distances are slow. Source: convention, and that a healthy job's evaluations and saves, which
+    stand outside its steps, do not count."""
+
+    min_factor: float = 1.5
+    """Duration / that of the median step from which a step is slow."""
+    min_times: int = 5
+    """Slow steps from which their distances are regular."""
+    min_steps: int = 30
+    """Steps that are needed."""
+    min_cost_ratio: float = 0.04
+    """Share of the time that is lost: one step in 25 twice as long."""
+    regular_ratio: float = 0.8
+    """Share of the distances that must be equal."""
+    tolerance_ratio: float = 0.1
+    """Difference of equal distances, as a share of them; one line at least."""
+    skip_first: int = 5
     """Steps of the start, which are slow by themselves."""

@@ -48,6 +48,8 @@ class StepTimes:
     communication: Floats
     duration: Floats
     """Median rank, without checkpoints and evaluations; a straggler's lateness is in it."""
+    is_split: bool = True
+    """Phases were recorded; of a printed step only the duration is known, and at most its part for data."""
     tokens: Floats
     """Of all ranks, each counted once; NaN where not recorded."""
     attempt: int = 0
@@ -94,7 +96,10 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
     if not len(table["step"]):
         return None
     values = {name: floats(table[name]) for name in ("data", "compute", "communication", "duration", "tokens")}
-    return StepTimes(step=ints(table["step"]), attempt=int(attempt), **values)
+    is_split = bool(values["compute"].any())
+    if not is_split:
+        values["compute"] = np.maximum(values["duration"] - values["data"] - values["communication"], 0)
+    return StepTimes(step=ints(table["step"]), attempt=int(attempt), is_split=is_split, **values)
 
 
 def throughput_drops(source: Source, scope: Scope, policy: ThroughputPolicy | None = None) -> list[Finding]:
@@ -193,14 +198,18 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
         )
     }  # fmt: skip
     cause = max(parts, key=lambda name: parts[name])
+    if not times.is_split:
+        cause = "data" if parts["data"] > rise / 2 else "unknown"
+        parts = {"data": parts["data"]} if times.data.any() else {}
+    who = "All ranks have" if times.is_split else "Training has"
     begin, last = int(times.step[first]), int(times.step[-1])
     return Finding(
         analyzer="throughput",
         kind="throughput",
         severity="warning",
         status="fired",
-        summary=f"All ranks have been slower since step {begin}: {after:.4g} ms per step instead of {level:.4g} "
-        f"({after / level:.2f}x), mostly in {cause}.",
+        summary=f"{who} been slower since step {begin}: {after:.4g} ms per step instead of {level:.4g} "
+        f"({after / level:.2f}x){f', mostly in {cause}' if cause != 'unknown' else ''}.",
         first_step=begin,
         last_step=last,
         cause=cause,

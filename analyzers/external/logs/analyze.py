@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analyzers.causes import anchor
+from analyzers.external.logs.beside import interface_candidates, peer_addresses, with_facts
 from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.calls import call_candidates
 from analyzers.external.logs.candidate import Candidate, who
@@ -44,13 +45,16 @@ def analyze(source: Source) -> list[Finding]:
         return []
     ended = endings(book)
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
-    candidates += [*call_candidates(book), *_numerics(book)]
+    candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
     candidates = sorted(_aborted(_merged(candidates)), key=lambda candidate: candidate.order(book))
+    if any(one.cause == "no_interface" for one in candidates):  # what it explains
+        candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error")]
     if not candidates and ended.victim_lines:
         candidates = [_connections(book, ended)]
     candidates = candidates or _barriers(book) or _nccls(book)
     if not candidates:
         return []
+    candidates = [with_facts(candidate, book, ended) for candidate in candidates]
     first = _contested(candidates)
     findings = [_finding(first, ended)]
     for other in candidates[1:]:
@@ -142,6 +146,9 @@ def _is_another(other: Candidate, first: Candidate) -> bool:
 
 
 def _numerics(book: LogBook) -> list[Candidate]:
+    floor = list(book.of("loss_scale_floor"))
+    if floor and not any(book.of("nonfinite")):
+        return [_exhausted_scale(floor, list(book.of("overflow")))]
     norms = [said for said in book.of("gradient_norms") if said.number("nonfinite")]
     lines = [*book.of("nonfinite", "loss_scale_floor"), *norms]
     if not lines:
@@ -163,6 +170,28 @@ def _numerics(book: LogBook) -> list[Candidate]:
             evidence={"step": step},
         )
     ]
+
+
+def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidate:
+    """Every step overflowed in fp16 until the loss scale could not be lowered any more."""
+    steps = [step for said in overflows if (step := said.number("after_step")) is not None]
+    since = f" since about step {steps[0]}" if steps else ""
+    count = f": {len(overflows)} overflow{'s' * (len(overflows) > 1)} in the log{since}" if overflows else ""
+    return Candidate(
+        cause="unknown",
+        kind="non_finite",
+        rank_class="numerics",
+        ranks=(),
+        what=f"The fp16 loss scale is exhausted: gradients are not finite even at its minimum{count}",
+        why=floor[0].quoted,
+        lines=(*floor[:4], *overflows[:4]),
+        evidence={
+            "step": steps[0] if steps else floor[0].number("after_step"),
+            "num_overflows": len(overflows) or None,
+            "do": "Train in bf16, which needs no loss scale. Else lower the learning rate, clip harder, and inspect the "
+            "data and the update before the first overflow.",
+        },
+    )
 
 
 def _barriers(book: LogBook) -> list[Candidate]:
@@ -199,6 +228,7 @@ def _nccls(book: LogBook) -> list[Candidate]:
     if not lines:
         return []
     text = lines[0].text("text") or lines[0].message
+    is_on = any(book.of("nccl_comm", "nccl_interface", "nccl_proxy", "nccl_warning"))
     return [
         Candidate(
             cause="nccl_error",
@@ -210,8 +240,13 @@ def _nccls(book: LogBook) -> list[Candidate]:
             lines=tuple(lines[:20]),
             is_proven=False,
             severity="critical" if failed else "warning",
-            evidence={"reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})[:64]},
-            collect=COLLECT["nccl_error"],
+            evidence={
+                "reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})[:64],
+                "do": "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at that time."
+                if is_on
+                else None,
+            },
+            collect=("the logs of all ranks",) if is_on else COLLECT["nccl_error"],
         )
     ]
 
@@ -226,6 +261,8 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         tuple(sorted(named)) if len(named) == 1 else missing if victims and 0 < len(missing) < len(victims) else ()
     )
     lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
+    peers = peer_addresses(lines) if not suspects else []
+    away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
     return Candidate(
         cause="connection_lost",
         kind="rank_lost",
@@ -235,12 +272,21 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         + (
             f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
             if suspects
+            else f", {away}: this log is of a victim"
+            if peers
             else ", and the logs do not show which rank ended first"
         ),
         why=lines[0].quoted,
         lines=lines,
         is_proven=False,
-        evidence={"victims": list(victims)},
+        evidence={
+            "victims": list(victims),
+            "peers": peers or None,
+            "codes": list(dict.fromkeys(said.text("code") for said in lines if said.text("code"))) or None,
+            "do": f"Read the log of the process at {peers[0]}, and that of its host or pod (kubectl describe pod)."
+            if peers
+            else None,
+        },
         collect=COLLECT["connection_lost"],
     )
 

@@ -47,7 +47,10 @@ class LogLine:
     @property
     def quoted(self) -> str:
         """`job.log:18: RuntimeError: ...`, cut to a line."""
-        return f"{self.place}: {self.message[:MAX_QUOTED]}"
+        message = self.message
+        if self.kind == "exception" and self.text("type") and self.text("type") not in message:
+            message = f"{self.text('type')}: {self.text('message')}".splitlines()[0]
+        return f"{self.place}: {message[:MAX_QUOTED]}"
 
     def number(self, name: str) -> int | None:
         """A field that is a whole number."""

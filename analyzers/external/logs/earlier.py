@@ -1,7 +1,7 @@
 """Ends of the attempts before a log's last one, and how the last one ended: facts beside the verdict.
 
 earlier_ends(book)            # [{"cause": "preempted", "host": "n1", "line": "slurm-1.log:30"}, ...]
-ended_text(book, findings)    # "finished, after 2 earlier attempts: preempted (n1), node_failed (n3)"
+ended_text(book, findings, "finished")    # "finished, after 2 earlier attempts: preempted (n1), node_failed (n3)"
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
     return found
 
 
-def ended_text(book: LogBook, findings: Sequence[Finding]) -> str:
+def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
     """End of the last attempt, as far as the logs show, and of those before it."""
-    is_over = any(book.of("finished")) and not findings
-    text = "finished" if is_over else "not in the logs"
+    is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
+    text = "not in the logs" if is_dead else ended
     before = earlier_ends(book)
     if not before:
         return text

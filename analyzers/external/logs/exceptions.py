@@ -13,7 +13,7 @@ from store.readers.logs.rules import cause_of
 __all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "own_frame", "standing", "text_of", "type_of"]
 
 Standing = Literal["own", "survived", "after", "aside"]
-"""own: it may be how the process ended. survived: the job seems to have gone on after it. after: the launcher was
+"""own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls itself a warning. after: the launcher was
 ending the job already. aside: of a thread or a destructor, which end no process."""
 
 _LAUNCHERS = (
@@ -87,7 +87,8 @@ def _is_of_communication(said: LogLine, text: str) -> bool:
 def standing(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> Standing:
     """Judge a line by its place in its file."""
     policy = policy or LogPolicy()
-    if (said.number("later_steps") or 0) >= policy.survived_steps:
+    is_over = any(one.source == said.source and one.line > said.line for one in book.of("finished"))
+    if (said.number("later_steps") or 0) >= policy.survived_steps or said.number("is_warning") or is_over:
         return "survived"
     before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == said.source
               and one.line < said.line]  # fmt: skip

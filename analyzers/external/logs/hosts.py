@@ -27,7 +27,11 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
     for said in book.of("xid", "gpu_lost"):
         if said.kind == "gpu_lost" or _xid(said) not in APPLICATION_XIDS:
             by_device.setdefault((said.host, said.text("bus")), []).append(said)
+    named = {(said.source, said.line) for said in book.of("gpu_lost") if said.text("bus")}
     for (host, bus), every in by_device.items():
+        if not bus:  # the driver's text spreads over three lines, and the first has the address
+            every = [said for said in every
+                     if not any((said.source, said.line - apart) in named for apart in range(1, 5))]  # fmt: skip
         lines = [said for said in every if _when(said, book) != "another time"]
         if not lines:
             continue
@@ -36,19 +40,32 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
         ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
         table = xid_table()["xid"]
         known = (table[str(code)]["meaning"] for code in codes if str(code) in table)
-        meaning = next(known, lines[0].text("text")[:80] or "an error")
-        where = f"GPU {bus or '?'} of {host or 'a host'}"
-        said_codes = f"XID {', '.join(map(str, codes))}" if codes else "an error"
+        meaning = next(known, lines[0].text("text")[:80] or lines[0].message[:80])
+        where = f"GPU {bus}" if bus else "a GPU"
+        where += f" of {host}" if host else ""
+        errors = [said for said in book.of("pcie_error") if said.host == host]
+        before = f" after {len(errors)} PCIe error{'s' * (len(errors) > 1)}" if errors else ""
+        if codes:
+            what = f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports XID "
+            what += f"{', '.join(map(str, codes))} ({meaning}){before}"
+        else:
+            fell = (
+                "fell off the bus"
+                if any("off the bus" in said.message or said.kind == "gpu_lost" for said in lines)
+                else "was lost"
+            )
+            what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
+            what += f": {who(ranks)} ran on it" if ranks else ""
         yield Candidate(
             cause="device_error",
             kind="rank_lost",
             rank_class="host",
             ranks=ranks,
-            what=f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports {said_codes} ({meaning})",
+            what=what,
             why=f"{where}, {lines[0].place}: {len(lines)} such line{'s' * (len(lines) > 1)}",
             lines=tuple(lines),
             is_proven=is_sure,
-            evidence={"xids": codes, "device": bus or None, "host": host},
+            evidence={"xids": codes, "device": bus or None, "host": host, "pcie_errors": len(errors) or None},
             collect=()
             if is_sure
             else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
@@ -87,6 +104,9 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     ranks = ranks or tuple(sorted(_killed_ranks(book)))
     host = next((said.host for said in lines if said.host), None)
     rss_kb = max((said.number("rss_kb") or 0 for said in lines), default=0)
+    names = [f"{said.text('name')} ({said.number('pid')})" for said in lines if said.text("name")]
+    in_cgroup = any(said.text("cgroup") or "emory cgroup" in said.message or "CONSTRAINT_MEMCG" in said.message
+                    for said in lines)  # fmt: skip
     held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
     # A kernel's log reaches back for days: of a process that nothing else speaks of, it may be another job's.
     is_jobs = bool(ranks) or any(said.kind != "oom_kill" for said in lines) or _was_killed(book)
@@ -96,11 +116,21 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
         rank_class="host" if is_jobs else "victim",
         is_proven=is_jobs,
         ranks=ranks,
-        what=f"{who(ranks, 'a process')} was killed because the host{f' {host}' if host else ''} or its cgroup ran out "
-        f"of memory{held}",
+        what=f"{who(ranks, f'process {names[0]}' if names else 'a process')} was killed because "
+        + (
+            f"its cgroup{f' on {host}' if host else ''} reached its memory limit"
+            if in_cgroup
+            else f"the host{f' {host}' if host else ''} or its cgroup ran out of memory"
+        )
+        + held,
         why=lines[0].quoted,
         lines=tuple(lines),
-        evidence={"host": host, "resident_bytes": rss_kb * 1024 or None},
+        evidence={
+            "host": host,
+            "resident_bytes": rss_kb * 1024 or None,
+            "processes": names[:8] or None,
+            "cgroup": next((said.text("cgroup") for said in lines if said.text("cgroup")), None),
+        },
     )
 
 

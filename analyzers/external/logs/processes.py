@@ -25,6 +25,7 @@ from analyzers.external.logs.exceptions import (
     text_of,
     type_of,
 )
+from analyzers.external.logs.wording import DO_OF_LINE
 from analyzers.memory.allocator_message import memory_of_message
 from store.readers.logs.rules import Rule, cause_of
 
@@ -33,6 +34,7 @@ __all__ = ["process_candidates"]
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _UNIQUE_ID = "ing ncclUniqueId from ["
+_NO_EVIDENCE = ("traceback", "type", "message", "ranks", "after_step", "is_warning", "later_steps")
 
 
 def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
@@ -120,9 +122,9 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
         "message": text,
         "raised_at": at or None,
     }
-    evidence |= {
-        key: value for key, value in first.fields.items() if key not in ("traceback", "type", "message", "ranks")
-    }
+    evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}
+    kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
+    evidence["do"] = DO_OF_LINE.get(kind)
     if cause == "out_of_memory":
         evidence |= memory_of_message(str(first.fields.get("message") or first.message))
     if cause == "device_assert":

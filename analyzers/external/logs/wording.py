@@ -10,13 +10,22 @@ from analyzers.finding import Finding
 from analyzers.memory.allocator_message import holders_text, others_hold_it
 from analyzers.wording import sentence
 
-__all__ = ["ANALYZER", "COLLECT", "DO", "HANGS", "WHAT", "next_step", "why"]
+__all__ = ["ANALYZER", "COLLECT", "DO", "DO_OF_LINE", "HANGS", "WHAT", "next_step", "why"]
 
 ANALYZER = "logs"
 
 WHAT: Mapping[str, str] = {row.name: row.text for row in CAUSES.values() if row.text}
 """By cause; `{who}`, `{error}`, `{at}` are filled in."""
 DO: Mapping[str, str] = {row.name: row.do for row in CAUSES.values()}
+DO_OF_LINE: Mapping[str, str] = {
+    "driver_library_differ": "The kernel module and the libraries of the driver are of two versions, as after an update: "
+    "reboot that host, or unload and load the nvidia modules.",
+    "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T | grep "
+    "NVRM`, and in a container its runtime (`--gpus`, nvidia-container-toolkit).",
+    "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
+    "GPUs and the processes per node with `nvidia-smi -L` there.",
+}
+"""By kind of line, where the lines of one cause ask for different steps."""
 HANGS = names("hang")
 """Causes of which ranks hang; of all others a rank ends."""
 COLLECT: Mapping[str, tuple[str, ...]] = {
@@ -37,7 +46,9 @@ def next_step(finding: Finding) -> str:
     collect = list(finding.evidence.get("collect") or ())
     settle = f"To settle it: {collect[0]}." if collect and finding.status == "suspect" else ""
     signal = str(finding.evidence.get("signal"))
-    do = of_cause(finding.cause, finding.ranks, signal=signal, devices_first=True)
+    do = str(
+        finding.evidence.get("do") or of_cause(finding.cause, finding.ranks, signal=signal, devices_first=True)
+    )
     if finding.cause == "out_of_memory" and others_hold_it(finding.evidence):
         do = sentence(f"end or move the other processes on that device: {holders_text(finding.evidence)}")
     return " ".join(part for part in (do, settle) if part)

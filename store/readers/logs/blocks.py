@@ -19,6 +19,7 @@ __all__ = [
     "read_error_file",
     "read_failure",
     "read_last_line",
+    "read_lost_bus",
     "read_norms",
     "read_others",
     "read_ras",
@@ -36,6 +37,8 @@ MESSAGE_LINES = 12
 TERMINAL_COLUMNS = 80
 """Width at which rich breaks lines where the output is no terminal. Source: its Console."""
 MAX_JSON_LINES = 200
+BUS_LINES = 4
+_ADDRESS = re.compile(r"\b(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d\b")
 _RAISED = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure|Empty|Iteration|"
     r"Refused|Aborted|OutOfMemory\w*|Stop\w*)|(?:[a-z_]\w*\.)+[A-Z]\w*)(?::\s?(?P<message>.*))?$"
@@ -109,6 +112,17 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
         message += f" {line.strip()}"
         before = line.rstrip()
     return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": ""}
+
+
+def read_lost_bus(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any] | None:
+    """Read the address of a GPU that the driver's next lines report as off the bus; None if they do not."""
+    address = _ADDRESS.search(text)
+    for place, (_, line) in enumerate(lines):
+        if place >= BUS_LINES:
+            break
+        if address and "fallen off the bus" in line:
+            return {"bus": address[0]}
+    return None
 
 
 def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:

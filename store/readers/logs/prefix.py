@@ -35,6 +35,7 @@ _PARTS = (
     r"\[(?:\d+,)?(?P<rank>\d{1,6})\]<std\w{3}>:?",
     r"\[pod/(?P<host>[\w.-]{1,128})/[\w.-]{1,64}\]",
     r"\[ *\d{1,9}\.\d{6}\]",
+    r"\[[A-Za-z][\w.-]{0,31}\](?= )",  # a logger, a level
     r"\((?:(?P<actor>[\w.]{1,64}) )?(?:rank=(?P<rank>\d{1,6}) )?pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]{1,64}))?\)",
     r"Exception in device=[A-Z]{2,4}:(?P<local>\d{1,4}): (?=\S)",

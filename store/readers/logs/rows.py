@@ -8,13 +8,13 @@ its GPU's bus number (NCCL prints it at start). What is still open stays NULL.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from store.readers.logs.file_names import host_of_log
 from store.readers.logs.identities import Identities, identities
 from store.readers.logs.scan import LogEvent, LogStep, ReadLog
+from store.readers.logs.step_rows import step_rows
 
 __all__ = ["log_rows"]
 
@@ -69,33 +69,11 @@ def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, know
 
 
 def _step_rows(log: ReadLog, known: Identities) -> list[dict[str, Any]]:
-    """A duration that is not printed is the time between two lines of the same rank, where they have times."""
-    rows: list[dict[str, Any]] = []
-    counted: Counter[int] = Counter()
-    before: dict[int, tuple[int, int]] = {}
+    """Rows of each rank that printed steps. `committed` stays NULL: no line says whether a step counted."""
+    by_rank: dict[int, list[LogStep]] = {}
     for line in log.steps:
-        rank = _writer(log, line, known)
-        counted[rank] += 1
-        step = line.said.step if line.said.step is not None else counted[rank]
-        duration_ns, now_ns = line.said.duration_ns, line.prefix.wall_ns
-        last = before.get(rank)
-        if duration_ns is None and now_ns is not None and last is not None and step > last[0] and now_ns > last[1]:
-            duration_ns = (now_ns - last[1]) // (step - last[0])
-        if now_ns is not None:
-            before[rank] = (step, now_ns)
-        rows.append(
-            {
-                "rank": rank,
-                "step": step,
-                "start_ns": now_ns - (duration_ns or 0) if now_ns is not None else None,
-                "duration_ns": duration_ns,
-                "loss": line.said.loss,
-                "grad_norm": line.said.grad_norm,
-                "lr": line.said.lr,
-                "committed": True,
-            }
-        )
-    return rows
+        by_rank.setdefault(_writer(log, line, known), []).append(line)
+    return [row for rank, lines in by_rank.items() for row in step_rows(rank, lines)]
 
 
 def _writer(log: ReadLog, line: LogStep, known: Identities) -> int:

@@ -36,6 +36,7 @@ Block = Literal[
     "stalled",
     "culprits",
     "tasks",
+    "bus",
 ]
 FOLDER = Path(__file__).with_name("rules")
 

@@ -27,6 +27,7 @@ from store.readers.logs.blocks import (
     read_error_file,
     read_failure,
     read_last_line,
+    read_lost_bus,
     read_norms,
     read_others,
     read_ras,
@@ -65,6 +66,9 @@ SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 NEAR_LINES = 6
 """Lines in which a frame follows the begin of a traceback, or stands before its end."""
+_LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
+"""A level at which a program goes on."""
+_LEVEL_REACH = 160
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 
@@ -106,6 +110,8 @@ class ReadLog:
     rank: int | None
     events: list[LogEvent] = field(default_factory=list)
     steps: list[LogStep] = field(default_factory=list)
+    last_step_line: int = 0
+    """Number of the last line that reports a step."""
     num_lines: int = 0
     num_bytes: int = 0
     given_up: list[str] = field(default_factory=list)
@@ -150,6 +156,7 @@ class _Scan:
         self._hits: Counter[bytes] = Counter()
         self._kept: Counter[tuple[Any, ...]] = Counter()
         self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
+        self._newest_step: int | None = None
         self._step_lines: list[int] = []
         """Lines on which a step is reported that the step line before it did not report."""
         self._constant: list[re.Pattern[str]] = []
@@ -205,15 +212,17 @@ class _Scan:
         line_end = _line_end(window, begin)
         text = clean(window[begin:line_end])
         self._learn_from(window, begin, text)
+        whole = text
         prefix = read_prefix(text, self._clock, self._constant)
         if prefix.rank is None and (start := written_over(text, prefix.length)):
-            text = text[start:]
+            self._bar(number, text[:start], prefix)
+            whole, text = text, text[start:]
             prefix = replace(read_prefix(text, self._clock, self._constant), wall_ns=prefix.wall_ns)
-        for rule in _most_specific(rules, window[begin:line_end]):
+        for rule in sorted(_most_specific(rules, window[begin:line_end]), key=lambda rule: rule is not None):
             if rule is None:
                 self._step(number, text, prefix)
             elif not rule.requires or rule.requires in text:
-                self._event(window, line_end, number, text, prefix, rule)
+                self._event(window, line_end, number, whole if rule.kind == "working" else text, prefix, rule)
 
     def _learn(self, window: bytes) -> None:
         """Find what the lines at both ends of the first window have before them in common."""
@@ -252,12 +261,29 @@ class _Scan:
         if pattern is not None and all(pattern.pattern != one.pattern for one in self._constant):
             self._constant.append(pattern)
 
+    def _bar(self, number: int, text: str, prefix: Prefix) -> None:
+        """The progress bar that another line was written over."""
+        if "it/s" in text or "s/it" in text:
+            self._step(number, text, prefix)
+
     def _step(self, number: int, text: str, prefix: Prefix) -> None:
         said = read_step(text)
         if said is not None:
-            if not self.log.steps or said.step is None or said.step != self.log.steps[-1].said.step:
+            at = said.step if said.step is not None else said.bar.step if said.bar else None
+            self._newest_step = self._newest_step if at is None else at
+            if self._is_new(said):
                 self._step_lines.append(number)
+                self.log.last_step_line = number
             self.log.steps.append(LogStep(prefix=prefix, said=said))
+
+    def _is_new(self, said: StepLine) -> bool:
+        """Return True for a line of another step than the line before; a bar is drawn many times."""
+        if not self.log.steps:
+            return True
+        last = self.log.steps[-1].said
+        if said.bar is not None and said.loss is None:
+            return last.bar is not None and said.bar.step > last.bar.step and said.bar.total == last.bar.total
+        return said.step is None or said.step != last.step
 
     def finish(self) -> None:
         """Append the last exceptions, and note at each event how many steps the file reports after it."""
@@ -270,11 +296,15 @@ class _Scan:
     def _event(self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule) -> None:
         key = (rule.kind, prefix.stream)
         is_full = self._kept[key] >= KEPT_OF_A_KIND
-        if len(self.log.events) >= MAX_EVENTS or (is_full and rule.role != "exception"):
+        if len(self.log.events) >= MAX_EVENTS or (is_full and rule.role != "exception" and rule.kind != "working"):
             return
         fields = self._fields(window, line_end, text, prefix, rule)
         if fields is None:
             return
+        if self._newest_step is not None:
+            fields.setdefault("after_step", self._newest_step)
+        if rule.role in ("root", "exception") and _LEVEL.search(text[:_LEVEL_REACH]):
+            fields.setdefault("is_warning", 1)
         event = LogEvent(
             kind=rule.kind,
             role=rule.role,
@@ -307,6 +337,8 @@ class _Scan:
             return read_terminate(text, self._following(window, line_end), prefix)
         if rule.block == "tasks":
             return read_tasks(self._following(window, line_end))
+        if rule.block == "bus":
+            return read_lost_bus(text, self._following(window, line_end))
         if rule.block == "culprits":
             return read_culprits(text)
         if rule.block == "raised":

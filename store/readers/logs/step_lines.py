@@ -1,8 +1,9 @@
-"""Steps that a trainer printed: number, loss, gradient norm, duration, out of one line.
+"""Steps that a trainer printed: number, loss, gradient norm, durations, out of one line.
 
     read_step(" iteration 100/ 5000 | elapsed time per iteration (ms): 812.0 | lm loss: 6.9E+00 | grad norm: 1.2 |")
+    read_bar(" 39%|###  | 391/1000 [33:50<1:25:15,  8.40s/it]")        # tqdm: transformers, Lightning, NeMo
 
-Known are Megatron, DeepSpeed, torchtitan, transformers, ms-swift, verl, nanoGPT and lines of the same shape.
+docs/other-runs.md has a line of each program that is known.
 """
 
 from __future__ import annotations
@@ -11,28 +12,77 @@ import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["LITERALS", "StepLine", "read_step", "step_of"]
+__all__ = ["BAR_LITERALS", "LITERALS", "Bar", "StepLine", "read_bar", "read_step", "step_of"]
 
-LITERALS = (b"loss", b"Loss", b"grad norm", b"grad_norm")
+BAR_LITERALS = (b"it/s", b"s/it")
+LITERALS = (
+    b"loss",
+    b"Loss",
+    b"grad norm",
+    b"grad_norm",
+    b"skipped=",
+    b"SamplesPerSec",
+    b"tokens_per_second",
+    *BAR_LITERALS,
+)
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity|-inf))"
-_STEP = re.compile(
-    r"(?:global_step/max_steps['\"]?\s*:\s*['\"]?|"
-    r"\b(?:global[_ ])?(?:step|steps|iteration|iter)['\"]?\s*[:=]?\s*\[?\s*)(\d{1,12})\b",
-    re.IGNORECASE,
+_IS = r"['\"]?\s*[:=]?\s*['\"]?\[?\s*"
+"""Between a name and its value: `loss: 1`, `'loss': '1'`, `loss=1`, `Loss 1`."""
+_STEPS = (
+    re.compile(r"global_step/max_steps['\"]?\s*:\s*['\"]?(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?"),
+    re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})"),
+    re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b"),
+    re.compile(
+        r"\b(?:step|steps|iteration|iter)['\"]?\s*[:=]?\s*\[?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
+        re.IGNORECASE,
+    ),
+    re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]"),
 )
+_IN_EPOCH = re.compile(
+    r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
+    r"(?P<total>\d{1,12})(?: \( *\d+%\))?\]"
+)
+"""mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
+_SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
+"""open_clip and the MNIST example count samples, not steps: their lines are counted."""
 _LOSS = re.compile(
-    r"(?:^|[^\w/])(?:lm |reduced_|train(?:ing)?[_/ ]|(?:train/)?actor/(?:pg_)?)?loss['\"]?\s*[:=]?\s*\[?" + _NUMBER,
+    r"(?:^|[^\w/])(?:lm |reduced_(?:train_)?|total_|train(?:ing)?[_/ ]|(?:train/)?actor/(?:pg_)?)?loss(?: train)?" + _IS
+    + _NUMBER,
+    re.IGNORECASE,
+)  # fmt: skip
+_GRAD_NORM = re.compile(r"(?:grad(?:ient)?[_ ]?norm|\bgnorm)" + _IS + _NUMBER, re.IGNORECASE)
+_RATE = re.compile(r"(?:learning[_ ]rate|\blr)" + _IS + _NUMBER, re.IGNORECASE)
+_UNIT = r"\s*(?P<unit>ms|us|s)?(?![\d:]|\s*[mh]\b|\s*%)"
+_SECONDS = (
+    r"elapsed time per iteration|iter(?:ation)?[_ ]time|step[_ ]time|time/step|timing_s/step|time per step|perf/time_per_step|"
+    r"train_step_timing in s|seconds"
+)
+_TIMES = (
+    re.compile(rf"(?:{_SECONDS})(?: \((?P<in>ms|s)\))?{_IS}(?P<value>{_NUMBER}){_UNIT}"),
+    re.compile(rf"\bBatch \(t\){_IS}(?P<value>{_NUMBER}){_UNIT}"),
+    re.compile(rf"(?<![\w/])(?<!total )(?<!wall )(?<!data )(?<!Data )(?<!training )(?:time|Time|dt|batch_time){_IS}"
+               rf"(?P<value>{_NUMBER}){_UNIT}"),
+)  # fmt: skip
+_DATA = re.compile(
+    rf"(?<![\w])(?:data[_ ]time|Data \(t\)|Data|time/data|data_loading_time){_IS}(?P<value>{_NUMBER}){_UNIT}"
+)
+_SPEED = re.compile(r"(?:train_speed\(iter/s\)|iterations?/sec|it/s|\bups)['\"]?\s*[:=]\s*" + _NUMBER)
+_THROUGHPUT = re.compile(
+    r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
+    r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
+)  # fmt: skip
+_SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
+_SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
+_BAR = re.compile(
+    r"(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[(?P<elapsed>[\d:]{1,16}|\d+ days?, [\d:]{1,12})<(?P<left>[^,\]\n]{0,24}), *"
+    r"(?P<rate>[\d.]+|\?) ?(?P<unit>s/it|it/s)"
+)
+_NO_TRAINING = re.compile(
+    r"load|shard|download|\bmap\b|token|filter|generat|valid|\beval|\btest|sanity|predict|prepar|process|\bsav|fetch|upload|"
+    r"extract|resolv|\bcast|concat|group|check|warm|captur|compil|convert|read|build|quantiz|merg|infer|decod|sampl|rollout",
     re.IGNORECASE,
 )
-_GRAD_NORM = re.compile(r"grad(?:ient)?[_ ]?norm['\"]?\s*[:=]?\s*" + _NUMBER, re.IGNORECASE)
-_RATE = re.compile(r"(?:learning[_ ]rate|\blr)['\"]?\s*[:=]?\s*\[?" + _NUMBER, re.IGNORECASE)
-_SECONDS = r"iter(?:ation)? time|step[_ ]time|time/step|timing_s/step|time per step|perf/time_per_step"
-_TIMES = (
-    (re.compile(r"(?:elapsed time per iteration|time per step) \(ms\)\s*[:=]\s*" + _NUMBER), 1e6),
-    (re.compile(rf"(?:{_SECONDS})(?: \(s\))?['\"]?\s*[:=]\s*" + _NUMBER + r"(?!\s*ms)"), 1e9),
-    (re.compile(r"(?:time|dt)[ :=]+" + _NUMBER + r"\s*ms"), 1e6),
-)
-_SPEED = re.compile(r"(?:train_speed\(iter/s\)|iterations?/sec|it/s)['\"]?\s*[:=]\s*" + _NUMBER)
+"""Descriptions of progress bars of other work than steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,39 +94,119 @@ class StepLine:
     grad_norm: float | None
     lr: float | None
     duration_ns: int | None
+    data_ns: int | None = None
+    throughput: float | None = None
+    """Tokens or samples per second."""
+    skipped: int | None = None
+    """Steps of this line that were left out for an overflow."""
+    skipped_so_far: int | None = None
+    total: int | None = None
+    """Number of the last step that is planned."""
+    bar: Bar | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A progress bar over steps. `name`: its description without numbers, which tells it from other bars."""
+
+    name: str
+    epoch: int | None
+    step: int
+    total: int
+    duration_ns: int | None
 
 
 def step_of(text: str) -> int | None:
     """The number of the step that a line names, whatever else it says."""
-    found = _STEP.search(text)
-    return int(found[1]) if found else None
+    return _step(text)[0]
 
 
-def read_step(text: str) -> StepLine | None:
-    """The step of a line; None if it has neither loss nor gradient norm of a step."""
-    loss, grad_norm = _LOSS.search(text), _GRAD_NORM.search(text)
-    if loss is None and grad_norm is None:
+def read_bar(text: str) -> Bar | None:
+    """The newest state of a progress bar over training steps; None where the line has none."""
+    found = None
+    for found in _BAR.finditer(text):
+        pass
+    if found is None:
         return None
-    step = step_of(text)
-    if step is None and (loss is None or not ("{" in text and "epoch" in text)):
+    before = text[: found.start()].rsplit("]", 1)[-1].split("%|")[0].rstrip("0123456789 ")
+    if _NO_TRAINING.search(before):
         return None
-    return StepLine(
-        step=step,
-        loss=_optional(loss),
-        grad_norm=_optional(grad_norm),
-        lr=_optional(_RATE.search(text)),
-        duration_ns=_duration_ns(text),
+    epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", before)
+    value = _float(found["rate"]) if found["rate"] != "?" else 0.0
+    seconds = value if found["unit"] == "s/it" else 1 / value if value > 0 else 0.0
+    return Bar(
+        name=re.sub(r"[\d.]+", "#", before.strip())[:40],
+        epoch=int(epoch[1] or epoch[2]) if epoch else None,
+        step=int(found["step"]),
+        total=int(found["total"]),
+        duration_ns=int(seconds * 1e9) if 0 < seconds < 1e6 else None,
     )
 
 
-def _duration_ns(text: str) -> int | None:
+def read_step(text: str) -> StepLine | None:
+    """The step of a line; None if it has no value of one."""
+    bar = read_bar(text) if "it/s" in text or "s/it" in text else None
+    loss, grad_norm = _LOSS.search(text), _GRAD_NORM.search(text)
+    step, total = _step(text)
+    skipped = _SKIPPED.search(text) if "skipped" in text else None
+    so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
+    rate = _THROUGHPUT.search(text) if "/s" in text or "ps" in text or "er" in text else None
+    if loss is None and grad_norm is None and bar is None and (
+        step is None or (skipped is None and so_far is None and rate is None)
+    ):  # fmt: skip
+        return None
+    is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
+    if step is None and bar is None and not is_counted:
+        return None
+    throughput = _optional(rate)
+    return StepLine(
+        step=None if is_counted and _SAMPLES.search(text) else step,
+        loss=_optional(loss),
+        grad_norm=_optional(grad_norm),
+        lr=_optional(_RATE.search(text)),
+        duration_ns=_duration_ns(text, bar),
+        data_ns=_data_ns(text),
+        throughput=throughput if throughput and math.isfinite(throughput) and throughput > 0 else None,
+        skipped=int(skipped[1]) if skipped else None,
+        skipped_so_far=int(so_far[1]) if so_far else None,
+        total=total,
+        bar=bar,
+    )
+
+
+def _step(text: str) -> tuple[int | None, int | None]:
+    if found := _IN_EPOCH.search(text):
+        epoch = int(found["epoch"] or found["timm"]) - (found["timm"] is None and found["zero"] is None)
+        return max(epoch, 0) * int(found["total"]) + int(found["step"]), None
+    for pattern in _STEPS:
+        if found := pattern.search(text):
+            total = found.groupdict().get("total")
+            return int(found["step"]), int(total) if total else None
+    return None, None
+
+
+def _duration_ns(text: str, bar: Bar | None) -> int | None:
     # Each pattern is tried only where a part of all its words stands: a find costs a tenth of a search.
-    for pattern, unit_ns in _TIMES if "tim" in text or "dt" in text else ():
-        if (match := pattern.search(text)) and 0 < (value := _float(match[1])) * unit_ns < 1e15:
-            return int(value * unit_ns)
-    speed = _SPEED.search(text) if "/s" in text else None
+    if "ime" in text or "dt" in text or "timing" in text or "Batch (t)" in text or "seconds" in text:
+        for pattern in _TIMES:
+            if (match := pattern.search(text)) and (found := _in_ns(match)):
+                return found
+    speed = _SPEED.search(text) if "/s" in text or "ups" in text else None
     rate = _float(speed[1]) if speed else 0.0
-    return int(1e9 / rate) if 1e-6 < rate < 1e6 else None
+    if 1e-6 < rate < 1e6:
+        return int(1e9 / rate)
+    return bar.duration_ns if bar else None
+
+
+def _data_ns(text: str) -> int | None:
+    match = _DATA.search(text) if "ata" in text else None
+    return _in_ns(match, least=-1.0) if match else None
+
+
+def _in_ns(match: re.Match[str], least: float = 0.0) -> int | None:
+    unit = match.groupdict().get("in") or match["unit"] or "s"
+    value = _float(match["value"]) * {"ms": 1e6, "us": 1e3, "s": 1e9}[unit]
+    return int(value) if least < value < 1e15 else None
 
 
 def _optional(match: re.Match[str] | None) -> float | None:

@@ -1,0 +1,107 @@
+"""Printed losses and gradient norms that are not finite, and steps that were left out for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from analyzers.finding import Finding
+
+__all__ = ["judge_skipped", "nonfinite"]
+
+WARM_UP_LINES = 20
+"""Lines in which fp16 searches its loss scale: a gradient norm that overflows there is how it does so."""
+MIN_SKIPPED = 10
+MIN_SKIPPED_RATIO = 0.05
+"""Left-out steps / all since the first of them. A dynamic loss scale leaves out one in a thousand."""
+_WARM_UP_STEPS = 100
+_DO = (
+    "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
+    "names the operation."
+)
+
+
+def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Report one finding: where the first value is that is not finite, and in which order loss and gradient went."""
+    rows = sorted(steps, key=lambda row: (row["step"], row["rank"]))
+    bad_loss = [row["step"] for row in rows if _is_bad(row.get("loss"))]
+    bad_norm = [row["step"] for row in rows if _is_bad(row.get("grad_norm"))]
+    if not bad_loss:
+        at = {row["step"]: place for place, row in enumerate(rows)}
+        late = [step for step in bad_norm if at[step] >= WARM_UP_LINES]
+        bad_norm = late if len(late) < len(bad_norm) and len(late) == 0 else bad_norm
+    first = min((*bad_loss, *bad_norm), default=None)
+    if first is None:
+        return []
+    bad = sorted({*bad_loss, *bad_norm})
+    later = [row["step"] for row in rows if row["step"] > bad[-1]]
+    is_once = len(bad) == 1 or (len(later) >= len(bad) and not bad_loss)
+    if bad_loss and bad_norm and min(bad_norm) < min(bad_loss):
+        what = f"The gradient norm is not finite from step {min(bad_norm)} on, the loss from step {min(bad_loss)} on: the "
+        what += "gradient went first"
+    elif bad_loss and bad_norm and min(bad_loss) == min(bad_norm):
+        what = f"Loss and gradient norm are not finite from step {first} on"
+    elif bad_loss:
+        what = f"The loss is not finite from step {first} on"
+    else:
+        what = f"The gradient norm is not finite from step {first} on"
+        zeros = [row["step"] for row in rows if row["step"] >= first and row.get("loss") == 0]
+        what += ", and the loss is printed as 0" if zeros else ", while the loss is" if not is_once else ""
+    if is_once:
+        name = "loss" if bad_loss else "gradient norm"
+        times = f"at step {first} only" if len(bad) == 1 else f"at {len(bad)} steps from {first} to {bad[-1]}"
+        what = f"The {name} was not finite {times}, and finite again after it"
+        what += "" if bad_loss else ": in fp16 a step that is left out looks like this"
+    return [
+        Finding(
+            analyzer="logs",
+            kind="non_finite",
+            severity="warning" if is_once else "critical",
+            status="fired",
+            first_step=first,
+            last_step=bad[-1],
+            cause="unknown",
+            summary=f"{what}. The log does not show on which rank it began.",
+            evidence={
+                "basis": f"{len(bad)} of {len(rows)} printed steps have a NaN or Inf",
+                "printed_steps": len(bad),
+                "first_step_of_gradient": min(bad_norm, default=None),
+                "first_step_of_loss": min(bad_loss, default=None),
+                "do": _DO,
+            },
+            advice="non-finite-unknown",
+        )
+    ]
+
+
+def _is_bad(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def judge_skipped(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Steps that the trainer left out because their gradients overflowed, beyond the search for a loss scale."""
+    rows = sorted((row for row in steps if row.get("skipped") is not None), key=lambda row: row["step"])
+    late = [row for row in rows if row["step"] > _WARM_UP_STEPS and row["skipped"]]
+    num = sum(row["skipped"] for row in late)
+    if not late:
+        return []
+    first, last = late[0]["step"], late[-1]["step"]
+    extent = max(1, rows[-1]["step"] - first + 1)
+    if num < MIN_SKIPPED or num < MIN_SKIPPED_RATIO * extent:
+        return []
+    return [
+        Finding(
+            analyzer="logs",
+            kind="non_finite",
+            severity="critical" if num > extent / 2 else "warning",
+            status="fired",
+            first_step=first,
+            last_step=last,
+            cause="unknown",
+            summary=f"{num:,} of {extent:,} steps since step {first} were left out because their gradients were not finite: "
+            "the model does not learn in them.",
+            evidence={"basis": f"{len(late)} printed lines count skipped steps", "skipped_steps": num, "do": _DO},
+            advice="non-finite-unknown",
+        )
+    ]

@@ -1,0 +1,74 @@
+"""Steps that take longer at regular distances: every 20th takes twice as long.
+
+    findings = periodic_slow_steps(store, Scope())       # kind throughput, cause periodic
+
+1. The median duration of a step's ranks is taken; a step is slow from `min_factor` times the median of all steps.
+2. Neighbouring slow steps count once. Most distances between them must be equal, and there must be `min_times` of them.
+3. It counts if they cost `min_cost_ratio` of the time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analyzers.account.time_classes import TRAINING
+from analyzers.finding import Finding
+from analyzers.scope import Scope
+from analyzers.source import Source, floats, ints, missing_tables
+from analyzers.stragglers.policy import PeriodicPolicy
+
+__all__ = ["periodic_slow_steps"]
+
+
+def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | None = None) -> list[Finding]:
+    """Report at most one rhythm."""
+    policy = policy or PeriodicPolicy()
+    if missing_tables(source, "steps"):
+        return []
+    table = source.query(
+        f"SELECT step, median({TRAINING}) / 1e6 AS took FROM steps WHERE rank >= 0 AND step >= ? AND duration_ns IS NOT NULL "
+        "GROUP BY step ORDER BY step",
+        [scope.since_step],
+    )
+    step, took_ms = ints(table["step"])[policy.skip_first :], floats(table["took"])[policy.skip_first :]
+    if len(step) < policy.min_steps:
+        return []
+    usual_ms = float(np.median(took_ms))
+    slow = took_ms >= policy.min_factor * usual_ms
+    stride = max(1, int(np.median(np.diff(step))))
+    starts = slow & ~np.append(False, slow[:-1])
+    places = step[starts]
+    gaps = np.diff(places)
+    if len(places) < policy.min_times or not usual_ms:
+        return []
+    gap = int(np.median(gaps))
+    equal = float((np.abs(gaps - gap) <= max(stride, policy.tolerance_ratio * gap)).mean())
+    excess_ms = float((took_ms[slow] - usual_ms).sum())
+    cost_ratio = excess_ms / float(took_ms.sum())
+    is_to_end = step[-1] - places[-1] <= 2 * gap
+    if equal < policy.regular_ratio or gap < 2 * stride or cost_ratio < policy.min_cost_ratio or not is_to_end:
+        return []
+    slow_ms = float(np.median(took_ms[slow]))
+    return [
+        Finding(
+            analyzer="throughput",
+            kind="throughput",
+            severity="warning",
+            status="fired",
+            summary=f"Every {gap} steps one takes {slow_ms / usual_ms:.2f}x as long: {slow_ms:,.4g} instead of "
+            f"{usual_ms:,.4g} ms, {len(places)} times since step {places[0]}, {100 * cost_ratio:.0f} % of the time.",
+            first_step=int(places[0]),
+            last_step=int(places[-1]),
+            cause="periodic",
+            evidence={
+                "every_steps": gap,
+                "times": len(places),
+                "step_ms": round(usual_ms, 3),
+                "slow_step_ms": round(slow_ms, 3),
+                "factor_ratio": round(slow_ms / usual_ms, 3),
+                "cost_ratio": round(cost_ratio, 4),
+            },
+            advice="throughput-periodic",
+            cost_s=round(excess_ms / 1e3, 3),
+        )
+    ]

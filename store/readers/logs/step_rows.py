@@ -1,0 +1,122 @@
+"""Rows of `steps` out of the lines and progress bars of one rank.
+
+    rows = step_rows(rank, lines)
+
+1. A line without a step's number has that of the training bar before it; without a bar, lines are counted.
+2. Of several bars the training's is the one over the most steps; where it begins again, another epoch began.
+3. A duration that is not printed is that of the printed throughput, scaled to the time between lines; else that time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from store.readers.logs.scan import LogStep
+from store.readers.logs.step_lines import Bar
+
+__all__ = ["step_rows"]
+
+
+def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
+    """One row a step, in the order of their first lines."""
+    name = _training_bar(lines)
+    has_times = all(line.prefix.wall_ns is not None for line in lines)
+    rows: dict[int, dict[str, Any]] = {}
+    counted, at = 0, 0
+    turns = _Epochs()
+    skipped_before: int | None = None
+    for line in lines:
+        found = line.said
+        if found.bar is not None and (found.bar.name, found.bar.total) == name:
+            at = turns.step(found.bar)
+        elif found.bar is not None and found.loss is None:
+            continue
+        is_bar_only = found.bar is not None and found.loss is None and found.grad_norm is None
+        if found.step is not None:
+            step = found.step
+        elif name is not None:
+            step = at
+        else:
+            counted += 1
+            step = counted
+        if is_bar_only and not at:
+            continue
+        skipped = found.skipped
+        if found.skipped_so_far is not None:
+            skipped = found.skipped_so_far - skipped_before if skipped_before is not None else None
+            skipped_before = found.skipped_so_far
+        total = found.total or (found.bar.total if found.bar and found.bar.epoch is None else None)
+        row = rows.setdefault(
+            step, {"rank": rank, "step": step, "start_ns": line.prefix.wall_ns if has_times else None}
+        )
+        for key, value in (
+            ("duration_ns", found.duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
+            ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
+            ("total", total),
+        ):  # fmt: skip
+            if value is not None and row.get(key) is None:
+                row[key] = value
+    every = list(rows.values())
+    _add_durations(every)
+    return every
+
+
+def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
+    """The bar with the most different states; a bar of an evaluation is shorter, or has fewer."""
+    states: dict[tuple[str, int], set[int]] = {}
+    with_loss: Counter[tuple[str, int]] = Counter()
+    last: tuple[str, int] | None = None
+    for line in lines:
+        bar = line.said.bar
+        if bar is not None:
+            last = (bar.name, bar.total)
+            states.setdefault(last, set()).add(bar.step)
+            with_loss[last] += line.said.loss is not None
+        elif last is not None and line.said.loss is not None:
+            with_loss[last] += 1
+    num_losses = sum(line.said.loss is not None and line.said.step is None for line in lines)
+    if sum(map(len, states.values())) < num_losses:
+        return None  # bars were cut out of the log: the lines are counted
+    return max(states, key=lambda key: (with_loss[key] > 0, len(states[key]), key[1]), default=None)
+
+
+class _Epochs:
+    """The number of a bar's step over all epochs: a bar that begins again goes on where it ended."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._last = -1
+
+    def step(self, bar: Bar) -> int:
+        if bar.epoch is not None:
+            return bar.epoch * bar.total + bar.step
+        if self._last > bar.step and bar.step <= max(1, bar.total // 100) and self._last >= bar.total - 1:
+            self._epoch += 1
+        self._last = bar.step
+        return self._epoch * bar.total + bar.step
+
+
+def _add_durations(rows: Sequence[dict[str, Any]]) -> None:
+    """Fill in durations that no line states."""
+    between: dict[int, float] = {}
+    before: dict[str, Any] | None = None
+    for number, row in enumerate(rows):
+        if row["start_ns"] is None:
+            continue
+        if before is not None and row["step"] > before["step"] and row["start_ns"] > before["start_ns"]:
+            between[number] = (row["start_ns"] - before["start_ns"]) / (row["step"] - before["step"])
+        before = row
+    works = [row["throughput"] * between[number] for number, row in enumerate(rows)
+             if row.get("throughput") and number in between]  # fmt: skip
+    work = median(works[: max(5, len(works) // 4)]) if works else None
+    for number, row in enumerate(rows):
+        if row.get("duration_ns") is None:
+            if work is not None and row.get("throughput"):
+                row["duration_ns"] = int(work / row["throughput"])
+            elif number in between:
+                row["duration_ns"] = int(between[number])
+        if row["start_ns"] is not None:  # a line is printed at the end of its step
+            row["start_ns"] -= row.get("duration_ns") or 0
