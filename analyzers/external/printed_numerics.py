@@ -38,7 +38,9 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     later = [row["step"] for row in rows if row["step"] > bad[-1]]
     is_once = len(bad) == 1 or (len(later) >= len(bad) and not bad_loss)
     if bad_loss and bad_norm and min(bad_norm) < min(bad_loss):
-        what = f"The gradient norm is not finite from step {min(bad_norm)} on, the loss from step {min(bad_loss)} on: the "
+        what = (
+            f"The gradient norm is not finite from step {min(bad_norm)} on, the loss from step {min(bad_loss)} on: the "
+        )
         what += "gradient went first"
     elif bad_loss and bad_norm and min(bad_loss) == min(bad_norm):
         what = f"Loss and gradient norm are not finite from step {first} on"

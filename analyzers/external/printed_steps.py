@@ -7,6 +7,7 @@ A printed step has a duration and no phases, a loss that rank 0 printed for all,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -30,6 +31,7 @@ THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_rati
 """A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3, onset_ratio=0.15)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
+_STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
 MANY_SPIKES = 3
 """Findings of a loss that rose from which they are one: it diverged, or is noisy."""
 STAYED_RATIO = 1.15
@@ -40,27 +42,47 @@ def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mappin
     """Findings of the analyses that need no more than loss and duration of a step."""
     if not steps:
         return []
-    findings = [] if any(one.kind == "non_finite" for one in known) else nonfinite(steps)
+    counted = all(row.get("is_counted") for row in steps)
+    findings = (
+        [] if any(one.kind == "non_finite" for one in known) else [_of_log(one, counted) for one in nonfinite(steps)]
+    )
     checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
         ("loss_spike", lambda: _one_rise([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
         ("non_finite", lambda: [] if findings or known else judge_skipped(steps)),
-        ("throughput", lambda: throughput_drops(source, Scope(), THROUGHPUT) or periodic_slow_steps(source, Scope())),
+        ("throughput", lambda: _by_rate(_slower(source), steps)),
         ("data_bound", lambda: data_bound(source, Scope(), DATA)),
     )
     for kind, check in checks:
         try:
-            findings += [_of_log(one) for one in check() if one.status in ("fired", "suspect")]
+            findings += [_of_log(one, counted) for one in check() if one.status in ("fired", "suspect")]
         except Exception as error:  # lines of a log may lack any column
             findings.append(_failed(kind, error))
     return findings
 
 
-def _of_log(finding: Finding) -> Finding:
-    """Leave out what only a run's records can say."""
-    summary = finding.summary
+def _of_log(finding: Finding, are_lines: bool = False) -> Finding:
+    """Leave out what only a run's records can say; lines that were counted are no steps of the trainer."""
+    summary = _STEP_NUMBER.sub(r"printed line\1 ", finding.summary) if are_lines else finding.summary
     for text in _NO_RESPONSE:
         summary = summary.replace(text, "")
     return replace(finding, summary=summary, evidence={**finding.evidence, "printed": True})
+
+
+def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Where a log has a throughput and no time, the change is known and no duration."""
+    if not any(row.get("is_relative") for row in steps):
+        return list(findings)
+    return [
+        replace(
+            one,
+            summary=f"Training has been slower since step {one.first_step}: by the printed throughput a step takes "
+            f"{one.evidence.get('factor_ratio'):.2f}x as long.",
+            evidence={"factor_ratio": one.evidence.get("factor_ratio")},
+            cost_s=None,
+        )
+        for one in findings
+        if one.cause != "periodic"
+    ]
 
 
 def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -86,6 +108,10 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
         more = f" It is the largest of {len(spikes)} spikes between steps {first.first_step} and {last.last_step}."
         return [replace(worst, summary=_of_log(worst).summary + more)]
     return spikes
+
+
+def _slower(source: Source) -> list[Finding]:
+    return throughput_drops(source, Scope(), THROUGHPUT) or periodic_slow_steps(source, Scope())
 
 
 def _failed(kind: str, error: Exception) -> Finding:

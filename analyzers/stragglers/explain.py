@@ -111,7 +111,9 @@ def _throughput_next(finding: Finding) -> str:
     if finding.cause == "between_runs":
         return "Check what differs between the runs: code, settings, versions, hosts."
     if finding.cause == "periodic":
-        return "Find what runs every so many steps: evaluation, checkpoints, logging, a shard that is opened, collection."
+        return (
+            "Find what runs every so many steps: evaluation, checkpoints, logging, a shard that is opened, collection."
+        )
     return "Check what changed for all ranks at that step: clocks, a shared disk, the network, the data."
 
 

@@ -178,6 +178,10 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)
     split = int(places[int(np.argmax(rises * weights))])
+    # Medians before and after stay the same up to twice the true place: what lies on which side of the middle shows it.
+    is_above = blocks > (np.median(blocks[:split]) + np.median(blocks[split:])) / 2
+    agreeing = np.append(0, np.cumsum(~is_above)) + is_above.sum() - np.append(0, np.cumsum(is_above))
+    split = int(places[int(np.argmax(agreeing[places]))])
     level, after = float(np.median(blocks[:split])), float(np.median(blocks[split:]))
     middle = (level + after) / 2
     agree = min(float((blocks[:split] < middle).mean()), float((blocks[split:] > middle).mean()))

@@ -1,7 +1,7 @@
 """How a log ends that names no cause: finished, still running where it was cut, or ended without a reason.
 
-    outcome = outcome_of(book, logs, steps)
-    outcome.ended, outcome.text       # "finished", "The job finished: ..."
+outcome = outcome_of(book, logs, steps)
+outcome.ended, outcome.text       # "finished", "The job finished: ..."
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
     said = next(iter(book.of("finished")), None)
     extent = _extent(steps)
     if said is not None:
-        return Outcome(ended="finished", text=f"The job finished ({said.quoted}). {extent}No failure seen.", is_known=True)
+        return Outcome(
+            ended="finished", text=f"The job finished ({said.quoted}). {extent}No failure seen.", is_known=True
+        )
     if step := is_at_end(steps):
         return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No failure seen.",
                        is_known=True)  # fmt: skip
@@ -86,6 +88,8 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
         part = max(1, len(losses) // 10)
         begin, end = sorted(losses[:part])[part // 2], sorted(losses[-part:])[part // 2]
         loss = f", the loss {'fell' if end < begin else 'went'} from {begin:.4g} to {end:.4g}"
+    if all(row.get("is_counted") for row in rows):
+        return f"{num:,} printed line{'s' * (num != 1)} of a step{loss}. "
     return f"{num:,} printed step{'s' * (num != 1)} to step {rows[-1]['step']:,}{loss}. "
 
 

@@ -145,6 +145,8 @@ def read_bar(text: str) -> Bar | None:
 
 def read_step(text: str) -> StepLine | None:
     """The step of a line; None if it has no value of one."""
+    if "train_runtime" in text:
+        return None  # transformers' summary at the end
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
     loss, grad_norm = _LOSS.search(text), _GRAD_NORM.search(text)
     step, total = _step(text)

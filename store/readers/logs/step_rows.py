@@ -23,7 +23,8 @@ __all__ = ["step_rows"]
 def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     """One row a step, in the order of their first lines."""
     name = _training_bar(lines)
-    has_times = all(line.prefix.wall_ns is not None for line in lines)
+    times = [line.prefix.wall_ns for line in lines if line.prefix.wall_ns is not None]
+    has_times = len(times) == len(lines) and times == sorted(times)  # else the order of the lines is that of the steps
     rows: dict[int, dict[str, Any]] = {}
     counted, at = 0, 0
     turns = _Epochs()
@@ -34,6 +35,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             at = turns.step(found.bar)
         elif found.bar is not None and found.loss is None:
             continue
+        is_counted = False
         is_bar_only = found.bar is not None and found.loss is None and found.grad_norm is None
         if found.step is not None:
             step = found.step
@@ -41,7 +43,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             step = at
         else:
             counted += 1
-            step = counted
+            step, is_counted = counted, True
         if is_bar_only and not at:
             continue
         skipped = found.skipped
@@ -55,7 +57,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         for key, value in (
             ("duration_ns", found.duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
-            ("total", total),
+            ("total", total), ("is_counted", is_counted or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
@@ -112,6 +114,11 @@ def _add_durations(rows: Sequence[dict[str, Any]]) -> None:
     works = [row["throughput"] * between[number] for number, row in enumerate(rows)
              if row.get("throughput") and number in between]  # fmt: skip
     work = median(works[: max(5, len(works) // 4)]) if works else None
+    rates = [row["throughput"] for row in rows if row.get("throughput")]
+    if work is None and rates and not any(row.get("duration_ns") for row in rows):
+        work = median(rates) * 1e9  # without times only the change of the duration is known
+        for row in rows:
+            row["is_relative"] = True
     for number, row in enumerate(rows):
         if row.get("duration_ns") is None:
             if work is not None and row.get("throughput"):
