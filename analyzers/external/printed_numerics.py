@@ -101,7 +101,8 @@ def judge_skipped(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             first_step=first,
             last_step=last,
             cause="unknown",
-            summary=f"{num:,} of {extent:,} steps since step {first} were left out because their gradients were not finite: "
+            summary=f"{num:,} of {extent:,} steps since step {first} were left out because their gradients were "
+            f"not finite: "
             "the model does not learn in them.",
             evidence={"basis": f"{len(late)} printed lines count skipped steps", "skipped_steps": num, "do": _DO},
             advice="non-finite-unknown",

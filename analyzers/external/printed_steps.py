@@ -96,13 +96,18 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
     end = median(losses[-max(3, len(losses) // 50) :])
     level = float(first.evidence.get("loss_before") or 0)
     if level > 0 and not end <= STAYED_RATIO * level:
+        num = sum(one.evidence.get("num_steps") or 1 for one in spikes)
         return [
             replace(
-                first, cause="divergence", severity="critical", last_step=last.last_step, advice="loss-spike-divergence",
-                summary=f"The loss diverged: from {level:.3f} at step {first.first_step} to {end:.3f} at the end of the log, "
-                f"with {sum(one.evidence.get('num_steps') or 1 for one in spikes)} steps far above those before them.",
+                first,
+                cause="divergence",
+                severity="critical",
+                last_step=last.last_step,
+                advice="loss-spike-divergence",
+                summary=f"The loss diverged: from {level:.3f} at step {first.first_step} to {end:.3f} at the end of "
+                f"the log, with {num} steps far above those before them.",
             )
-        ]  # fmt: skip
+        ]
     if len(spikes) > MANY_SPIKES:
         worst = max(spikes, key=lambda one: float(one.evidence.get("loss_z") or 0))
         more = f" It is the largest of {len(spikes)} spikes between steps {first.first_step} and {last.last_step}."

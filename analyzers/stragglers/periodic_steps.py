@@ -26,7 +26,8 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
     if missing_tables(source, "steps"):
         return []
     table = source.query(
-        f"SELECT step, median({TRAINING}) / 1e6 AS took FROM steps WHERE rank >= 0 AND step >= ? AND duration_ns IS NOT NULL "
+        f"SELECT step, median({TRAINING}) / 1e6 AS took FROM steps WHERE rank >= 0 AND step >= ? AND duration_ns "
+        f"IS NOT NULL "
         "GROUP BY step ORDER BY step",
         [scope.since_step],
     )

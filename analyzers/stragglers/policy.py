@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 from analyzers.communication.policy import SlowLinkPolicy
 
 __all__ = [
+    "ChangePolicy",
+    "CorroborationPolicy",
+    "DevicePolicy",
+    "PausePolicy",
     "PeriodicPolicy",
-    "ChangePolicy", "CorroborationPolicy", "DevicePolicy", "PausePolicy", "PersistencePolicy", "StragglerPolicy",
-    "SuspectPolicy", "ThroughputPolicy",
+    "PersistencePolicy",
+    "StragglerPolicy",
+    "SuspectPolicy",
+    "ThroughputPolicy",
 ]  # fmt: skip
 
 
@@ -299,7 +305,8 @@ class ThroughputPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicPolicy:
-    """When steps at regular distances are slow. Source: convention, and that a healthy job's evaluations and saves, which
+    """When steps at regular distances are slow. Source: convention, and that a healthy job's evaluations and "
+     "saves, which
     stand outside its steps, do not count."""
 
     min_factor: float = 1.5

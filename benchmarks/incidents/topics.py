@@ -13,8 +13,8 @@ from benchmarks.incidents.printed import printed
 
 __all__ = ["CASES", "FIRST_SCORE", "Case"]
 
-FIRST_SCORE: dict[str, dict[str, int]] = {}
-"""Outcomes of the held-out half in all forms at its first scoring."""
+FIRST_SCORE = {"open": {"right": 57, "silent": 2, "wrong": 1}, "held-out": {"right": 72, "wrong": 4}}
+"""Outcomes in all forms at the first scoring; none of the wrong ones named a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def analyze(source: Source) -> list[Finding]:
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
     candidates = sorted(_aborted(_merged(candidates)), key=lambda candidate: candidate.order(book))
     if any(one.cause == "no_interface" for one in candidates):  # what it explains
-        candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error")]
+        candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     if not candidates and ended.victim_lines:
         candidates = [_connections(book, ended)]
     candidates = candidates or _barriers(book) or _nccls(book)
@@ -188,7 +188,8 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
         evidence={
             "step": steps[0] if steps else floor[0].number("after_step"),
             "num_overflows": len(overflows) or None,
-            "do": "Train in bf16, which needs no loss scale. Else lower the learning rate, clip harder, and inspect the "
+            "do": "Train in bf16, which needs no loss scale. Else lower the learning rate, clip harder, and "
+            "inspect the "
             "data and the update before the first overflow.",
         },
     )
@@ -242,7 +243,8 @@ def _nccls(book: LogBook) -> list[Candidate]:
             severity="critical" if failed else "warning",
             evidence={
                 "reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})[:64],
-                "do": "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at that time."
+                "do": "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at "
+                "that time."
                 if is_on
                 else None,
             },

@@ -17,7 +17,8 @@ __all__ = ["interface_candidates", "peer_addresses", "with_facts"]
 _OF_GPU = re.compile(r"\bGPU (\d{1,2})\b|\bcuda:(\d{1,2})\b")
 _WAITED = ("not_entered", "signal", "rendezvous", "connection_lost", "exit")
 _PEER = re.compile(
-    r"(?:peer|remote|to|from) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]"
+    r"(?:peer|remote|to|from) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
+    r"\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]"
 )
 _LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0)")
 _LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
@@ -99,7 +100,8 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     if local and len(hosts) > 1 and broken:
         said = local[0]
         names = f"{said.text('interface')}:{said.text('address')}"
-        return [_wrong_interface(f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot reach "
+        return [_wrong_interface(f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot "
+                                 f"reach "
                                  "that address", local, broken, "NCCL_SOCKET_IFNAME")]  # fmt: skip
     reached = [(said, address) for said in broken for address in _addresses(said) if _LINK_LOCAL.match(address)]
     loops = [(said, address) for said in broken for address in _addresses(said) if _LOCAL.match(address)]
@@ -110,8 +112,9 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
         name = (
             "GLOO_SOCKET_IFNAME" if "gloo" in f"{said.text('message')} {said.message}".lower() else "NCCL_SOCKET_IFNAME"
         )
-        what = f"A connection went to {address}, an address that holds on one {'host' if _LOCAL.match(address) else 'link'} only: "
-        return [_wrong_interface(f"{what}the wrong interface was chosen", [said], [], name)]
+        reach = "host" if _LOCAL.match(address) else "link"
+        what = f"A connection went to {address}, which is valid on one {reach} only: the wrong interface was chosen"
+        return [_wrong_interface(what, [said], [], name)]
     return []
 
 

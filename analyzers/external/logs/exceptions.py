@@ -13,7 +13,8 @@ from store.readers.logs.rules import cause_of
 __all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "own_frame", "standing", "text_of", "type_of"]
 
 Standing = Literal["own", "survived", "after", "aside"]
-"""own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls itself a warning. after: the launcher was
+"""own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls "
+ "itself a warning. after: the launcher was
 ending the job already. aside: of a thread or a destructor, which end no process."""
 
 _LAUNCHERS = (

@@ -41,7 +41,8 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
             ended="finished", text=f"The job finished ({said.quoted}). {extent}No failure seen.", is_known=True
         )
     if step := is_at_end(steps):
-        return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No failure seen.",
+        return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No "
+                             "failure seen.",
                        is_known=True)  # fmt: skip
     num_lines = sum(log.num_lines for log in logs)
     if not steps:
@@ -50,20 +51,23 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
             return Outcome(ended="not in the logs", text=f"{unknown[0]} {READ}", is_known=False)
         return Outcome(
             ended="not in the logs",
-            text=f"None of {num_lines:,} lines names a cause or a training step. Add the other ranks' logs, the launcher's, "
+            text=f"None of {num_lines:,} lines names a cause or a training step. Add the other ranks' logs, the "
+            f"launcher's, "
             "and each host's `dmesg -T`.",
             is_known=False,
         )
     if any(log.last_step_line and log.num_lines - log.last_step_line <= NEAR_END_LINES for log in logs):
         return Outcome(
             ended="still running when the log was cut, or without a line",
-            text=f"The log ends in training: {extent}No failure seen. Either the job was running when it was cut, or it was "
+            text=f"The log ends in training: {extent}No failure seen. Either the job was running when it was cut, "
+            f"or it was "
             "ended without a line in these files.",
             is_known=False,
         )
     return Outcome(
         ended="without a reason in the logs",
-        text=f"{extent}The lines after the last step name no cause. Add the other ranks' logs, the launcher's, and each "
+        text=f"{extent}The lines after the last step name no cause. Add the other ranks' logs, the launcher's, "
+        f"and each "
         "host's `dmesg -T`.",
         is_known=False,
     )

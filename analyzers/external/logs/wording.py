@@ -18,9 +18,11 @@ WHAT: Mapping[str, str] = {row.name: row.text for row in CAUSES.values() if row.
 """By cause; `{who}`, `{error}`, `{at}` are filled in."""
 DO: Mapping[str, str] = {row.name: row.do for row in CAUSES.values()}
 DO_OF_LINE: Mapping[str, str] = {
-    "driver_library_differ": "The kernel module and the libraries of the driver are of two versions, as after an update: "
+    "driver_library_differ": "The kernel module and the libraries of the driver are of two versions, as after an "
+    "update: "
     "reboot that host, or unload and load the nvidia modules.",
-    "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T | grep "
+    "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T "
+    "| grep "
     "NVRM`, and in a container its runtime (`--gpus`, nvidia-container-toolkit).",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
     "GPUs and the processes per node with `nvidia-smi -L` there.",

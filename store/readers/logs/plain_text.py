@@ -86,7 +86,7 @@ def _without_colours(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _text_key(first: bytes) -> str | None:
     """The field with the text, if nearly all of the first lines are objects that have it."""
-    if not first.lstrip()[:1] == b"{":
+    if first.lstrip()[:1] != b"{":
         return None
     lines = [line for line in first[:MAX_LINE_BYTES].split(b"\n")[: SAMPLE_LINES + 1] if line.strip()]
     lines = lines[:-1] if len(lines) > 1 and not first[:MAX_LINE_BYTES].endswith(b"\n") else lines

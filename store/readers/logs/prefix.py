@@ -45,7 +45,8 @@ _PARTS = (
     r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
     r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
     r"(?P<task>\d{1,6}): (?= *\S)",
-    r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|phase|stage|trial|"
+    r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|"
+    r"phase|stage|trial|"
     r"seed|fold|chunk|part|xid|errno|python|version|run|exp|test|line|top|acc|bleu|bs|lr|fp|bf|int|v)[-_]?[\d.]+: )"
     r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?= *\S)",
     r"(?P<host>[A-Za-z][\w.-]{0,62}) [\w./()@-]{1,60}\[\d{1,10}\]:",  # syslog and journald

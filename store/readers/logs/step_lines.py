@@ -39,7 +39,8 @@ _STEPS = (
     re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]"),
 )
 _IN_EPOCH = re.compile(
-    r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
+    r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|"
+    r"\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
     r"(?P<total>\d{1,12})(?: \( *\d+%\))?\]"
 )
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
@@ -54,7 +55,8 @@ _GRAD_NORM = re.compile(r"(?:grad(?:ient)?[_ ]?norm|\bgnorm)" + _IS + _NUMBER, r
 _RATE = re.compile(r"(?:learning[_ ]rate|\blr)" + _IS + _NUMBER, re.IGNORECASE)
 _UNIT = r"\s*(?P<unit>ms|us|s)?(?![\d:]|\s*[mh]\b|\s*%)"
 _SECONDS = (
-    r"elapsed time per iteration|iter(?:ation)?[_ ]time|step[_ ]time|time/step|timing_s/step|time per step|perf/time_per_step|"
+    r"elapsed time per iteration|iter(?:ation)?[_ ]time|step[_ ]time|time/step|timing_s/step|time per step|"
+    r"perf/time_per_step|"
     r"train_step_timing in s|seconds"
 )
 _TIMES = (
@@ -74,7 +76,8 @@ _THROUGHPUT = re.compile(
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
 _SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
 _BAR = re.compile(
-    r"(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[(?P<elapsed>[\d:]{1,16}|\d+ days?, [\d:]{1,12})<(?P<left>[^,\]\n]{0,24}), *"
+    r"(?P<step>\d{1,12})/(?P<total>\d{1,12}) \[(?P<elapsed>[\d:]{1,16}|"
+    r"\d+ days?, [\d:]{1,12})<(?P<left>[^,\]\n]{0,24}), *"
     r"(?P<rate>[\d.]+|\?) ?(?P<unit>s/it|it/s)"
 )
 _NO_TRAINING = re.compile(
@@ -123,11 +126,10 @@ def step_of(text: str) -> int | None:
 
 def read_bar(text: str) -> Bar | None:
     """The newest state of a progress bar over training steps; None where the line has none."""
-    found = None
-    for found in _BAR.finditer(text):
-        pass
-    if found is None:
+    states = list(_BAR.finditer(text))
+    if not states:
         return None
+    found = states[-1]
     before = text[: found.start()].rsplit("]", 1)[-1].split("%|")[0].rstrip("0123456789 ")
     if _NO_TRAINING.search(before):
         return None

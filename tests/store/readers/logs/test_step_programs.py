@@ -1,0 +1,62 @@
+"""Every line of a step in docs/other-runs.md is read as the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from store.readers.logs.scan import read_log
+from store.readers.logs.step_lines import read_bar, read_step
+from store.readers.logs.step_rows import step_rows
+
+_EXAMPLE = re.compile(r"```text\n([^\n]+)\n```\n\nRead: ([^\n]+)\.\n")
+_FIELDS = {
+    "step": "step", "loss": "loss", "gradient norm": "grad_norm", "learning rate": "lr", "duration": "duration_ns",
+    "data time": "data_ns", "throughput": "throughput", "skipped steps": "skipped", "progress bar": "bar",
+}  # fmt: skip
+EXAMPLES = _EXAMPLE.findall((Path(__file__).parents[4] / "docs" / "other-runs.md").read_text(encoding="utf-8"))
+
+
+def test_fifteen_programs_are_on_the_page() -> None:
+    assert len(EXAMPLES) >= 18
+
+
+@pytest.mark.parametrize(("line", "names"), EXAMPLES, ids=lambda text: text[:30])
+def test_a_line_is_read_as_the_page_says(line: str, names: str) -> None:
+    found = read_step(line)
+    assert found is not None
+    assert {name for name, field in _FIELDS.items() if getattr(found, field) is not None} == set(names.split(", "))
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        ("iter 0 step 0: loss 2.04, iter time: 3391.02ms", 3.39102),
+        ("step 3 | loss: 2.0 | dt: 679.48ms | total time: 0.1m", 0.67948),
+        ("Epoch: [0][ 10/500]\tTime  0.512 ( 0.600)\tData  0.002 ( 0.050)\tLoss 6.9e+00 (7.0e+00)", 0.512),
+        ("step 3 loss 2.0 total time: 16:02:11", None),
+    ],
+)
+def test_units_are_kept(line: str, seconds: float | None) -> None:
+    found = read_step(line)
+    assert found is not None
+    assert found.duration_ns == (None if seconds is None else pytest.approx(seconds * 1e9, abs=1))
+
+
+@pytest.mark.parametrize("name", ["Loading checkpoint shards", "Running tokenizer", "Validation", "Map (num_proc=8)"])
+def test_bars_of_other_work_are_no_steps(name: str) -> None:
+    assert read_bar(f"{name}:  20%|##   | 20/100 [00:10<00:40,  2.00it/s]") is None
+
+
+def test_a_loss_of_transformers_has_the_step_of_the_bar_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    with path.open("w", encoding="utf-8") as file:
+        for step in range(1, 31):
+            file.write(f"\r {step}%|#   | {step}/100 [00:{step:02d}<01:00,  1.50s/it]")
+            if step % 10 == 0:
+                file.write(f"\n{{'loss': {3 - step / 100}, 'grad_norm': 1.0, 'epoch': 0.1}}\n")
+    rows = step_rows(0, read_log(path).steps)
+    assert [row["step"] for row in rows if row.get("loss") is not None] == [10, 20, 30]
+    assert {row["duration_ns"] for row in rows} == {1_500_000_000}
