@@ -211,7 +211,8 @@ class _Scan:
     def _line(self, window: bytes, begin: int, number: int, rules: list[Rule | None]) -> None:
         line_end = _line_end(window, begin)
         text = clean(window[begin:line_end])
-        self._learn_from(window, begin, text)
+        if rules != [None]:
+            self._learn_from(window, begin, text)
         whole = text
         prefix = read_prefix(text, self._clock, self._constant)
         if prefix.rank is None and (start := written_over(text, prefix.length)):

@@ -29,15 +29,17 @@ _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity|
 _IS = r"['\"]?\s*[:=]?\s*['\"]?\[?\s*"
 """Between a name and its value: `loss: 1`, `'loss': '1'`, `loss=1`, `Loss 1`."""
 _STEPS = (
-    re.compile(r"global_step/max_steps['\"]?\s*:\s*['\"]?(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?"),
-    re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})"),
-    re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b"),
-    re.compile(
+    ("max_steps",
+     re.compile(r"global_step/max_steps['\"]?\s*:\s*['\"]?(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?")),
+    ("num_updates", re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})")),
+    ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
+    ("", re.compile(
         r"\b(?:step|steps|iteration|iter)['\"]?\s*[:=]?\s*\[?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
         re.IGNORECASE,
-    ),
-    re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]"),
-)
+    )),
+    ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
+)  # fmt: skip
+"""With a word that is part of what each finds."""
 _IN_EPOCH = re.compile(
     r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|"
     r"\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
@@ -73,6 +75,7 @@ _THROUGHPUT = re.compile(
     r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
     r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
 )  # fmt: skip
+_RATE_WORDS = ("tps", "wps", "tok/s", "okens", "amples", "images/sec", "perf/")
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
 _SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
 _BAR = re.compile(
@@ -150,11 +153,13 @@ def read_step(text: str) -> StepLine | None:
     if "train_runtime" in text:
         return None  # transformers' summary at the end
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
-    loss, grad_norm = _LOSS.search(text), _GRAD_NORM.search(text)
+    # A find costs a tenth of a search: each pattern is tried only where a part of all its words stands.
+    loss = _LOSS.search(text) if "oss" in text else None
+    grad_norm = _GRAD_NORM.search(text) if "norm" in text else None
     step, total = _step(text)
     skipped = _SKIPPED.search(text) if "skipped" in text else None
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
-    rate = _THROUGHPUT.search(text) if "/s" in text or "ps" in text or "er" in text else None
+    rate = _THROUGHPUT.search(text) if any(word in text for word in _RATE_WORDS) else None
     if loss is None and grad_norm is None and bar is None and (
         step is None or (skipped is None and so_far is None and rate is None)
     ):  # fmt: skip
@@ -167,7 +172,7 @@ def read_step(text: str) -> StepLine | None:
         step=None if is_counted and _SAMPLES.search(text) else step,
         loss=_optional(loss),
         grad_norm=_optional(grad_norm),
-        lr=_optional(_RATE.search(text)),
+        lr=_optional(_RATE.search(text)) if "lr" in text or "rate" in text or "LR" in text else None,
         duration_ns=_duration_ns(text, bar),
         data_ns=_data_ns(text),
         throughput=throughput if throughput and math.isfinite(throughput) and throughput > 0 else None,
@@ -179,18 +184,17 @@ def read_step(text: str) -> StepLine | None:
 
 
 def _step(text: str) -> tuple[int | None, int | None]:
-    if found := _IN_EPOCH.search(text):
+    if ("poch" in text or "Train: " in text) and (found := _IN_EPOCH.search(text)):
         epoch = int(found["epoch"] or found["timm"]) - (found["timm"] is None and found["zero"] is None)
         return max(epoch, 0) * int(found["total"]) + int(found["step"]), None
-    for pattern in _STEPS:
-        if found := pattern.search(text):
+    for word, pattern in _STEPS:
+        if word in text and (found := pattern.search(text)):
             total = found.groupdict().get("total")
             return int(found["step"]), int(total) if total else None
     return None, None
 
 
 def _duration_ns(text: str, bar: Bar | None) -> int | None:
-    # Each pattern is tried only where a part of all its words stands: a find costs a tenth of a search.
     if "ime" in text or "dt" in text or "timing" in text or "Batch (t)" in text or "seconds" in text:
         for pattern in _TIMES:
             if (match := pattern.search(text)) and (found := _in_ns(match)):
