@@ -28,9 +28,9 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     bad_loss = [row["step"] for row in rows if _is_bad(row.get("loss"))]
     bad_norm = [row["step"] for row in rows if _is_bad(row.get("grad_norm"))]
     if not bad_loss:
-        at = {row["step"]: place for place, row in enumerate(rows)}
-        late = [step for step in bad_norm if at[step] >= WARM_UP_LINES]
-        bad_norm = late if len(late) < len(bad_norm) and len(late) == 0 else bad_norm
+        last = max((place for place, row in enumerate(rows) if _is_bad(row.get("grad_norm"))), default=0)
+        if last < WARM_UP_LINES and len(rows) - 1 - last >= len(bad_norm):
+            bad_norm = []  # finite after it: the search
     first = min((*bad_loss, *bad_norm), default=None)
     if first is None:
         return []

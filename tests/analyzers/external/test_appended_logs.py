@@ -45,7 +45,7 @@ def test_a_job_that_finished_after_a_preemption_and_a_lost_node_is_well(tmp_path
     text = launched(0, 1, resumed=False) + steps(1, 7) + PREEMPTED + launched(0, 1) + steps(7, 99) + NODE_LOST
     found = analyzed(tmp_path, text + launched(0, 1) + steps(96, 120) + FINISHED)
     assert found.fired == ()
-    assert found.verdict.startswith("No problems found")
+    assert found.verdict.startswith("The job finished (slurm-1.log:144")
     ends = [(end["cause"], end["host"]) for end in found.run["logs"]["earlier_ends"]]
     assert ends == [("preempted", "n1"), ("node_failed", "n3")]
     assert found.run["ended"] == "finished, after 2 earlier attempts: preempted (n1), node_failed (n3)"
