@@ -38,6 +38,7 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
 def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
     """End of the last attempt, as far as the logs show, and of those before it."""
     is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
+    is_dead |= ended != "finished" and any(book.of_role("exception", "death"))
     text = "not in the logs" if is_dead else ended
     before = earlier_ends(book)
     if not before:
