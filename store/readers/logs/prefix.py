@@ -122,7 +122,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             break
         said = {name: value for name, value in match.groupdict().items() if value is not None}
         is_torch = match[0].startswith("[rank")
-        if is_torch and was_torch:  # two writers on one line: what follows is the second's
+        if (is_torch and was_torch) or "gpu" in said:  # the second of two writers; NCCL's host, not the collector's
             found |= said
         was_torch |= is_torch
         found = said | found

@@ -304,7 +304,9 @@ class _Scan:
             return
         if self._newest_step is not None:
             fields.setdefault("after_step", self._newest_step)
-        if rule.role in ("root", "exception") and _LEVEL.search(text[:_LEVEL_REACH]):
+        # Behind a collector's prefix with a level, that level says nothing of the line.
+        begin = prefix.length if any("DEBUG" in one.pattern for one in self._constant) else 0
+        if rule.role in ("root", "exception") and _LEVEL.search(text[begin : begin + _LEVEL_REACH]):
             fields.setdefault("is_warning", 1)
         event = LogEvent(
             kind=rule.kind,
