@@ -48,9 +48,7 @@ def next_step(finding: Finding) -> str:
     collect = list(finding.evidence.get("collect") or ())
     settle = f"To settle it: {collect[0]}." if collect and finding.status == "suspect" else ""
     signal = str(finding.evidence.get("signal"))
-    do = str(
-        finding.evidence.get("do") or of_cause(finding.cause, finding.ranks, signal=signal, devices_first=True)
-    )
+    do = str(finding.evidence.get("do") or of_cause(finding.cause, finding.ranks, signal=signal, devices_first=True))
     if finding.cause == "out_of_memory" and others_hold_it(finding.evidence):
         do = sentence(f"end or move the other processes on that device: {holders_text(finding.evidence)}")
     return " ".join(part for part in (do, settle) if part)
