@@ -20,7 +20,7 @@ MAX_HEADER_CHARS = 20_000
 
 def recognise(first: bytes) -> bool:
     """Return True for a header with a step and a metric that a table has, or TensorBoard's export of one scalar."""
-    names = _names(first.split(b"\n", 1)[0].decode("utf-8-sig", "replace"))
+    names = _names(first.split(b"\n", 1)[0].decode("utf-8-sig", "replace").rstrip("\r"))
     step = next((name for name in names if name.lower() in _STEPS), None)
     if step is None:
         return False
@@ -58,7 +58,7 @@ def read(path: Path) -> ProgramRows:
 
 
 def _names(header: str) -> list[str]:
-    if "," not in header or len(header) > MAX_HEADER_CHARS:
+    if "," not in header or len(header) > MAX_HEADER_CHARS or not header.isprintable():
         return []
     return [name.strip() for name in next(csv.reader([header]), [])]
 
