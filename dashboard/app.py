@@ -53,8 +53,8 @@ def main() -> None:
         navigation.links(frame.current_run())
         page.run()
         return
-    if page.title == "Fleet":  # over all runs
-        st.set_page_config(page_title="Fleet · Rankscope")
+    if page.title in ("Fleet", "Runbook"):  # of no single run
+        st.set_page_config(page_title=f"{page.title} · Rankscope")
         navigation.links(frame.current_run())
         page.run()
         return

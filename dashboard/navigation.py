@@ -27,6 +27,7 @@ from dashboard.views import (
     overview,
     pipeline,
     ranks,
+    runbook,
     sql,
     system,
     timeline,
@@ -62,7 +63,8 @@ def pages() -> dict[str, list[Any]]:
     first, *others = [
         [_page(place) for place in places]
         for places in (
-            [(home.home, "Runs", "list"), (fleet.fleet, "Fleet", "device_hub")],
+            [(home.home, "Runs", "list"), (fleet.fleet, "Fleet", "device_hub"),
+             (runbook.runbook, "Runbook", "menu_book")],
             [(overview.overview, "Overview", "monitor_heart"), (findings.findings, "Findings", "report"),
              (goodput.goodput, "Goodput", "donut_small")],
             [(ranks.ranks, "Ranks", "grid_on"), (timeline.timeline, "Timeline", "view_timeline"),

@@ -24,6 +24,7 @@ from rankscope.commands import (
     doctor,
     drill,
     dumps,
+    explain,
     export,
     fleet,
     mcp,
@@ -62,6 +63,7 @@ app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=prepare.EPILOG)(prepare.prepare)
 app.command(epilog=preflight.EPILOG)(preflight.preflight)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
+app.command(epilog=explain.EPILOG)(explain.explain)
 app.command(epilog=profile.EPILOG)(profile.profile)
 app.command(epilog=replay.EPILOG)(replay.replay)
 app.command(epilog=drill.EPILOG)(drill.drill)

@@ -63,7 +63,7 @@ def test_tensorboard_reads_it_back(run: RunDir, tmp_path: Path) -> None:
     assert [event.step for event in read.Scalars(".", "gradients/norm/blocks.1")] == [10, 20, 30, 40, 50, 60]
     text = read.Tensors(".", "findings/straggler")[0].tensor_proto.string_val[0].decode()
     assert "Rank 2 has been slow" in text
-    assert "docs/runbook.md#straggler" in text
+    assert "rankscope explain straggler" in text
     assert "| optim.lr | 0.0003 |" in read.Tensors(".", "run/config")[0].tensor_proto.string_val[0].decode()
     assert "straggler" in read.Tensors(".", "run/summary")[0].tensor_proto.string_val[0].decode()
 

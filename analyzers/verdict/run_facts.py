@@ -20,6 +20,7 @@ from analyzers.profiling.captures import captures
 from analyzers.run.event_log import EventLog
 from analyzers.run.file_problems import file_problems
 from analyzers.run.run_ends import run_ends
+from analyzers.run.setting import setting
 from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
@@ -60,6 +61,8 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         **_ranks(source),
         **_steps(views),
     }
+    if address := _text(setting(manifest, "alerts.dashboard_url")):
+        facts["dashboard_url"] = address
     facts |= _utilisation(manifest, facts)
     facts["named_phases"] = [
         {"name": one.name, "own_ms": _round(one.own_ms, 3), "share_ratio": _round(one.share_ratio, 4)}

@@ -29,7 +29,7 @@ from dashboard.drawing.live_chart import show_in_place
 
 __all__ = [
     "SEVERITY_COLOURS", "BadgeColour", "chart", "empty_state", "is_dark_theme", "location", "markdown_text", "style",
-    "table", "tiles", "unique_names",
+    "table", "tiles", "unique_names", "with_runbook_links",
 ]  # fmt: skip
 
 BadgeColour = Literal["red", "orange", "yellow", "blue", "green", "violet", "gray", "grey", "primary"]
@@ -52,6 +52,7 @@ _CHART = {
 _ESCAPE = "\\"
 _CODE = re.compile(r"\\`((?:\\_|[\w.= -])+)\\`")
 """A setting or a command that one of our sentences names, as it is when escaped."""
+_EXPLAIN = re.compile(r"`rankscope explain ([a-z0-9_-]+)`")
 _STYLE = """
 <style>
 [data-stale="true"], .stale-element { opacity: 1 !important; transition: none !important; }
@@ -126,6 +127,11 @@ def markdown_text(text: object, limit: int = MAX_TEXT) -> str:
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     shown = escaped(shown).replace(":", "\\:")
     return _CODE.sub(lambda found: f"`{found[1].replace(_ESCAPE, '')}`", shown)
+
+
+def with_runbook_links(markdown: str) -> str:
+    """Text of `markdown_text` in which each command that explains a finding is a link to the Runbook page."""
+    return _EXPLAIN.sub(r"[\g<0>](runbook?section=\1)", markdown)
 
 
 def empty_state(sentence: str, hint: str = "") -> None:

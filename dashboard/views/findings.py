@@ -20,7 +20,15 @@ from analyzers.run.open_findings import reported_findings
 from analyzers.source import Source
 from analyzers.verdict.verdict import LISTED_BELOW
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
-from dashboard.drawing.elements import SEVERITY_COLOURS, chart, empty_state, location, markdown_text, table
+from dashboard.drawing.elements import (
+    SEVERITY_COLOURS,
+    chart,
+    empty_state,
+    location,
+    markdown_text,
+    table,
+    with_runbook_links,
+)
 from dashboard.finding_link import page_link
 from dashboard.frame import View, framed
 
@@ -142,7 +150,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
     reason = _why(finding)
     if reason != finding.summary:
         st.markdown(f"**Why** &nbsp; {markdown_text(reason)}")
-    st.markdown(f"**Next** &nbsp; {markdown_text(next_step(finding))}")
+    st.markdown(f"**Next** &nbsp; {with_runbook_links(markdown_text(next_step(finding)))}")
     proof = _evidence_of(view, finding)
     for number, (heading, figure) in enumerate(proof["drawings"] if proof else ()):
         import plotly.graph_objects as go

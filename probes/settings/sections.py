@@ -107,6 +107,8 @@ class AlertsSettings:
     command: str = ""
     min_severity: Literal["info", "warning", "critical"] = "warning"
     at_most_per_hour: int = amount(60, least=1)
+    dashboard_url: str = ""
+    runbook_url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

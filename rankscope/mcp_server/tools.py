@@ -8,9 +8,7 @@ locked down: one reading statement, no files, no network, in a process with limi
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +23,6 @@ MAX_FILES = 50
 MAX_ROWS = 200
 MAX_STACK_CHARS = 4_000
 LIMIT_S = 20.0
-_ANCHOR = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 class Tools:
@@ -138,12 +135,12 @@ class Tools:
 
     def runbook(self, anchor: str) -> str:
         """Return a section of the runbook, by the anchor that a finding's `next` names; as printed there, or bare."""
-        from analyzers.report.runbook_sections import advice_text, anchors
+        from analyzers.report.runbook_sections import advice_text, anchor_of, nearest
 
-        named = _ANCHOR.findall(anchor.rpartition("#")[2].lower())
-        if len(named) == 1 and (text := advice_text(named[0])):
+        wanted = anchor_of(anchor)
+        if text := advice_text(wanted):
             return text
-        near = ", ".join(difflib.get_close_matches(named[0] if named else "", anchors(), n=5, cutoff=0.5))
+        near = ", ".join(nearest(wanted))
         raise ValueError(f"the runbook has no section {anchor[:100]!r}{f'; near it: {near}' if near else ''}")
 
     def _opened_by_name(self, name: str) -> Run | Evidence:

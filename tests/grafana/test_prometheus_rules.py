@@ -14,6 +14,7 @@ import yaml
 from analyzers.communication.policy import CommunicationPolicy
 from analyzers.kinds import KINDS
 from analyzers.pipeline.policy import PipelinePolicy
+from analyzers.report.runbook_sections import section
 from analyzers.settings.policy import ConfigurationPolicy
 from tests.programs import needs, program
 from watch.exporting.metrics.catalogue import METRICS
@@ -92,18 +93,28 @@ PAGES = {title.lower().replace(" ", "-") for title in
          re.findall(r'\(\w+\.\w+, "([\w ]+)"', (ROOT / "dashboard" / "navigation.py").read_text())}  # fmt: skip
 
 
+def _address(text: str, label: str) -> str:
+    """What stands behind the address that the run's settings give; without one, all of it is left out."""
+    found = re.fullmatch(
+        r"\{\{ with printf \"last_over_time\(rankscope_run_links_info\{run_id=%q, (\w+)!=''\}\[1d\]\)\" \$labels.run_id"
+        r" \| query \}\}\{\{ \. \| first \| label \"(\w+)\" \}\}(.*)\{\{ end \}\}",
+        text,
+    )
+    assert found is not None and found[1] == found[2] == label
+    return found[3]
+
+
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     assert re.fullmatch(r"Rankscope([A-Z][a-z]+)+", alert["alert"])
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     notes = alert["annotations"]
-    assert set(notes) == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert set(notes) == {"summary", "description", "explain", "runbook_url", "dashboard_url"}
     assert "{{" not in notes["summary"]  # it is what people group and count by
-    page, anchor = notes["runbook_url"].split("#")
-    text = (ROOT / page).read_text(encoding="utf-8")
-    headings = {re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)$", text)}
-    assert f'id="{anchor}"' in text or anchor in headings
-    page, _, query = notes["dashboard_url"].removeprefix("http://127.0.0.1:8501/").partition("?")
+    anchor = notes["explain"].removeprefix("rankscope explain ")
+    assert section(anchor) is not None
+    assert _address(notes["runbook_url"], "runbook") == anchor
+    page, _, query = _address(notes["dashboard_url"], "dashboard").removeprefix("/").partition("?")
     assert page in PAGES | {""}
     kinds = re.findall(r"finding\w*\{kind=\"(\w+)\"", alert["expr"])
     assert re.findall(r"&kind=(\w+)", query)[: len(kinds)] == kinds, "what an alert is about is what its link shows"

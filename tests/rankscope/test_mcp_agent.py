@@ -111,7 +111,7 @@ def test_every_mistake_has_its_reason_and_no_answer_is_cut_silently(folder: Path
         assert any(text.startswith("rows: ") for text in rows["cut"])
         few = json.loads(await call("sql", {"statement": "SELECT 1 / 3.0 AS third"}))
         assert few == {"columns": ["third"], "rows": [[0.333333]]}
-        for printed in ("docs/runbook.md#hang-data", "See docs/runbook.md#hang-data.", "#hang-data", "hang-data"):
+        for printed in ("docs/runbook.md#hang-data", "See `rankscope explain hang-data`.", "#hang-data", "hang-data"):
             assert (await call("runbook", {"anchor": printed})).startswith("**")
 
     assert with_server(folder, work) == ""

@@ -6,7 +6,7 @@ import shlex
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from probes.settings.sections import AlertsSettings, MetricsSettings, OtelSettings, TrackersSettings
 from trainer.config.section import Section, taken
@@ -45,17 +45,24 @@ class AlertsConfig(Section):
     min_severity: Literal["info", "warning", "critical"] = taken(AlertsSettings, "min_severity")
     at_most_per_hour: int = taken(AlertsSettings, "at_most_per_hour")
     """Findings beyond are counted and left out."""
+    dashboard_url: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """Where people reach `rankscope dashboard`; alerts and reports link to it. Empty = RANKSCOPE_DASHBOARD_URL."""
+    runbook_url: str = Field(default="", pattern=r"^(https?://.+)?$")
+    """A page of yours with the runbook's anchors, to which alerts link. Empty = the dashboard's Runbook page."""
 
-    @field_validator("webhook")
+    @field_validator("webhook", "dashboard_url", "runbook_url")
     @classmethod
-    def _is_url(cls, value: str) -> str:
+    def _is_url(cls, value: str, info: ValidationInfo) -> str:
         try:
             parts = urlsplit(value)
             usable = not value or (bool(parts.hostname) and parts.port != 0)
         except ValueError:
             usable = False
         if not usable or any(letter.isspace() or not letter.isprintable() for letter in value):
-            raise ValueError("alerts.webhook = (redacted): must be a URL with a host, for example https://host/path")
+            shown = "(redacted)" if info.field_name == "webhook" else repr(value[:80])
+            raise ValueError(
+                f"alerts.{info.field_name} = {shown}: must be a URL with a host, for example https://host/path"
+            )
         return value
 
     @field_validator("command")

@@ -15,5 +15,5 @@ __all__ = ["advice_line"]
 
 def advice_line(event: Mapping[str, Any]) -> str:
     """Text of an event of advice: what was measured, and what to do. The runbook's section is in the report."""
-    advised, _, _ = str(event.get("next")).partition(" See docs/")
+    advised, _, _ = str(event.get("next")).partition(" See `rankscope explain ")
     return f"[cyan]ADVICE[/]  {escape(str(event.get('summary')))} {escape(advised)}"

@@ -3,7 +3,8 @@
     with finding_hook(run.manifest(), run_id="demo", events=events) as hook:
         hook.report(findings)                   # returns at once; a thread of its own delivers
 
-Each gets one JSON object per finding: the finding as in `analyze --format json`, the run and the link to its page.
+Each gets one JSON object per finding: the finding as in `analyze --format json`, the run, and where its page and its
+section of the runbook are (`alerts.dashboard_url`, `alerts.runbook_url`; empty if neither is set).
 The command reads it on its standard input. Neither can delay watch: a failed delivery is reported as an event, and so
 is each finding beyond `at_most_per_hour` and beyond the queue, and each delivery that the end of watch cuts off. No
 redirect is followed: findings go where the configuration says, and nowhere else.
@@ -30,7 +31,8 @@ from urllib.parse import urlsplit
 
 from analyzers.finding import Finding
 from analyzers.printable import visible
-from analyzers.report.wording.links import finding_link
+from analyzers.report.runbook_sections import explain_command
+from analyzers.report.wording.links import AlertLinks, alert_links
 from probes.settings.section import read
 from probes.settings.sections import AlertsSettings
 from probes.tape import event_kinds
@@ -61,6 +63,7 @@ class FindingHook:
         command: str = "",
         min_severity: str = AlertsSettings().min_severity,
         at_most_per_hour: int = AlertsSettings().at_most_per_hour,
+        links: AlertLinks = AlertLinks(),
         modules: Sequence[PluginProcess] = (),
     ) -> None:
         self._run_id, self._events = run_id, events
@@ -79,6 +82,7 @@ class FindingHook:
         )
         self._least = _SEVERITIES.index(min_severity)
         self._at_most = at_most_per_hour
+        self._links = links
         self._delivered: collections.deque[float] = collections.deque()
         self._left_out = 0
         self._reported: set[tuple[object, ...]] = set()
@@ -105,7 +109,9 @@ class FindingHook:
             self._reported.add(key)
             told = self._redact.within(finding.to_json())
             body = {"run_id": self._run_id, "finding": told, "left_out": self._left_out,
-                    "page": finding_link({"run_id": self._run_id}, finding)}  # fmt: skip
+                    "dashboard_url": self._links.finding(self._run_id, finding),
+                    "runbook_url": self._links.runbook(finding.advice),
+                    "explain": explain_command(finding.advice) if finding.advice else ""}  # fmt: skip
             with self._changed:
                 if len(self._owed) >= _MAX_WAITING:
                     self._lose(finding, "too many findings wait to be sent")
@@ -200,6 +206,7 @@ def finding_hook(manifest: Mapping[str, Any], *, run_id: str, events: EventWrite
             command=given.command,
             min_severity=given.min_severity,
             at_most_per_hour=given.at_most_per_hour,
+            links=alert_links(manifest),
             modules=modules,
         )
     except ValueError as error:  # of an older or edited run.json: the configuration refuses it today

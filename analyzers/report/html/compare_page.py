@@ -45,6 +45,7 @@ def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> by
         findings=[],
         advised=[],
         not_judged=[],
+        explains=[finding.advice for finding in comparison.findings[:1]],
         files=[],
         sections=list(_sections(sheet, comparison, a, b)),
         settings=[],

@@ -11,7 +11,7 @@ made visible, and what is very long is cut. The page's own rule (Content-Securit
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from plotly.offline import get_plotlyjs
 
 from analyzers.figures import theme
 from analyzers.printable import visible
+from analyzers.report.html.runbook_part import RunbookPart
 
 __all__ = ["FigurePage", "PlacedFigure", "Section"]
 
@@ -72,13 +73,16 @@ class FigurePage:
         self.figures.append(made)
         return made
 
-    def render(self, **values: Any) -> bytes:
-        """The page, UTF-8. `values` are those of `page/page.html.j2`, all of them."""
+    def render(self, *, explains: Iterable[str] = (), **values: Any) -> bytes:
+        """The page, UTF-8. `values` are those of `page/page.html.j2`, `explains` anchors of the runbook to put in."""
+        runbook = RunbookPart(explains)
         environment = Environment(
             loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
         )
+        environment.filters["linked"] = lambda value: runbook.linked(_shown(value))
         text = environment.get_template("page.html.j2").render(
             **values,
+            runbook=runbook.sections,
             css=Markup((PAGE / "page.css").read_text(encoding="utf-8")),
             js=Markup((PAGE / "page.js").read_text(encoding="utf-8")),
             plotly=Markup(get_plotlyjs()),

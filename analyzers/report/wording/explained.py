@@ -1,7 +1,7 @@
 """The evidence of a finding and the next step, one sentence each, the same in every report.
 
     why(finding)          # "Forward takes 1.44x and backward 1.41x of its peers, and it causes 37 % of the waiting."
-    next_step(finding)    # "Check clocks, thermals and neighbours of rank 3's device and host. See docs/runbook.md#..."
+    next_step(finding)    # "Check clocks, thermals and neighbours of rank 3's device and host. See `rankscope explain straggler-compute`."
 
 Each package of `analyzers` explains its own kinds, in `explain.WHY` and `explain.NEXT`.
 """
@@ -17,6 +17,7 @@ from analyzers.external.logs import wording as logs
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.plugin_calls.calls import explain as explain_by_plugin
+from analyzers.report.runbook_sections import explain_command
 from analyzers.whatif.what_if import exceeds_error
 from analyzers.wording import is_number
 
@@ -34,12 +35,12 @@ def why(finding: Finding) -> str:
 
 
 def next_step(finding: Finding) -> str:
-    """The next step, with the section of the runbook."""
+    """The next step, and the command that prints the section of the runbook."""
     explain = _explanation(finding.kind, "NEXT")
     advice = explain(finding) if explain is not None else ""
     if finding.analyzer == logs.ANALYZER and finding.kind in OUR_KINDS:
         advice = logs.next_step(finding)
-    where = f"See docs/runbook.md#{finding.advice}." if finding.advice else ""
+    where = f"See `{explain_command(finding.advice)}`." if finding.advice else ""
     return " ".join(part for part in (advice, _gain(finding), where) if part)
 
 

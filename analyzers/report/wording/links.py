@@ -1,23 +1,63 @@
-"""Links to a finding in the dashboard, for terminal, JSON, HTML report and alerts.
+"""Links to a finding in the dashboard and to its section of the runbook, for terminal, JSON, HTML report and alerts.
 
     finding_path(diagnosis.run, finding)     # "/findings?run=demo-...&finding=straggler-0-60-r3"
     finding_link(diagnosis.run, finding)     # with the address: http://127.0.0.1:8501/findings?run=...
+    alert_links(manifest).runbook("hang-gil")       # "https://ml.example.org/runbook?section=hang-gil", or ""
 
-`rankscope dashboard` serves it; RANKSCOPE_DASHBOARD_URL is its address where it runs elsewhere.
+`rankscope dashboard` serves the pages. Where people reach it is in `alerts.dashboard_url` of the run, else in
+RANKSCOPE_DASHBOARD_URL. A terminal without either links to this machine; an alert, which is read elsewhere, to nothing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from analyzers.finding import Finding
+from probes.settings.section import read
+from probes.settings.sections import AlertsSettings
 
-__all__ = ["DEFAULT_PORT", "finding_link", "finding_path"]
+__all__ = ["DEFAULT_PORT", "AlertLinks", "alert_links", "finding_link", "finding_path"]
 
 DEFAULT_PORT = 8501
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertLinks:
+    """Addresses that hold on any machine; an empty one is not known."""
+
+    dashboard_url: str = ""
+    runbook_url: str = ""
+
+    def finding(self, run_id: str, finding: Finding) -> str:
+        """The page of a finding."""
+        path = finding_path({"run_id": run_id}, finding)
+        return self.dashboard_url + path if self.dashboard_url else ""
+
+    def runbook(self, anchor: str) -> str:
+        """The runbook's section."""
+        if not anchor:
+            return ""
+        return f"{self.runbook_prefix}{anchor}" if self.runbook_prefix else ""
+
+    @property
+    def runbook_prefix(self) -> str:
+        """What stands before an anchor: on a page with all sections, or on the dashboard's Runbook page."""
+        if self.runbook_url:
+            return f"{self.runbook_url.partition('#')[0]}#"
+        return f"{self.dashboard_url}/runbook?section=" if self.dashboard_url else ""
+
+
+def alert_links(manifest: Mapping[str, Any]) -> AlertLinks:
+    """The addresses of the run's settings, else of this machine's environment."""
+    given = read(AlertsSettings, manifest)
+    return AlertLinks(
+        dashboard_url=_address(given.dashboard_url) or _address(os.environ.get("RANKSCOPE_DASHBOARD_URL")),
+        runbook_url=_address(given.runbook_url),
+    )
 
 
 def finding_path(facts: Mapping[str, Any], finding: Finding) -> str:
@@ -36,7 +76,10 @@ def finding_link(facts: Mapping[str, Any], finding: Finding) -> str:
     path = finding_path(facts, finding)
     if not path:
         return ""
-    base = os.environ.get("RANKSCOPE_DASHBOARD_URL", "").rstrip("/")
-    if not base.startswith(("http://", "https://")):
-        base = f"http://127.0.0.1:{DEFAULT_PORT}"
-    return base + path
+    base = _address(facts.get("dashboard_url")) or _address(os.environ.get("RANKSCOPE_DASHBOARD_URL"))
+    return (base or f"http://127.0.0.1:{DEFAULT_PORT}") + path
+
+
+def _address(value: object) -> str:
+    text = value.rstrip("/") if isinstance(value, str) else ""
+    return text if text.startswith(("http://", "https://")) else ""

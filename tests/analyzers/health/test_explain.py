@@ -19,7 +19,7 @@ GIB = 1 << 30
             "memory",
             {"count": 2, "node": "n1", "message": "NVRM: Xid 48", "action": "reset the device"},
             "The driver of n1 reported it 2 times, class memory: NVRM: Xid 48.",
-            "Reset the device. See docs/runbook.md#",
+            "Reset the device. See `rankscope explain ",
         ),
         ("gpu_memory_errors", "remap_failed", {"uncorrected": 3, "corrected": None}, "uncorrected 3", "replaced"),
         (

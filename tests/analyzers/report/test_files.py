@@ -156,7 +156,7 @@ def test_a_ticket_says_what_is_wrong_what_was_done_and_what_next(tmp_path: Path)
         diagnosis = diagnose(store, run.manifest())
     ticket = to_markdown(diagnosis, run.manifest())
     html = MarkdownIt("gfm-like", {"linkify": False}).render(ticket)
-    for words in ("<strong>Verdict:</strong>", "Straggler", "Actions taken", "runbook.md", "<table>", "Next:"):
+    for words in ("<strong>Verdict:</strong>", "Straggler", "Actions taken", "rankscope explain", "<table>", "Next:"):
         assert words in html
     assert diagnosis.fired[0].summary in html.replace("&quot;", '"')
 

@@ -27,7 +27,7 @@ def test_what_to_do_about_a_lost_rank_follows_its_cause(cause: str, words: str) 
     said = next_step(finding("rank_lost", cause, raised_at="data/shards.py:41 in read"))
     assert words in said
     assert "XID" not in said
-    assert f"docs/runbook.md#rank-lost-{cause}" in said
+    assert f"`rankscope explain rank-lost-{cause}`" in said
     assert "XID" in next_step(finding("rank_lost", "signal"))
     assert "traceback in the log of rank 2" in next_step(finding("rank_lost", "exception"))
 

@@ -6,6 +6,6 @@ from trainer.launcher.advice_line import advice_line
 
 
 def test_a_line_says_what_is_and_what_to_do() -> None:
-    event = {"summary": "[x] costs 19 %. The least is 2 %.", "next": "Change the setting. See docs/runbook.md#a."}
+    event = {"summary": "[x] costs 19 %. The least is 2 %.", "next": "Change the setting. See `rankscope explain a`."}
     assert advice_line(event) == "[cyan]ADVICE[/]  \\[x] costs 19 %. The least is 2 %. Change the setting."
     assert advice_line({"summary": "A.", "next": "B."}) == "[cyan]ADVICE[/]  A. B."

@@ -75,7 +75,8 @@ def failures(events: EventWriter) -> list[dict[str, Any]]:
 
 
 def test_a_finding_and_its_end_are_posted(receiver: Receiver, events: EventWriter) -> None:
-    section = {"webhook": receiver.url, "command": "", "min_severity": "warning", "at_most_per_hour": 60}
+    section = {"webhook": receiver.url, "command": "", "min_severity": "warning", "at_most_per_hour": 60,
+               "dashboard_url": "https://ml.example.org/", "runbook_url": ""}  # fmt: skip
     with finding_hook({"config": {"alerts": section}}, run_id="demo", events=events) as hook:
         assert hook is not None
         hook.report([finding("ok", "info", rank=1)])  # the end of a finding that was not reported
@@ -86,7 +87,10 @@ def test_a_finding_and_its_end_are_posted(receiver: Receiver, events: EventWrite
         ("demo", "ok"),
     ]
     assert receiver.heard[0]["finding"]["ranks"] == [3]
-    assert "run=demo" in receiver.heard[0]["page"]
+    assert receiver.heard[0]["dashboard_url"].startswith("https://ml.example.org/findings?run=demo&finding=")
+    anchor = receiver.heard[0]["finding"]["advice"]
+    assert receiver.heard[0]["runbook_url"] == f"https://ml.example.org/runbook?section={anchor}"
+    assert receiver.heard[0]["explain"] == f"rankscope explain {anchor}"
     assert failures(events) == []
 
 

@@ -71,6 +71,8 @@ _ALL: tuple[Metric, ...] = (
     *_group(
         "Run",
         ("run_info", "info", "", ("name", "mesh", "device", "version"), "The run's settings; always 1."),
+        ("run_links_info", "info", "", ("dashboard", "runbook"),
+         "Addresses of the dashboard and of the runbook before a section's name, from the settings; always 1."),
         ("run_state", "gauge", "", ("state",),
          "1 for the state of the run, 0 for the others."),
         ("run_start_timestamp_seconds", "gauge", "seconds", (), "When the run was launched for the first time."),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from analyzers.report.wording.links import alert_links
 from analyzers.run.event_log import EventLog, parsed_detail
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
@@ -114,6 +115,10 @@ class NodeMetrics:
         version = str(self._manifest.get("rankscope_version", ""))
         labels = {"name": str(name or ""), "mesh": mesh, "device": str(device or ""), "version": version}
         yield Sample("rankscope_run_info", 1, labels)
+        links = alert_links(self._manifest)
+        if links.dashboard_url or links.runbook_prefix:
+            known = {"dashboard": links.dashboard_url, "runbook": links.runbook_prefix}
+            yield Sample("rankscope_run_links_info", 1, known)
         for word in STATES:
             yield Sample("rankscope_run_state", float(word == state.word), {"state": word})
         started = [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]

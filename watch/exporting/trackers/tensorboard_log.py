@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analyzers.report.runbook_sections import explain_command
 from watch.exporting.trackers.tracker import TrackedStep, TrackerError, flat
 
 __all__ = ["SUFFIX", "TensorBoardLog", "remove_logs"]
@@ -155,5 +156,5 @@ def _markdown(finding: Mapping[str, Any]) -> str:
     if numbers:
         about += ["", _table(("evidence", ""), numbers)]
     if finding.get("advice"):
-        about += ["", f"docs/runbook.md#{_cell(finding['advice'])}"]
+        about += ["", f"`{explain_command(_cell(finding['advice']))}`"]
     return "\n".join(about)

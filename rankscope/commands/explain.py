@@ -1,0 +1,72 @@
+"""`rankscope explain`: the section of the runbook that a finding names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.terminal import FormatOption, console, echo, fail, wants_json
+
+if TYPE_CHECKING:
+    from analyzers.report.runbook_sections import RunbookSection
+
+__all__ = ["EPILOG", "explain"]
+
+EPILOG = "\b\nExamples:\nrankscope explain hang-not_entered\nrankscope explain straggler\nrankscope explain"
+
+
+def explain(
+    anchor: Annotated[
+        str, typer.Argument(help="Section, as reports name it. Default: list them.", metavar="[SECTION]")
+    ] = "",
+    output: FormatOption = "text",
+) -> None:
+    """Print a section of the runbook: what a finding means, how to confirm it, what to do.
+
+    Each finding names its section in "Next". A kind (hang, straggler) or a part of a name lists the sections under it.
+    """
+    as_json = wants_json(output)
+    from analyzers.report.runbook_sections import anchor_of, nearest, section, sections
+
+    wanted = anchor_of(anchor)
+    if (found := section(wanted)) is not None:
+        _print_section(found, as_json)
+        return
+    family = wanted.lower().replace("_", "-")
+    under = [one for one in sections().values() if one.anchor.startswith(f"{family}-" if family else "")]
+    if not under:
+        near = nearest(wanted)
+        hint = f": did you mean {' or '.join(near[:3])}?" if near else ": `rankscope explain` lists them"
+        fail(f"the runbook has no section {wanted[:100]!r}{hint}")
+    if as_json:
+        import json
+
+        rows = [{"section": one.anchor, "title": one.title, "chapter": one.chapter} for one in under]
+        echo(json.dumps(rows, indent=2))
+        return
+    width = max(len(one.anchor) for one in under)
+    chapter = None
+    for one in under:
+        if one.chapter != chapter:
+            echo(f"{'' if chapter is None else chr(10)}{one.chapter}")
+            chapter = one.chapter
+        if one.title != one.chapter:
+            echo(f"  {one.anchor:<{width}}  {one.title}")
+    echo("\nOne of them: rankscope explain SECTION")
+
+
+def _print_section(found: RunbookSection, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        names = ("anchor", "title", "chapter", "text")
+        echo(json.dumps({"section" if name == "anchor" else name: getattr(found, name) for name in names}, indent=2))
+        return
+    screen = console()
+    if screen.is_terminal:
+        from rich.markdown import Markdown
+
+        screen.print(Markdown(f"## {found.title}\n\n{found.text}"))
+    else:
+        echo(f"{found.title}\n\n{found.text}")
