@@ -3,7 +3,7 @@
     with Store.open(run) as store:
         diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
     diagnosis.verdict          # "Rank 3 has been slow since step 60: +19 ms of compute per step (1.28x)."
-    diagnosis.fired            # findings that name something wrong, the worst first
+    diagnosis.fired            # findings that name something wrong: open ones first, of those the worst
 
 An analysis that fails costs its own findings (`insufficient_data`, with the error), never those of the others.
 """
@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from analyzers.account.long_run import Views, reduced_views, whole_views
@@ -62,6 +63,8 @@ class Diagnosis:
     """Where the wall time went; None where no step was recorded."""
     what_if: whatif.WhatIf | None = None
     """What stragglers cost the job; None with one rank or too few steps."""
+    closed: Mapping[str, str] = field(default_factory=dict)
+    """{id of a finding: why it is over}."""
 
     @property
     def fired(self) -> tuple[Finding, ...]:
@@ -141,15 +144,15 @@ def diagnose(
     except Exception as error:
         what_if = None
         findings.append(_failed("straggler", error))
-    return conclude(findings, facts, account, what_if, closed=_closed(source, findings) if scope.is_live else ())
+    return conclude(findings, facts, account, what_if, closed=_closed(source, findings))
 
 
-def _closed(source: Source, findings: Sequence[Finding]) -> Collection[str]:
-    """Ids of findings that are over in a live run, as far as its records can be read."""
+def _closed(source: Source, findings: Sequence[Finding]) -> Mapping[str, str]:
+    """{id: why it is over}, as far as the records can be read; of an ended run, what was over before its end."""
     with contextlib.suppress(Exception):
         ((newest,),) = source.rows("SELECT max(attempt) FROM ranks") if source.has("ranks") else ((None,),)
         return closed_findings(findings, reported_findings(source), newest_attempt=newest)
-    return ()
+    return {}
 
 
 def conclude(
@@ -158,11 +161,11 @@ def conclude(
     account: goodput.Account | None = None,
     what_if: whatif.WhatIf | None = None,
     *,
-    closed: Collection[str] = (),
+    closed: Mapping[str, str] = MappingProxyType({}),
 ) -> Diagnosis:
     """The findings in order and the sentence on top; also for input that is no run of ours (`sources`).
 
-    `closed`: ids of findings of a live run that are over. They come last, here and on the pages.
+    `closed`: {id: why} of findings that are over. What is still wrong comes before them, here and on the pages.
     """
 
     def place(finding: Finding) -> tuple[bool, bool, tuple[int, ...]]:
@@ -171,8 +174,9 @@ def conclude(
     ordered = tuple(sorted(map(_redacted, findings), key=place))
     facts = _REDACTOR.within(facts)
     return Diagnosis(
-        run=facts, verdict=verdict(ordered, facts, what_if), findings=ordered, goodput=account, what_if=what_if
-    )
+        run=facts, verdict=verdict(ordered, facts, what_if, closed=closed), findings=ordered, goodput=account,
+        what_if=what_if, closed={finding.id: closed[finding.id] for finding in ordered if finding.id in closed},
+    )  # fmt: skip
 
 
 def _redacted(finding: Finding) -> Finding:

@@ -2,7 +2,7 @@
 
     json.dumps(to_json(diagnosis), allow_nan=False)
 
-`{"schema_version": 2, "run": {...}, "verdict": "...", "findings": [{"id", "link", "analyzer", "kind", "severity",
+`{"schema_version": 2, "run": {...}, "verdict": "...", "findings": [{"id", "link", "closed", "analyzer", "kind", "severity",
 "status", "ranks", "first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}],
 "goodput": {...}, "what_if": {...}}`
 """
@@ -27,7 +27,9 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "run": diagnosis.run,
             "verdict": diagnosis.verdict,
             "findings": [
-                finding.to_json() | {"link": finding_path(diagnosis.run, finding)} for finding in diagnosis.findings
+                finding.to_json()
+                | {"link": finding_path(diagnosis.run, finding), "closed": diagnosis.closed.get(finding.id, "")}
+                for finding in diagnosis.findings
             ],
             "goodput": diagnosis.goodput.to_json() if diagnosis.goodput else None,
             "what_if": diagnosis.what_if.to_json() if diagnosis.what_if else None,

@@ -45,7 +45,10 @@ def schema() -> dict[str, Any]:
                     "last_loss": _or_null("number", "nat"),
                 },
             },
-            "verdict": {"type": "string", "description": "a few sentences: the worst finding's, or that there is none"},
+            "verdict": {
+                "type": "string",
+                "description": "the first finding's sentences, then a line for each further one; or that there is none",
+            },
             "findings": {
                 "description": "The most severe first; those that could not be judged last.",
                 "type": "array",
@@ -67,6 +70,7 @@ def _finding() -> dict[str, Any]:
     properties: dict[str, Any] = {
         "id": {"type": "string", "description": "name within the run: kind, attempt, first step, ranks"},
         "link": {"type": "string", "description": "path and query of its page on `rankscope dashboard`"},
+        "closed": {"type": "string", "description": "why it is over; empty while it is open, or was at the run's end"},
         "analyzer": {"type": "string", "description": "module that made it"},
         "kind": {"type": "string", "description": "what happened"},
         "severity": {"enum": list(SEVERITIES)},
@@ -84,7 +88,7 @@ def _finding() -> dict[str, Any]:
         "cause": {"type": "string", "description": "why, within the kind; empty if there is one cause only"},
         "summary": {"type": "string", "description": "at most three sentences"},
         "evidence": {"type": "object", "description": "named values; names end in their unit: _s, _ms, _ratio, _bytes"},
-        "advice": {"type": "string", "description": "anchor in docs/runbook.md"},
+        "advice": {"type": "string", "description": "section of the runbook: `rankscope explain ANCHOR`"},
         "attempt": _or_null("integer", "life of the worker group; null: the whole run"),
         "cost_s": _or_null("number", "estimated wall time lost, seconds"),
     }

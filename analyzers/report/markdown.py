@@ -36,7 +36,11 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     facts, fired = diagnosis.run, diagnosis.fired[:MAX_FINDINGS]
     yield f"# {escaped(facts.get('run_id') or 'A run')}"
     yield ""
-    yield f"**Verdict:** {escaped(diagnosis.verdict)}"
+    first, *further = diagnosis.verdict.splitlines()
+    yield f"**Verdict:** {escaped(first)}"
+    for line in further:
+        yield ""
+        yield escaped(line)
     if fired:
         yield ""
         yield f"**Why:** {escaped(why(fired[0]))}"

@@ -8,6 +8,7 @@ free of problems, and a gain that the what-if promises and no finding explains i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ __all__ = ["LISTED_BELOW", "verdict"]
 
 LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made; every report has it under this heading."""
+MAX_LINES = 3
+"""Findings behind the first that have a line of the verdict."""
+_FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 INCOMPLETE = "Records incomplete: "
 EXPLAINS_GAIN = ("straggler", "stage_imbalance", "data_bound", "expert_imbalance")
 """Kinds of findings that explain why balanced ranks would be faster."""
@@ -30,8 +34,13 @@ def verdict(
     facts: Mapping[str, Any],
     what_if: WhatIf | None = None,
     policy: VerdictPolicy = VerdictPolicy(),
+    *,
+    closed: Collection[str] = (),
 ) -> str:
-    """Return one to a few sentences; `findings` in the order of their weight."""
+    """Return the first finding's summary, then each further one in a line, then what was not judged.
+
+    `findings` are in the order of their weight, those that are over (`closed`: their ids) behind the others.
+    """
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
     unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
     missing = f"{_checks(len(unjudged))} more data: {LISTED_BELOW}." if unjudged else ""
@@ -41,10 +50,11 @@ def verdict(
     missing = f"{incomplete} {missing}".strip()
     gain = _gain(findings, what_if, policy)
     if wrong:
-        others = "" if len(wrong) == 1 else f"{len(wrong) - 1} more finding{'s' * (len(wrong) > 2)}."
+        others = _further(wrong[1:], closed)
         if wrong[0].severity == "critical":  # a dead or hanging run: its speed is on the line of the what-if
             gain = ""
-        return " ".join(part for part in (wrong[0].summary, others, gain, missing) if part)
+        last = " ".join(part for part in (gain, missing) if part)
+        return "\n".join(part for part in (wrong[0].summary, *others, last) if part)
     extent = [
         f"{count} {noun}{'s' * (count != 1)}"
         for count, noun in ((facts.get("steps"), "step"), (facts.get("num_ranks"), "rank"))
@@ -68,6 +78,16 @@ def verdict(
     advised = sum(finding.status == "advice" for finding in findings)
     advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
     return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
+
+
+def _further(findings: Sequence[Finding], closed: Collection[str]) -> list[str]:
+    """A line for each finding behind the first, and the number of those that have none."""
+    lines = [
+        f"{'Over: ' if finding.id in closed else ''}{_FIRST_SENTENCE.split(finding.summary, 1)[0]}"
+        for finding in findings[:MAX_LINES]
+    ]
+    left = len(findings) - len(lines)
+    return [*lines, f"{left} more finding{'s' * (left > 1)}."] if left > 0 else lines
 
 
 def _checks(number: int) -> str:

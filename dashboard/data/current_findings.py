@@ -1,7 +1,7 @@
 """The findings of a run as the pages list them: the diagnosis, and what `watch` has reported since it was made.
 
-    known = current_findings(diagnosis, reported_findings(store), newest_attempt=1, is_live=True)
-    known.findings                                # as the report orders them; of a live run, open ones first
+    known = current_findings(diagnosis, reported_findings(store), newest_attempt=1)
+    known.findings                                # as the report orders them: open ones first
     known.closed.get("rank_lost-0-r1")            # "the run continued as attempt 1"; None: it is open
     found = pick(known.findings, "straggler-0-r3")
 
@@ -30,15 +30,15 @@ class CurrentFindings:
 
 
 def current_findings(
-    diagnosis: Diagnosis | None, reports: Sequence[Finding], *, newest_attempt: int | None = None, is_live: bool = False
+    diagnosis: Diagnosis | None, reports: Sequence[Finding], *, newest_attempt: int | None = None
 ) -> CurrentFindings:
-    """All of them in the order of the verdict; while the run is live, open ones first. `reports`: the newest first."""
+    """All of them in the order of the verdict, open ones first. `reports`: the newest first."""
     found = list(diagnosis.fired) if diagnosis is not None else []
     for report in newest_reports(reports):
         if report.status in ("fired", "suspect") and not any(is_same_finding(finding, report) for finding in found):
             found.append(report)
     closed = closed_findings(found, reports, newest_attempt=newest_attempt)
-    found.sort(key=lambda finding: (is_live and finding.id in closed, reading_order(finding)))
+    found.sort(key=lambda finding: (finding.id in closed, reading_order(finding)))
     return CurrentFindings(findings=found, closed=closed)
 
 

@@ -72,7 +72,7 @@ def findings(view: View) -> None:
     if words is None:
         return
     diagnosis = view.diagnosis()
-    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt, is_live=view.state.is_live)
+    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
     advised = list(diagnosis.advised) if diagnosis is not None else []
     asked = st.query_params.get("finding")
     if asked:
@@ -87,7 +87,7 @@ def findings(view: View) -> None:
 
 def verdict_text(diagnosis: Diagnosis) -> str:
     """The verdict for `st.markdown`; the list of checks that were not made is on the page of findings."""
-    return markdown_text(diagnosis.verdict.replace(LISTED_BELOW, "see Findings"))
+    return "  \n".join(map(markdown_text, diagnosis.verdict.replace(LISTED_BELOW, "see Findings").splitlines()))
 
 
 def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:

@@ -42,7 +42,7 @@ def overview(view: View) -> None:
     if pulse is None or words is None:
         return
     diagnosis = view.diagnosis()
-    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt, is_live=view.state.is_live)
+    known = current_findings(diagnosis, words, newest_attempt=view.state.attempt)
     _pulse(view, pulse, diagnosis)
     account = diagnosis.goodput if diagnosis is not None else None
     with st.container(key="overview-account"):

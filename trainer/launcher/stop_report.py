@@ -47,7 +47,8 @@ def open_critical(run: RunDir) -> list[Finding]:
 def verdict_lines(worst: Finding | None, verdict: str) -> list[str]:
     """Lines of markup for a terminal; `worst` is None where nothing was found."""
     colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
-    lines = [f"[bold]Verdict[/]  [{colour}]{escape(verdict)}[/]"]
+    first, *further = verdict.splitlines()
+    lines = [f"[bold]Verdict[/]  [{colour}]{escape(first)}[/]", *(f"         {escape(line)}" for line in further)]
     if worst:
         lines.append(f"[bold]Why[/]      {escape(why(worst))}")
         lines.append(f"[bold]Next[/]     {escape(next_step(worst))}")

@@ -82,7 +82,7 @@ class _Page:
             "title": title(finding),
             "severity": finding.severity,
             "suspected": finding.status == "suspect",
-            "where": _where(finding),
+            "where": _where(finding, self.diagnosis.closed.get(finding.id, "")),
             "summary": finding.summary,
             # The evidence of the first one is at the top of the page.
             "why": "" if number == 0 or reason == finding.summary else reason,
@@ -189,12 +189,12 @@ def _rate(gb_per_s: float) -> str:
     return rate_text(float(gb_per_s)) if gb_per_s == gb_per_s else "not measured"
 
 
-def _where(finding: Finding) -> str:
+def _where(finding: Finding, closed: str) -> str:
     first, last = finding.first_step, finding.last_step
     steps = "" if first is None else f"step {first}" if last in (None, first) else f"steps {first} to {last}"
     who = ranks_text(finding.ranks) if finding.ranks else ""
     attempt = f"attempt {finding.attempt}" if finding.attempt else ""
-    return ", ".join(part for part in (steps, who, attempt) if part)
+    return ", ".join(part for part in (steps, who, attempt, closed) if part)
 
 
 def _texts(finding: Finding) -> list[tuple[str, list[str]]]:

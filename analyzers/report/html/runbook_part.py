@@ -1,8 +1,8 @@
 """The runbook's sections inside an HTML report: each "Next" links to the section on the same page.
 
-    part = RunbookPart(finding.advice for finding in diagnosis.fired)
-    part.sections                 # [("straggler-compute", "Slow in compute", <HTML>), ...]
-    part.linked(next_step(f))     # escaped, with the command that explains the finding as a link
+part = RunbookPart(finding.advice for finding in diagnosis.fired)
+part.sections                 # [("straggler-compute", "Slow in compute", <HTML>), ...]
+part.linked(next_step(f))     # escaped, with the command that explains the finding as a link
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     _head(diagnosis, console)
     for number, finding in enumerate(diagnosis.fired):
         console.print()
-        _finding(finding, console, shown_above=number == 0)
+        _finding(finding, console, shown_above=number == 0, closed=diagnosis.closed.get(finding.id, ""))
         if link := finding_link(diagnosis.run, finding):
             console.print(_indented(f"page: {link}", "dim"), soft_wrap=True)
     advice = [f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised]
@@ -86,7 +86,9 @@ def title(finding: Finding) -> str:
 
 def _head(diagnosis: Diagnosis, console: Console) -> None:
     worst = diagnosis.fired[0] if diagnosis.fired else None
-    lines = [("Verdict", diagnosis.verdict, _COLOURS[worst.severity] if worst else "bold green")]
+    first, *further = diagnosis.verdict.splitlines()
+    lines = [("Verdict", first, _COLOURS[worst.severity] if worst else "bold green")]
+    lines += [("", line, "") for line in further]
     if worst:
         lines += [("Why", why(worst), ""), ("Next", next_step(worst), "")]
     table = _columns()
@@ -95,7 +97,7 @@ def _head(diagnosis: Diagnosis, console: Console) -> None:
     console.print(table)
 
 
-def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
+def _finding(finding: Finding, console: Console, *, shown_above: bool, closed: str = "") -> None:
     where = f"step {finding.first_step}" if finding.first_step is not None else "run"
     if finding.last_step is not None and finding.last_step != finding.first_step:
         where = f"steps {finding.first_step} to {finding.last_step}"
@@ -103,7 +105,8 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool) -> None:
     attempt = f"  attempt {finding.attempt}" if finding.attempt else ""
     suspect = "  suspected" if finding.status == "suspect" else ""
     head = _text(title(finding), _COLOURS[finding.severity])
-    head.append(visible(f"  {finding.severity}{suspect}  {where}{ranks}{attempt}"), style="dim")
+    over = f"  {closed}" if closed else ""
+    head.append(visible(f"  {finding.severity}{suspect}  {where}{ranks}{attempt}{over}"), style="dim")
     console.print(head)
     if not shown_above:
         console.print(_indented(finding.summary, ""))

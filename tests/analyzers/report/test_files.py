@@ -84,8 +84,8 @@ def test_a_page_holds_the_verdict_the_findings_and_their_figures(tmp_path: Path)
 
 
 def is_dashboard_link(tag: str, attributes: dict[str, str | None]) -> bool:
-    """A link to a finding's page on this machine: it loads nothing, and no name can leave its query."""
-    pattern = r"http://127\.0\.0\.1:8501/findings\?run=[\w.%+-]+&finding=[\w.%+-]+"
+    """A link to a finding's page on this machine, or to the runbook below: no text of the run can leave either."""
+    pattern = r"http://127\.0\.0\.1:8501/findings\?run=[\w.%+-]+&finding=[\w.%+-]+|#runbook-[a-z0-9_-]+"
     return tag == "a" and re.fullmatch(pattern, str(attributes.get("href"))) is not None
 
 

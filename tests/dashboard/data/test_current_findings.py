@@ -58,7 +58,7 @@ def test_open_ones_come_first_and_closed_ones_say_why() -> None:
     passed = finding("straggler", ranks=(0,), first_step=10, attempt=1, evidence={"ongoing": False})
     slow = finding("straggler", ranks=(3,), first_step=60, attempt=1, evidence={"ongoing": True})
     suspect = finding("hang", "warning", "suspect", ranks=(3,), first_step=60, attempt=1)
-    known = current_findings(diagnosis(lost, bad, refused, passed, slow, suspect), [], newest_attempt=1, is_live=True)
+    known = current_findings(diagnosis(lost, bad, refused, passed, slow, suspect), [], newest_attempt=1)
     assert known.findings[:2] == [slow, suspect]
     assert known.findings[-1] == passed
     assert known.closed == {
@@ -80,11 +80,12 @@ def test_page_and_report_have_one_order_of_findings_that_are_over() -> None:
     lost = finding("rank_lost", "critical", ranks=(1,), first_step=20)
     slow = finding("straggler", ranks=(3,), first_step=60, attempt=1)
     advice = finding("exposed_communication", "info", "advice", attempt=1)
-    ended = conclude([advice, slow, lost], {})
-    assert current_findings(ended, [], newest_attempt=1).findings == list(ended.fired) == [lost, slow]
-    live = conclude([advice, slow, lost], {}, closed={lost.id})
-    assert live.findings == (slow, lost, advice)
-    assert current_findings(live, [], newest_attempt=1, is_live=True).findings == list(live.fired)
+    known = conclude([advice, slow, lost], {}, closed={lost.id: "the run continued as attempt 1"})
+    assert known.findings == (slow, lost, advice)
+    assert current_findings(known, [], newest_attempt=1).findings == list(known.fired)
+    first, second = known.verdict.splitlines()
+    assert first == slow.summary, "what is still wrong comes first, although the other was worse"
+    assert second == f"Over: {lost.summary}"
 
 
 def test_what_watch_has_seen_end_is_closed_until_it_is_said_again() -> None:
