@@ -68,6 +68,7 @@ _KINDS = (
     Kind(name="non_finite", title="Non-finite", package="numerics", by_machine=True),
     Kind(name="loss_spike", title="Loss spike", package="numerics"),
     Kind(name="divergence", title="Divergence", package="numerics", identity=("attempt",), may_last=True),
+    Kind(name="overfitting", title="Overfitting", package="numerics", identity=("attempt",), may_last=True),
     Kind(name="loss_scale_collapse", title="Loss scale collapse", package="numerics", identity=("attempt",),
          may_last=True),
     Kind(name="expert_imbalance", title="Expert imbalance", package="numerics"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from analyzers.account.goodput import CATEGORIES
@@ -21,6 +21,7 @@ from analyzers.compare.answer import answer, most_of_it
 from analyzers.compare.conditions import SAME_RATIO, Difference, Run, conditions, tokens_of_step
 from analyzers.compare.loss_change import LossChange, loss_change
 from analyzers.compare.policy import ComparePolicy
+from analyzers.numerics.validation import evaluations
 from analyzers.printable import escaped
 from analyzers.source import Source, missing_tables
 
@@ -70,6 +71,8 @@ class Comparison:
     only_b: tuple[Finding, ...]
     both: tuple[Finding, ...]
     """Findings of both, as B has them."""
+    validation: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    """Last and lowest validation loss of both; empty where neither was evaluated."""
     goodput: Mapping[str, tuple[float | None, float | None]]
     """Shares of the wall time."""
     findings: tuple[Finding, ...]
@@ -109,6 +112,7 @@ class Comparison:
                 "step_ms_b": speed.ms_after,
             },
             "phases_ms": {name: {"a": a, "b": b} for name, (a, b) in self.phases.items()},
+            "validation_loss": {name: list(pair) for name, pair in self.validation.items()},
             "loss": loss and {
                 "common_steps": loss.common_steps, "difference": loss.difference, "noise": loss.noise,
                 "first_different_step": loss.first_different_step, "is_real": loss.is_real,
@@ -143,6 +147,7 @@ def compare(a: Side, b: Side, policy: ComparePolicy = ComparePolicy()) -> Compar
         speed=speed,
         phases={name: (phases_a.get(name), phases_b.get(name)) for name in _PLACES},
         loss=loss_change(a.source, b.source, policy, equal_tokens=_equal_tokens(times_a, times_b)),
+        validation=_validation(a.source, b.source),
         only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),
         both=tuple(finding for key, finding in keys_b.items() if key in keys_a),
@@ -207,3 +212,11 @@ def _phases(source: Source) -> dict[str, float]:
     columns = [f"median({sql}) / 1e6" for sql in (*map(own, OWN_PHASES), GAPS_WORK, WAITED)]
     (row,) = source.rows(f"SELECT {', '.join(columns)} FROM steps WHERE duration_ns IS NOT NULL")
     return {name: float(value) for name, value in zip(_PLACES, row, strict=True) if value is not None}
+
+
+def _validation(a: Source, b: Source) -> dict[str, tuple[float | None, float | None]]:
+    found_a, found_b = ([each.loss for each in evaluations(source)] for source in (a, b))
+    if not found_a and not found_b:
+        return {}
+    last = (found_a[-1] if found_a else None, found_b[-1] if found_b else None)
+    return {"last": last, "lowest": (min(found_a, default=None), min(found_b, default=None))}

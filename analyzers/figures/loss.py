@@ -1,6 +1,6 @@
 """The loss and the gradient norm over the steps, with what happened to them marked.
 
-figure = draw(course.loss_curve(store), course.marks(store), diagnosis.fired)
+figure = draw(course.loss_curve(store), course.marks(store), diagnosis.fired, evaluated=evaluations(store))
 
 Steps that counted are one line; executions that were refused or rolled back are drawn faintly behind it. Findings are
 bands over their steps, rollbacks arrows from where they began to where they went, checkpoints ticks at the foot.
@@ -18,19 +18,25 @@ from analyzers.figures.course import Mark
 from analyzers.figures.reduce import extremes
 from analyzers.figures.theme import SEQUENCE, SEVERITY, label, new_figure, tint
 from analyzers.finding import Finding
+from analyzers.numerics.validation import Evaluation
 from analyzers.source import Floats, floats, ints
 
 __all__ = ["draw"]
 
 MAX_BANDS = 40
 MAX_MARKS = 500
-_LINE, _NORM = SEQUENCE[0], SEQUENCE[7]
+_LINE, _NORM, _VALIDATION = SEQUENCE[0], SEQUENCE[7], SEQUENCE[1]
 
 
 def draw(
-    curve: Mapping[str, Any], marks: Sequence[Mark] = (), findings: Sequence[Finding] = (), *, height: int = 420
+    curve: Mapping[str, Any],
+    marks: Sequence[Mark] = (),
+    findings: Sequence[Finding] = (),
+    *,
+    evaluated: Sequence[Evaluation] = (),
+    height: int = 420,
 ) -> go.Figure:
-    """`curve`: columns step, loss, grad_norm, kept, in the order of training."""
+    """`curve`: columns step, loss, grad_norm, kept, in the order of training; `evaluated`: the validation losses."""
     figure = new_figure(height=height, x="step")
     step, kept = ints(curve["step"]), np.asarray(curve["kept"], dtype=bool)
     loss, norm = floats(curve["loss"]), floats(curve["grad_norm"])
@@ -41,6 +47,12 @@ def draw(
     )
     _line(figure, step, np.where(kept, np.nan, loss), "discarded", {"color": tint(_LINE, 0.4), "width": 1.5}, "y")
     _line(figure, step[kept], loss[kept], "loss", {"color": _LINE, "width": 2}, "y")
+    if evaluated:
+        figure.add_scatter(
+            x=[each.step for each in evaluated], y=[each.loss for each in evaluated], name="validation loss",
+            mode="lines+markers", line={"color": _VALIDATION, "width": 1.5, "dash": "dot"}, marker={"size": 6},
+            hovertemplate="step %{x}<br>%{y:.5g}<extra>validation loss</extra>",
+        )  # fmt: skip
     _line(figure, step[kept], norm[kept], "gradient norm", {"color": _NORM, "width": 1.2}, "y2")
     _bands(figure, findings)
     _marks(figure, marks, step, loss)

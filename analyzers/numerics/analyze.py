@@ -11,6 +11,7 @@ from analyzers.numerics.logged_values import contradicted_values
 from analyzers.numerics.loss_scale import loss_scale_collapse
 from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.numerics.nonfinite import non_finite_values
+from analyzers.numerics.validation import overfitting
 
 __all__ = ["ANALYSES"]
 
@@ -18,6 +19,7 @@ ANALYSES = (
     Analysis(kinds=("non_finite",), run=non_finite_values, live="each_tick"),
     Analysis(kinds=("loss_spike",), run=loss_spikes, records="histories", live="each_tick"),
     Analysis(kinds=("divergence",), run=divergence, records="histories", live="each_tick"),
+    Analysis(kinds=("overfitting",), run=overfitting, live="each_tick"),
     Analysis(kinds=("loss_scale_collapse",), run=loss_scale_collapse, live="each_tick"),
     Analysis(kinds=("logged_value",), run=contradicted_values),
     Analysis(kinds=("vanishing_gradients", "exploding_gradients"), run=gradient_flow),

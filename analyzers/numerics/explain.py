@@ -51,6 +51,12 @@ def _divergence(finding: Finding) -> str:
     return f"The median loss of 20 steps rose {medians}, {number(of.get('rise_z'))} times its noise."
 
 
+def _overfitting(finding: Finding) -> str:
+    of = finding.evidence
+    since = counted(of.get("evaluations_since_lowest"), "evaluation")
+    return f"In {since} since then none was as low, and the newest are above it by more than the noise."
+
+
 def _logged_value(finding: Finding) -> str:
     of = finding.evidence
     steps = counted(of.get("num_steps"), "step")
@@ -137,6 +143,7 @@ WHY: Mapping[str, Explain] = {
     "non_finite": _non_finite,
     "loss_spike": _loss_spike,
     "divergence": _divergence,
+    "overfitting": _overfitting,
     "loss_scale_collapse": _loss_scale,
     "logged_value": _logged_value,
     "expert_imbalance": _expert_imbalance,
@@ -148,6 +155,7 @@ NEXT: Mapping[str, Explain] = {
     "non_finite": _after_non_finite,
     "loss_spike": _after_spike,
     "divergence": _after("Roll back to a checkpoint from before the climb, and lower the learning rate."),
+    "overfitting": _after("Keep the checkpoint of the lowest validation loss, and stop or regularise."),
     "logged_value": _next_logged_value,
     "loss_scale_collapse": _after("Train in bf16, or find the layer whose activations overflow."),
     "expert_imbalance": _after(

@@ -15,6 +15,7 @@ from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.numerics.loss_scale import overflows
+from analyzers.numerics.validation import evaluations
 from analyzers.source import Source, floats, ints, lacking, missing_tables
 
 __all__ = ["FIGURES", "loss_around"]
@@ -155,6 +156,15 @@ def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield Drawing(title="Loss scale after each overflow", figure=figure)
 
 
+def validation(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The validation loss beside the training loss, and where the rise began."""
+    curve, evaluated = course.loss_curve(source), evaluations(source)
+    if evaluated and len(curve["loss"]):
+        figure = loss.draw(curve, evaluated=evaluated)
+        against.mark_onset(figure, finding.first_step)
+        yield Drawing(title="Validation loss and training loss", figure=figure)
+
+
 def noise(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The noise scale over the run, and the batch size."""
     course = [one for one in finding.evidence.get("course_tokens", ()) if one.get("tokens") is not None]
@@ -204,6 +214,7 @@ FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] 
     "non_finite": (nonfinite,),
     "loss_spike": (loss_around,),
     "divergence": (loss_around,),
+    "overfitting": (validation,),
     "loss_scale_collapse": (scale,),
     "vanishing_gradients": (flow,),
     "exploding_gradients": (flow,),

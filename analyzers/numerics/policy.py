@@ -90,6 +90,22 @@ class DivergencePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverfittingPolicy:
+    """When a validation loss that rises while the training loss falls is overfitting."""
+
+    min_evaluations: int = 5
+    """Evaluations of the run. Source: fewer do not show their noise."""
+    rising: int = 3
+    """Newest evaluations that all have to lie above the lowest. Source: convention, as a usual early stop waits."""
+    rise_ratio: float = 0.005
+    """Smallest rise over the lowest. Source: convention, below it an early stop gains nothing."""
+    noise_z: float = 4.0
+    """Smallest rise in standard deviations of an evaluation. Source: convention."""
+    train_steps: int = 20
+    """Steps before an evaluation over which the median of the training loss is taken. Source: as for divergence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossScalePolicy:
     """When a falling fp16 loss scale is a collapse."""
 

@@ -43,11 +43,15 @@ def schema() -> dict[str, Any]:
                     "tokens_per_s": _or_null("number", "over all ranks, while steps ran"),
                     "first_loss": _or_null("number", "nat"),
                     "last_loss": _or_null("number", "nat"),
+                    "validation": {
+                        "type": ["object", "null"],
+                        "description": "last and lowest validation loss in nat, with their steps; null: no evaluation",
+                    },
                 },
             },
             "verdict": {
                 "type": "string",
-                "description": "the first finding's sentences, then a line for each further one; or that there is none",
+                "description": "the first finding's sentences, and a line for each further one",
             },
             "findings": {
                 "description": "The most severe first; those that could not be judged last.",

@@ -15,6 +15,7 @@ from analyzers.account.named_phases import named_phases
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.numerics.learning import loss_fall
+from analyzers.numerics.validation import evaluations
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import captures
 from analyzers.run.event_log import EventLog
@@ -68,6 +69,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         {"name": one.name, "own_ms": _round(one.own_ms, 3), "share_ratio": _round(one.share_ratio, 4)}
         for one in named_phases(views.whole)
     ]
+    facts["validation"] = _validation(source)
     facts["rollbacks"] = [
         {"attempt": e.attempt, "from_step": e.integer("from_step"), "to_step": e.integer("to_step"),
          "tier": e.text("tier"), "reason": e.text("reason"), "skipped_batches": e.integers("skipped_batches"),
@@ -175,6 +177,21 @@ def _steps(views: Views) -> dict[str, Any]:
     facts |= {"tokens": int(tokens) if tokens else None}
     facts["tokens_per_s"] = _round(tokens / seconds, 1) if tokens and seconds else None
     return facts | _learning(views.histories)
+
+
+def _validation(source: Source) -> dict[str, Any] | None:
+    """The lowest and the last validation loss; None where nothing was evaluated."""
+    found = evaluations(source)
+    if not found:
+        return None
+    lowest = min(found, key=lambda each: each.loss)
+    return {
+        "evaluations": len(found),
+        "last_loss": _round(found[-1].loss, 5),
+        "last_step": found[-1].step,
+        "lowest_loss": _round(lowest.loss, 5),
+        "lowest_step": lowest.step,
+    }
 
 
 def _learning(source: Source) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, goodput, loss, speed
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
+from analyzers.numerics.validation import evaluations
 from analyzers.printable import escaped, visible
 from analyzers.run.open_findings import reported_findings
 from analyzers.source import Source
@@ -32,7 +33,7 @@ _UNWELL = ("stalled", "recovering", "died", "failed", "given up", "fenced")
 def load_lines(source: Source) -> dict[str, Any]:
     """Curves over all steps."""
     curve, marks = course.loss_curve(source), course.marks(source)
-    return {"curve": curve, "marks": marks, "speed": queries.speed(source)}
+    return {"curve": curve, "marks": marks, "evaluated": evaluations(source), "speed": queries.speed(source)}
 
 
 @framed("Overview")
@@ -66,7 +67,8 @@ def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
         if len(lines["curve"]["loss"]):
             chart(
                 loss.draw, lines["curve"], lines["marks"], found, key="overview-loss",
-                what="Loss and gradient norm over the steps, with findings, rollbacks and checkpoints",
+                evaluated=lines["evaluated"],
+                what="Training and validation loss and gradient norm over the steps, with findings, rollbacks and checkpoints",
             )  # fmt: skip
         else:
             empty_state("No loss was recorded yet.")

@@ -100,7 +100,8 @@ def _address(text: str, label: str) -> str:
         r" \| query \}\}\{\{ \. \| first \| label \"(\w+)\" \}\}(.*)\{\{ end \}\}",
         text,
     )
-    assert found is not None and found[1] == found[2] == label
+    assert found is not None
+    assert found[1] == found[2] == label
     return found[3]
 
 

@@ -180,6 +180,12 @@ def _evaluate(session: Session, step: int) -> None:
             session.recorder.event(event_kinds.EVALUATION, loss=mean, sets=losses)
         else:  # one set without a name
             session.recorder.event(event_kinds.EVALUATION, loss=mean)
+    if session.prints_progress:
+        told = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name)
+        mean = sum(losses.values()) / len(losses)
+        sys.stdout.write(f"step {step}/{session.training.config.train.steps}  validation loss {mean:.4f}")
+        sys.stdout.write(f"  ({told})\n" if told else "\n")
+        sys.stdout.flush()
 
 
 def _print_progress(session: Session, step: int, result: StepResult, rate: float) -> None:

@@ -63,7 +63,7 @@ class FindingHook:
         command: str = "",
         min_severity: str = AlertsSettings().min_severity,
         at_most_per_hour: int = AlertsSettings().at_most_per_hour,
-        links: AlertLinks = AlertLinks(),
+        links: AlertLinks | None = None,
         modules: Sequence[PluginProcess] = (),
     ) -> None:
         self._run_id, self._events = run_id, events
@@ -82,7 +82,7 @@ class FindingHook:
         )
         self._least = _SEVERITIES.index(min_severity)
         self._at_most = at_most_per_hour
-        self._links = links
+        self._links = links or AlertLinks()
         self._delivered: collections.deque[float] = collections.deque()
         self._left_out = 0
         self._reported: set[tuple[object, ...]] = set()

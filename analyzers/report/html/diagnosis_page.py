@@ -17,6 +17,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.figures import collectives, course, goodput, heatmap, loss, rank_step
 from analyzers.finding import Finding
 from analyzers.numerics import why_spike
+from analyzers.numerics.validation import evaluations
 from analyzers.report.evidence import Drawing, drawings, moment
 from analyzers.report.html.page_frame import FigurePage, PlacedFigure, Section
 from analyzers.report.html.pipeline_section import pipeline_sections
@@ -98,7 +99,7 @@ class _Page:
         source, diagnosis = self.source, self.diagnosis
         curve = course.loss_curve(source)
         if len(curve["loss"]):
-            figure = loss.draw(curve, course.marks(source), diagnosis.fired)
+            figure = loss.draw(curve, course.marks(source), diagnosis.fired, evaluated=evaluations(source))
             yield Section(title="Loss", figures=[self.figure(figure, what="Loss and gradient norm over the steps")])
         yield from self._spike()
         if account := diagnosis.goodput:
@@ -226,6 +227,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("ms per step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
         ("loss, last", facts.get("last_loss"), "{:.4f}"),
+        ("validation loss, last", (facts.get("validation") or {}).get("last_loss"), "{:.4f}"),
     ]
     return [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))] + [
         ("ended", str(facts.get("ended") or "no end recorded"))

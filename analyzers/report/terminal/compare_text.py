@@ -55,6 +55,7 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, st
             if a is not None or b is not None
         ],
     )
+    yield "Validation loss", [(name, _number(a), _number(b)) for name, (a, b) in comparison.validation.items()]
     yield (
         "Goodput",
         [

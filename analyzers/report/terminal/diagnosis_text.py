@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["evidence_rows", "render", "saves_line", "title"]
+__all__ = ["evidence_rows", "render", "saves_line", "title", "validation_line"]
 
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _NOT_SHOWN = {
@@ -195,6 +195,8 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         rows.append(("MFU", f"Not judged: {facts['mfu_not_judged']}."))
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
         rows.append(("Loss", _loss(facts)))
+    if validation := facts.get("validation"):
+        rows.append(("Validation", validation_line(validation)))
     if diagnosis.goodput is not None:
         rows.append(("Goodput", goodput_line(diagnosis.goodput)))
     if diagnosis.what_if is not None:
@@ -233,6 +235,14 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
     for label, text in rows:
         table.add_row(_text(label, "dim"), _text(visible(text), ""))
     console.print(table)
+
+
+def validation_line(validation: Mapping[str, Any]) -> str:
+    """The last validation loss, and the lowest if that is another one."""
+    last = f"Loss {validation['last_loss']:.4f} at step {validation['last_step']:,}"
+    if validation["lowest_step"] == validation["last_step"]:
+        return f"{last}, the lowest of {counted(validation['evaluations'], 'evaluation')}."
+    return f"{last}. The lowest was {validation['lowest_loss']:.4f} at step {validation['lowest_step']:,}."
 
 
 def _loss(facts: Mapping[str, Any]) -> str:

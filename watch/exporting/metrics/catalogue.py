@@ -91,6 +91,8 @@ _ALL: tuple[Metric, ...] = (
     *_group(
         "Learning",
         ("loss", "gauge", "", (), "Loss of the newest step, in nats."),
+        ("validation_loss", "gauge", "", ("set",),
+         "Loss of the newest evaluation, in nats; set: name of a validation set, empty for their mean."),
         ("logged_value", "gauge", "", ("name",), "Newest `rankscope.log(NAME=...)`, mean over the ranks."),
         ("grad_norm", "gauge", "", (), "Global gradient norm of the newest step, before clipping."),
         ("learning_rate", "gauge", "", (), "Learning rate of the newest step."),

@@ -34,6 +34,7 @@ from watch.exporting.metrics.run_samples import (
     recovery_samples,
     scalar_samples,
     step_samples,
+    validation_samples,
 )
 
 __all__ = ["STALLED_HOLD_S", "STATES", "NodeMetrics"]
@@ -81,6 +82,7 @@ class NodeMetrics:
             *step_samples(source),
             *expert_samples(source),
             *scalar_samples(source),
+            *validation_samples(source),
             *self._slow,
             *rank_samples(source, log),
             *finding_samples(source, attempts(source), now_ns),

@@ -12,6 +12,7 @@ from analyzers.account.step_account import StepAccount, step_accounts
 from analyzers.account.time_classes import OWN_WORK
 from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
+from analyzers.numerics.validation import evaluations
 from analyzers.run.event_log import EventLog, parsed_detail
 from analyzers.run.open_findings import may_last
 from analyzers.run.policy import StallPolicy
@@ -30,6 +31,7 @@ __all__ = [
     "recovery_samples",
     "scalar_samples",
     "step_samples",
+    "validation_samples",
 ]
 
 WINDOW_STEPS = 50
@@ -100,6 +102,17 @@ def scalar_samples(source: Source) -> Iterator[Sample]:
     )
     for name, value in rows:
         yield Sample("rankscope_logged_value", value, {"name": name})
+
+
+def validation_samples(source: Source) -> Iterator[Sample]:
+    """The newest evaluation: the mean over the validation sets, and each set that has a name."""
+    found = evaluations(source)
+    if not found:
+        return
+    newest = max(found, key=lambda each: each.wall_ns)
+    yield Sample("rankscope_validation_loss", newest.loss, {"set": ""})
+    for name, loss in list(newest.sets.items())[:MAX_SCALARS]:
+        yield Sample("rankscope_validation_loss", loss, {"set": name})
 
 
 def expert_samples(source: Source) -> Iterator[Sample]:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 from analyzers.account.time_classes import OWN_WORK, PHASES, WAITED, own
 from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.numerics.gradient_flow import block_of
+from analyzers.numerics.validation import evaluations
 from analyzers.source import Source, missing_tables
 from watch.exporting.trackers.tracker import TrackedStep
 
@@ -72,6 +73,7 @@ class TrackedSteps:
         by_rank = self._by_rank(source, attempt, lead, [int(row[1]) for row in executions])
         layers = _layers(source, attempt, [int(row[0]) for row in executions])
         newest = {step: begin for step, begin, *_ in executions}
+        validation = {each.step: each for each in evaluations(source) if each.attempt == attempt}
         for step, begin_ns, end_ns, _, took, slowest, own_ratio, wait, tokens, memory, *rest in executions:
             shared, phases = rest[: len(_SHARED)], rest[len(_SHARED) :]
             values = {tag: value for tag, value in zip(_SHARED, shared, strict=True) if value is not None}
@@ -80,6 +82,9 @@ class TrackedSteps:
             times = {"seconds": took, "seconds_max": slowest, "wait_seconds": wait}
             times |= {f"{phase}_seconds": spent for phase, spent in zip(PHASES, phases, strict=True) if spent}
             values |= {f"step/{name}": spent / 1e9 for name, spent in times.items() if spent is not None}
+            if (evaluated := validation.get(step)) is not None:
+                values["validation/loss"] = evaluated.loss
+                values |= {f"validation/{name}/loss": loss for name, loss in evaluated.sets.items()}
             if own_ratio is not None:
                 values["step/slowest_own_work_ratio"] = own_ratio
             if memory is not None:

@@ -1,0 +1,130 @@
+"""Validation losses of a run, and overfitting: they rise while the training loss falls.
+
+    evaluations(source)[-1].loss           # the newest one, the mean over the validation sets
+    overfitting(source, scope)             # findings of kind `overfitting`
+
+1. The evaluations in the order of their steps. A step that was evaluated again after a rollback or a restart counts as
+   it was the last time.
+2. The lowest one. Each of the `rising` newest lies above it, by `rise_ratio` and by `noise_z` times the noise of an
+   evaluation, which is that of neighbours without their trend.
+3. The training loss, a median over the steps before each of the two evaluations, has fallen between them. Where it rose
+   too, the run diverges and does not overfit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from analyzers.finding import Finding
+from analyzers.numerics.policy import OverfittingPolicy
+from analyzers.robust import sigma
+from analyzers.run.event_log import EventLog
+from analyzers.scope import Scope
+from analyzers.source import Source, lacking
+from probes.tape import event_kinds
+
+__all__ = ["Evaluation", "evaluations", "overfitting"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation; `sets` has the loss of each validation set by name, where they have names."""
+
+    attempt: int
+    step: int
+    loss: float
+    wall_ns: int = 0
+    sets: Mapping[str, float] = field(default_factory=dict)
+
+
+def evaluations(source: Source) -> list[Evaluation]:
+    """Evaluations with a finite loss in the order of their steps, each step as it was the last time."""
+    if not source.has("events"):
+        return []
+    events = EventLog.load(source, (event_kinds.EVALUATION,)).of(event_kinds.EVALUATION)
+    newest: dict[int, Evaluation] = {}
+    for event in sorted(events, key=lambda event: event.wall_ns):
+        loss, step = event.number("loss"), event.step
+        if step is None or loss is None or not math.isfinite(loss):
+            continue
+        named = event.detail.get("sets")
+        sets = {
+            str(name): float(value)
+            for name, value in (named.items() if isinstance(named, Mapping) else ())
+            if isinstance(value, (int, float)) and math.isfinite(value)
+        }
+        newest[step] = Evaluation(
+            attempt=event.attempt, step=step, loss=loss, wall_ns=event.wall_ns, sets=sets if any(sets) else {}
+        )
+    return [newest[step] for step in sorted(newest)]
+
+
+def overfitting(source: Source, scope: Scope, policy: OverfittingPolicy = OverfittingPolicy()) -> list[Finding]:
+    """The finding of kind `overfitting`, if there is one."""
+    found = evaluations(source)
+    lowest = _lowest_before_rise([each.loss for each in found], policy)
+    if lowest is None or lacking(source, steps=("step", "start_ns")):
+        return []
+    low, newest = found[lowest], found[-1]
+    before, after = (_training_loss(source, each.step, policy.train_steps) for each in (low, newest))
+    if before is None or after is None or after >= before:
+        return []
+    rise = newest.loss - low.loss
+    share = f" (+{100 * rise / low.loss:.1f} %)" if low.loss > 0 else ""
+    return [
+        Finding(
+            analyzer="validation",
+            kind="overfitting",
+            severity="warning",
+            status="fired",
+            first_step=low.step,
+            last_step=newest.step,
+            cause="",
+            summary=(
+                f"The validation loss rose from {low.loss:.3f} at step {low.step} to {newest.loss:.3f} at step "
+                f"{newest.step}{share}, while the training loss fell from {before:.3f} to {after:.3f}."
+            ),
+            evidence={
+                "validation_loss_lowest": round(low.loss, 5),
+                "validation_loss_newest": round(newest.loss, 5),
+                "train_loss_then": round(before, 5),
+                "train_loss_now": round(after, 5),
+                "evaluations": len(found),
+                "evaluations_since_lowest": len(found) - 1 - lowest,
+            },
+            advice="overfitting",
+            attempt=newest.attempt,
+        )
+    ]
+
+
+def _lowest_before_rise(losses: Sequence[float], policy: OverfittingPolicy) -> int | None:
+    """Index of the lowest loss if the newest ones are clearly above it; else None. Pure."""
+    if len(losses) < policy.min_evaluations:
+        return None
+    lowest = int(np.argmin(losses))
+    if len(losses) - 1 - lowest < policy.rising:
+        return None
+    # Second differences have no linear trend in them, and the variance of six evaluations.
+    noise = sigma(np.diff(np.asarray(losses), 2)) / math.sqrt(6)
+    least = losses[lowest] + max(policy.rise_ratio * abs(losses[lowest]), policy.noise_z * noise)
+    return lowest if min(losses[-policy.rising :]) > least else None
+
+
+def _training_loss(source: Source, step: int, num_steps: int) -> float | None:
+    """Median loss of the kept steps up to `step`, of the lowest rank that has one."""
+    ((loss,),) = source.rows(
+        """
+        SELECT median(loss) FROM (
+            SELECT step, arg_max(loss, start_ns) AS loss FROM steps
+            WHERE step > ? AND step <= ? AND loss IS NOT NULL AND isfinite(loss) AND coalesce(committed, true)
+              AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
+            GROUP BY step)
+        """,
+        [step - num_steps, step],
+    )
+    return None if loss is None else float(loss)
