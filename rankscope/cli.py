@@ -1,4 +1,4 @@
-"""The command line: all commands, in the order in which `rankscope --help` lists them.
+"""The command line: all commands, in the groups in which `rankscope --help` lists them.
 
     rankscope train examples/gpt-demo.toml --set train.steps=100
     rankscope analyze runs/latest
@@ -9,11 +9,13 @@ Each command imports what it needs when it runs, so `rankscope analyze` starts w
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
+from rankscope.command_help import PlainCommand, PlainGroup
 from rankscope.commands import (
     analyze,
     collect,
@@ -52,39 +54,26 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="rankscope",
+    cls=PlainGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command(epilog=demo.EPILOG)(demo.demo)
-app.command(epilog=train.EPILOG)(train.train)
-app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
-app.command(epilog=plan.EPILOG)(plan.plan)
-app.command(epilog=prepare.EPILOG)(prepare.prepare)
-app.command(epilog=preflight.EPILOG)(preflight.preflight)
-app.command(epilog=analyze.EPILOG)(analyze.analyze)
-app.command(epilog=explain.EPILOG)(explain.explain)
-app.command(epilog=profile.EPILOG)(profile.profile)
-app.command(epilog=replay.EPILOG)(replay.replay)
-app.command(epilog=drill.EPILOG)(drill.drill)
-app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)
-app.command(epilog=top.EPILOG)(top.top)
-app.command(epilog=sql.EPILOG)(sql.sql)
-app.command(epilog=mcp.EPILOG)(mcp.mcp)
-app.command(epilog=report.EPILOG)(report.report)
-app.command(epilog=share.EPILOG)(share.share)
-app.command(epilog=export.EPILOG)(export.export)
-app.command(epilog=compare.EPILOG)(compare.compare)
-app.command(epilog=fleet.EPILOG)(fleet.fleet)
-app.command(epilog=note.EPILOG)(note.note)
-app.command(epilog=rebuild.EPILOG)(rebuild.rebuild)
-app.command(epilog=collect.EPILOG)(collect.collect)
-app.command(epilog=watch.EPILOG)(watch.watch)
-app.command("collect-evidence", epilog=collect_evidence.EPILOG)(collect_evidence.collect_evidence)
-app.command(epilog=stacks.EPILOG)(stacks.stacks)
-app.command(epilog=dumps.EPILOG)(dumps.dumps)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
-app.command()(version.version)
+_GROUPS: dict[str, tuple[ModuleType, ...]] = {
+    "Train": (demo, train, run, plan, prepare, preflight, drill),
+    "Watch": (dashboard, top, watch, sql, mcp),
+    "Understand": (analyze, explain, compare, fleet, profile, replay),
+    "Keep and share": (report, share, export, note, rebuild, collect),
+    "Jobs and machines": (collect_evidence, stacks, dumps, doctor, version),
+}
+"""The commands as `rankscope --help` lists them."""
+for _group, _commands in _GROUPS.items():
+    for _command in _commands:
+        _name = _command.__name__.rpartition(".")[2]
+        app.command(
+            _name.replace("_", "-"), cls=PlainCommand, rich_help_panel=_group, epilog=getattr(_command, "EPILOG", None),
+            context_settings=getattr(_command, "CONTEXT", None),
+        )(getattr(_command, _name))  # fmt: skip
 
 
 _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streamlit": "dashboard"}

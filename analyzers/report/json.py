@@ -3,7 +3,8 @@
     json.dumps(to_json(diagnosis), allow_nan=False)
 
 `{"schema_version": 2, "run": {...}, "verdict": "...", "findings": [{"id", "link", "closed", "analyzer", "kind",
-"severity", "status", "ranks", "first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt", "cost_s"}],
+"severity", "status", "ranks", "first_step", "last_step", "cause", "summary", "evidence", "advice", "attempt",
+"cost_s"}],
 "goodput": {...}, "what_if": {...}}`
 """
 

@@ -25,7 +25,7 @@ from analyzers.run.policy import stall_policy
 from analyzers.run.state import RunState
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
 from dashboard.data.diagnosis_process import diagnose_in_process
-from dashboard.data.run_summary import run_summary
+from dashboard.data.run_summary import run_summary, worst_of
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
 from store.published.copy_time import stored_until_ns
@@ -151,6 +151,12 @@ class RunAccess:
 
         key = ("summary", str(self.run.path))
         return answers.get(key, (self.version(), watched), compute, patience_s=0.0, again_s=0.0)
+
+    def judged(self, answers: Answers) -> Answer:
+        """The worst finding of the run's diagnosis (`worst_of`), among `answers`; nobody waits for it."""
+        version = (self.version(), self.is_watched)
+        key = ("judged", str(self.run.path))
+        return answers.get(key, version, lambda: worst_of(self._diagnosed(version)), patience_s=0.0, again_s=0.0)
 
     def diagnosis(self, *, first_s: float = FIRST_S) -> Answer:
         """The Diagnosis of the whole run, as in `rankscope analyze`; a slow one comes with a later poll."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from analyzers.diagnose import reading_order
+from analyzers.diagnose import Diagnosis, reading_order
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
@@ -19,7 +19,7 @@ from analyzers.run.state import RunState
 from analyzers.source import Source
 from dashboard.data import queries
 
-__all__ = ["run_summary"]
+__all__ = ["run_summary", "worst_of"]
 
 NUM_LOSSES = 40
 
@@ -32,15 +32,27 @@ def run_summary(source: Source, state: RunState) -> dict[str, Any]:
         for one in newest_reports(reported_findings(source))
         if one.status in ("fired", "suspect")
     ]
-    reports.sort(key=lambda one: (state.is_live and bool(why_closed(one, state.attempt)), reading_order(one)))
+    reports.sort(key=lambda one: (bool(why_closed(one, state.attempt)), reading_order(one)))
     worst = reports[0] if reports else None
-    kind = KINDS.get(worst.kind) if worst is not None else None
     return {
         "state": state.word, "is_live": state.is_live, "step": pulse["step"] or state.step, "last_ns": state.last_ns,
         "tokens_per_s": pulse["tokens_per_s"], "step_ms": pulse["step_ms"], "loss": pulse["loss"],
-        "finding": "" if worst is None else kind.title if kind is not None else worst.kind,
-        "severity": "" if worst is None else worst.severity, "num_findings": len(reports), "losses": _losses(source),
+        "losses": _losses(source), **_worst(worst, len(reports)),
     }  # fmt: skip
+
+
+def worst_of(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The finding with which the report of a run begins; "none" where the run was judged and has none."""
+    fired = diagnosis.fired
+    return _worst(fired[0], len(fired)) if fired else {"finding": "none", "severity": "", "num_findings": 0}
+
+
+def _worst(finding: Finding | None, number: int) -> dict[str, Any]:
+    if finding is None:
+        return {"finding": "", "severity": "", "num_findings": 0}
+    kind = KINDS.get(finding.kind)
+    title = kind.title if kind is not None else finding.kind
+    return {"finding": title, "severity": finding.severity, "num_findings": number}
 
 
 def _as_of_now(report: Finding, state: RunState) -> Finding:

@@ -93,7 +93,8 @@ def _table() -> bool:
     for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
         st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
     st.caption(
-        f"Select one run to open it, two to {MAX_RUNS} to compare them. Findings are those that watch reported. "
+        f"Select one run to open it, two to {MAX_RUNS} to compare them. A live run shows what watch reported, an ended one "
+        "its diagnosis, which is made in the background. "
         "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
     )
     return is_pending
@@ -119,6 +120,12 @@ def _actions(place: Any, selected: list[str]) -> None:
 @st.cache_resource(show_spinner=False)
 def _summaries() -> Answers:
     """Summaries for all visitors, read one after the other: a run that is opened meanwhile waits for none of them."""
+    return Answers(threads=1)
+
+
+@st.cache_resource(show_spinner=False)
+def _judgements() -> Answers:
+    """Diagnoses of ended runs for all visitors, one after the other in the background."""
     return Answers(threads=1)
 
 
@@ -172,6 +179,11 @@ def _read_row(path: Path, *, is_read: bool) -> dict[str, Any]:
             found, problem = answer.value or {}, "" if answer.error is None else str(answer.error)
             pending = not found and not problem
             is_settled = answer.is_fresh and not found.get("is_live")
+            if found and not found["is_live"]:  # of a live run watch reports what there is
+                judged = access_to(run).judged(_judgements())
+                found = found | (judged.value or ({} if found["finding"] else {"finding": "not analysed"}))
+                pending |= not judged.is_fresh and judged.error is None
+                is_settled &= judged.is_fresh
         except RunError as error:
             problem = str(error)
     if problem and not found:

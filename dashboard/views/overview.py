@@ -68,7 +68,7 @@ def _lines(lines: dict[str, Any], found: list[Finding]) -> None:
             chart(
                 loss.draw, lines["curve"], lines["marks"], found, key="overview-loss",
                 evaluated=lines["evaluated"],
-                what="Training and validation loss and gradient norm over the steps, with findings, rollbacks and checkpoints",
+                what="Training and validation loss, gradient norm, findings, rollbacks and checkpoints over the steps",
             )  # fmt: skip
         else:
             empty_state("No loss was recorded yet.")

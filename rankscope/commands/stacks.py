@@ -26,7 +26,7 @@ def stacks(
 ) -> None:
     """Take Python stacks of running processes and name those that differ from the rest.
 
-    Needs py-spy (`pip install 'rankscope\\[stacks]'`) and permission to trace the processes. Changes nothing in them.
+    Needs py-spy (`pip install 'rankscope[stacks]'`) and permission to trace the processes. Changes nothing in them.
     Exit codes: 0 stacks were taken, 2 no process could be read.
     """
     as_json = wants_json(output)

@@ -40,3 +40,18 @@ def test_a_parser_that_shows_a_docstring_keeps_its_lines() -> None:
         if re.search(r"ArgumentParser\([^)]*description=__doc__(?![ .]|[^)]*formatter_class)", path.read_text())
     ]
     assert joined == []
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_fits_the_terminal_and_shows_no_type_of_python(columns: int) -> None:
+    runner = CliRunner()
+    for words in ([], *([name] for name in typer.main.get_command(app).commands)):  # type: ignore[attr-defined]
+        printed = runner.invoke(app, [*words, "--help"], env={"COLUMNS": str(columns), "NO_COLOR": "1"}).stdout
+        text, _, _ = printed.partition("\nExample")  # an example stays on its line, so that it can be copied
+        assert max(map(len, text.splitlines())) <= columns, (words, text)
+        assert not re.search(r"<(str|int|bool|path|list)|…", printed, re.IGNORECASE), words
+
+
+def test_commands_are_in_five_groups() -> None:
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    assert len({command.rich_help_panel for command in commands}) == 5

@@ -1,4 +1,4 @@
-"""Validation losses: overfitting is found, noise, a plateau, a divergence and few evaluations are not; exports have it."""
+"""Overfitting is found; noise, a plateau, a divergence and few evaluations are not. Every export has the loss."""
 
 from __future__ import annotations
 

@@ -1,0 +1,143 @@
+"""`--help` of the commands: names on the left, wrapped text on the right, examples that can be copied as they stand.
+
+    app.command(cls=PlainCommand, epilog="\b\nExamples:\nrankscope top runs/latest")(top)
+
+Typer's own panels cut long names, and show types (`<list[Path]>`) where a reader needs an example.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+__all__ = ["PlainCommand", "PlainGroup"]
+
+MAX_WIDTH = 100
+"""Longer lines are hard to read, however wide the terminal is."""
+MAX_NAMES = 30
+"""Characters of the column of names; a longer name has a line for itself."""
+_VALUES = {"int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER"}
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help fits any terminal from 60 columns on."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Usage, text, arguments, options, examples."""
+        formatter.write("\n".join(_command_lines(self, ctx, _width())) + "\n")
+
+
+class PlainGroup(TyperGroup):
+    """The list of all commands, in their groups."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Usage, text, the commands by group, options."""
+        formatter.write("\n".join(_group_lines(self, ctx, _width())) + "\n")
+
+
+def _width() -> int:
+    return min(MAX_WIDTH, max(40, shutil.get_terminal_size((80, 24)).columns))
+
+
+def _command_lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
+    params = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
+    arguments = [param for param in params if param.param_type_name == "argument"]
+    options = [param for param in params if param.param_type_name == "option"]
+    words = ["[OPTIONS]", *(_argument(param) for param in arguments)]
+    yield from textwrap.wrap(f"Usage: {ctx.command_path} {' '.join(words)}", width, subsequent_indent="  ")
+    yield from _paragraphs(command.help, width)
+    yield from _table("Arguments", [(_argument(param), param.help or "") for param in arguments], width)
+    yield from _table("Options", [(_option(param, ctx), _text(param, ctx)) for param in options], width)
+    if command.epilog:
+        heading, *examples = inspect.cleandoc(command.epilog.replace("\b", "")).strip().splitlines()
+        yield ""
+        yield typer.style(heading, bold=True)
+        yield from (f"  {example}" for example in examples)
+
+
+def _group_lines(group: Any, ctx: Any, width: int) -> Iterator[str]:
+    yield f"Usage: {ctx.command_path} COMMAND [OPTIONS]"
+    yield from _paragraphs(group.help, width)
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for name, command in group.commands.items():
+        first = inspect.cleandoc(command.help or "").split("\n\n")[0]
+        panels.setdefault(command.rich_help_panel or "Commands", []).append((name, _one_line(first)))
+    left = max(len(name) for rows in panels.values() for name, _ in rows)
+    for heading, rows in panels.items():
+        yield from _table(heading, rows, width, left=left)
+    options = [param for param in group.get_params(ctx) if param.param_type_name == "option"]
+    yield from _table("Options", [(_option(param, ctx), _text(param, ctx)) for param in options], width)
+
+
+def _paragraphs(text: str | None, width: int) -> Iterator[str]:
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+        yield ""
+        yield from textwrap.wrap(_one_line(paragraph), width, break_on_hyphens=False)
+
+
+def _table(heading: str, rows: Sequence[tuple[str, str]], width: int, *, left: int = 0) -> Iterator[str]:
+    if not rows:
+        return
+    left = left or max((len(name) for name, _ in rows if len(name) <= MAX_NAMES), default=MAX_NAMES)
+    yield ""
+    yield typer.style(heading, bold=True)
+    for name, text in rows:
+        lines = textwrap.wrap(text, width - left - 4, break_on_hyphens=False, break_long_words=False) or [""]
+        if len(name) > left:
+            yield f"  {name}"
+        else:
+            yield f"  {name:<{left}}  {lines.pop(0)}".rstrip()
+        yield from (" " * (left + 4) + line for line in lines)
+
+
+def _argument(param: Any) -> str:
+    name = param.metavar or param.name.upper()
+    more = "..." if param.nargs != 1 and not name.endswith("...") else ""
+    return f"{name}{more}" if param.required or name.startswith("[") else f"[{name}]{more}"
+
+
+def _option(param: Any, ctx: Any) -> str:
+    names = ", ".join((*param.opts, *param.secondary_opts))
+    return names if param.is_flag else f"{names} {param.metavar or _value(param, ctx)}"
+
+
+def _value(param: Any, ctx: Any) -> str:
+    """What stands for the value of an option."""
+    choices = _choices(param, ctx)
+    if choices:
+        joined = "|".join(choices)
+        return joined if len(joined) <= MAX_NAMES else "NAME"
+    return _VALUES.get(_type(param, ctx), "TEXT")
+
+
+def _choices(param: Any, ctx: Any) -> list[str]:
+    shown = _type(param, ctx)
+    return shown.split("|") if "|" in shown else []
+
+
+def _type(param: Any, ctx: Any) -> str:
+    """The type as Typer shows it without a metavar, without its brackets."""
+    return str(param.display_type_rich(ctx=ctx) or "").strip("<>")
+
+
+def _text(param: Any, ctx: Any) -> str:
+    """The help of an option, with its default where there is one to name."""
+    text = _one_line(param.help or "")
+    choices = [] if param.metavar else _choices(param, ctx)
+    if choices and _value(param, ctx) == "NAME":
+        text = f"{text} One of {', '.join(choices)}."
+    default = param.default
+    is_named = isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != ""
+    if param.is_flag or not is_named or not param.show_default or "efault" in text:
+        return text
+    return f"{text} [default: {default}]"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
