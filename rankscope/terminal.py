@@ -10,7 +10,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["FormatOption", "RunArgument", "console", "echo", "fail", "wants_json"]
+__all__ = [
+    "FormatOption", "RunArgument", "console", "echo", "fail", "print_json", "refuse_missing_folder", "wants_json",
+]  # fmt: skip
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest.", metavar="RUN")]
 FormatOption = Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")]
@@ -21,6 +23,19 @@ def fail(message: str) -> NoReturn:
     """Exit with code 2 and one line on stderr: what is wrong, where, and what to do."""
     echo(f"rankscope: {message}", err=True)
     raise typer.Exit(2)
+
+
+def refuse_missing_folder(option: str, path: Path | None) -> None:
+    """Exit with 2 if the folder of an output file is missing: a misspelt one would get the file unseen."""
+    if path is not None and not path.parent.is_dir():
+        fail(f"{option} {path}: there is no folder {path.parent}")
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document, for programs."""
+    import json
+
+    echo(json.dumps(value, indent=2))
 
 
 def echo(text: object = "", *, err: bool = False) -> None:

@@ -93,8 +93,8 @@ def _table() -> bool:
     for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
         st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
     st.caption(
-        f"Select one run to open it, two to {MAX_RUNS} to compare them. A live run shows what watch reported, an ended one "
-        "its diagnosis, which is made in the background. "
+        f"Select one run to open it, two to {MAX_RUNS} to compare them. A live run shows what watch "
+        "reported, an ended one its diagnosis, which is made in the background. "
         "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
     )
     return is_pending

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "collect_evidence"]
 
@@ -29,12 +29,14 @@ def collect_evidence(
     max_mb: Annotated[
         int, typer.Option("--max-mb", min=1, metavar="MB", help="Contents of the archive at most; the rest is listed.")
     ] = 1024,
+    output: FormatOption = "text",
 ) -> None:
     """Gather stacks, dumps, RAS, dmesg, nvidia-smi and logs of this node into one archive for `analyze`.
 
     For a job that hangs now, on every node at the same moment; the job continues. Missing evidence is listed.
     Exit codes: 0 the archive was written, 2 it was not.
     """
+    as_json = wants_json(output)
     from watch.evidence import collect
 
     try:
@@ -43,6 +45,9 @@ def collect_evidence(
         collected = collect(archive, logs=log or (), pids=pid or (), max_bytes=max_mb << 20)
     except OSError as error:
         fail(f"{into}: {error.strerror}")
+    if as_json:
+        print_json({"archive": str(collected.archive), "missing": dict(collected.missing)})
+        return
     for name, why in collected.missing.items():
         echo(f"rankscope: no {name}: {why}", err=True)
     console().print(f"{collected.archive}. Now: rankscope analyze {into}", highlight=False, soft_wrap=True)

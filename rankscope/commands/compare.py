@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import console, echo, fail, refuse_missing_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,7 @@ def compare(
         fail(f"--fail-on {unknown[0]}: choose {', '.join(_FAILURES)}")
     if len(runs) < 2:
         fail(f"{runs[0]}: name a second run to compare it with")
+    refuse_missing_folder("--html", html)
     if len(runs) > 2 and (html is not None or fail_on):
         fail("--html and --fail-on compare two runs: name two")
     from analyzers.compare.scaling import ScalingError

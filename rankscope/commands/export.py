@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, fail
+from rankscope.terminal import FormatOption, console, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from probes.tape.rundir import RunDir
@@ -62,10 +63,12 @@ def export(
     ] = "sampled",
     project: Annotated[str, typer.Option("--project", help="W&B project.")] = "rankscope",
     mode: Annotated[str, typer.Option("--mode", help="W&B mode: online or offline. Default: W&B's own.")] = "",
+    output: FormatOption = "text",
 ) -> None:
     """Write a run for other programs: weights as safetensors, a tracker's run, Parquet files, or a Chrome trace."""
+    as_json = wants_json(output)
     if to in (Target.safetensors, Target.llama):
-        _weights(path, out, step, as_llama=to is Target.llama)
+        _report(_weights(path, out, step, as_llama=to is Target.llama), as_json)
         return
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
@@ -74,20 +77,33 @@ def export(
     try:
         run = RunDir.open(Path(path))
         if to is Target.chrome_trace:
-            _trace(run, out, steps)
+            done = _trace(run, out, steps)
         elif to is Target.parquet:
-            _tables(run, out)
+            done = _tables(run, out)
         else:
-            _tracker(run, to.value, out, ranks, project, mode)
+            done = _tracker(run, to.value, out, ranks, project, mode)
     except (RunError, StoreError, TapeError) as error:
         fail(str(error))
+    _report(done, as_json)
 
 
-def _print(text: str) -> None:
-    console().print(text, highlight=False, soft_wrap=True, markup=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exported:
+    """What was written: lines for a person, values for a program."""
+
+    lines: tuple[str, ...]
+    values: dict[str, object]
 
 
-def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> None:
+def _report(done: _Exported, as_json: bool) -> None:
+    if as_json:
+        print_json(done.values)
+        return
+    for line in done.lines:
+        console().print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> _Exported:
     """Export the weights; all hashes of the checkpoint are verified first."""
     if not out:
         example = "folder for the model, e.g. --out llama/" if as_llama else "file, e.g. --out model.safetensors"
@@ -113,12 +129,19 @@ def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> None:
     except OSError as error:
         fail(f"{out}: cannot be written: {error.strerror}")
     what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
-    _print(f"{out}: step {done.step} of {path if '://' in path else done.folder}: {what}")
+    lines = [f"{out}: step {done.step} of {path if '://' in path else done.folder}: {what}"]
     if proven is not None:
-        _print(f"No later steps confirm this checkpoint. The newest one that healthy steps followed: --step {proven}.")
+        lines.append(
+            f"No later steps confirm this checkpoint. The newest one that healthy steps followed: --step {proven}."
+        )
+    values: dict[str, object] = {
+        "path": out, "step": done.step, "num_parameters": done.num_parameters, "num_tensors": done.num_tensors,
+        "bytes": done.num_bytes, "newest_confirmed_step": proven,
+    }  # fmt: skip
+    return _Exported(lines=tuple(lines), values=values)
 
 
-def _trace(run: RunDir, out: str, steps: str) -> None:
+def _trace(run: RunDir, out: str, steps: str) -> _Exported:
     from analyzers.report.files import ReportError, step_range, write_trace_file
     from store import Store
 
@@ -129,10 +152,11 @@ def _trace(run: RunDir, out: str, steps: str) -> None:
             num_events, num_bytes = write_trace_file(store, file, steps=chosen)
     except ReportError as error:
         fail(str(error))
-    _print(f"{file}: {num_events:,} events, {num_bytes / 1e6:.1f} MB; opens in ui.perfetto.dev")
+    line = f"{file}: {num_events:,} events, {num_bytes / 1e6:.1f} MB; opens in ui.perfetto.dev"
+    return _Exported(lines=(line,), values={"path": str(file), "events": num_events, "bytes": num_bytes})
 
 
-def _tables(run: RunDir, out: str) -> None:
+def _tables(run: RunDir, out: str) -> _Exported:
     from store import Store
     from store.parquet import ParquetError, write_tables
 
@@ -147,11 +171,14 @@ def _tables(run: RunDir, out: str) -> None:
     except ParquetError as error:
         fail(str(error))
     rows, num_bytes = sum(file.num_rows for file in done), sum(file.num_bytes for file in done)
-    _print(f"{place}: {rows:,} rows in {len(done)} files, {num_bytes / 1e6:.1f} MB")
-    _print(f"duckdb -c \"FROM read_parquet('{place}/table=steps/**/*.parquet', hive_partitioning = true)\"")
+    lines = (
+        f"{place}: {rows:,} rows in {len(done)} files, {num_bytes / 1e6:.1f} MB",
+        f"duckdb -c \"FROM read_parquet('{place}/table=steps/**/*.parquet', hive_partitioning = true)\"",
+    )
+    return _Exported(lines=lines, values={"path": place, "rows": rows, "files": len(done), "bytes": num_bytes})
 
 
-def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: str) -> None:
+def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: str) -> _Exported:
     from analyzers.diagnose import diagnose
     from probes.settings.section import read
     from probes.settings.sections import TrackersSettings
@@ -186,5 +213,5 @@ def _tracker(run: RunDir, name: str, out: str, ranks: str, project: str, mode: s
     except TrackerError as error:
         fail(str(error))
     num = len(diagnosis.fired)
-    _print(f"{tracker.place}: {num_steps:,} steps, {num} finding{'s' * (num != 1)}")
-    _print(tracker.next_step)
+    lines = (f"{tracker.place}: {num_steps:,} steps, {num} finding{'s' * (num != 1)}", tracker.next_step)
+    return _Exported(lines=lines, values={"path": str(tracker.place), "steps": num_steps, "findings": num})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from trainer.data.prepare.prepare import Prepared
@@ -50,8 +50,10 @@ def prepare(
         int,
         typer.Option("--shard-mb", min=1, max=4096, help="MB of text a shard; a killed process repeats one at most."),
     ] = 64,
+    output: FormatOption = "text",
 ) -> None:
     """Turn text, JSONL and Parquet into token files that `train` reads. The same command continues after a kill."""
+    as_json = wants_json(output)
     if document not in ("file", "line"):
         fail(f"--document {document}: choose file or line")
     from trainer.data.prepare.documents import ReadOptions
@@ -78,7 +80,24 @@ def prepare(
     except KeyboardInterrupt:
         echo(f"rankscope: interrupted; the same command continues what is in {out}", err=True)
         raise typer.Exit(130) from None
-    _print_result(done, out)
+    if as_json:
+        print_json(_result(done, out))
+    else:
+        _print_result(done, out)
+
+
+_COUNTS = ("num_skipped", "num_empty", "num_unknown")
+
+
+def _result(done: Prepared, out: Path) -> dict[str, object]:
+    manifest = done.manifest
+    counts = {name: sum(getattr(shard, name) for shard in manifest.shards) for name in _COUNTS}
+    return {
+        "folder": str(out), "num_tokens": manifest.num_tokens, "dtype": manifest.dtype,
+        "num_documents": manifest.num_documents, "num_shards": len(manifest.shards), **counts,
+        "was_complete": done.was_complete, "shards_kept": done.shards_kept,
+        "vocab_size": manifest.tokenizer["vocab_size"],
+    }  # fmt: skip
 
 
 def _print_result(done: Prepared, out: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.terminal import echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from probes.profiling.request import CaptureRequest
     from probes.tape.rundir import RunDir
+    from watch.live_tapes import LiveTapes
 
 __all__ = ["EPILOG", "profile"]
 
@@ -29,12 +32,14 @@ def profile(
     wait: Annotated[
         float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the traces; 0 = not.", min=0)
     ] = 120.0,
+    output: FormatOption = "text",
 ) -> None:
     """Ask ranks of a live run to record their next steps with torch.profiler, the same steps on all of them.
 
     The traces are written to RUN/traces, and `rankscope analyze RUN` lists them. The run has to allow it
     (profiler.on_request, on by default) and its folder has to be writable.
     """
+    as_json = wants_json(output)
     from probes.profiling.request import CaptureRequest
     from probes.settings.section import read
     from probes.settings.sections import ProfilerSettings
@@ -67,29 +72,54 @@ def profile(
     )  # fmt: skip
     if unasked := ask(found, request, nodes):
         fail(f"rank {unasked[0]} cannot be asked: the folder of its node in {run} cannot be written")
-    echo(f"asked for {steps} step{'s' * (steps != 1)} from step {first_step} on")
-    if wait:
-        _wait(found, request, wait)
+    echo(f"asked for {steps} step{'s' * (steps != 1)} from step {first_step} on", err=as_json)
+    traces = _wait(found, request, wait, tapes) if wait else {}
+    if as_json:
+        by_rank = [{"rank": rank, "path": path} for rank, path in sorted(traces.items())]
+        print_json({"run": found.run_id, "first_step": first_step, "steps": steps, "traces": by_rank})
+        return
+    for rank, path in sorted(traces.items()):
+        echo(f"rank {rank}: {path or 'not kept, larger than profiler.budget_mb'}")
 
 
-def _wait(run: RunDir, request: CaptureRequest, wait_s: float) -> None:
-    """Print each trace as it is written; exit code 1 if one is missing at the deadline."""
+def _wait(run: RunDir, request: CaptureRequest, wait_s: float, tapes: LiveTapes) -> dict[int, str | None]:
+    """{rank: path of its trace}; exit code 1 if one is missing at the deadline or when the run has ended."""
+    from rich.status import Status
+
     from probes.tape import event_kinds
     from probes.tape.events import read_events
 
-    left, deadline = set(request.ranks), time.monotonic() + wait_s
-    while left:
-        for rank in sorted(left):
-            path = run.rank_dir(request.attempt, rank) / "events.jsonl"
-            for event in read_events(path)[0] if path.exists() else ():
-                if event["kind"] == event_kinds.PROFILE_CAPTURED and event.get("request") == request.number:
-                    left.discard(rank)
-                    echo(f"rank {rank}: {event.get('path') or 'not kept, larger than profiler.budget_mb'}")
-        if left and time.monotonic() > deadline:
-            names = ", ".join(map(str, sorted(left)))
-            echo(
-                f"no trace of rank {names} within {wait_s:g} s: the run may have ended, or its steps are long", err=True
-            )
-            raise typer.Exit(1)
-        if left:
-            time.sleep(0.5)
+    found: dict[int, str | None] = {}
+    deadline, has_ended = time.monotonic() + wait_s, False
+    screen = console()
+    with Status(_progress(request, found, tapes), console=screen) if screen.is_terminal else nullcontext() as status:
+        while True:
+            for rank in request.ranks:
+                path = run.rank_dir(request.attempt, rank) / "events.jsonl"
+                for event in read_events(path)[0] if path.exists() else ():
+                    if event["kind"] == event_kinds.PROFILE_CAPTURED and event.get("request") == request.number:
+                        found[rank] = event.get("path")
+            if len(found) == len(request.ranks):
+                return found
+            if has_ended or time.monotonic() > deadline:  # read once more after the end
+                break
+            tapes.poll()
+            has_ended = tapes.has_ended
+            if status is not None:
+                status.update(_progress(request, found, tapes))
+            if not has_ended:
+                time.sleep(0.5)
+    names = ", ".join(str(rank) for rank in request.ranks if rank not in found)
+    why = "the run has ended" if has_ended else f"none within {wait_s:g} s, its steps may be long"
+    echo(f"rankscope: no trace of rank {names}: {why}", err=True)
+    raise typer.Exit(1)
+
+
+def _progress(request: CaptureRequest, found: Mapping[int, str | None], tapes: LiveTapes) -> str:
+    """One line: how far the run is, and how many traces are there."""
+    ((step,),) = tapes.source(all_nodes=True).rows(
+        "SELECT arg_max(step, start_ns) FROM steps WHERE attempt = ?", [tapes.attempt]
+    )
+    last = request.first_step + request.num_steps - 1
+    traces = f"{len(found)} of {len(request.ranks)} traces"
+    return f"steps {request.first_step} to {last}: the run is at step {step}, {traces} written"

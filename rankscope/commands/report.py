@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__
-from rankscope.terminal import RunArgument, echo, fail
+from rankscope.terminal import FormatOption, RunArgument, echo, fail, print_json, refuse_missing_folder, wants_json
 
 __all__ = ["EPILOG", "report"]
 
@@ -31,8 +31,12 @@ def report(
         Path | None, typer.Option("--chrome-trace", metavar="FILE", help="Trace for Perfetto; .gz compresses it.")
     ] = None,
     steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace. Default: all.")] = "",
+    output: FormatOption = "text",
 ) -> None:
     """Write the diagnosis of a run to a file; without a FILE, to RUN/reports/report.html."""
+    as_json = wants_json(output)
+    for option, path in (("--html", html), ("--markdown", markdown), ("--chrome-trace", chrome_trace)):
+        refuse_missing_folder(option, path)
     from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.report.files import ReportError, step_range, write_reports
     from probes.tape.reader import TapeError
@@ -53,5 +57,9 @@ def report(
             )  # fmt: skip
     except (RunError, StoreError, TapeError, ReportError) as error:
         fail(str(error))
+    if as_json:
+        files = [{"path": str(path), "bytes": num_bytes} for path, num_bytes in written]
+        print_json({"run": folder.run_id, "verdict": diagnosis.verdict, "files": files})
+        return
     for path, num_bytes in written:
         echo(f"{path}  {num_bytes / 1e6:.1f} MB")

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__
-from rankscope.terminal import RunArgument, console, echo, fail
+from rankscope.terminal import (
+    FormatOption,
+    RunArgument,
+    console,
+    echo,
+    fail,
+    print_json,
+    refuse_missing_folder,
+    wants_json,
+)
 
 __all__ = ["EPILOG", "share"]
 
@@ -28,6 +37,7 @@ def share(
         int | None,
         typer.Option("--last-steps", min=1, help="Take rows of the newest steps only; reports cover all steps."),
     ] = None,
+    output: FormatOption = "text",
 ) -> None:
     """Pack a run into one file for another engineer: records, reports, stacks and logs, with secrets redacted.
 
@@ -35,6 +45,8 @@ def share(
     every other command: dashboard, report, sql, compare. Checkpoints, data, tapes and environment variables are left
     out. Read the file before you publish it: texts of errors, host names and paths stay as they are.
     """
+    as_json = wants_json(output)
+    refuse_missing_folder("--out", out)
     from analyzers.report.files import ReportError
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
@@ -51,6 +63,12 @@ def share(
         fail(str(error))
     for name in packed.left_out:
         echo(f"rankscope: skipped {name}", err=True)
+    if as_json:
+        print_json({
+            "run": folder.run_id, "file": str(target), "bytes": packed.num_bytes, "texts": packed.num_texts,
+            "verdict": packed.diagnosis.verdict, "skipped": list(packed.left_out),
+        })  # fmt: skip
+        return
     screen = console()
     screen.print(packed.diagnosis.verdict, markup=False, highlight=False)
     size = f"{packed.num_bytes / 1e6:.1f} MB, with {packed.num_texts} files of stacks and logs"

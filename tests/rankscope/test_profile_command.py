@@ -11,6 +11,7 @@ from probes.profiling.request import RequestFile
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
 from tests.factories import make_run
+from watch.live_tapes import LiveTapes
 
 
 @pytest.fixture
@@ -56,3 +57,20 @@ def test_a_run_that_takes_no_requests_is_refused(run: RunDir) -> None:
     code, text = asked(run)
     assert code == 2
     assert "profiler.on_request" in text
+
+
+def test_it_ends_with_a_run_that_ends(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ending(LiveTapes):
+        """A run whose end is seen at the second look."""
+
+        num_polls = 0
+
+        def poll(self) -> None:
+            super().poll()
+            self.num_polls += 1
+            self.has_ended = self.num_polls > 1
+
+    monkeypatch.setattr("watch.live_tapes.LiveTapes", Ending)
+    code, text = asked(run, "--wait", "100000")
+    assert code == 1
+    assert "the run has ended" in text
