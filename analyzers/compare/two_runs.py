@@ -21,8 +21,8 @@ from analyzers.compare.answer import answer, most_of_it
 from analyzers.compare.conditions import SAME_RATIO, Difference, Run, conditions, tokens_of_step
 from analyzers.compare.loss_change import LossChange, loss_change
 from analyzers.compare.policy import ComparePolicy
-from analyzers.numerics.validation import evaluations
 from analyzers.printable import escaped
+from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, missing_tables
 
 from ..diagnose import Diagnosis

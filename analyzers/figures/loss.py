@@ -18,7 +18,7 @@ from analyzers.figures.course import Mark
 from analyzers.figures.reduce import extremes
 from analyzers.figures.theme import SEQUENCE, SEVERITY, label, new_figure, tint
 from analyzers.finding import Finding
-from analyzers.numerics.validation import Evaluation
+from analyzers.run.evaluations import Evaluation
 from analyzers.source import Floats, floats, ints
 
 __all__ = ["draw"]

@@ -15,7 +15,7 @@ from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.numerics.loss_scale import overflows
-from analyzers.numerics.validation import evaluations
+from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, floats, ints, lacking, missing_tables
 
 __all__ = ["FIGURES", "loss_around"]

@@ -15,9 +15,9 @@ from analyzers.account.named_phases import named_phases
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.numerics.learning import loss_fall
-from analyzers.numerics.validation import evaluations
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import captures
+from analyzers.run.evaluations import evaluations
 from analyzers.run.event_log import EventLog
 from analyzers.run.file_problems import file_problems
 from analyzers.run.run_ends import run_ends

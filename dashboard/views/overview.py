@@ -11,8 +11,8 @@ from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, goodput, loss, speed
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
-from analyzers.numerics.validation import evaluations
 from analyzers.printable import escaped, visible
+from analyzers.run.evaluations import evaluations
 from analyzers.run.open_findings import reported_findings
 from analyzers.source import Source
 from dashboard.data import queries

@@ -12,7 +12,7 @@ from analyzers.account.step_account import StepAccount, step_accounts
 from analyzers.account.time_classes import OWN_WORK
 from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
-from analyzers.numerics.validation import evaluations
+from analyzers.run.evaluations import evaluations
 from analyzers.run.event_log import EventLog, parsed_detail
 from analyzers.run.open_findings import may_last
 from analyzers.run.policy import StallPolicy

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from analyzers.account.time_classes import OWN_WORK, PHASES, WAITED, own
 from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.numerics.gradient_flow import block_of
-from analyzers.numerics.validation import evaluations
+from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, missing_tables
 from watch.exporting.trackers.tracker import TrackedStep
 
