@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from rankscope.command_help import PlainCommand, PlainGroup
 from rankscope.commands import (
     analyze,
     collect,
@@ -47,6 +46,7 @@ from rankscope.commands import (
     version,
     watch,
 )
+from rankscope.help_text.plain_command import PlainCommand, PlainGroup
 from rankscope.process_end.end_signals import run_to_signal
 from rankscope.process_end.lost_output import EXIT_LOST_OUTPUT, lost_output
 
