@@ -24,7 +24,7 @@ from watch.exporting.webhook import FindingHook, finding_hook
 
 
 def finding(status: str = "fired", severity: str = "warning", rank: int = 3) -> Finding:
-    return Finding(analyzer="straggler", kind="straggler", severity=severity, status=status, ranks=(rank,),
+    return Finding(advice="straggler-compute", analyzer="straggler", kind="straggler", severity=severity, status=status, ranks=(rank,),
                    summary="rank 3 is slow", cause="data", attempt=0, first_step=60)  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -90,6 +90,7 @@ def test_a_finding_and_its_end_are_posted(receiver: Receiver, events: EventWrite
     assert receiver.heard[0]["dashboard_url"].startswith("https://ml.example.org/findings?run=demo&finding=")
     anchor = receiver.heard[0]["finding"]["advice"]
     assert receiver.heard[0]["runbook_url"] == f"https://ml.example.org/runbook?section={anchor}"
+    assert anchor == "straggler-compute"
     assert receiver.heard[0]["explain"] == f"rankscope explain {anchor}"
     assert failures(events) == []
 
