@@ -24,8 +24,8 @@ from watch.exporting.webhook import FindingHook, finding_hook
 
 
 def finding(status: str = "fired", severity: str = "warning", rank: int = 3) -> Finding:
-    return Finding(advice="straggler-compute", analyzer="straggler", kind="straggler", severity=severity, status=status, ranks=(rank,),
-                   summary="rank 3 is slow", cause="data", attempt=0, first_step=60)  # type: ignore[arg-type]  # fmt: skip
+    return Finding(analyzer="straggler", kind="straggler", severity=severity, status=status, ranks=(rank,),
+                   summary="rank 3 is slow", advice="straggler-compute", cause="data", attempt=0, first_step=60)  # type: ignore[arg-type]  # fmt: skip
 
 
 class Receiver:
