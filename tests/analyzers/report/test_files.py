@@ -244,6 +244,7 @@ def test_ranges_of_steps() -> None:
 
 
 def test_the_command_writes_what_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
     run = make_run(tmp_path, ranks=2, steps=20)
     done = rankscope("report", str(run.path))
     assert done.returncode == 0, done.stderr
@@ -262,5 +263,5 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     done = rankscope("report", str(run.path), "--markdown", str(tmp_path / "file" / "ticket.md"))
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert "cannot be written" in done.stderr
+    assert "there is no folder" in done.stderr
     assert rankscope("report", str(run.path), "--steps", "x", "--chrome-trace", str(tmp_path / "t")).returncode == 2
