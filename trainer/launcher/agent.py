@@ -80,8 +80,8 @@ class Agent(SimpleElasticAgent):
         devices: Devices,
         stop: StopSignals,
     ) -> None:
-        patience_s = int(rank_grace_s(config.recovery.grace_s) + MARGIN_S)
-        super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S, shutdown_timeout=patience_s)
+        super().__init__(spec, exit_barrier_timeout=EXIT_BARRIER_S)
+        self._patience_s = rank_grace_s(config.recovery.grace_s) + MARGIN_S
         self.run_dir = run
         self.config = config
         self.node, self.devices, self.ranks = node, devices, ranks
@@ -194,7 +194,7 @@ class Agent(SimpleElasticAgent):
             self._judge_device(blamed, codes[blamed] or 0, worker_group)
             self._judge_node(codes[blamed] or 0, worker_group)
         if EXIT_PREEMPTED in (self.exit_code, *codes.values()):
-            self.ranks.wait(self._shutdown_timeout)  # all have agreed to stop: each is on its way out
+            self.ranks.wait(self._patience_s)  # all have agreed to stop: each is on its way out
         self.ranks.stop(signal.SIGTERM, STRANDED_S)
         for local_rank, code in self.ranks.exit_codes().items():
             if local_rank not in first and was_stopped(code, is_killed=self.ranks.was_killed(local_rank)):
@@ -374,11 +374,11 @@ class Agent(SimpleElasticAgent):
                 self._record_exit(worker, code)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        patience_s: float = timeout or self._shutdown_timeout
+        """Ranks have `_patience_s`, whatever `timeout` torch passes (2.11 and older pass none)."""
         self._stop.wait_announced()
         left_s = self._stop.ranks_left_s()
         number = signal.SIGTERM if death_sig == signal.SIGHUP else death_sig  # of which a rank would die unsaved
-        self.ranks.stop(signal.Signals(number), patience_s if left_s is None else min(patience_s, left_s))
+        self.ranks.stop(signal.Signals(number), self._patience_s if left_s is None else min(self._patience_s, left_s))
 
 
 def _ending(code: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerGroup, WorkerSpec
 
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK
@@ -54,7 +54,21 @@ class Scripts(RankProcesses):
         return process.pid
 
 
-def test_ranks_that_are_ended_for_a_new_start_are_recorded_as_stopped(tmp_path: Path) -> None:
+def _without_shutdown_timeout(agent: SimpleElasticAgent, spec: WorkerSpec, exit_barrier_timeout: float = 300) -> None:
+    """`SimpleElasticAgent.__init__` as torch 2.11 and older have it."""
+    agent._worker_group = WorkerGroup(spec)
+    agent._remaining_restarts = spec.max_restarts
+    agent._store = None
+    agent._exit_barrier_timeout = exit_barrier_timeout
+    agent._total_execution_time = 0
+
+
+@pytest.mark.parametrize("has_shutdown_timeout", [True, False], ids=["torch 2.12 and newer", "torch 2.11 and older"])
+def test_ranks_that_are_ended_for_a_new_start_are_recorded_as_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_shutdown_timeout: bool
+) -> None:
+    if not has_shutdown_timeout:
+        monkeypatch.setattr(SimpleElasticAgent, "__init__", _without_shutdown_timeout)
     run, node = empty_run(tmp_path), Node(nproc=len(RANKS))
     run.node_dir(0).mkdir(parents=True)
     # Rank 11 takes all of it; the shells need some for their traps, which run once a `sleep` has ended.
