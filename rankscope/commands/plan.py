@@ -41,14 +41,29 @@ def plan(
         int | None, typer.Option("--gpus", min=1, help="Number of devices. Default: those of a fixed layout, else 8.")
     ] = None,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Devices per node.")] = 8,
-    gpu: Annotated[str, typer.Option("--gpu", help="Device: b200, h200, h100, a100, l40s, rtx4090.")] = "h100",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu", help="Device: gb200, b200, h200, h100, a100, v100, l40s, l4, a10, rtx4090, mi300x, mi355x."
+        ),
+    ] = "h100",
     gpu_memory: Annotated[
         str, typer.Option("--gpu-memory", metavar="80GB", help="Memory of a device. Default: that of its kind.")
     ] = "",
     interconnect: Annotated[
         str,
-        typer.Option("--interconnect", metavar="INSIDE,BETWEEN", help="Links in a node and between nodes."),
+        typer.Option(
+            "--interconnect",
+            metavar="INSIDE,BETWEEN",
+            help="Links in a node and between nodes; eth100/2: two devices share an adapter.",
+        ),
     ] = "nvlink,ib400",
+    hardware_table: Annotated[
+        Path | None, typer.Option("--hardware", metavar="FILE", help="TOML file with devices and links to add.")
+    ] = None,
+    host_memory: Annotated[
+        str, typer.Option("--host-memory", metavar="2TB", help="Memory of a node's host. Default: any amount.")
+    ] = "",
     tokens: Annotated[
         str,
         typer.Option("--tokens", metavar="300B", help="Also estimate time, GPU-hours, energy of so many tokens."),
@@ -95,8 +110,9 @@ def plan(
 
     try:
         hardware = parse_hardware(
-            gpu=gpu, gpu_memory=gpu_memory, gpus_per_node=gpus_per_node, interconnect=interconnect
-        )
+            gpu=gpu, gpu_memory=gpu_memory, gpus_per_node=gpus_per_node, interconnect=interconnect,
+            host_memory=host_memory, table=hardware_table,
+        )  # fmt: skip
         settings = load_config(config_path(config), overrides or [])
         fixed = settings.parallel.num_ranks
         if gpus is not None and fixed is not None and fixed != gpus:

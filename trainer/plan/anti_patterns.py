@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainer.config.load import ConfigError, changed_config
+from trainer.layout.plan import resolve
 from trainer.plan.expected import HEADROOM, Expected
 from trainer.plan.hardware import Hardware
+from trainer.plan.memory import worst_rank_memory
 
 __all__ = ["anti_patterns"]
 
@@ -19,7 +22,7 @@ _FEWEST_TOKENS = 2048  # per rank and pass: below it the products of a large mod
 
 def anti_patterns(expected: Expected, hardware: Hardware) -> list[str]:
     return [*_memory(expected, hardware), *_tensor_parallel(expected, hardware), *_pipeline(expected),
-            *_communication(expected, hardware), *_batch(expected)]  # fmt: skip
+            *_communication(expected, hardware), *_batch(expected), *_accumulation(expected, hardware)]  # fmt: skip
 
 
 def _memory(expected: Expected, hardware: Hardware) -> Iterator[str]:
@@ -66,9 +69,16 @@ def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
         return
     worst = max(expected.groups, key=lambda group: group.exposed_s)
     link = hardware.between if worst.beyond_node else hardware.inside
+    dimension = worst.call.dimension
+    advice = "Use a larger batch per rank, HSDP, or fewer ranks."
+    if dimension in ("tp", "cp"):  # of every layer: no larger batch hides them
+        size = expected.plan.sizes[dimension]
+        advice = f"Lower parallel.{dimension} to {size // 2}{' or 1' if size > 2 else ''}, with more dp_shard instead."
+    elif dimension == "pp":
+        advice = "Use fewer stages (parallel.pp), so that fewer of them meet over this link."
     yield (
         f"Exposed communication is {expected.communication_share:.0%} of a step, most of it {worst.call.op} of "
-        f"{worst.call.what} in {worst.call.dimension} over {link}. Use a larger batch per rank, HSDP, or fewer ranks."
+        f"{worst.call.what} in {dimension} over {link}. {advice}"
     )
 
 
@@ -85,4 +95,21 @@ def _batch(expected: Expected) -> Iterator[str]:
             f"{expected.flops_per_memory_byte:.0f} operations for each byte moved, the device needs "
             f"{expected.ridge_flops_per_byte:.0f}: memory bandwidth limits. Raise train.micro_batch_size or lower "
             "parallel.tp."
+        )
+
+
+def _accumulation(expected: Expected, hardware: Hardware) -> Iterator[str]:
+    plan, config = expected.plan, expected.config
+    if plan.num_microbatches == 1 or plan.pp > 1:
+        return
+    try:
+        whole = changed_config(config.model_dump(mode="json"), ["train.micro_batch_size=0"])
+        need = worst_rank_memory(whole, resolve(whole, plan.world_size), "cuda").peak
+    except ConfigError:
+        return
+    if need <= HEADROOM * hardware.memory_bytes:
+        yield (
+            f"train.micro_batch_size = {plan.micro_batch_size} takes {plan.num_microbatches} passes a step, though all "
+            f"{plan.local_batch_size} sequences of a rank fit at once ({need / 1e9:.1f} of "
+            f"{hardware.memory_bytes / 1e9:.0f} GB). Raise it."
         )

@@ -22,7 +22,7 @@ from trainer.plan.float8 import Float8Products, float8_products
 from trainer.plan.hardware import Hardware
 from trainer.plan.memory import RankMemory, worst_rank_memory
 from trainer.plan.records import RecordVolume, expected_records
-from trainer.plan.traffic import CollectiveCall, rank_traffic
+from trainer.plan.traffic import CollectiveCall, rank_traffic, sends_per_microbatch
 from trainer.plan.weights import rank_units
 
 __all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
@@ -97,23 +97,23 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
     memory = worst_rank_memory(config, plan, device)
     tokens = config.train.global_batch_size * config.data.seq_len
     per_token = flops_per_token(config.model, config.data.seq_len)
-    peak = hardware.flops_per_s[config.train.precision]
+    peak = hardware.peak(config.train.precision)
     float8 = float8_products(config, plan, hardware)
     widest = float8.flops_per_s if float8 is not None and float8.has_feed_forward else peak
     useful_s = tokens / plan.world_size * _token_s(per_token, peak, float8)
     compute_s = useful_s * _imbalance(plan) * (1 + _recomputed_share(config) * _FORWARD_SHARE)
-    worst = max((rank_traffic(config, plan, pp_rank=rank) for rank in range(plan.pp)), key=_bus_bytes)
-    groups = _group_times(worst, plan, hardware, compute_s)
+    timed = [_group_times(config, plan, rank, hardware, compute_s) for rank in range(plan.pp)]
+    groups = max(timed, key=lambda found: sum(group.seconds for group in found))
     bubble = _bubble(plan)
     # What a microbatch waits for is in the pipeline's time; what data ranks send, before and after it.
     inside = sum(group.exposed_s for group in groups if group.call.dimension in _WAITED_FOR)
-    update_s = _update_flops(config, plan) / (hardware.flops_per_s["bf16"] * EFFICIENCY)
+    update_s = _update_flops(config, plan) / (hardware.flops_per_s.get("bf16", peak) * EFFICIENCY)
     step_s = (compute_s + inside) / (1 - bubble) + sum(group.exposed_s for group in groups) - inside + update_s
     return Expected(
         config=config,
         plan=plan,
         memory=memory,
-        fits=memory.peak <= HEADROOM * hardware.memory_bytes,
+        fits=memory.peak <= HEADROOM * hardware.memory_bytes and _fits_host(memory, plan, hardware),
         num_parameters=num_parameters(config.model),
         flops_per_token=per_token,
         float8=float8,
@@ -131,6 +131,12 @@ def expect(config: Config, plan: Plan, hardware: Hardware, device: Device = "cud
     )
 
 
+def _fits_host(memory: RankMemory, plan: Plan, hardware: Hardware) -> bool:
+    """True also where the host's memory is not known."""
+    have = hardware.host_memory_bytes
+    return have is None or memory.host * min(plan.world_size, hardware.gpus_per_node) <= HEADROOM * have
+
+
 def _token_s(flops: int, peak: float, float8: Float8Products | None) -> float:
     """Seconds of one device for a token's operations; those in fp8 reach the same share of their own peak."""
     fast = 0.0 if float8 is None else float8.flops_per_token
@@ -146,10 +152,6 @@ def _update_flops(config: Config, plan: Plan) -> int:
     units = [rank_units(config, plan, rank) for rank in range(plan.pp)]
     sizes = [[(min(w.rows, w.row_numel), w.numel()) for u in own for w in u.matrices] for own in units]
     return MUON_ITERATIONS * max(sum(4 * short * numel + 2 * short**3 for short, numel in own) for own in sizes)
-
-
-def _bus_bytes(calls: list[CollectiveCall]) -> float:
-    return sum(call.bus_bytes for call in calls)
 
 
 def _imbalance(plan: Plan) -> float:
@@ -176,16 +178,13 @@ def _bubble(plan: Plan) -> float:
     return bound / 2
 
 
-def _group_times(calls: list[CollectiveCall], plan: Plan, hardware: Hardware, compute_s: float) -> list[GroupTime]:
+def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, compute_s: float) -> list[GroupTime]:
     """Each call's time; what hides does so in the order of the list, behind what of the compute time is left."""
     room = {"backward": compute_s * (1 - _FORWARD_SHARE), "compute": compute_s * _FORWARD_SHARE}
     found = []
-    for call in calls:
-        stride = _stride(plan, call.dimension)
-        size = 2 if call.op == "send" else call.size
-        to_host = call.dimension == "host"
-        link = hardware.host_bytes_per_s if to_host else hardware.bandwidth(stride=stride, size=size)
-        seconds = call.bus_bytes / (link * LINK_EFFICIENCY)
+    for call in rank_traffic(config, plan, pp_rank=pp_rank):
+        bandwidth, beyond_node = _link(call, plan, pp_rank, hardware)
+        seconds = call.bus_bytes / (bandwidth * LINK_EFFICIENCY)
         exposed = seconds
         # Gathers run beside forward and backward, reductions beside backward only; the last bucket has nothing to
         # hide behind, nor has the first gather.
@@ -194,15 +193,24 @@ def _group_times(calls: list[CollectiveCall], plan: Plan, hardware: Hardware, co
             hidden = min(room[kind], exposed * (1 - 1 / max(1, call.calls)))
             room[kind] -= hidden
             exposed -= hidden
-        found.append(
-            GroupTime(
-                call=call,
-                beyond_node=hardware.spans_nodes(stride=stride, size=size),
-                seconds=seconds,
-                exposed_s=exposed,
-            )
-        )
+        found.append(GroupTime(call=call, beyond_node=beyond_node, seconds=seconds, exposed_s=exposed))
     return found
+
+
+def _link(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) -> tuple[float, bool]:
+    """Bytes/s that a rank has for a call, and whether it leaves the node."""
+    if call.dimension == "host":
+        return hardware.host_bytes_per_s, False
+    if call.op != "send":
+        stride = _stride(plan, call.dimension)
+        return hardware.bandwidth(stride=stride, size=call.size), hardware.spans_nodes(stride=stride, size=call.size)
+    # Messages to both neighbours share the time: one boundary may be within a node and the other not.
+    stage = _stride(plan, "pp")
+    ranks = [range(rank * stage, (rank + 1) * stage) for rank in range(plan.pp)]
+    sends = sends_per_microbatch(plan, pp_rank)
+    rates = {other: hardware.send_bandwidth(ranks[pp_rank], ranks[other]) for other in sends}
+    beyond = any(hardware.crosses_nodes(ranks[pp_rank], ranks[other]) for other in sends)
+    return sum(sends.values()) / sum(times / rates[other] for other, times in sends.items()), beyond
 
 
 def _stride(plan: Plan, dimension: str) -> int:

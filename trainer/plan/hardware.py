@@ -3,17 +3,22 @@
     hardware = parse_hardware(gpu="h100", gpu_memory="80GB", gpus_per_node=8, interconnect="nvlink,ib400")
     hardware.bandwidth(stride=1, size=8)     # bytes/s of a ring of 8 neighbours: all in one node
 
-Figures of devices and links are data: `hardware.toml` beside this file.
+    parse_hardware(gpu="h100", interconnect="nvlink,eth100/2", ...)          # two devices share an adapter
+
+Figures of devices and links are data: `hardware.toml` beside this file. A table of the same form adds to it
+(`--hardware`), or replaces entries of it.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,7 @@ from trainer.config.load import ConfigError
 __all__ = ["Hardware", "named_hardware", "parse_bytes", "parse_hardware"]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_NVLINK_OF = {"b200": "nvlink5", "h200": "nvlink4", "h100": "nvlink4", "a100": "nvlink3"}
+_PRECISIONS = ("float32", "bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +35,12 @@ class Hardware:
     gpu: str
     memory_bytes: int
     flops_per_s: Mapping[str, float]
-    """Dense peak by precision of the matrix products: float32, bf16, fp16; and, where the device has products in
-    fp8, by the values of `train.float8` that it can do.
+    """Dense peak of the matrix products by precision (float32, bf16, fp16) where the device has such products; and,
+    where it has products in fp8, by the values of `train.float8` that it can do.
 
-    Of fp8, with sums in float32: 4500e12 of B200 (half of the 9 PFLOP/s with sparsity of the Blackwell brief, 2024),
-    1979e12 of H100 and H200 SXM (half of the 3,958 TFLOP/s with sparsity of their data sheets), 733e12 of L40S (data
-    sheet), 330.3e12 of RTX 4090 (Ada whitepaper, "FP8 with FP32 accumulate"). A100 has none.
+    Of fp8, with sums in float32: of B200 half of the 9 PFLOP/s with sparsity of the Blackwell brief (2024), of H100 and
+    H200 SXM half of the 3,958 TFLOP/s with sparsity of their data sheets, of RTX 4090 the Ada whitepaper's "FP8 with
+    FP32 accumulate".
     """
     memory_bytes_per_s: float
     host_bytes_per_s: float
@@ -45,6 +50,9 @@ class Hardware:
     inside_bytes_per_s: float
     between: str
     between_bytes_per_s: float
+    """Of one device: an adapter that several share is divided among them, since all of them send at the same time."""
+    host_memory_bytes: int | None = None
+    """Of a node; None: not known."""
     watts: float
     """Largest power limit of a device."""
 
@@ -55,37 +63,66 @@ class Hardware:
     def bandwidth(self, *, stride: int, size: int) -> float:
         """Bytes/s that a ring over the group has for itself.
 
-        Between nodes each device has an adapter of its own: a group with several members in a node uses all of theirs.
+        A group with several members in a node uses the adapters, or the parts of one, of all of them.
         """
         if not self.spans_nodes(stride=stride, size=size):
             return self.inside_bytes_per_s
         members_of_node = max(1, self.gpus_per_node // stride)
         return min(self.inside_bytes_per_s, members_of_node * self.between_bytes_per_s)
 
+    def peak(self, precision: str) -> float:
+        """FLOP/s of the matrix products of a training in this precision. Raises ConfigError."""
+        if precision not in self.flops_per_s:
+            known = [name for name in _PRECISIONS if name in self.flops_per_s]
+            raise ConfigError(
+                f"train.precision = '{precision}': {self.gpu} has no such products; use {' or '.join(known)}"
+            )
+        return self.flops_per_s[precision]
 
-def parse_hardware(*, gpu: str, gpu_memory: str, gpus_per_node: int, interconnect: str) -> Hardware:
-    """From the options of `rankscope plan`. Raises ConfigError, one line."""
-    known = _known()
+    def crosses_nodes(self, first: Sequence[int], second: Sequence[int]) -> bool:
+        """True if a rank of `first` and its peer in `second` are on different nodes; ranks fill nodes in order."""
+        return any(a // self.gpus_per_node != b // self.gpus_per_node for a, b in zip(first, second, strict=True))
+
+    def send_bandwidth(self, first: Sequence[int], second: Sequence[int]) -> float:
+        """Bytes/s of a rank that sends to its peer in another group, while all others of its group do."""
+        crosses = self.crosses_nodes(first, second)
+        return min(self.inside_bytes_per_s, self.between_bytes_per_s) if crosses else self.inside_bytes_per_s
+
+
+def parse_hardware(
+    *,
+    gpu: str,
+    gpu_memory: str,
+    gpus_per_node: int,
+    interconnect: str,
+    host_memory: str = "",
+    table: Path | None = None,
+) -> Hardware:
+    """From the options of `rankscope plan`; `table` is a TOML file with more devices and links. Raises ConfigError, one
+    line."""
+    known = _known() if table is None else _with_table(table)
     facts = _entry(known["gpu"], gpu, "--gpu")
     inside, _, between = (part.strip() for part in interconnect.partition(","))
-    inside = _NVLINK_OF.get(gpu, "pcie4") if inside in ("", "nvlink") else inside
-    between = between or "ib400"
+    inside = facts["inside"] if inside in ("", "nvlink") else inside
+    between, _, shared = (part.strip() for part in (between or "ib400").partition("/"))
+    adapter = _entry(known["link"], between, "--interconnect")
+    num_sharing = _num_sharing(shared) if shared else int(adapter.get("gpus_per_adapter", 1))
+    half = facts.get("bf16_tflops", facts.get("fp16_tflops"))
+    tflops = {"float32": facts["float32_tflops"], "bf16": facts.get("bf16_tflops"), "fp16": half}
     return Hardware(
         gpu=gpu,
         memory_bytes=parse_bytes(gpu_memory, "--gpu-memory") if gpu_memory else round(facts["memory_gb"] * 10**9),
         flops_per_s={
-            "float32": facts["float32_tflops"] * 1e12,
-            "bf16": facts["bf16_tflops"] * 1e12,
-            "fp16": facts["bf16_tflops"] * 1e12,
-            **{recipe: tflops * 1e12 for recipe, tflops in facts.get("fp8_tflops", {}).items()},
+            name: rate * 1e12 for name, rate in (tflops | facts.get("fp8_tflops", {})).items() if rate is not None
         },
         memory_bytes_per_s=facts["memory_tb_per_s"] * 1e12,
         host_bytes_per_s=_entry(known["link"], facts["host_link"], "host_link")["gb_per_s"] * 1e9,
+        host_memory_bytes=parse_bytes(host_memory, "--host-memory") if host_memory else None,
         gpus_per_node=gpus_per_node,
         inside=inside,
         inside_bytes_per_s=_entry(known["link"], inside, "--interconnect")["gb_per_s"] * 1e9,
-        between=between,
-        between_bytes_per_s=_entry(known["link"], between, "--interconnect")["gb_per_s"] * 1e9,
+        between=between + (f" shared by {num_sharing}" if num_sharing > 1 else ""),
+        between_bytes_per_s=adapter["gb_per_s"] * 1e9 / min(num_sharing, gpus_per_node),
         watts=facts["watts"],
     )
 
@@ -93,7 +130,8 @@ def parse_hardware(*, gpu: str, gpu_memory: str, gpus_per_node: int, interconnec
 def named_hardware(device_name: str) -> Hardware | None:
     """Hardware of a named device, such as `NVIDIA H100 80GB HBM3`, with its usual links; None if unknown."""
     words = re.split(r"[^a-z0-9]+", device_name.lower())
-    gpu = next((name for name in _known()["gpu"] if name in words or name in "".join(words)), None)
+    names = {*words, *(first + second for first, second in pairwise(words))}  # RTX 4090
+    gpu = next((name for name in _known()["gpu"] if name in names), None)
     return None if gpu is None else parse_hardware(gpu=gpu, gpu_memory="", gpus_per_node=8, interconnect="")
 
 
@@ -119,3 +157,54 @@ def _entry(table: Mapping[str, Any], name: str, option: str) -> Mapping[str, Any
 @cache
 def _known() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))
+
+
+_NUMBERS = {
+    "gpu": {"memory_gb", "float32_tflops", "memory_tb_per_s", "watts"},
+    "link": {"gb_per_s"},
+}
+_TEXTS = {"inside", "host_link"}
+_OPTIONAL = {"bf16_tflops", "fp16_tflops", "gpus_per_adapter"}
+
+
+def _with_table(path: Path) -> dict[str, dict[str, Any]]:
+    """The known devices and links with those of a file, each of which is checked."""
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--hardware {path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--hardware {path}: no TOML ({error})") from None
+    known = {kind: dict(entries) for kind, entries in _known().items()}
+    for kind, entries in read.items():
+        if kind not in known or not isinstance(entries, dict):
+            raise ConfigError(f"--hardware {path}: {kind}: must be [gpu.NAME] or [link.NAME]")
+        for name, facts in entries.items():
+            _check_entry(f"--hardware {path}: {kind}.{name}", kind, facts)
+            known[kind][name] = facts
+    return known
+
+
+def _check_entry(where: str, kind: str, facts: Any) -> None:
+    if not isinstance(facts, dict):
+        raise ConfigError(f"{where}: must be a table")
+    needed = _NUMBERS[kind] | (_TEXTS if kind == "gpu" else set())
+    if missing := sorted(needed - facts.keys()):
+        raise ConfigError(f"{where}: lacks {', '.join(missing)}")
+    if kind == "gpu" and not {"bf16_tflops", "fp16_tflops"} & facts.keys():
+        raise ConfigError(f"{where}: lacks bf16_tflops or fp16_tflops")
+    rates = facts.get("fp8_tflops", {})
+    if not isinstance(rates, dict) or rates.keys() - {"tensorwise", "rowwise"}:
+        raise ConfigError(f"{where}.fp8_tflops: must be like {{ tensorwise = 1979, rowwise = 1979 }}")
+    numbers = {key: facts[key] for key in (_NUMBERS[kind] | _OPTIONAL) & facts.keys()}
+    for key, value in (numbers | {f"fp8_tflops.{key}": value for key, value in rates.items()}).items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ConfigError(f"{where}.{key} = {value!r}: must be a number above 0")
+    if not all(isinstance(facts[key], str) for key in _TEXTS & facts.keys()):
+        raise ConfigError(f"{where}: {' and '.join(sorted(_TEXTS))} must be names of links")
+
+
+def _num_sharing(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"--interconnect /{text}: must be the number of devices that share an adapter, like eth100/2")
+    return int(text)

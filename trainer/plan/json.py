@@ -34,6 +34,7 @@ def as_json(
             {"name": each.name, "set": [*each.overrides], **expected_json(each.expected)} for each in found.tried
         ]
         content["impossible"] = [{"name": name, "why": why} for name, why in found.impossible]
+        content["would_fit"] = [*found.would_fit]
         content["simplest"] = found.simplest.name if found.simplest else None
         content["fastest"] = found.fastest.name if found.fastest else None
     return content

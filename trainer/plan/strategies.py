@@ -7,7 +7,7 @@
 Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallel within a
 node, a pipeline, all three; experts and long sequences over ranks; the host's memory at last) costs communication,
 bubbles or the host's time, and is taken only where the one before does not fit. The fastest of those that fit is named
-beside it.
+beside it; it may be the same with its products in fp8, which `name` then says.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trainer.config.load import ConfigError, changed_config
 from trainer.layout.plan import resolve
 from trainer.plan.expected import Expected, expect
 from trainer.plan.hardware import Hardware
+from trainer.plan.what_would_fit import what_would_fit
 
 __all__ = ["Strategies", "Strategy", "strategies"]
 
@@ -42,6 +43,8 @@ class Strategies:
     tried: tuple[Strategy, ...]
     impossible: tuple[tuple[str, str], ...]
     """Name and why not, one line, of those that the configuration cannot be laid out on."""
+    would_fit: tuple[str, ...] = ()
+    """If none of them fits: what would."""
 
     @property
     def simplest(self) -> Strategy | None:
@@ -60,16 +63,29 @@ class Strategies:
 
 
 def strategies(config: Config, hardware: Hardware, num_gpus: int) -> Strategies:
-    tried, impossible = [], []
-    for name, overrides in _ladder(config, hardware, num_gpus):
+    tried: list[Strategy] = []
+    impossible: list[tuple[str, str]] = []
+
+    def attempt(name: str, overrides: list[str]) -> None:
         try:
             changed = changed_config(config.model_dump(mode="json"), overrides)
             expected = expect(changed, resolve(changed, num_gpus), hardware)
         except ConfigError as error:
             impossible.append((name, str(error)))
-            continue
+            return
         tried.append(Strategy(name=name, overrides=tuple(overrides), expected=expected))
-    return Strategies(tried=tuple(tried), impossible=tuple(impossible))
+
+    for name, overrides in _ladder(config, hardware, num_gpus):
+        attempt(name, overrides)
+    # fp8 makes room for nothing: it is worth a look only for the layout that would be taken without it.
+    found = Strategies(tried=tuple(tried), impossible=())
+    if (chosen := found.fastest or found.simplest) and (faster := _in_float8(config, hardware, chosen)):
+        attempt(*faster)
+    return Strategies(
+        tried=tuple(tried),
+        impossible=tuple(impossible),
+        would_fit=() if found.simplest else tuple(what_would_fit(config, hardware, num_gpus)),
+    )
 
 
 def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple[str, list[str]]]:
@@ -80,7 +96,8 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
 
     # What the configuration has of them belongs to one layout, and others refuse it.
     own, default = config.parallel, type(config.parallel)()
-    optional = {"ep": 1, "zero1": "false", "cpu_offload": "false", "gradient_compression": "none"}
+    optional = {"ep": 1, "zero1": "false", "cpu_offload": "false", "gradient_compression": "none",
+                "reduce_every_microbatch": "false"}  # fmt: skip
     plain = {key: str(value) for key, value in optional.items() if getattr(own, key) != getattr(default, key)}
 
     def mesh(replicate: int, shard: int, tp: int = 1, pp: int = 1, recompute: str = "none", **more: str) -> list[str]:
@@ -96,6 +113,9 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     if num_gpus == 1:
         yield "one device", mesh(1, 1)
         yield "one device + recompute", mesh(1, 1, recompute="full")
+        micro = 1
+        yield "one device + recompute, one sequence a pass", mesh(1, 1, recompute="full")
+        yield from _smaller_state(config, "one device + recompute", mesh(1, 1, recompute="full"))
         return
     yield "DDP", mesh(-1, 1)
     yield "DDP, ZeRO-1", mesh(-1, 1, zero1="true")
@@ -106,6 +126,12 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     yield "FSDP + recompute", mesh(1, -1, recompute="full")
     micro = 1
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
+    accumulates = config.train.global_batch_size > num_gpus
+    each = {"reduce_every_microbatch": "true"} if accumulates else {}
+    if accumulates:  # without whole gradients between passes there may be room for all activations
+        yield "FSDP, each sequence reduced", mesh(1, -1, **each)
+        yield "FSDP + recompute, each sequence reduced", mesh(1, -1, recompute="full", **each)
+    yield from _smaller_state(config, "FSDP + recompute", mesh(1, -1, recompute="full", **each))
     for ep in (ep for ep in sizes if model.num_experts and model.num_experts % ep == 0):
         yield f"ep {ep} x FSDP + recompute", mesh(1, -1, recompute="full", ep=str(ep))
     for tp in (tp for tp in sizes if model.num_experts % tp == 0):
@@ -120,4 +146,19 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
                     options = mesh(1, -1, tp=tp, pp=pp, recompute="full", schedule="1f1b")
                     yield f"pp {pp} x tp {tp} x FSDP + recompute (3-D)", options
                     break
-    yield "FSDP + recompute, all state on the host", mesh(1, -1, recompute="full", cpu_offload="true")
+    host = mesh(1, -1, recompute="full", cpu_offload="true", **each)
+    yield "FSDP + recompute, all state on the host", host
+
+
+def _smaller_state(config: Config, name: str, options: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The same layout with another optimizer: it changes the numbers of the training, if little."""
+    if config.optim.name == "adamw":
+        yield f"{name}, 8-bit AdamW", [*options, "optim.name=adamw8bit"]
+
+
+def _in_float8(config: Config, hardware: Hardware, strategy: Strategy) -> tuple[str, list[str]] | None:
+    """A layout with its products in fp8, where the device has them and the configuration is in bf16."""
+    kind = next((kind for kind in ("tensorwise", "rowwise") if kind in hardware.flops_per_s), None)
+    if kind is None or config.train.float8 != "none" or config.train.precision != "bf16":
+        return None
+    return f"{strategy.name}, fp8", [*strategy.overrides, f"train.float8={kind}"]

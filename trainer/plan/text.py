@@ -142,10 +142,19 @@ def _ladder(found: Strategies, console: Console) -> None:
         names = ", ".join(name for name, reason in found.impossible if reason == why)
         console.print(f"  not possible: {names}: {why}", highlight=False, markup=False)
     if simplest is None:
-        console.print("\nNothing fits: more or larger devices, shorter sequences, or a smaller model.", highlight=False)
+        _would_fit(found.would_fit, console)
     for title, chosen in (("The simplest that fits", simplest), ("The fastest", fastest)):
         if chosen is not None:
             console.print(f"\n{title}: {_options(chosen)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _would_fit(ways: Sequence[str], console: Console) -> None:
+    if not ways:
+        console.print("\nNothing fits: shorter sequences or a smaller model.", highlight=False)
+        return
+    console.print("\nNothing fits. What would:", highlight=False)
+    for way in ways:
+        console.print(f"  {way}", highlight=False, markup=False)
 
 
 def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: bool = False) -> Table:

@@ -19,7 +19,7 @@ from trainer.layout.plan import Plan
 from trainer.plan.activations import FLOAT32_BYTES, compute_bytes, reduced_bytes
 from trainer.plan.weights import Unit, is_factored, power_sgd_numel, rank_units
 
-__all__ = ["CollectiveCall", "rank_traffic"]
+__all__ = ["CollectiveCall", "rank_traffic", "sends_per_microbatch"]
 
 _MIB = 2**20
 _COUNT_BYTES = 8  # int64
@@ -270,19 +270,25 @@ def _recomputed_layers(config: Config, plan: Plan, pp_rank: int) -> int:
     return sum(1 for layer in own if layer % every == 0) if kind == "every_n" else 0
 
 
+def sends_per_microbatch(plan: Plan, pp_rank: int) -> dict[int, int]:
+    """Messages of a microbatch to each other pipeline rank: activations to the next stage, gradients to the one
+    before."""
+    number = {stage: rank for rank, stages in enumerate(plan.stages.of_rank) for stage in stages}
+    sends: dict[int, int] = {}
+    for stage in plan.stages.of_rank[pp_rank]:
+        for other in (stage + 1, stage - 1):
+            if number.get(other, pp_rank) != pp_rank:
+                sends[number[other]] = sends.get(number[other], 0) + 1
+    return sends
+
+
 def _pipeline(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
-    """Messages that this rank sends: activations to the next stage, gradients to the one before."""
     if plan.pp == 1:
         return []
-    number = {stage: rank for rank, stages in enumerate(plan.stages.of_rank) for stage in stages}
     low = compute_bytes(config) if plan.data_parallel_kind in ("fsdp", "hsdp") else FLOAT32_BYTES
     split = plan.tp if config.parallel.sequence_parallel else 1
     message = plan.micro_batch_size * (config.data.seq_len // (split * plan.cp)) * config.model.dim * low
-    sends = 0
-    for stage in plan.stages.of_rank[pp_rank]:
-        sends += stage + 1 in number and number[stage + 1] != pp_rank
-        sends += stage > 0 and number[stage - 1] != pp_rank
-    calls = sends * plan.num_microbatches
+    calls = sum(sends_per_microbatch(plan, pp_rank).values()) * plan.num_microbatches
     return [
         CollectiveCall(dimension="pp", op="send", what="activations and their gradients", size=plan.pp, calls=calls,
              num_bytes=calls * message)

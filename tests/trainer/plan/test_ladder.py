@@ -1,0 +1,204 @@
+"""Layouts that are tried, shared links, devices of a user's own table, and what would fit where nothing does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rankscope.cli import app
+from trainer.config.config import Config
+from trainer.config.load import ConfigError, load_config
+from trainer.layout.plan import resolve
+from trainer.plan.anti_patterns import anti_patterns
+from trainer.plan.expected import expect
+from trainer.plan.hardware import Hardware, named_hardware, parse_hardware
+from trainer.plan.strategies import strategies
+from trainer.presets import config_path
+
+LLAMA_70B = {
+    "model": {"vocab_size": 32000, "dim": 8192, "num_layers": 80, "num_heads": 64, "num_kv_heads": 8,
+              "hidden_dim": 28672, "max_seq_len": 4096},
+    "data": {"seq_len": 4096},
+    "train": {"precision": "bf16", "global_batch_size": 512},
+}  # fmt: skip
+
+
+def machine(gpu: str = "h100", interconnect: str = "nvlink,ib400", gpus_per_node: int = 8, **more: str) -> Hardware:
+    return parse_hardware(
+        gpu=gpu, gpu_memory=more.get("gpu_memory", ""), gpus_per_node=gpus_per_node, interconnect=interconnect,
+        host_memory=more.get("host_memory", ""),
+    )  # fmt: skip
+
+
+def test_a_large_model_is_advised_to_reduce_each_sequence_before_it_is_cut() -> None:
+    found = strategies(Config.model_validate(LLAMA_70B), machine("a100"), 64)
+    assert found.simplest
+    assert "parallel.reduce_every_microbatch=true" in found.simplest.overrides
+    assert "parallel.tp=1" in found.simplest.overrides
+    cut = next(each for each in found.tried if each.name.startswith("tp 8"))
+    assert cut.expected.fits
+    assert found.simplest.expected.step_s < cut.expected.step_s
+
+
+def test_smaller_state_and_fp8_are_tried_where_the_device_has_them() -> None:
+    config = load_config(config_path("llama-8b"))
+    names = {gpu: [each.name for each in strategies(config, machine(gpu), 16).tried] for gpu in ("h100", "a100")}
+    for listed in names.values():
+        assert any("8-bit AdamW" in name for name in listed)
+        assert any("all state on the host" in name for name in listed)
+    assert [any("fp8" in name for name in listed) for listed in names.values()] == [True, False]
+    eight_bit = load_config(config_path("llama-8b"), ["optim.name=adamw8bit"])
+    assert not any("8-bit AdamW" in each.name for each in strategies(eight_bit, machine(), 16).tried)
+
+
+def test_every_proposed_setting_can_be_set() -> None:
+    for config in (Config.model_validate(LLAMA_70B), load_config(config_path("moe-debug"))):
+        for num_gpus in (1, 16):
+            for strategy in strategies(config, machine(), num_gpus).tried:
+                changed = load_config(config_path("debug"), [*strategy.overrides, "train.global_batch_size=64"])
+                assert changed.parallel.tp == strategy.expected.plan.tp
+
+
+def pipeline_s(pp: int, interconnect: str, gpus_per_node: int, num_gpus: int = 8) -> float:
+    overrides = [f"parallel.pp={pp}", f"parallel.dp_shard={num_gpus // pp}", "train.global_batch_size=64"]
+    config = load_config(config_path("debug"), overrides)
+    hardware = machine("a100", interconnect, gpus_per_node)
+    expected = expect(config, resolve(config, num_gpus), hardware)
+    return sum(group.seconds for group in expected.groups if group.call.op == "send")
+
+
+def test_a_pipeline_pays_for_each_boundary_and_not_for_the_first_alone() -> None:
+    # Stages 0 and 1 on one node, 2 and 3 on the other: the second boundary is the slow one.
+    inside, fast, slow = (pipeline_s(4, f"nvlink,{link}", nodes)
+                          for link, nodes in (("eth10", 8), ("ib400", 4), ("eth10", 4)))  # fmt: skip
+    assert inside < fast < slow
+    # A message within the node and one beyond it: half of each.
+    assert slow == pytest.approx((inside + pipeline_s(4, "eth10,eth10", 4)) / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_boundaries_within_a_node_cost_the_same_on_any_network(stages: int) -> None:
+    assert pipeline_s(stages, "nvlink,eth10", 8) == pipeline_s(stages, "nvlink,ib400", 8)
+
+
+def test_an_adapter_may_be_shared_by_several_devices() -> None:
+    own, shared, node = (machine(interconnect=f"nvlink,{link}") for link in ("eth100", "eth100/2", "eth100/8"))
+    for stride, size in ((1, 64), (8, 8)):
+        assert own.bandwidth(stride=stride, size=size) == 2 * shared.bandwidth(stride=stride, size=size)
+        assert own.bandwidth(stride=stride, size=size) == 8 * node.bandwidth(stride=stride, size=size)
+    assert node.between == "eth100 shared by 8"
+    # Four devices cannot share with eight.
+    assert machine(interconnect="nvlink,eth100/8", gpus_per_node=4).bandwidth(stride=4, size=2) == 12.5e9 / 4
+    for wrong in ("eth100/0", "eth100/two", "eth100/-1"):
+        with pytest.raises(ConfigError, match="number of devices that share"):
+            machine(interconnect=f"nvlink,{wrong}")
+
+
+TABLE = """
+[gpu.dojo]
+watts = 400
+memory_gb = 64
+bf16_tflops = 200
+float32_tflops = 50
+memory_tb_per_s = 2
+inside = "fabric"
+host_link = "pcie4"
+[link.fabric]
+gb_per_s = 100
+[link.efa]
+gb_per_s = 50
+gpus_per_adapter = 8
+"""
+
+
+def test_devices_and_links_of_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "ours.toml"
+    table.write_text(TABLE)
+    command = ["plan", "debug", "--gpus", "16", "--gpu", "dojo", "--hardware", str(table), "--interconnect",
+               "nvlink,efa", "--format", "json", "--set", "train.global_batch_size=64"]  # fmt: skip
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    content = json.loads(done.stdout)
+    assert content["hardware"]["between"] == "efa shared by 8"
+    assert content["hardware"]["memory_bytes"] == 64e9
+    assert parse_hardware(gpu="h100", gpu_memory="", gpus_per_node=8, interconnect="fabric,efa", table=table)
+    with pytest.raises(ConfigError, match="--gpu dojo: not known"):
+        machine("dojo")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("watts = 400\n", ""), "gpu.dojo: lacks watts"),
+        (("bf16_tflops = 200\n", ""), "lacks bf16_tflops or fp16_tflops"),
+        (("memory_gb = 64", "memory_gb = -64"), "memory_gb = -64: must be a number above 0"),
+        (("gb_per_s = 100", 'gb_per_s = "fast"'), "link.fabric.gb_per_s"),
+        (("gpus_per_adapter = 8", "gpus_per_adapter = true"), "gpus_per_adapter"),
+        (("[link.efa]", "[lnik.efa]"), "lnik: must be"),
+        (('inside = "fabric"', "inside = 7"), "names of links"),
+        (("[gpu.dojo]", "[gpu.dojo"), "no TOML"),
+    ],
+)
+def test_a_mistake_in_a_table_is_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    table = tmp_path / "ours.toml"
+    table.write_text(TABLE.replace(*change))
+    done = CliRunner().invoke(app, ["plan", "debug", "--gpu", "dojo", "--hardware", str(table)])
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [("NVIDIA A10", "a10"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA L4", "l4"), ("NVIDIA L40S", "l40s"),
+     ("Tesla V100-SXM2-32GB", "v100"), ("NVIDIA GB200", "gb200"), ("NVIDIA B200", "b200"), ("NVIDIA A10G", None),
+     ("NVIDIA L40", None), ("AMD Instinct MI300X", "mi300x"), ("NVIDIA GeForce RTX 4090", "rtx4090")],
+)  # fmt: skip
+def test_a_device_is_known_by_its_whole_name(name: str, gpu: str | None) -> None:
+    found = named_hardware(name)
+    assert (found and found.gpu) == gpu
+
+
+def test_a_device_without_bf16_says_what_it_has() -> None:
+    half = load_config(config_path("debug"), ["train.precision=fp16"])
+    assert expect(half, resolve(half, 8), machine("v100")).step_s > 0
+    low = load_config(config_path("debug"), ["train.precision=bf16"])
+    with pytest.raises(ConfigError, match="v100 has no such products; use float32 or fp16"):
+        expect(low, resolve(low, 8), machine("v100"))
+
+
+def test_nothing_fits_names_what_would() -> None:
+    config = Config.model_validate(LLAMA_70B)
+    lines = strategies(config, machine(host_memory="200GB"), 8).would_fit
+    assert any(line.startswith(("16 devices", "32 devices")) for line in lines)
+    assert any("200.0 GB" in line and "in each node" in line for line in lines)
+    assert any("QLoRA" in line for line in lines)
+    assert strategies(config, machine(), 8).would_fit == ()  # a host of any size holds the state
+    number = next(int(line.split()[0]) for line in lines if "devices:" in line)
+    more = strategies(config, machine(host_memory="200GB"), number)
+    assert more.simplest
+    assert "host" not in more.simplest.name
+    half = strategies(config, machine(host_memory="200GB"), number // 2)
+    assert half.simplest is None or "8-bit" in half.simplest.name
+
+
+def test_tensor_parallel_over_a_slow_network_is_advised_less() -> None:
+    config = Config.model_validate(LLAMA_70B | {"parallel": {"tp": 8, "dp_shard": 2}})
+    warnings = anti_patterns(expect(config, resolve(config, 16), slow := machine(interconnect="pcie4,eth10")), slow)
+    assert any("Lower parallel.tp to 4 or 1" in line for line in warnings)
+
+
+def accumulation_warnings(config: Config, num_gpus: int) -> list[str]:
+    hardware = machine()
+    warnings = anti_patterns(expect(config, resolve(config, num_gpus), hardware), hardware)
+    return [line for line in warnings if "fit at once" in line]
+
+
+def test_accumulation_is_warned_of_where_the_batch_fits() -> None:
+    batch = "train.global_batch_size=64"
+    assert accumulation_warnings(load_config(config_path("gpt2-124m"), ["train.micro_batch_size=1", batch]), 8)
+    assert not accumulation_warnings(load_config(config_path("gpt2-124m"), ["train.micro_batch_size=0", batch]), 8)
+    large = Config.model_validate({**LLAMA_70B, "train": {**LLAMA_70B["train"], "micro_batch_size": 1}})
+    assert not accumulation_warnings(large, 64)
