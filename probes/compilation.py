@@ -19,10 +19,9 @@ from typing import Any
 from .fail_open import failing_open
 from .profiling.compile_log import CompileLog
 from .recorder import Recorder
+from .torch_compat import COMPILE_CALLBACKS
 
 __all__ = ["CompileProbe"]
-
-_CALLBACKS = "torch._dynamo.callback"
 
 
 class CompileProbe:
@@ -38,7 +37,7 @@ class CompileProbe:
         """Hook the compiler if it has been imported and does not call us yet. Costs a search of two short lists."""
         if self._handler is not None and self._started in self._handler.start_callbacks:
             return
-        module = sys.modules.get(_CALLBACKS)
+        module = sys.modules.get(COMPILE_CALLBACKS)
         if module is None or not self._recorder.enabled:
             return
         with failing_open("compilation"):

@@ -27,6 +27,7 @@ from .step_scalars import read_back
 from .tape.schema import UNSET
 from .tape.writer import COMPLETE
 from .tape_recorder import TapeRecorder
+from .torch_compat import foreach_norm
 
 __all__ = ["GradientProbe", "clean_name"]
 
@@ -179,10 +180,10 @@ class GradientProbe:
 def _norms(gradients: list[Tensor]) -> Tensor:
     """L2 norms and largest absolute values, shape (2, number of gradients). NaN and Inf come through."""
     wide = torch.float64 if gradients[0].dtype is torch.float64 else torch.float32
-    norms = torch._foreach_norm(gradients, 2, dtype=wide)
+    norms = foreach_norm(gradients, 2, dtype=wide)
     if gradients[0].is_cpu:  # the maximum norm is fused on a GPU, and twenty times slower than this on a CPU
         pairs = [torch.aminmax(gradient) for gradient in gradients]
         largest = [torch.maximum(pair.max, -pair.min).to(wide) for pair in pairs]
     else:
-        largest = list(torch._foreach_norm(gradients, math.inf, dtype=wide))
+        largest = list(foreach_norm(gradients, math.inf, dtype=wide))
     return torch.stack((torch.stack(tuple(norms)), torch.stack(largest)))

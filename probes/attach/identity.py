@@ -158,12 +158,13 @@ def _name_of_job() -> str:
 def _word_in_store() -> str:
     """A random word, the first that a rank has left in the default group's store; nobody waits for it."""
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
+
+    from ..torch_compat import default_store
 
     if not dist.is_available() or not dist.is_initialized():
         return ""
     try:
-        return str(c10d._get_default_store().compare_set(_WORD, "", uuid.uuid4().hex).decode())
+        return str(default_store().compare_set(_WORD, "", uuid.uuid4().hex).decode())
     except RuntimeError:  # a store without it
         return ""
 

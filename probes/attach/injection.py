@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import dataloader
 
 from ..tape import event_kinds
+from ..torch_compat import SAVE, SINGLE_PROCESS_LOADER_ITERATOR, tree_leaves, tree_map
 from .attach import Attached, current
 from .injected_fault import InjectedFault
 
@@ -162,8 +162,7 @@ class _Injection:
         if not self._is_due():
             return None
         spoiled = _spoiled(floating, bad)
-        replace = torch.utils._pytree.tree_map
-        return replace(lambda value: spoiled if value is floating else value, (args, kwargs))
+        return tree_map(lambda value: spoiled if value is floating else value, (args, kwargs))
 
     def _act(self, module: nn.Module, args: Any) -> None:
         if self._fault.name == "skip_collective" and not getattr(module, "require_backward_grad_sync", True):
@@ -176,26 +175,27 @@ class _Injection:
 
     def _slow_loader(self) -> None:
         """Below the wrapper of `attach`, whose own is the outermost: the delay is of the fetch."""
-        base = dataloader._SingleProcessDataLoaderIter
+        base = SINGLE_PROCESS_LOADER_ITERATOR
         real = base._next_data
 
         def slow(iterator: Any) -> Any:
             self._delay()
-            return real(iterator)  # type: ignore[no-untyped-call]
+            return real(iterator)
 
         self._undo.append(lambda: setattr(base, "_next_data", real))
-        base._next_data = slow  # type: ignore[method-assign]
+        base._next_data = slow
 
     def _slow_saves(self) -> None:
-        real: Any = torch.serialization._save
+        place, name = SAVE
+        real: Any = getattr(place, name)
 
         def slow(*args: Any, **kwargs: Any) -> Any:
             if self._is_due():
                 time.sleep(SAVE_S)
             return real(*args, **kwargs)
 
-        self._undo.append(lambda: setattr(torch.serialization, "_save", real))
-        torch.serialization._save = slow
+        self._undo.append(lambda: setattr(place, name, real))
+        setattr(place, name, slow)
 
 
 def hold_gil() -> None:
@@ -261,5 +261,5 @@ def _spoiled(tensor: Tensor, value: float, hooks: Sequence[Any] = ()) -> Tensor:
 
 
 def _first_tensor(value: Any, wanted: Callable[[Tensor], bool]) -> Tensor | None:
-    leaves = torch.utils._pytree.tree_leaves(value)
+    leaves = tree_leaves(value)
     return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and wanted(leaf)), None)

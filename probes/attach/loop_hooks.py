@@ -34,7 +34,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
-from torch.utils.data import dataloader
 
 from ..collectives.shard_groups import FSDP1
 from ..collectives.wrapped import training_is_here
@@ -42,6 +41,7 @@ from ..compilation import CompileProbe
 from ..fail_open import failing_open, record_error
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
+from ..torch_compat import BASE_LOADER_ITERATOR
 from .loss_scaling import LossScaling
 from .on_import import OnImport
 from .replaced import replaced
@@ -150,7 +150,7 @@ class LoopPhases:
         self._compilation.hook()
         self._undo.append(self._compilation.remove)
         self.replace(torch.autograd, "backward", self._backward, follows=True)
-        self.replace(dataloader._BaseDataLoaderIter, "__next__", self._fetch)
+        self.replace(BASE_LOADER_ITERATOR, "__next__", self._fetch)
         self.replace(clip_grad, "_get_total_norm", self._total_norm)
         for library in (Saves(self), TrlPhases(self), self._scaling):
             library.patch(self._imports)

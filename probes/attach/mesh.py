@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..tape_recorder import TapeRecorder
+from ..torch_compat import group_world
 
 __all__ = ["DIMENSIONS", "derive", "describe", "dimension_of"]
 
@@ -94,7 +94,7 @@ def _of_groups(rank: int) -> dict[str, int]:
     A group of one rank says nothing: torchtitan has one for each kind of parallelism that is off.
     """
     place: dict[str, int] = {}
-    for group, members in c10d._world.pg_group_ranks.items():
+    for group, members in group_world().pg_group_ranks.items():
         description = str(getattr(group, "group_desc", ""))
         dimension = dimension_of(description) if description.startswith("mesh_") else _MEGATRON.get(description)
         if dimension is not None and rank in members and len(members) > 1:

@@ -16,10 +16,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-from torch.autograd import Variable
-
 from ..fail_open import record_error
+from ..torch_compat import graph_task_id, queue_callback
 from .call_records import Call, Calls
 from .thread_state import keep_thread_state
 
@@ -63,20 +61,20 @@ class BackwardWait:
         future.add_done_callback(completed)
 
     def _expect(self, call: Call, future: Any) -> bool:
-        task: int = torch._C._current_graph_task_id()
+        task = graph_task_id()
         if task < 0:
             return False  # not in a backward pass
         if task != self._task:
             self._expected.clear()  # of a pass that raised
             self._task = task
-            Variable._execution_engine.queue_callback(self._begin)
+            queue_callback(self._begin)
         self._expected.append((call, future))
         return True
 
     def _begin(self) -> None:
         try:
             self._begin_wait_ns = self._calls.recorder.wait_ns
-            Variable._execution_engine.queue_callback(self._end)
+            queue_callback(self._end)
             self._begin_ns = _monotonic_ns()
         except Exception as error:
             record_error("collectives.backward", error)

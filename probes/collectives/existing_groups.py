@@ -21,9 +21,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d as c10d
 
 from ..fail_open import failing_open
+from ..torch_compat import group_world
 from .group_tables import alive_groups, exchange
 from .wrapped import RecordedGroup, announce, recorded_over
 
@@ -40,7 +40,7 @@ def record_existing(models: Iterable[nn.Module]) -> None:
     for plain in alive_groups():
         if (group := recorded_over(plain)) is not plain:
             pairs.append((plain, group))
-        elif ranks := c10d._world.pg_group_ranks.get(plain):
+        elif ranks := group_world().pg_group_ranks.get(plain):
             announce(plain, sorted(ranks, key=ranks.__getitem__))
     exchange(pairs)
     for model in models:

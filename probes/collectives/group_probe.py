@@ -11,11 +11,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed import distributed_c10d as c10d
-
 from ..fail_open import failing_open
 from ..tape import event_kinds
 from ..tape_recorder import TapeRecorder
+from ..torch_compat import group_world
 from .backward_wait import BackwardWait
 from .call_records import Calls
 from .group_label import group_label
@@ -98,5 +97,5 @@ def _members(group: Any) -> list[int] | None:
     """Global ranks of the members in the order of their group ranks; None while torch doesn't know them."""
     if group.members is not None:
         return list(group.members)
-    ranks = c10d._world.pg_group_ranks.get(group)
+    ranks = group_world().pg_group_ranks.get(group)
     return None if ranks is None else sorted(ranks, key=ranks.__getitem__)

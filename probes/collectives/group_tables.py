@@ -10,23 +10,21 @@ import gc
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+
+from ..torch_compat import group_world, register_group, set_default_group
 
 __all__ = ["alive_groups", "exchange", "replace_new", "tables"]
-
-_names: Any = torch._C._distributed_c10d
 
 
 def alive_groups() -> list[Any]:
     """The process groups of this process."""
-    return list(c10d._world.pg_map)
+    return list(group_world().pg_map)
 
 
 def tables() -> tuple[dict[Any, Any], ...]:
     """Torch's tables whose keys are groups."""
-    world = c10d._world
+    world = group_world()
     return (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag)
 
 
@@ -51,9 +49,9 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
                 table[new] = table[old]
     _register(pairs)
     replacements = {id(old): new for old, new in pairs}
-    default = c10d._world.default_pg
+    default = group_world().default_pg
     if id(default) in replacements:
-        c10d._update_default_pg(replacements[id(default)])
+        set_default_group(replacements[id(default)])
     own = {id(getattr(new, "__dict__", None)) for _, new in pairs}  # a recorded group holds the one that it stands for
     for holder in gc.get_referrers(*(old for old, _ in pairs)):
         # An object may keep its attributes without a dict of its own until somebody asks for it.
@@ -68,7 +66,6 @@ def _register(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Under its name in C++, and in the lists of groups by tag."""
     replacements = {id(old): new for old, new in pairs}
     for old, new in pairs:
-        _names._unregister_process_group(old.group_name)
-        _names._register_process_group(old.group_name, new)
-    for entries in c10d._world.tags_to_pg.values():
+        register_group(old.group_name, new)
+    for entries in group_world().tags_to_pg.values():
         entries[:] = [replacements.get(id(entry), entry) for entry in entries]

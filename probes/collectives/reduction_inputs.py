@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from ..fail_open import failing_open, probes_disabled, record_error
+from ..torch_compat import foreach_norm, fsdp_param_group
 
 __all__ = ["ReductionInputs", "watch_fsdp_reductions"]
 
@@ -48,7 +49,7 @@ class ReductionInputs:
     def add(self, gradients: Sequence[torch.Tensor]) -> None:
         """Gradients that are about to be reduced."""
         if self._of_steps:
-            self._of_steps[-1][1].extend(torch._foreach_norm(list(gradients), math.inf))
+            self._of_steps[-1][1].extend(foreach_norm(list(gradients), math.inf))
 
     def nonfinite(self, step: int) -> bool | None:
         """Whether any was NaN or Inf in any computation of a step; None if none was seen."""
@@ -64,9 +65,7 @@ def watch_fsdp_reductions() -> ReductionInputs | None:
     if probes_disabled():
         return None
     with failing_open("collectives.reduction_inputs"):
-        from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
-
-        inputs = ReductionInputs()
+        fsdp, inputs = fsdp_param_group(), ReductionInputs()
         setattr(fsdp, _REDUCE, _looked_at(getattr(fsdp, _REDUCE), inputs))
         return inputs
     return None

@@ -37,6 +37,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..fail_open import failing_open, probes_disabled, record_error
 from ..recorder import Recorder
 from ..tape_recorder import TapeRecorder
+from ..torch_compat import group_world
 from .call_records import GroupCalls
 from .group_probe import GroupProbe
 from .group_tables import alive_groups, exchange, replace_new
@@ -223,9 +224,9 @@ def _new_group(real: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(real)
     def new_group(group_size: int, group_rank: int, members: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        known = len(c10d._world.pg_map)
+        known = len(group_world().pg_map)
         made, store = real(group_size, group_rank, members, *args, **kwargs)
-        if store is None or len(c10d._world.pg_map) == known:  # not a member, or one that there was already
+        if store is None or len(group_world().pg_map) == known:  # not a member, or one that there was already
             return made, store
         group = recorded_over(made)
         if group is made:

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from ..fail_open import record_error
+from ..torch_compat import functional_collectives, queue_callback
 from .phase_events import PhaseEvents
 
 __all__ = ["stamp_waits"]
@@ -39,9 +39,12 @@ def stamp_waits(stamps: PhaseEvents | None) -> Callable[[], None]:
     undo = [_wrap(torch.cuda.Event, "wait", stamps, is_ours=_is_compute_stream)]
     if torch.distributed.is_available():
         from torch.distributed import Work
-        from torch.distributed import _functional_collectives as functional
 
-        undo += [_wrap(Work, "wait", stamps), _wrap(functional, "wait_tensor", stamps), *_wrap_ddp(stamps)]
+        undo += [
+            _wrap(Work, "wait", stamps),
+            _wrap(functional_collectives(), "wait_tensor", stamps),
+            *_wrap_ddp(stamps),
+        ]
 
     def restore() -> None:
         for one in reversed(undo):
@@ -83,7 +86,7 @@ def _stamp_end_of_backward(stamps: PhaseEvents, roots: Any) -> None:
     def at_begin(_: Tensor) -> None:
         try:
             # DDP queues its own when all gradients are there: later, so that it runs after this one.
-            Variable._execution_engine.queue_callback(stamps.enter_wait)
+            queue_callback(stamps.enter_wait)
         except Exception as error:
             record_error("stream_waits", error)
 

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from ..attach.attach import current
 from ..tape import event_kinds
+from ..torch_compat import tree_map
 from .decisions import Guard, GuardPolicy, RunStopped, Verdict
 from .ledger import Ledger
 from .position import Position

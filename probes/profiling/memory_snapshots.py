@@ -26,6 +26,7 @@ from ..recorder import Recorder
 from ..tape import event_kinds
 from ..tape.run_facts import described
 from ..tape.rundir import RunDir
+from ..torch_compat import memory_snapshot, record_memory_history
 from .memory_state import FORMAT, summarise
 
 __all__ = ["MemorySnapshots", "record_exception", "reduced"]
@@ -60,7 +61,7 @@ class MemorySnapshots:
         self._is_written = False
         if history > 0:
             torch.cuda.init()  # type: ignore[no-untyped-call]  # torch: no types; before it there is nothing to record
-            torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=history)
+            record_memory_history(context="alloc", stacks="python", max_entries=history)
 
     def write(self, error: BaseException) -> None:
         """Write the snapshot if a CUDA allocation failed, once in a process."""
@@ -71,7 +72,7 @@ class MemorySnapshots:
             return
         self._is_written = True
         with failing_open("profiler.memory"):
-            snapshot = torch.cuda.memory._snapshot()
+            snapshot = memory_snapshot()
             state = summarise(snapshot)
             path = self._path()
             num_bytes = _save(reduced(snapshot), path)

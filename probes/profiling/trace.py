@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._autograd import _add_metadata_json, _profiler_enabled
-from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.profiler import profile, record_function
+
+from ..torch_compat import add_trace_metadata, experimental_profiler_config, group_configs, is_profiler_enabled
 
 __all__ = ["Trace"]
 
@@ -28,7 +28,7 @@ class Trace:
     """Records from its making on. Raises RuntimeError where another profiler runs in this process."""
 
     def __init__(self, *, on_cuda: bool, record_shapes: bool = False, with_stack: bool = False) -> None:
-        if _profiler_enabled():
+        if is_profiler_enabled():
             raise RuntimeError("another profiler runs in this process, which a second one would end")
         self._profile = profile(
             use_cpu=True,
@@ -41,7 +41,7 @@ class Trace:
         self._mark: record_function | None = None
         self._profile.__enter__()  # type: ignore[no-untyped-call]  # torch: no types
         if about := _distributed_info():
-            _add_metadata_json("distributedInfo", json.dumps(about))
+            add_trace_metadata("distributedInfo", json.dumps(about))
 
     def begin_step(self, number: int) -> None:
         """Mark the begin of a step."""
@@ -68,7 +68,7 @@ def _trace_only() -> dict[str, Any]:
     """The option that halves the time of stopping: no events for Python are made. torch before 2.13 lacks it,
     and stacks need those events."""
     try:
-        return {"experimental_config": _ExperimentalConfig(trace_only=True)}
+        return {"experimental_config": experimental_profiler_config(trace_only=True)}
     except TypeError:
         return {}
 
@@ -82,5 +82,5 @@ def _distributed_info() -> dict[str, Any]:
         "rank": dist.get_rank(),
         "world_size": dist.get_world_size(),
         "pg_count": dist.get_pg_count(),
-        "pg_config": dist.distributed_c10d._get_all_pg_configs(),
+        "pg_config": group_configs(),
     }

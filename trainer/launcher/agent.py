@@ -20,7 +20,6 @@ import signal
 from pathlib import Path
 from typing import Any, cast
 
-from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -49,6 +48,7 @@ from trainer.launcher.requested_exclusion import refusal
 from trainer.launcher.stop_signals import StopSignals
 from trainer.layout.plan import fitting_world
 from trainer.stop_budget import rank_grace_s
+from trainer.torch_compat import Store
 from watch.exclusion.request import RequestFile
 from watch.health.oom_kills import OomCounter
 

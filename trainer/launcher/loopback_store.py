@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+from trainer.torch_compat import TCPStore
 
 __all__ = ["loopback_store", "torch_stores_on_loopback"]
 

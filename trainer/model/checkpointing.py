@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from trainer.config.config import TrainConfig
 from trainer.model.transformer import Block, Transformer
+from trainer.torch_compat import COSTLY_COLLECTIVES
 
 __all__ = ["apply_activation_checkpointing", "selective_contexts"]
 
@@ -28,8 +29,7 @@ _KEPT = {
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     # A collective costs more to repeat than its result costs to keep.
-    torch.ops._c10d_functional.reduce_scatter_tensor.default,
-    torch.ops._c10d_functional.all_reduce.default,
+    *COSTLY_COLLECTIVES,
 }
 
 

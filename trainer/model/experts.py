@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor, Partial
 from trainer.config.model import ModelConfig
 from trainer.model.exchange import Route, exchange, scaled_gradient
 from trainer.model.sequence_counts import sequence_counts, sequence_scores
+from trainer.torch_compat import graph_task_id
 
 __all__ = ["Experts", "MixtureOfExperts"]
 
@@ -181,7 +182,7 @@ class MixtureOfExperts(nn.Module):
 
     def _count(self, sent: Tensor, kept: Tensor | None) -> None:
         # Backward may compute a forward pass again; an evaluation or a replay is no training.
-        if not (self.training and self.counts_load) or torch._C._current_graph_task_id() != -1:
+        if not (self.training and self.counts_load) or graph_task_id() != -1:
             return
         tokens = sent.sum((0, 1))
         dropped = torch.zeros_like(tokens) if kept is None else (sent * ~kept.unsqueeze(-1)).sum((0, 1))

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -31,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config.parallel import ParallelConfig
 from trainer.parallel.error_feedback import ErrorFeedback, error_name
 from trainer.parallel.sparse_hooks import reduce_int8, reduce_largest
+from trainer.torch_compat import GradBucket
 
 __all__ = ["GradientCompression"]
 

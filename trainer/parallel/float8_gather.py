@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.config.load import ConfigError
 from trainer.model.float8 import is_converted
+from trainer.torch_compat import foreach_norm
 
 __all__ = ["Float8Gathers"]
 
@@ -57,7 +58,7 @@ class Float8Gathers:
         """Find the scale of each matrix as it is now: one reduction of a number for each of them."""
         from torchao.float8.float8_utils import amax_to_scale
 
-        largest = torch.stack(torch._foreach_norm([made._tensor for made in self._casts], math.inf))
+        largest = torch.stack(foreach_norm([made._tensor for made in self._casts], math.inf))
         for group in self._groups:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
         for made, scale in zip(self._casts, amax_to_scale(largest, self._dtype).unbind(), strict=True):

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from probes.attach.identity import Identity
 from trainer.launcher.nodes.host_address import gloo_interface, own_address
+from trainer.torch_compat import HashStore, PrefixStore, Store, TCPStore
 
 __all__ = ["JoinError", "Place", "first_host", "is_launched", "join"]
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from trainer.error_text import first_line
 from trainer.preflight.facts import boot_id, device_model, facts, node_key, settings
@@ -39,6 +38,7 @@ from trainer.preflight.readings import AllReduceReading, LinkReading, RankReadin
 from trainer.preflight.report import PreflightReport
 from trainer.preflight.rounds import Pair, repeat_rounds
 from trainer.preflight.speeds import DeviceSpeed, device_speed
+from trainer.torch_compat import PrefixStore
 
 __all__ = ["Options", "Session"]
 

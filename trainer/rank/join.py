@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from probes.attach.identity import Identity
@@ -34,6 +33,7 @@ from trainer.layout.plan import Plan, resolve
 from trainer.model.size import flops_per_token
 from trainer.model.transformer import Transformer
 from trainer.plan.manifest import planned
+from trainer.torch_compat import PrefixStore, Store
 
 __all__ = ["connect_store", "join_run", "make_recorder"]
 

@@ -25,7 +25,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
-from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from probes.attach.identity import Identity
@@ -59,6 +58,7 @@ from trainer.rank.loop import train
 from trainer.rank.session import make_session
 from trainer.rank.stop_request import StopRequest
 from trainer.stop_budget import rank_grace_s
+from trainer.torch_compat import Store
 from trainer.training.build import build, pick_backend, pick_device
 
 __all__ = ["main", "run_and_leave"]

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from probes.fail_open import failing_open
+from trainer.torch_compat import OpOverload, TorchDispatchMode, disable_current_modes, graph_task_id
 
 __all__ = ["OperationWatch", "Suspect", "in_backward", "is_bad", "statistics"]
 
@@ -55,7 +55,7 @@ def is_bad(tensor: Tensor) -> bool:
     tensor = getattr(tensor, "_local_tensor", tensor)
     if not tensor.is_floating_point() or tensor.is_meta or not tensor.numel() or tensor.layout is not torch.strided:
         return False
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         tensor = tensor.detach()
         if math.isfinite(tensor.sum(dtype=torch.float32).item()):
             return False  # a sum is never finite with a NaN or an Inf in it; finite numbers may overflow, though
@@ -65,7 +65,7 @@ def is_bad(tensor: Tensor) -> bool:
 def statistics(tensor: Tensor) -> dict[str, Any]:
     """Shape, type, and of the finite elements min, max and mean; how many are not finite."""
     tensor = getattr(tensor, "_local_tensor", tensor)
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         tensor = tensor.detach()
         found: dict[str, Any] = {"shape": "x".join(map(str, tensor.shape)) or "1", "dtype": str(tensor.dtype)[6:]}
         if not tensor.is_floating_point() or not tensor.numel():
@@ -104,7 +104,7 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         if any(kind not in (Tensor, nn.Parameter) for kind in types):
             return NotImplemented  # a DTensor first becomes what this rank computes
         kwargs = kwargs or {}
-        checked = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+        checked = isinstance(func, OpOverload) and func.namespace == "aten"
         checked = checked and func._schema.name.removeprefix("aten::").lstrip("_") not in _NEVER
         inputs_bad = None
         if checked and func._schema.is_mutable:  # afterwards its inputs are its outputs
@@ -147,11 +147,11 @@ class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 
 def in_backward() -> bool:
     """True while autograd runs a backward pass in this thread."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task_id() != -1
 
 
 def _bad_rows(tensor: Tensor) -> tuple[tuple[int, ...], int]:
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         bad = ~torch.isfinite(tensor.detach())
         count = int(bad.sum())
         if not tensor.dim():

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError
 from trainer.config.config import Config
@@ -25,6 +24,7 @@ from trainer.layout.plan import resolve
 from trainer.replay.session import REQUEST_NAME
 from trainer.replay.step_replay import replay_target
 from trainer.replay.target import Target
+from trainer.torch_compat import FileStore
 from trainer.training.build import pick_backend, pick_device
 
 __all__ = ["main"]

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.data.batches import Batch
 from trainer.replay.operations import in_backward
+from trainer.torch_compat import disable_current_modes
 from trainer.training.rank_training import Training
 
 __all__ = ["SampleLosses", "describe", "differing_rows"]
@@ -68,7 +68,7 @@ class SampleLosses:
             return
         first = self._microbatch * self._size
         self._microbatch += 1
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             for place in range(logits.shape[0]):
                 row = logits.detach()[place]
                 full = row.full_tensor() if isinstance(row, DTensor) else row

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from probes.step_scalars import read_back
+from trainer.torch_compat import foreach_mul, foreach_norm
 
 __all__ = [
     "ClipNumbers",
@@ -130,7 +131,7 @@ def gradient_norm(
     squares = []
     for copies, local in gradients:
         # float64: the sum over all ranks then rounds the same way whatever the layout is, to float32's last bit.
-        norms = torch.stack(torch._foreach_norm(local)).double()
+        norms = torch.stack(foreach_norm(local)).double()
         square = norms.dot(norms).to(device)  # offloaded gradients are on the host
         # Divided by a Python number, one group at a time: nothing is copied to the device and nothing waits for it.
         squares.append(square if copies == 1 else square / copies)
@@ -158,4 +159,4 @@ def scale_gradients(gradients: Sequence[tuple[int, list[Tensor]]], factor: Tenso
         return  # a pass over all gradients for nothing; on a GPU, to ask would be to wait
     for _, local in gradients:
         # Offloaded gradients are on the host: there it waits for the factor.
-        torch._foreach_mul_(local, factor.to(local[0].device, torch.float32))
+        foreach_mul(local, factor.to(local[0].device, torch.float32))

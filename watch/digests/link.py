@@ -35,7 +35,7 @@ from watch.digests.clock_offsets import ClockClient, ClockOffset, ClockServer
 from watch.digests.signed_messages import NO_SESSION, Inbox, MessageRefused, Signer
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+    from probes.torch_compat import TCPStore
 
 __all__ = ["ALL", "LEADER", "LEADER_KEY", "DigestLink", "Refusal", "Traffic", "Verdict", "digest_key", "verdict_key"]
 

@@ -29,13 +29,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, FileDigest
 from trainer.checkpoint.disk_tier.tensor_frames import HashedFile, Heads, bytes_of
+from trainer.torch_compat import storage_info
 
 __all__ = ["Layout", "SavePlan", "Shard", "layout_of"]
 
@@ -132,7 +133,7 @@ class SavePlan:
                 WriteResult(
                     index=item.index,
                     size_in_bytes=length,
-                    storage_data=_StorageInfo(relative_path=shard.name, offset=offset, length=length),
+                    storage_data=storage_info(relative_path=shard.name, offset=offset, length=length),
                 )
                 for item, (offset, length) in zip(items, shard.places, strict=True)
             ]

@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trainer.torch_compat import foreach_copy
+
 __all__ = ["Arrival", "CopyStream", "Copying"]
 
 
@@ -43,7 +45,7 @@ class CopyStream:
         """Queue the copies; returns when they will have arrived."""
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            torch._foreach_copy_(targets, sources, non_blocking=True)
+            foreach_copy(targets, sources, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
         self._newest = arrived

@@ -26,6 +26,7 @@ from trainer.checkpoint.state import (
     rng_state,
     training_tensors,
 )
+from trainer.torch_compat import foreach_copy
 from trainer.training.rank_training import Training
 
 __all__ = ["Allocate", "HostCopy", "private_memory"]
@@ -123,6 +124,6 @@ def _same_layout(buffers: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> b
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy all at once; on CUDA the copies are queued first and waited for once."""
     if targets:
-        torch._foreach_copy_(targets, sources, non_blocking=True)
+        foreach_copy(targets, sources, non_blocking=True)
     if any(tensor.is_cuda for tensor in (*targets[:1], *sources[:1])):
         torch.cuda.synchronize()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from probes.recorder import Recorder
 from trainer.faults.trigger import Trigger
+from trainer.torch_compat import keep_device_busy
 from trainer.training.rank_training import Training
 
 __all__ = ["ARM"]
@@ -70,7 +71,7 @@ class _Drag:
         self.added += time.monotonic_ns() - start
 
     def compute_on_gpu_for(self, cycles: float) -> None:
-        torch.cuda._sleep(int(cycles))  # type: ignore[no-untyped-call]
+        keep_device_busy(int(cycles))
         self.added += cycles
 
 

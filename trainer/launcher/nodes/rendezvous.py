@@ -17,7 +17,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
@@ -28,6 +27,7 @@ from trainer.launcher.node import Node, NodeRendezvousError
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
 from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
 from trainer.launcher.nodes.safe_state import SafeStateBackend
+from trainer.torch_compat import Store
 
 __all__ = ["NodeRendezvous"]
 

@@ -22,6 +22,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
 from trainer.launcher.stop_signals import StopSignals
+from trainer.torch_compat import TERMINATE_HANDLER
 
 __all__ = ["Exits", "recorded"]
 
@@ -51,14 +52,14 @@ def recorded(exits: Exits, stop: StopSignals) -> Iterator[None]:
             super().__init__(exits, stop, *arguments, **options)
 
     original = launcher.LocalElasticAgent  # type: ignore[attr-defined]  # where torch's launcher looks its agent up
-    handler = processes._terminate_process_handler
+    handler = getattr(processes, TERMINATE_HANDLER)
     launcher.LocalElasticAgent = Agent  # type: ignore[attr-defined]
-    processes._terminate_process_handler = stop.received  # type: ignore[assignment]  # which torch sets at its start
+    setattr(processes, TERMINATE_HANDLER, stop.received)  # which torch sets at its start
     try:
         yield
     finally:
         launcher.LocalElasticAgent = original  # type: ignore[attr-defined]
-        processes._terminate_process_handler = handler
+        setattr(processes, TERMINATE_HANDLER, handler)
 
 
 class _RecordedAgent(LocalElasticAgent):

@@ -1,0 +1,116 @@
+"""torch's private names that the probes need, in one place: a new version that renames one is met here alone.
+
+    from ..torch_compat import foreach_norm, queue_callback
+
+What a version may lack is None or found by the caller's own try; docs/compatibility.md has the versions that were run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as _pytree
+from torch.autograd import Variable
+from torch.utils.data import dataloader
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore as TCPStore  # public, but not to a type checker
+
+__all__ = [
+    "BASE_LOADER_ITERATOR", "COMPILE_CALLBACKS", "SAVE", "SINGLE_PROCESS_LOADER_ITERATOR", "add_trace_metadata",
+    "default_store", "experimental_profiler_config", "foreach_norm", "fsdp_param_group", "functional_collectives",
+    "graph_task_id", "group_configs", "group_world", "is_profiler_enabled", "memory_snapshot", "queue_callback",
+    "record_memory_history", "register_group", "set_default_group", "tree_leaves", "tree_map",
+]  # fmt: skip
+
+BASE_LOADER_ITERATOR: Any = dataloader._BaseDataLoaderIter
+SINGLE_PROCESS_LOADER_ITERATOR: Any = dataloader._SingleProcessDataLoaderIter
+SAVE = (torch.serialization, "_save")
+"""Where `torch.save` looks up what writes."""
+COMPILE_CALLBACKS = "torch._dynamo.callback"
+"""Module with the callbacks of the compiler; importing it costs seconds, so it is looked up where it is loaded."""
+
+foreach_norm: Callable[..., Any] = torch._foreach_norm
+tree_leaves: Callable[..., list[Any]] = _pytree.tree_leaves
+tree_map: Callable[..., Any] = _pytree.tree_map
+
+
+def graph_task_id() -> int:
+    """Number of the backward pass in which this thread is; -1: in none."""
+    return int(torch._C._current_graph_task_id())
+
+
+def queue_callback(callback: Callable[[], None]) -> None:
+    """Run `callback` when the present backward pass has computed all gradients."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def group_world() -> Any:
+    """torch's tables of process groups: pg_map, pg_names, pg_group_ranks, tags_to_pg, default_pg."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._world
+
+
+def set_default_group(group: Any) -> None:
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._update_default_pg(group)
+
+
+def register_group(name: str, group: Any) -> None:
+    """Let C++ find `group` under `name`, instead of the one that it has there."""
+    c10d: Any = torch._C._distributed_c10d
+    c10d._unregister_process_group(name)
+    c10d._register_process_group(name, group)
+
+
+def default_store() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def group_configs() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_all_pg_configs()
+
+
+def functional_collectives() -> Any:
+    """The module whose `wait_tensor` a tensor of a functional collective calls."""
+    from torch.distributed import _functional_collectives
+
+    return _functional_collectives
+
+
+def fsdp_param_group() -> Any:
+    """The module from which FSDP2 takes its reduction."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    return _fsdp_param_group
+
+
+def is_profiler_enabled() -> bool:
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def add_trace_metadata(key: str, value: str) -> None:
+    torch._C._autograd._add_metadata_json(key, value)
+
+
+def experimental_profiler_config(**options: Any) -> Any:
+    """Raises TypeError where this torch lacks an option."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    return _ExperimentalConfig(**options)
+
+
+def memory_snapshot() -> Any:
+    return torch.cuda.memory._snapshot()
+
+
+def record_memory_history(**options: Any) -> None:
+    torch.cuda.memory._record_memory_history("all", **options)

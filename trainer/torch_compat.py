@@ -1,0 +1,64 @@
+"""torch's private names that the trainer needs, in one place: a new version that renames one is met here alone.
+
+    from trainer.torch_compat import Store, foreach_norm
+
+Stores are public in `torch.distributed`, but not to a type checker. Versions that were run: docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import FileStore, GradBucket, HashStore, PrefixStore, Store, TCPStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+__all__ = [
+    "COSTLY_COLLECTIVES",
+    "TERMINATE_HANDLER",
+    "FileStore",
+    "GradBucket",
+    "HashStore",
+    "OpOverload",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "TorchDispatchMode",
+    "disable_current_modes",
+    "foreach_copy",
+    "foreach_mul",
+    "foreach_norm",
+    "graph_task_id",
+    "keep_device_busy",
+    "storage_info",
+]  # fmt: skip
+
+TERMINATE_HANDLER = "_terminate_process_handler"
+"""Of `torch.distributed.elastic.multiprocessing.api`: what torch sets for the signals that end a launcher."""
+OpOverload = torch._ops.OpOverload
+COSTLY_COLLECTIVES = (
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_reduce.default,
+)
+foreach_norm: Callable[..., Any] = torch._foreach_norm
+foreach_mul: Callable[..., None] = torch._foreach_mul_
+foreach_copy: Callable[..., None] = torch._foreach_copy_
+
+
+def graph_task_id() -> int:
+    """Number of the backward pass in which this thread is; -1: in none."""
+    return int(torch._C._current_graph_task_id())
+
+
+def storage_info(**place: Any) -> Any:
+    """Where a tensor of a distributed checkpoint is: relative_path, offset, length."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # costs the launcher its start
+
+    return _StorageInfo(**place)
+
+
+def keep_device_busy(cycles: int) -> None:
+    """Run a kernel for so many cycles of the CUDA device."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
