@@ -33,6 +33,8 @@ def check_machine(config: Config, *, has_gpu: bool) -> None:
         )
     if on_cpu and config.parallel.async_tp:
         raise ConfigError("parallel.async_tp = true: needs train.device = 'cuda', whose memory ranks can share")
+    if on_cpu and config.train.backend == "nccl":
+        raise ConfigError("train.backend = 'nccl': needs a GPU, and none is used here; allowed: gloo, auto")
     check_float8_on(config.train, "cpu" if on_cpu else "cuda")
 
 

@@ -20,6 +20,7 @@ from probes.tape.rundir import RunDir
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, changed_config, check_trackers, load_config
 from trainer.config.machine import check_machine, may_have_gpu
+from trainer.config.paths import check_paths
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
 from trainer.launcher.node import Node
@@ -75,6 +76,7 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
     if config is not None:
         check_trackers(config)
         check_machine(config, has_gpu=may_have_gpu())
+        check_paths(config, base=_base(resumed))
     facts: dict[str, Any] = {"rankscope_version": version, "command": sys.argv, "start_over_at": None}
     if config is not None and not config.checkpoint.resume:
         # Asked of this launch alone: its restarts, and the launch after it, go on from what it saves.
@@ -86,6 +88,12 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
     plan = resolve(config, options.nproc or _usual_size(config, resumed, options.overrides))
     run = _run(config, plan, resumed, options, facts)
     return _train(run, config, plan, replace(node, nproc=plan.world_size), options, console)
+
+
+def _base(resumed: Resumed | None) -> Path:
+    """Folder in which relative paths of the configuration begin: that of the first launch."""
+    first = resumed.run.manifest().get("cwd") if resumed is not None else None
+    return Path(first) if isinstance(first, str) else Path.cwd()
 
 
 def ranks_needed(config: Config) -> int:

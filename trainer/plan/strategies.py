@@ -26,6 +26,8 @@ __all__ = ["Strategies", "Strategy", "strategies"]
 
 _LONG_SEQUENCE = 16_384
 """Tokens from which sharing a sequence is tried."""
+_EXPERT_SIZES = (2, 4, 8, 16, 32, 64)
+"""Ranks that share experts: over nodes too, as DeepSeek-V3 has them."""
 _NOT_WORTH = 1.05
 """A layout is called faster only if it is by more than the model of time can mean anything."""
 
@@ -132,8 +134,13 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
         yield "FSDP, each sequence reduced", mesh(1, -1, **each)
         yield "FSDP + recompute, each sequence reduced", mesh(1, -1, recompute="full", **each)
     yield from _smaller_state(config, "FSDP + recompute", mesh(1, -1, recompute="full", **each))
-    for ep in (ep for ep in sizes if model.num_experts and model.num_experts % ep == 0):
+    for ep in (ep for ep in _EXPERT_SIZES if model.num_experts and model.num_experts % ep == 0 == num_gpus % ep):
         yield f"ep {ep} x FSDP + recompute", mesh(1, -1, recompute="full", ep=str(ep))
+        if accumulates:
+            yield (
+                f"ep {ep} x FSDP + recompute, each sequence reduced",
+                mesh(1, -1, recompute="full", ep=str(ep), **each),
+            )
     for tp in (tp for tp in sizes if model.num_experts % tp == 0):
         yield f"tp {tp} x FSDP + recompute", mesh(1, -1, tp=tp, recompute="full")
     for cp in sizes if config.data.seq_len >= _LONG_SEQUENCE else ():
