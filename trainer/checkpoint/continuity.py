@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from probes.fingerprints import FingerprintReader
+from probes.guard.fingerprints import FingerprintReader
 from trainer.checkpoint.state import Position
 from trainer.data.batches import BatchStream
 

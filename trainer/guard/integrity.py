@@ -36,8 +36,8 @@ from torch import Tensor
 from analyzers.corruption.replicas import Corruption, Fingerprint, judge
 from probes.collectives.group_label import group_label
 from probes.fail_open import record_error
-from probes.fingerprints import FingerprintReader, Reading
 from probes.guard.decisions import Verdict
+from probes.guard.fingerprints import FingerprintReader, Reading
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
 from probes.tape import event_kinds

@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from probes.fingerprints import CHUNK, PERIOD, FingerprintReader, _column_sums, _pieces, _product, _together, _words
+from probes.guard.fingerprints import (
+    CHUNK,
+    PERIOD,
+    FingerprintReader,
+    _column_sums,
+    _pieces,
+    _product,
+    _together,
+    _words,
+)
 from trainer.faults.injectors.integrity import flip_bit
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
