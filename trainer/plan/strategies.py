@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, changed_config
@@ -129,7 +130,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
     micro = 1
     yield "FSDP + recompute, one sequence a pass", mesh(1, -1, recompute="full")
     accumulates = config.train.global_batch_size > num_gpus
-    each = {"reduce_every_microbatch": "true"} if accumulates else {}
+    each: dict[str, Any] = {"reduce_every_microbatch": "true"} if accumulates else {}
     if accumulates:  # without whole gradients between passes there may be room for all activations
         yield "FSDP, each sequence reduced", mesh(1, -1, **each)
         yield "FSDP + recompute, each sequence reduced", mesh(1, -1, recompute="full", **each)
