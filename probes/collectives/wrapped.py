@@ -125,7 +125,12 @@ def is_recorded_here(group: Any) -> bool:
 
     A backend that batches point-to-point calls launches them on a device; see the module's docstring.
     """
-    return not any(group._get_backend(device).supports_coalescing for device in group._device_types)
+    return not any(_batches(group._get_backend(device)) for device in group._device_types)
+
+
+def _batches(backend: Any) -> bool:
+    """torch 2.6 does not say so; a recorded script did not end there, so its groups stay as they are."""
+    return bool(getattr(backend, "supports_coalescing", True))
 
 
 class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
