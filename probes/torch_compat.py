@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore as TCPStore  # public, but not to a type checker
 
 __all__ = [
-    "BASE_LOADER_ITERATOR", "COMPILE_CALLBACKS", "SAVE", "SINGLE_PROCESS_LOADER_ITERATOR", "add_trace_metadata",
-    "default_store", "experimental_profiler_config", "foreach_norm", "fsdp_param_group", "functional_collectives",
+    "BASE_LOADER_ITERATOR", "COMPILE_CALLBACKS", "COMPILE_METRICS", "SAVE", "SINGLE_PROCESS_LOADER_ITERATOR",
+    "add_trace_metadata", "default_store", "experimental_profiler_config", "foreach_norm", "fsdp_param_group", "functional_collectives",
     "graph_task_id", "group_configs", "group_world", "is_profiler_enabled", "memory_snapshot", "queue_callback",
     "record_memory_history", "register_group", "set_default_group", "tree_leaves", "tree_map",
 ]  # fmt: skip
@@ -29,6 +29,8 @@ BASE_LOADER_ITERATOR: Any = dataloader._BaseDataLoaderIter
 SINGLE_PROCESS_LOADER_ITERATOR: Any = dataloader._SingleProcessDataLoaderIter
 SAVE = (torch.serialization, "_save")
 """Where `torch.save` looks up what writes."""
+COMPILE_METRICS = "torch._dynamo.utils"
+"""Module in which the compiler keeps what it compiled again and where it broke a graph."""
 COMPILE_CALLBACKS = "torch._dynamo.callback"
 """Module with the callbacks of the compiler; importing it costs seconds, so it is looked up where it is loaded."""
 

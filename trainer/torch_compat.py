@@ -32,6 +32,7 @@ __all__ = [
     "foreach_norm",
     "graph_task_id",
     "keep_device_busy",
+    "overlap_products_of",
     "storage_info",
 ]  # fmt: skip
 
@@ -62,3 +63,12 @@ def storage_info(**place: Any) -> Any:
 def keep_device_busy(cycles: int) -> None:
     """Run a kernel for so many cycles of the CUDA device."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def overlap_products_of(group_name: str) -> None:
+    """Let the compiler cut products and their collectives over a group into pieces that overlap."""
+    import torch._inductor.config  # seconds, and only with async tensor parallelism
+    from torch.distributed import _symmetric_memory
+
+    _symmetric_memory.enable_symm_mem_for_group(group_name)
+    torch._inductor.config._micro_pipeline_tp = True

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..recorder import Recorder
 from ..tape import event_kinds
+from ..torch_compat import COMPILE_METRICS
 
 __all__ = ["CompileLog"]
 
@@ -30,7 +31,7 @@ class CompileLog:
 
     def write(self) -> None:
         """Write events of what is new. Looks only at a compiler that has been imported."""
-        utils = sys.modules.get("torch._dynamo.utils")
+        utils = sys.modules.get(COMPILE_METRICS)
         if utils is None:
             return
         for metrics in getattr(utils, "get_compilation_metrics", list)():

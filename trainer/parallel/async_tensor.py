@@ -10,12 +10,11 @@ one piece over NVLink while it computes another (Wang et al. 2023, ASPLOS). Rank
 from __future__ import annotations
 
 import torch
-import torch._inductor.config
 import torch.distributed as dist
-from torch.distributed import _symmetric_memory
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config.load import ConfigError
+from trainer.torch_compat import overlap_products_of
 
 __all__ = ["check_async_tp", "overlap_products"]
 
@@ -38,5 +37,4 @@ def check_async_tp(device: torch.device, tp_mesh: DeviceMesh) -> None:
 
 def overlap_products(tp_mesh: DeviceMesh) -> None:
     """Let the compiler do it, for the group of `tp_mesh`."""
-    _symmetric_memory.enable_symm_mem_for_group(tp_mesh.get_group().group_name)
-    torch._inductor.config._micro_pipeline_tp = True
+    overlap_products_of(tp_mesh.get_group().group_name)

@@ -14,7 +14,8 @@ from collections.abc import Container
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
+
+from trainer.torch_compat import GradBucket
 
 __all__ = ["ErrorFeedback", "error_name"]
 

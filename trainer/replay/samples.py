@@ -60,7 +60,7 @@ class SampleLosses:
     def _of_tokens(self, losses: Tensor) -> None:
         first = self._microbatch * self._size
         self._microbatch += 1
-        with _disable_current_modes():
+        with disable_current_modes():
             self.of_row |= {first + place: loss for place, loss in enumerate(losses.mean(1).tolist())}
 
     def _after(self, module: nn.Module, args: Any, logits: Tensor) -> None:
