@@ -19,10 +19,28 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore as TCPStore  # public, but not to a type checker
 
 __all__ = [
-    "BASE_LOADER_ITERATOR", "COMPILE_CALLBACKS", "COMPILE_METRICS", "SAVE", "SINGLE_PROCESS_LOADER_ITERATOR",
-    "add_trace_metadata", "default_store", "experimental_profiler_config", "foreach_norm", "fsdp_param_group", "functional_collectives",
-    "graph_task_id", "group_configs", "group_world", "is_profiler_enabled", "memory_snapshot", "queue_callback",
-    "record_memory_history", "register_group", "set_default_group", "tree_leaves", "tree_map",
+    "BASE_LOADER_ITERATOR",
+    "COMPILE_CALLBACKS",
+    "COMPILE_METRICS",
+    "SAVE",
+    "SINGLE_PROCESS_LOADER_ITERATOR",
+    "add_trace_metadata",
+    "default_store",
+    "experimental_profiler_config",
+    "foreach_norm",
+    "fsdp_param_group",
+    "functional_collectives",
+    "graph_task_id",
+    "group_configs",
+    "group_world",
+    "is_profiler_enabled",
+    "memory_snapshot",
+    "queue_callback",
+    "record_memory_history",
+    "register_group",
+    "set_default_group",
+    "tree_leaves",
+    "tree_map",
 ]  # fmt: skip
 
 BASE_LOADER_ITERATOR: Any = dataloader._BaseDataLoaderIter
