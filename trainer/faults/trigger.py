@@ -8,19 +8,20 @@ if trigger.lasting(): ...              # from its step to `until`
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from probes.tape.rundir import RunDir
 from trainer.data.batches import Batch
-from trainer.faults.options import Fault
+from trainer.faults.options import Fault, FaultError
 from trainer.training.rank_training import Training
 
-__all__ = ["FaultyLoader", "Trigger", "in_training"]
+__all__ = ["FaultyLoader", "Trigger", "change_gradient", "in_training"]
 
 
 class Trigger:
@@ -106,3 +107,31 @@ class FaultyLoader:
 def in_training(module: nn.Module) -> bool:
     """True in a forward pass of training: not of evaluation, nor recomputed for a backward pass."""
     return module.training and torch.is_grad_enabled()
+
+
+def change_gradient(trigger: Trigger, training: Training, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """Change the gradient of a parameter before it is reduced, in the step in which the fault is due.
+
+    A block that is compiled calls no hooks of its layers, so the parameter's block runs eagerly.
+    """
+    path, _, attribute = name.rpartition(".")
+    owner = next((m for part in training.modules for p, m in part.named_modules() if p == path), None)
+    if owner is None or not isinstance(getattr(owner, attribute, None), nn.Parameter):
+        raise FaultError(f"--fault {trigger.fault.kind}: parameter = {name!r}: not a parameter on rank {trigger.rank}")
+    for part in training.modules:
+        for block in part.blocks.values():
+            if any(module is owner for module in block.modules()):
+                block.compiled = None  # type: ignore[assignment]
+
+    def before_forward(module: nn.Module, inputs: Any) -> None:
+        # Only here does FSDP show the gathered parameter, whose gradient is the one before the reduction.
+        if in_training(module) and trigger.due():
+            handles: list[Any] = []
+
+            def changed(gradient: Tensor) -> Tensor:
+                handles[0].remove()
+                return change(gradient)
+
+            handles.append(getattr(module, attribute).register_hook(changed))
+
+    owner.register_forward_pre_hook(before_forward)

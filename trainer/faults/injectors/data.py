@@ -110,7 +110,7 @@ def _arm_failing(trigger: Trigger, training: Training) -> None:
     Failing(training)
     for part in training.modules:
         if part.head is not None:
-            part.head.register_forward_hook(after_forward)
+            part.register_forward_hook(after_forward)  # it returns logits, or a loss that was taken in chunks
 
 
 class _Batches:

@@ -13,10 +13,9 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from trainer.checkpoint.disk_tier import checkpoints as disk
@@ -24,7 +23,7 @@ from trainer.checkpoint.disk_tier import loading
 from trainer.checkpoint.disk_tier.loading import Loaded
 from trainer.checkpoint.state import local_tensors, restore_rng, rng_state, training_tensors
 from trainer.faults.options import FaultError
-from trainer.faults.trigger import FaultyLoader, Trigger, in_training
+from trainer.faults.trigger import FaultyLoader, Trigger, change_gradient
 from trainer.training.optimizer import state_keys
 from trainer.training.rank_training import Training
 
@@ -83,23 +82,12 @@ def _arm_bit_flip(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_gradient(trigger: Trigger, training: Training, name: str, bit: int) -> None:
-    path, _, attribute = name.rpartition(".")
-    owner = next(module for part in training.modules for found, module in part.named_modules() if found == path)
+    def flipped(gradient: Tensor) -> Tensor:
+        changed = gradient.clone()
+        flip_bit(changed.to_local() if isinstance(changed, DTensor) else changed, bit)
+        return changed
 
-    def before_forward(module: nn.Module, inputs: Any) -> None:
-        # Only here does FSDP show the gathered parameter, whose gradient is the one before the reduction.
-        if in_training(module) and trigger.due():
-            handles: list[Any] = []
-
-            def change(grad: Tensor) -> Tensor:
-                handles[0].remove()
-                changed = grad.clone()
-                flip_bit(changed.to_local() if isinstance(changed, DTensor) else changed, bit)
-                return changed
-
-            handles.append(getattr(module, attribute).register_hook(change))
-
-    owner.register_forward_pre_hook(before_forward)
+    change_gradient(trigger, training, name, flipped)
 
 
 def _arm_skip_restore(trigger: Trigger, training: Training) -> None:

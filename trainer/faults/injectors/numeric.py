@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.config import Config
-from trainer.faults.options import FaultError
-from trainer.faults.trigger import Trigger, in_training
+from trainer.faults.trigger import Trigger, change_gradient, in_training
 from trainer.training import rank_training as training_module
 from trainer.training.rank_training import Training
 
@@ -35,27 +34,9 @@ def _arm_overflow(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_gradient(trigger: Trigger, training: Training, value: float) -> None:
-    fault = trigger.fault
     last = list(training.modules[-1].blocks)[-1]
-    name = fault.parameter or f"blocks.{last}.mlp.up.weight"
-    path, _, attribute = name.rpartition(".")
-    owner = next((m for part in training.modules for p, m in part.named_modules() if p == path), None)
-    if not isinstance(getattr(owner, attribute, None), nn.Parameter):
-        raise FaultError(f"--fault {fault.kind}: parameter = {name!r}: not a parameter on rank {trigger.rank}")
-
-    def before_forward(module: nn.Module, inputs: Any) -> None:
-        # Only here does FSDP show the gathered parameter, whose gradient is the one before the reduction.
-        if in_training(module) and trigger.due():
-            handles: list[Any] = []
-
-            def poison(grad: Tensor) -> Tensor:
-                handles[0].remove()
-                return _with_first(grad, value)
-
-            handles.append(getattr(module, attribute).register_hook(poison))
-
-    assert isinstance(owner, nn.Module)
-    owner.register_forward_pre_hook(before_forward)
+    name = trigger.fault.parameter or f"blocks.{last}.mlp.up.weight"
+    change_gradient(trigger, training, name, lambda gradient: _with_first(gradient, value))
 
 
 def _arm_inf_activation(trigger: Trigger, training: Training) -> None:
