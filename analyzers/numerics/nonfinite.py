@@ -40,6 +40,8 @@ from probes.tape import event_kinds
 
 __all__ = ["WITHIN_GROUP", "non_finite_values"]
 
+INPUT_GRADIENT = "input_gradient_norm"
+"""Series of `probes.input_gradient`: norms of a rank's gradient at the model's first layer, before any reduction."""
 WITHIN_GROUP = "tensor_parallel_group"
 """What named the ranks: their losses, which a group that sums within the forward pass has together."""
 
@@ -158,9 +160,21 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
         reported_phase=events[0].text("phase") if events else "",
         reported_parameters=_merged(event.texts("parameters") for event in events),
         own_gradients=[(event.rank, bad) for event in events
-                       if isinstance(bad := event.detail.get("own_gradient_nonfinite"), bool)],
+                       if isinstance(bad := event.detail.get("own_gradient_nonfinite"), bool)]
+        or _own_gradients(source, attempt, step),
         data_parallel=_is_data_parallel(source, attempt),
     )  # fmt: skip
+
+
+def _own_gradients(source: Source, attempt: int, step: int) -> list[tuple[int, bool]]:
+    """The ranks whose first layer got a gradient that was not finite; a finite one says nothing of other weights."""
+    if not source.has("scalars"):
+        return []
+    rows = source.rows(
+        "SELECT DISTINCT rank FROM scalars WHERE attempt = ? AND step = ? AND name = ? AND NOT isfinite(value)",
+        [attempt, step, INPUT_GRADIENT],
+    )
+    return [(rank, True) for (rank,) in rows]
 
 
 def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int, int | None]]) -> list[Flag]:
@@ -215,7 +229,7 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     if on_all or not where.ranks:
         # The loss is bad on all ranks at once: the weights were ruined before, by a step that was not refused.
         before = _evidence(source, log, episode.attempt, step - 1, 0)
-        if any(flag.nonfinite for flag in before.flags):
+        if any(flag.nonfinite for flag in before.flags) or any(bad for _, bad in before.own_gradients):
             evidence, where, step = before, locate(before), step - 1
             on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     committed = [row.committed for row in evidence.rows if row.committed is not None]

@@ -99,6 +99,7 @@ class LoopPhases:
             return
         if looks_up_tokens(model):
             self._language_models.add(id(model))
+        self._undo.append(self.norms.input_gradient.watch(model))
         self._undo.append(model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True).remove)
         self._undo.append(model.register_forward_hook(self._after_forward, always_call=True).remove)
 

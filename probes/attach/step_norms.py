@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..collectives.shard_groups import ranks_of_parts
 from ..gradients import GradientProbe
+from ..input_gradient import INPUT_GRADIENT, InputGradientNorms
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
 
@@ -39,6 +40,7 @@ class StepNorms:
         """Whether gradients are measured where the loop does not clip them."""
         self.measured: float | Tensor | None = None
         """The norm of the current step, if this rank knows it."""
+        self.input_gradient = InputGradientNorms()
         self._clipped: Tensor | None = None
         self._partial: tuple[str, Tensor] | None = None  # (ranks, norm of what this one holds)
         self._examined = 0
@@ -62,6 +64,8 @@ class StepNorms:
     def measure(self, factor: Any = None) -> None:
         """Write the norm, or this rank's part of it; each gradient at an interval. `factor`: what gradients have to be
         divided by, where the optimizer itself does it in its step."""
+        if (of_input := self.input_gradient.of_step()) is not None:
+            self._values.put(**{INPUT_GRADIENT: of_input})
         if self.probe is None:
             return
         step, norm = self._recorder.step_number, self._clipped

@@ -11,8 +11,8 @@ FSDP2 hands gradients to its reduce-scatter. It adds one `_foreach_norm` for eac
 absolute value: no copy, no synchronisation, and a few numbers a parameter.
 
 The numbers of the newest computations are kept: the trainer judges a step while the next one is computed, and may
-compute a suspicious one again, so one step may have several. DDP reduces in C++ as soon as a bucket is full, and is not
-seen here.
+compute a suspicious one again, so one step may have several. DDP reduces in C++ as soon as a bucket is full: of it only
+the gradient of the first layer's output is looked at (`watch_first_layer`), to which a NaN of an activation flows down.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..fail_open import failing_open, probes_disabled, record_error
+from ..input_gradient import on_input_gradient
 from ..torch_compat import foreach_norm, fsdp_param_group
 
-__all__ = ["ReductionInputs", "watch_fsdp_reductions"]
+__all__ = ["ReductionInputs", "watch_first_layer", "watch_fsdp_reductions"]
 
 _REDUCE = "foreach_reduce"
 """The function of FSDP2's parameter groups, by the name under which they call it."""
@@ -39,7 +41,9 @@ KEPT_COMPUTATIONS = 4
 class ReductionInputs:
     """The largest absolute values of what was handed to the reductions of the newest steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_all: bool = True) -> None:
+        self._are_all = are_all
+        """Whether every gradient is looked at: then a finite one is known to be finite."""
         self._of_steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=KEPT_COMPUTATIONS)
 
     def begin(self, step: int) -> None:
@@ -52,11 +56,12 @@ class ReductionInputs:
             self._of_steps[-1][1].extend(foreach_norm(list(gradients), math.inf))
 
     def nonfinite(self, step: int) -> bool | None:
-        """Whether any was NaN or Inf in any computation of a step; None if none was seen."""
+        """Whether any was NaN or Inf in any computation of a step; None if that is not known."""
         with failing_open("collectives.reduction_inputs"):
             largest = [value for of, values in self._of_steps if of == step for value in values]
             if largest:
-                return not bool(torch.stack([value.float() for value in largest]).isfinite().all())
+                is_bad = not bool(torch.stack([value.float() for value in largest]).isfinite().all())
+                return is_bad if is_bad or self._are_all else None
         return None
 
 
@@ -69,6 +74,13 @@ def watch_fsdp_reductions() -> ReductionInputs | None:
         setattr(fsdp, _REDUCE, _looked_at(getattr(fsdp, _REDUCE), inputs))
         return inputs
     return None
+
+
+def watch_first_layer(model: nn.Module) -> ReductionInputs:
+    """Look at the gradient that reaches the first layer's output from now on."""
+    inputs = ReductionInputs(are_all=False)
+    on_input_gradient(model, lambda gradient: inputs.add([gradient]))
+    return inputs
 
 
 def _looked_at(real: Callable[..., Any], inputs: ReductionInputs) -> Callable[..., Any]:

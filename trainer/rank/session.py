@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from probes.collectives.reduction_inputs import watch_fsdp_reductions
+from probes.collectives.reduction_inputs import watch_first_layer, watch_fsdp_reductions
 from probes.collectives.wrapped import unreduced_gradients
 from probes.gradients import GradientProbe
 from probes.recorder import Recorder
@@ -38,7 +38,11 @@ def make_session(
     config, plan, inputs = training.config, training.plan, None
     probes = config.probes
     if recorder.enabled and probes.collectives and probes.nonfinite_flags and training.device.type != "cpu":
-        inputs = watch_fsdp_reductions()  # on the host the wrapper of process groups looks at each input
+        # On the host the wrapper of process groups looks at each input.
+        if plan.dp_shard > 1:
+            inputs = watch_fsdp_reductions()
+        elif plan.world_size > 1:
+            inputs = watch_first_layer(training.modules[0])
     recovery = Recovery(training, recorder, run, gradients, inputs)
     return Session(
         training=training,

@@ -199,6 +199,24 @@ def test_a_ruined_update_is_traced_to_the_step_before() -> None:
     assert (finding.ranks, finding.first_step, finding.cause) == ((1,), 19, "backward")
 
 
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_bad_gradient_at_the_first_layer_names_its_rank(clips: bool) -> None:
+    """On devices inputs of collectives are not looked at. Without a norm the step before the bad losses tells."""
+    store = MemoryStore()
+    for rank in range(4):
+        for step in range(1, 41):
+            loss = math.nan if step >= 20 else 2.0
+            norm = {"grad_norm": math.nan if step >= 19 else 1.0} if clips else {}
+            store.add("steps", [{"attempt": 0, "rank": rank, "step": step, "start_ns": step * STEP_NS,
+                                 "duration_ns": STEP_NS - 1, "loss": loss, "local_loss": loss, **norm}])  # fmt: skip
+            is_bad = step >= 20 or (step == 19 and rank == 1)
+            store.add("scalars", [{"attempt": 0, "rank": rank, "step": step, "name": "input_gradient_norm",
+                                   "value": math.nan if is_bad else 0.1}])  # fmt: skip
+    finding = only(non_finite(store))
+    assert (finding.ranks, finding.first_step, finding.cause) == ((1,), 19, "backward")
+    assert finding.status == "fired"
+
+
 def test_a_clean_run_is_silent_and_a_flag_without_consequence_too() -> None:
     store = MemoryStore()
     for step in range(1, 30):
