@@ -53,6 +53,7 @@ from analyzers.stragglers.slow_line import slow_line
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.suspects import Suspect, suspects, with_device
 from analyzers.stragglers.throughput import throughput_drops
+from analyzers.stragglers.unstamped_onset import with_unstamped_onset
 from analyzers.wording import ranks_text, sentence
 from probes.step_clock import GAPS
 from probes.tape import event_kinds
@@ -205,7 +206,10 @@ def _with_onset(
 ) -> Straggler:
     """Date a rank by the place that holds its excess, else by its CPU time where that shows that it computes more than
     its peers."""
-    placed = with_place_onset(timings, slow, _peers_of(timings, slow) if slow.has_peers else [], policy)
+    peers = _peers_of(timings, slow) if slow.has_peers else []
+    placed = with_place_onset(timings, slow, peers, policy)
+    if is_stamped(source, timings.attempt):
+        return with_unstamped_onset(source, timings, placed, peers) if peers and not slow.paused_ratio else placed
     if placed is not slow:
         return placed
     found = attribute(
