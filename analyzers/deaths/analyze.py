@@ -249,7 +249,9 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     first = min(group, key=lambda death: death.when_ns)
     own = view.ranks.get(first.rank)
     step = own.step if own else None
-    calls = own.calls if own else ()
+    # A host enqueues a call on a device and goes on, so that call is no place where its process died; unless the
+    # communicator's watchdog aborted the process because of it.
+    calls = [call for call in own.calls if not call.on_device or first.signal == "SIGABRT"] if own else []
     where = f" in {calls[0].text}" if calls else f" {own.doing}" if own and (own.phases or step is not None) else ""
     at = f" ({first.frame.text})" if first.frame is not None else ""
     what = CAUSES[first.cause].seen.format(

@@ -74,6 +74,11 @@ def _next_lost(finding: Finding) -> str:
         return _next_exception(finding, ranks_text(finding.ranks))
     if finding.cause == "out_of_memory":
         return _next_out_of_memory(finding, ranks_text(finding.ranks))
+    if finding.cause == "signal" and finding.evidence.get("xids"):
+        return (
+            f"Search the log of {ranks_text(finding.ranks)} for the kernel's error (`Assertion`, `illegal memory "
+            "access`); with CUDA_LAUNCH_BLOCKING=1 the traceback has the line."
+        )
     return next_step(finding.cause, finding.ranks, signal=str(finding.evidence.get("signal")))
 
 
