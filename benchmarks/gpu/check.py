@@ -19,6 +19,8 @@ from typing import Any, Literal
 __all__ = ["Check", "Place", "Result", "Script", "failed", "not_here", "passed", "perform", "run_script"]
 
 ROOT = Path(__file__).resolve().parents[2]
+ONE_GPU = Path(__file__).resolve().with_name("one_gpu")
+"""Where it lies on the path, several ranks can share a GPU."""
 Status = Literal["pass", "fail", "not here"]
 Device = Literal["cuda", "cpu", "played"]
 PREAMBLE = """
@@ -28,7 +30,7 @@ import torch.distributed as dist
 
 ON_GPU = os.environ["CHECK_DEVICE"] == "cuda"
 LOCAL_RANK = int(os.environ["LOCAL_RANK"])
-DEVICE = torch.device("cuda", LOCAL_RANK) if ON_GPU else torch.device("cpu")
+DEVICE = torch.device("cuda", LOCAL_RANK % torch.cuda.device_count()) if ON_GPU else torch.device("cpu")
 if ON_GPU:
     torch.cuda.set_device(DEVICE)
 torch.set_num_threads(1)
@@ -129,7 +131,7 @@ def run_script(
         words = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(folder / "run"), *count, str(script)]
     environment = os.environ | {
         "CHECK_DEVICE": "cuda" if place.has_gpu else "cpu",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ONE_GPU), str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "RANKSCOPE_FAIL_LOUD": "1",
         "OMP_NUM_THREADS": "1",
     }

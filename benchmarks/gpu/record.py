@@ -1,0 +1,281 @@
+"""Record faults, accounts and costs on a GPU with several ranks over real NCCL, the most telling first.
+
+python -m benchmarks.gpu.record --out recorded --minutes 7             # about thirty jobs on one GPU
+python -m benchmarks.gpu.record --out recorded --device cpu --only hang
+
+Each job is a process group of its own: `rankscope run` of `benchmarks/gpu/loop.py`, or `rankscope train`. A finished
+job is on disk before the next starts: a line of `results.jsonl` (seconds, exit code, the verdict) and an archive in
+`recordings.tar` with its run folder, its output, marks and traces. Jobs that measure time run alone, under MPS where
+there is a control daemon, so that kernels of both ranks run at once; those in which something dies run several at a
+time without it, since MPS takes the neighbours with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["JOBS", "Job", "main"]
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOP = Path(__file__).with_name("loop.py")
+STOP_WHEN = re.compile(r"^(HANG|CRITICAL|Hang)|did not reach|stands? still|no progress|is stuck", re.MULTILINE)
+"""What a live verdict of a hang reads like: the job is then stopped as a user would, by Ctrl-C."""
+NUM_TOGETHER = 5
+NUM_FIRST = 5
+GRACE_S = 40.0
+_writing = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A recording: how the loop, or `train`, is started. `alone`: its times count."""
+
+    name: str
+    alone: bool = False
+    ranks: int = 2
+    loop: dict[str, str] = field(default_factory=dict)
+    train: tuple[str, ...] = ()
+    traced: bool = False
+    stop: bool = False
+    """It does not end by itself: it is sent SIGINT once its hang is reported."""
+
+
+def _loop(style: str, fault: str, **options: str) -> dict[str, str]:
+    return {
+        "LOOP_STYLE": style,
+        "LOOP_FAULT": fault,
+        **{f"LOOP_{key.upper()}": value for key, value in options.items()},
+    }
+
+
+_WIDE = ("model.dim=512", "model.num_layers=6", "model.num_heads=8", "model.num_kv_heads=8", "data.seq_len=256")
+_FSDP2, _DDP = ("parallel.dp_shard=2",), ("parallel.dp_shard=1", "parallel.dp_replicate=2")
+_NAN, _SLOW = ("nan_grad@step=40,rank=1",), ("slow_compute@step=60,rank=0,factor=1.5",)
+
+JOBS: tuple[Job, ...] = (
+    Job(name="ddp_none", alone=True, traced=True, loop=_loop("ddp", "none")),
+    Job(name="fsdp2_none", alone=True, traced=True, loop=_loop("fsdp2", "none")),
+    Job(name="fsdp2_slow_device", alone=True, loop=_loop("fsdp2", "slow_device", at="40")),
+    Job(name="train_fsdp2_faults", alone=True, train=(*_FSDP2, *_WIDE, "--fault", *_NAN, "--fault", *_SLOW)),
+    Job(name="train_ddp_faults", alone=True, train=(*_DDP, *_WIDE, "--fault", *_NAN, "--fault", *_SLOW)),
+    Job(name="ddp_slow_data", alone=True, loop=_loop("ddp", "slow_data", at="40")),
+    Job(name="ddp_slow_between", alone=True, loop=_loop("ddp", "slow_between", at="40")),
+    Job(name="ddp_slow_device", alone=True, loop=_loop("ddp", "slow_device", at="40")),
+    Job(name="fsdp2_long_steps", alone=True, traced=True, loop=_loop("fsdp2", "none", sizes="1024,12,16,512")),
+    Job(name="train_tp", alone=True, train=("parallel.tp=2", "parallel.dp_shard=1", *_WIDE)),
+    Job(name="train_pp", alone=True, train=("parallel.pp=2", "parallel.dp_shard=1", *_WIDE)),
+    Job(name="stuck", stop=True, loop=_loop("ddp", "stuck")),
+    Job(name="hang", stop=True, loop=_loop("ddp", "hang")),
+    Job(name="fsdp2_stuck", stop=True, loop=_loop("fsdp2", "stuck")),
+    Job(name="two_stuck", stop=True, ranks=4, loop=_loop("ddp", "stuck", rank="1,2")),
+    Job(name="skip", stop=True, loop=_loop("manual", "skip")),
+    Job(name="fsdp2_hang", stop=True, loop=_loop("fsdp2", "hang")),
+    Job(name="nan_gradient_ddp", loop=_loop("ddp", "nan_gradient")),
+    Job(name="nan_gradient_fsdp2", loop=_loop("fsdp2", "nan_gradient")),
+    Job(name="nan_loss", loop=_loop("ddp", "nan_loss")),
+    Job(name="illegal", loop=_loop("ddp", "illegal")),
+    Job(name="kill", loop=_loop("ddp", "kill")),
+    Job(name="exception", loop=_loop("fsdp2", "exception")),
+    Job(name="exit", loop=_loop("ddp", "exit")),
+    Job(name="oom", loop=_loop("ddp", "oom")),
+    Job(name="healthy_four_ranks", ranks=4, loop=_loop("fsdp2", "none", steps="150")),
+)  # fmt: skip
+
+
+class Recorder:
+    """Runs jobs into a folder until the time is over."""
+
+    def __init__(self, out: Path, *, device: str, minutes: float) -> None:
+        self.out, self.device = out, device
+        self.work = out.parent / f"{out.name}-work"
+        self.end_s = time.monotonic() + 60 * minutes
+        self._behind = ThreadPoolExecutor(2 if device == "cuda" else 1)
+        out.mkdir(parents=True, exist_ok=True)
+        self.work.mkdir(parents=True, exist_ok=True)
+
+    def run(self, job: Job, *, mps: Path | None = None) -> None:
+        """Run one job to its end; what it left is analyzed and packed behind it."""
+        left_s = self.end_s - time.monotonic()
+        if left_s < 20:
+            self._write({"job": job.name, "skipped": "no time left"})
+            return
+        folder = self.work / job.name
+        folder.mkdir(parents=True, exist_ok=True)
+        begin_s = time.monotonic()
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                self._command(job, folder),
+                cwd=folder,
+                env=self._environment(job, folder, mps),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            found = self._wait(job, process, folder / "log", min(left_s, 100.0))
+        line = {"job": job.name, "wall_s": round(time.monotonic() - begin_s, 1), **found}
+        self._behind.submit(self._keep, job, folder, line)
+
+    def close(self) -> None:
+        """Wait for what is still analyzed and packed."""
+        self._behind.shutdown()
+
+    def _keep(self, job: Job, folder: Path, line: dict[str, object]) -> None:
+        try:
+            line["verdict"] = self._analyze(folder)
+            self._pack(job, folder)
+        except Exception as error:  # the other recordings are still worth having
+            line["error"] = f"{type(error).__name__}: {error}"
+        self._write(line)
+
+    def _command(self, job: Job, folder: Path) -> list[str]:
+        start = [sys.executable, "-m", "rankscope"]
+        count = ["--nproc-per-node", str(job.ranks)]
+        if not job.train:
+            return [*start, "run", "--run-dir", str(folder / "run"), *count, str(LOOP)]
+        sets = [word for word in job.train if "=" in word and "@" not in word]
+        faults = [word for word in job.train if "@" in word]
+        words = [word for setting in (*sets, f"train.device={self.device}", f"run.dir={folder}", "run.name=run")
+                 for word in ("--set", setting)]  # fmt: skip
+        words += [word for fault in faults for word in ("--fault", fault)]
+        return [*start, "train", str(ROOT / "examples" / "gpt-demo.toml"), *count, *words]
+
+    def _environment(self, job: Job, folder: Path, mps: Path | None) -> dict[str, str]:
+        paths = [str(LOOP.with_name("one_gpu")), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        found = os.environ | job.loop | {"LOOP_DEVICE": self.device, "PYTHONPATH": os.pathsep.join(paths)}
+        if job.traced:
+            found["LOOP_MARKS"] = str(folder)
+        if mps:
+            # MPS gives a client two queues of the device; streams that share one wait for each other.
+            found["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+            found |= {"CUDA_MPS_PIPE_DIRECTORY": str(mps / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(mps / "log")}
+        return found
+
+    def _wait(self, job: Job, process: subprocess.Popen[bytes], log: Path, limit_s: float) -> dict[str, object]:
+        """Wait for the end; a hang is stopped by Ctrl-C once it is reported. Seconds of each since the start."""
+        begin_s, found = time.monotonic(), dict[str, object]()
+        stopped_s, seen = 0.0, 0
+        while process.poll() is None:
+            time.sleep(0.2)
+            now_s = time.monotonic()
+            text = log.read_text(errors="replace")
+            if stopped_s and "verdict_after_signal_s" not in found and "Verdict" in text[seen:]:
+                found["verdict_after_signal_s"] = round(now_s - stopped_s, 1)
+            if job.stop and not stopped_s and (STOP_WHEN.search(text) or now_s - begin_s > 0.6 * limit_s):
+                found["reported_s"] = round(now_s - begin_s, 1) if STOP_WHEN.search(text) else None
+                stopped_s, seen = now_s, len(text)
+                os.kill(process.pid, signal.SIGINT)
+            if now_s - begin_s > limit_s or (stopped_s and now_s - stopped_s > GRACE_S):
+                found["killed"] = True
+                break
+        if stopped_s:
+            found["end_after_signal_s"] = round(time.monotonic() - stopped_s, 1)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        found["code"] = process.wait()
+        return found
+
+    def _analyze(self, folder: Path) -> list[str]:
+        """First lines of `analyze` on the run that the job left."""
+        run = next((one for one in (folder / "run", *folder.glob("run-*")) if one.is_dir()), None)
+        if run is None:
+            return ["no run folder"]
+        if run.name != "run":
+            run = run.rename(folder / "run")
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-m", "rankscope", "analyze", str(run)],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        (folder / "analysis").write_text(done.stdout + done.stderr)
+        return (done.stdout or done.stderr).strip().splitlines()[:8]
+
+    def _pack(self, job: Job, folder: Path) -> None:
+        """Append the recording, without its store, to the archive of all."""
+        for store in (*folder.glob("run/*.duckdb*"), folder / "run" / "reports"):
+            shutil.rmtree(store, ignore_errors=True) if store.is_dir() else store.unlink(missing_ok=True)
+        for heavy in folder.glob("run/checkpoints/*"):
+            shutil.rmtree(heavy, ignore_errors=True)
+        packed = self.work / f"{job.name}.tar.xz"
+        with tarfile.open(packed, "w:xz") as archive:
+            archive.add(folder, job.name, filter=lambda member: None if member.isfifo() else member)
+        with _writing, tarfile.open(self.out / "recordings.tar", "a") as archive:
+            archive.add(packed, packed.name)
+
+    def _write(self, line: dict[str, object]) -> None:
+        with _writing, (self.out / "results.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+
+@contextlib.contextmanager
+def multi_process_service(folder: Path) -> Iterator[Path | None]:
+    """CUDA's MPS with pipes of its own; None where there is no daemon."""
+    daemon = shutil.which("nvidia-cuda-mps-control")
+    if daemon is None:
+        yield None
+        return
+    for name in ("pipe", "log"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {
+        "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
+        "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
+    }
+    started = subprocess.run([daemon, "-d"], env=environment, capture_output=True, text=True, check=False)
+    try:
+        yield folder if not started.returncode else None
+    finally:
+        subprocess.run(
+            [daemon], input="quit\n", env=environment, capture_output=True, text=True, timeout=20, check=False
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Record the jobs."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.record", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="results.jsonl and recordings.tar")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--minutes", type=float, default=12.0, help="no job begins in the last 20 s of these")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="jobs whose name holds this; repeatable")
+    options = parser.parse_args(arguments)
+    recorder = Recorder(options.out.resolve(), device=options.device, minutes=options.minutes)
+    chosen = [job for job in JOBS if not options.only or any(text in job.name for text in options.only)]
+    alone = [job for job in chosen if job.alone]
+    with multi_process_service(recorder.work / "mps") as mps:
+        for job in alone[:NUM_FIRST]:
+            recorder.run(job, mps=mps)
+        with ThreadPoolExecutor(NUM_TOGETHER if options.device == "cuda" else 1) as together:
+            list(together.map(recorder.run, [job for job in chosen if not job.alone and job.name != "oom"]))
+        for job in alone[NUM_FIRST:]:
+            recorder.run(job, mps=mps)
+    for job in chosen:
+        if job.name == "oom":  # takes the whole device
+            recorder.run(job)
+    recorder.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Runs recorded on an H200 with stamps of the compute stream (`benchmarks.gpu.record`): account and verdict on each.
+
+The recorder counts steps from 1, the recorded loop from 0: what it did in its step 40 is in step 41 here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.account.stalls import stall_parts
+from analyzers.account.step_account import coverage, step_accounts
+from analyzers.finding import Finding
+from analyzers.report.wording.explained import next_step
+from probes.tape.rundir import RunDir
+from store import Store
+from tests.analyzers.test_recorded_gpu_runs import diagnosis_of, only
+from tests.support.recorded_gpu import copy_gpu_run
+from tests.support.recorded_stamps import traced_exposed_ns
+
+WET_POINTS = {"stamped_none": 3.0, "stamped_fsdp2_none": 6.0}
+"""Of the step: the difference to Kineto's trace of the same step where the device did not wait for its host."""
+DRY_POINTS = 10.0
+"""The same in steps that ran dry, besides what was in flight while the device waited for its host."""
+DRY_NS = 500_000
+
+
+@pytest.mark.parametrize("name", WET_POINTS)
+def test_exposed_communication_is_that_of_the_trace(name: str, tmp_path: Path) -> None:
+    with Store.open(RunDir.open(copy_gpu_run(name, tmp_path))) as store:
+        durations = {(rank, step): ns for rank, step, ns in store.rows("SELECT rank, step, duration_ns FROM steps")}
+        parts = {(part.rank, part.step): part for part in stall_parts(store, 0)}
+        num_wet = 0
+        for rank in (0, 1):
+            for step, traced_ns in traced_exposed_ns(name, rank).items():
+                part = parts.get((rank, step))
+                if part is None:  # not stamped
+                    continue
+                ratio = 100 / durations[rank, step]
+                over = (traced_ns - part.exposed_ns) * ratio
+                if part.host_ns < DRY_NS:
+                    num_wet += 1
+                    assert -1 < over <= WET_POINTS[name], (part, traced_ns)
+                else:  # what was in flight meanwhile may have been exposed
+                    assert -1 < over <= DRY_POINTS + part.host_in_flight_ns * ratio, (part, traced_ns)
+        assert num_wet >= 2
+
+
+@pytest.mark.parametrize("name", WET_POINTS)
+def test_a_healthy_run_is_measured_whole_and_silent(name: str, tmp_path: Path) -> None:
+    diagnosis = diagnosis_of(name, tmp_path)
+    assert not diagnosis.fired
+    with Store.open(RunDir.open(tmp_path / name)) as store:
+        found = coverage(store)
+        assert found is not None
+        assert found.unjudged_ratio < 1e-6
+        for account in step_accounts(store):
+            known = sum(account.own_ns.values()) + account.waiting_ns + account.in_flight_ns + account.host_late_ns
+            assert known + (account.transfer_ns or 0) + account.not_measured_ns == account.duration_ns
+
+
+def test_a_kernel_of_30_ms_in_each_forward_is_found_there_from_its_first_step_on(tmp_path: Path) -> None:
+    """Every fourth step was stamped: the calls of the others date it."""
+    finding = only("stamped_slow_forward", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("straggler", "compute", (1,), 41)
+    assert finding.evidence["excess_ms"] == pytest.approx(30, abs=2)
+    assert "in forward, on its device" in finding.summary
+
+
+def test_a_host_that_sleeps_between_forward_and_backward(tmp_path: Path) -> None:
+    """It sleeps for 30 ms, of which its lead of two to three steps and the work of its device hide two thirds."""
+    finding = only("stamped_slow_between", tmp_path)
+    assert (finding.kind, finding.ranks) == ("straggler", (1,))
+    assert "between forward and backward, on its host" in finding.summary
+    assert 41 <= (finding.first_step or 0) <= 48
+
+
+def test_the_trainers_slow_rank(tmp_path: Path) -> None:
+    finding = only("train_slow", tmp_path)
+    assert (finding.kind, finding.ranks, finding.first_step) == ("straggler", (0,), 61)
+    assert "on its device" in finding.summary
+
+
+def test_two_devices_that_stand_still_in_a_group_of_four(tmp_path: Path) -> None:
+    finding = only("two_stuck", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "device_stuck", (1, 2), 26)
+    assert finding.evidence["waiting_ranks"] == [0, 3]
+
+
+def test_a_nan_gradient_under_ddp_names_its_rank(tmp_path: Path) -> None:
+    finding = only("nan_gradient", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("non_finite", "backward", (1,), 26)
+
+
+def test_all_calls_of_a_step_left_out(tmp_path: Path) -> None:
+    """One call a parameter, and the model has 77."""
+    finding = only("stamped_skip", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("desync", "skipped", (1,), 26)
+    assert finding.evidence["num_calls"] == 77
+
+
+def test_a_killed_process_was_not_in_a_call_of_its_device(tmp_path: Path) -> None:
+    """Its host had enqueued the call and gone on."""
+    finding = only("stamped_kill", tmp_path)
+    assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("rank_lost", "signal", (1,), 25)
+    assert "in user code" in finding.summary
+
+
+def lost(name: str, into: Path) -> Finding:
+    (finding,) = (found for found in diagnosis_of(name, into).fired if found.kind == "rank_lost")
+    return finding
+
+
+def test_an_abort_after_a_fault_in_a_kernel_asks_for_the_kernels_error(tmp_path: Path) -> None:
+    """The watchdog of NCCL aborted the process, so nothing of ours has the text of the assertion."""
+    finding = lost("stamped_assertion", tmp_path)
+    assert (finding.ranks, finding.evidence["signal"], finding.evidence["xids"]) == ((1,), "SIGABRT", [43])
+    assert "Assertion" in next_step(finding)
+    assert "CUDA_LAUNCH_BLOCKING=1" in next_step(finding)
