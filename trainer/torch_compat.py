@@ -65,7 +65,7 @@ def keep_device_busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-def overlap_products_of(group_name: str) -> None:
+def overlap_products_of(group_name: Any) -> None:
     """Let the compiler cut products and their collectives over a group into pieces that overlap."""
     import torch._inductor.config  # seconds, and only with async tensor parallelism
     from torch.distributed import _symmetric_memory

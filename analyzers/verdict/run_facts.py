@@ -21,13 +21,13 @@ from analyzers.run.evaluations import evaluations
 from analyzers.run.event_log import EventLog
 from analyzers.run.file_problems import file_problems
 from analyzers.run.run_ends import run_ends
-from analyzers.run.setting import setting
 from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
 from analyzers.source import Source, every_kth
 from probes.settings.described import RunFacts
 from probes.settings.section import read
+from probes.settings.sections import AlertsSettings
 from probes.tape import event_kinds
 
 __all__ = ["run_facts"]
@@ -62,7 +62,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         **_ranks(source),
         **_steps(views),
     }
-    if address := _text(setting(manifest, "alerts.dashboard_url")):
+    if address := read(AlertsSettings, manifest).dashboard_url:
         facts["dashboard_url"] = address
     facts |= _utilisation(manifest, facts)
     facts["named_phases"] = [
