@@ -41,7 +41,7 @@ from probes.tape import event_kinds
 __all__ = ["WITHIN_GROUP", "non_finite_values"]
 
 INPUT_GRADIENT = "input_gradient_norm"
-"""Series of `probes.input_gradient`: norms of a rank's gradient at the model's first layer, before any reduction."""
+"""Series of `probes.collectives.input_gradient`: a rank's gradient at the first layer, before any reduction."""
 WITHIN_GROUP = "tensor_parallel_group"
 """What named the ranks: their losses, which a group that sums within the forward pass has together."""
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..collectives.input_gradient import INPUT_GRADIENT, InputGradientNorms
 from ..collectives.shard_groups import ranks_of_parts
 from ..gradients import GradientProbe
-from ..input_gradient import INPUT_GRADIENT, InputGradientNorms
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
 

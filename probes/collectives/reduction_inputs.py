@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from ..fail_open import failing_open, probes_disabled, record_error
-from ..input_gradient import on_input_gradient
 from ..torch_compat import foreach_norm, fsdp_param_group
+from .input_gradient import on_input_gradient
 
 __all__ = ["ReductionInputs", "watch_first_layer", "watch_fsdp_reductions"]
 

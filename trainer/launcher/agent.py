@@ -92,8 +92,7 @@ class Agent(SimpleElasticAgent):
         self.exit_code = EXIT_FAILED
         self._requests = RequestFile(run, node.rank)
         self._oom = OomCounter()
-        self.goes_on_without = False
-        """Whether ranks here stopped as they had agreed to, and the launch is to go on without another node."""
+        self.goes_on_without = False  # ranks stopped as agreed; the launch is to go on without another node
         self._node_failures = node.failures
         limit = config.recovery.max_failures_per_node
         self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0

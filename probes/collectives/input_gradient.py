@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .fail_open import record_error
+from ..fail_open import record_error
 
 __all__ = ["INPUT_GRADIENT", "InputGradientNorms", "on_input_gradient"]
 
