@@ -110,7 +110,8 @@ def _arm_failing(trigger: Trigger, training: Training) -> None:
     Failing(training)
     for part in training.modules:
         if part.head is not None:
-            part.register_forward_hook(after_forward)  # it returns logits, or a loss that was taken in chunks
+            part.head.register_forward_hook(after_forward)
+            part.register_forward_hook(after_forward)  # a loss in chunks does not call the head
 
 
 class _Batches:
