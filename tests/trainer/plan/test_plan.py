@@ -182,6 +182,7 @@ def test_the_simplest_layout_that_fits() -> None:
         (4, ["parallel.dp_replicate=-1", "parallel.dp_shard=1"], "It will run out of memory"),
         (256, ["train.global_batch_size=256", "data.seq_len=1024"], "Exposed communication"),
         (4, ["data.seq_len=1024"], "1024 tokens a pass"),
+        (64, ["train.global_batch_size=512"], "takes 8 passes a step, though all 8 sequences of a rank fit at once"),
     ],
 )
 def test_what_goes_badly_is_said_before(num_gpus: int, overrides: list[str], said: str) -> None:
@@ -190,7 +191,7 @@ def test_what_goes_badly_is_said_before(num_gpus: int, overrides: list[str], sai
 
 
 def test_a_sound_plan_has_no_warning() -> None:
-    expected, machine = on(64, "train.global_batch_size=512")
+    expected, machine = on(64, "train.global_batch_size=512", "train.micro_batch_size=0")
     assert anti_patterns(expected, machine) == []
 
 
