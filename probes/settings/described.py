@@ -43,6 +43,7 @@ class ParallelFacts:
     section: ClassVar[str] = "parallel"
     pp: float | None = None
     schedule: str = ""
+    stages_per_rank: float | None = None
     ddp_bucket_mb: float | None = None
     gradient_compression: str | None = None
 

@@ -139,8 +139,8 @@ LOSS_SCALE = _kind(
     by="rank 0", meaning="fp16 gradients overflowed: the step was dropped and the loss scale halved.",
 )
 RECOMPILE = _kind("recompile", *_CODE, _text("guard", "what was assumed and does not hold any more"), by="rank",
-                  meaning="torch.compile compiled a function again; `line`: its first.")
-GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="torch.compile left a line to Python.")
+                  meaning="A function was compiled again by torch.compile; `line`: its first.")
+GRAPH_BREAK = _kind("graph_break", *_CODE, _REASON, by="rank", meaning="A line was left to Python by torch.compile.")
 FAULT_INJECTED = _kind(
     "fault_injected", _text("fault", "kind of fault"), _json("parameters"),
     by="rank", meaning="A drill injected a fault.",

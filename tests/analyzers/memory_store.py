@@ -121,6 +121,8 @@ def _columns(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[st
         (kind, *others) = {type(value) for value in values}
         if others or kind not in (int, float, str):
             return None
+        if kind is float and any(map(math.isnan, values)):
+            return None  # DuckDB reads a NaN of numpy as NULL
         if kind is int and not -(2**63) <= min(values) <= max(values) < 2**63:
             return None
         found[name] = np.array(values, dtype=object if kind is str else np.int64 if kind is int else np.float64)

@@ -203,7 +203,7 @@ def test_a_fault_of_this_moment_is_a_finding(visit: Visit) -> None:
     visit.page.wait_for_selector("text=Rank lost", timeout=LONGEST_MS)
     card = visit.page.locator("[class*=st-key-card-]", has_text="Rank lost").first
     card.get_by_role("link", name="Evidence").first.click()
+    visit.page.wait_for_url("**finding=rank_lost*", timeout=LONGEST_MS)
     visit.page.wait_for_selector("text=Runbook", timeout=LONGEST_MS)
-    assert "finding=rank_lost" in visit.page.url
     assert visit.page.locator("[data-testid=stException]").count() == 0
     assert not visit.complaints

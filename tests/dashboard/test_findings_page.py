@@ -46,7 +46,7 @@ def test_the_overview_of_an_ended_run_lists_findings_as_the_report_does(tmp_path
     app = open_page(run.path.parent)
     wait_for(lambda: "Straggler" in shown(app) or app.run() is None, "the finding", deadline_s=60)
     text = shown(app)
-    assert text.index("Rank lost**") < text.index("Straggler**"), "the worst first"
+    assert text.index("Straggler**") < text.index("Rank lost**"), "what is still open first"
     assert "the run continued as attempt 1" in text
 
 

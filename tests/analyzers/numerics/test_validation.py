@@ -11,8 +11,8 @@ from analyzers.figures import course, loss
 from analyzers.numerics.validation import overfitting
 from analyzers.report.wording.explained import next_step, why
 from analyzers.run.evaluations import evaluations
-from analyzers.run_facts import run_facts
 from analyzers.scope import Scope
+from analyzers.verdict.run_facts import run_facts
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import assert_plain
 from watch.exporting.metrics.run_samples import validation_samples

@@ -19,6 +19,8 @@ from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import attempts
 from analyzers.source import Source, missing_tables
 from analyzers.wording import is_number, ranks_text
+from probes.settings.described import ParallelFacts
+from probes.settings.section import read
 from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample
 
@@ -130,20 +132,17 @@ def expert_samples(source: Source) -> Iterator[Sample]:
 
 def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample]:
     """What the schedule of the run's configuration leaves idle; nothing for other loops, and without a closed form."""
-    config = manifest.get("config")
-    parallel = config.get("parallel") if isinstance(config, Mapping) else None
-    if not isinstance(parallel, Mapping) or missing_tables(source, "spans", "ranks"):
+    parallel = read(ParallelFacts, manifest)
+    if not parallel.schedule or missing_tables(source, "spans", "ranks"):
         return
     ((stages,),) = source.rows("SELECT count(DISTINCT pp) FROM ranks WHERE rank >= 0")
     ((last,),) = source.rows("SELECT max(microbatch) FROM spans")
     if stages < 2 or last is None:
         return
-    schedule = str(parallel.get("schedule") or "")
-    per_rank = parallel.get("stages_per_rank")
+    each = int(parallel.stages_per_rank or 0) or (2 if "interleaved" in parallel.schedule else 1)
     ratio = expected_idle(
-        schedule, ranks=stages, microbatches=last + 1, times=(1.0, 1.0, 1.0),
-        stages_per_rank=per_rank if isinstance(per_rank, int) and per_rank else 2 if "interleaved" in schedule else 1,
-    )  # fmt: skip
+        parallel.schedule, ranks=stages, microbatches=last + 1, times=(1.0, 1.0, 1.0), stages_per_rank=each
+    )
     if ratio is not None:
         yield Sample("rankscope_bubble_planned_ratio", ratio)
 
