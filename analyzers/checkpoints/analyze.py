@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.checkpoints.policy import CheckpointPolicy
@@ -103,7 +102,7 @@ def _failed(source: Source, tier: str) -> Finding | None:
     )
 
 
-def _age(source: Source, newest_step: int, interval: Any, policy: CheckpointPolicy) -> Finding | None:
+def _age(source: Source, newest_step: int, interval: float | None, policy: CheckpointPolicy) -> Finding | None:
     steps = [
         step
         for (step,) in source.rows(
@@ -113,7 +112,7 @@ def _age(source: Source, newest_step: int, interval: Any, policy: CheckpointPoli
         )
     ]
     gaps = sorted(b - a for a, b in pairwise(steps))
-    usual = interval if isinstance(interval, int) and interval > 0 else gaps[len(gaps) // 2] if gaps else 0
+    usual = int(interval) if interval and interval >= 1 else gaps[len(gaps) // 2] if gaps else 0
     if not usual:
         return None
     last = max((step for step in steps if step <= newest_step), default=0)

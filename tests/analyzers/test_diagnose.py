@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import analyzers
+from analyzers.causes import CAUSES
 from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.diagnose import Diagnosis, conclude, diagnose, reaches
 from analyzers.external.logs import wording as log_wording
@@ -239,7 +240,7 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
             ON_PURPOSE,
         }
         | ({*log_wording.DO} - log_wording.HANGS),
-        "throughput": {"compute", "communication", "data", "between_runs"},
+        "throughput": {"compute", "communication", "data", "unknown", "periodic", "between_runs"},
         "configuration": {*RULES},
         "xid": {about["class"] for about in xid_table()["xid"].values()} | {"unknown"},
         "gpu-memory-errors": {"uncorrected", "corrected", "remapped", "remap_failed"},
@@ -263,7 +264,8 @@ def test_every_anchor_that_can_be_emitted_is_in_the_runbook() -> None:
     emitted = set(re.findall(r'advice=f?"([a-z_-]+)', source))
     assert {name for name in emitted if not name.endswith("-")} <= anchors
     of_devices = {kind.replace("_", "-") for kind in re.findall(r'_device\("(\w+)"', source)} | {"host-pressure"}
-    assert {name.rstrip("-") for name in emitted if name.endswith("-")} | of_devices == {*causes}
+    of_causes = {row.kind.replace("_", "-") for row in CAUSES.values()}
+    assert {name.rstrip("-") for name in emitted if name.endswith("-")} | of_devices | of_causes == {*causes}
     advised = set(re.findall(r'Finding.advise\(\s*"\w+",\s*"(\w+)"', source))
     assert {kind.replace("_", "-") for kind in advised} <= anchors | {*causes}
     for kind in advised:

@@ -77,7 +77,7 @@ def test_a_warning_in_a_job_that_finished_is_no_death(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.json", '{"alpha": [1, 2], "beta": 3}\n', "is JSON"),
+        ("a.json", '{"alpha": [1, 2], "beta": 3}\n', "is a JSON document"),
         ("b.csv", "a,b\n1,2\n3,4\n", "is a CSV table"),
         ("c.log", "", "is empty"),
     ],
@@ -90,4 +90,4 @@ def test_other_files_are_named_as_what_they_are(tmp_path: Path, name: str, text:
     except SourceError as error:
         verdict = str(error)
     assert said in verdict
-    assert "Read are" in verdict
+    assert "docs/other-runs.md lists what is read" in verdict

@@ -12,7 +12,7 @@ from store.readers.programs.registry import name_of, program_of
 from tests.analyzers.external.written import diagnosed
 
 PAGE = Path(__file__).parents[3] / "docs" / "other-runs.md"
-_SECTION = re.compile(r"^### (.+?)\n\n```text\n(.*?)```\n\n(.+?)\n", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^### ([^\n]+)\n\n```text\n(.*?)```\n\n([^\n]+)\n", re.MULTILINE | re.DOTALL)
 SECTIONS = {heading: (example, found) for heading, example, found in _SECTION.findall(PAGE.read_text(encoding="utf-8"))}
 BINARY = {"event file of TensorBoard", "run of W&B (.wandb)"}
 

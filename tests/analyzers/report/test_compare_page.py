@@ -25,7 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunDir]:
 
 
 def test_the_page_holds_both_runs(runs: tuple[RunDir, RunDir], tmp_path: Path) -> None:
-    page = tmp_path / "new" / "compared.html"
+    page = tmp_path / "compared.html"
     done = rankscope("compare", *(str(run.path) for run in runs), "--html", str(page))
     assert done.returncode == 0, done.stderr
     assert f"{page}  " in done.stdout
