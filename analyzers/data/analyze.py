@@ -26,6 +26,7 @@ from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
+from analyzers.wording import number
 
 __all__ = ["ANALYSES", "Rhythm", "data_bound", "rhythm"]
 
@@ -159,7 +160,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
         last_step=last,
         cause=found.cause,
         summary=f"{who} have waited for data {100 * share:.0f} % of the time since step {first}: "
-        f"{float(data_ms.mean()):.3g} of {float(step_ms.mean()):.3g} ms per step, {how}.",
+        f"{number(float(data_ms.mean()))} of {number(float(step_ms.mean()))} ms per step, {how}.",
         evidence={
             "data_ratio": round(share, 4),
             "data_ms": round(float(data_ms.mean()), 3),
