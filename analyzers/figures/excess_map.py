@@ -151,10 +151,12 @@ def _above(excess: Excess, marks: Sequence[Mark]) -> list[int]:
 
 
 def _text(excess: Excess, rank: int, marks: Sequence[Mark]) -> str:
-    """The finding of a rank, and its excess."""
-    parts = [mark.text for mark in marks if mark.rank == rank][:1]
-    parts += [name_of(excess, one) for one in excess.standing_out if one.rank == rank]
-    return ", ".join(parts)
+    """The finding of a rank with its steps; of one without a finding what stands out here."""
+    for mark in marks:
+        if mark.rank == rank:
+            first, last = mark.first_step, mark.last_step
+            return f"{mark.text}, " + (f"steps {first:,} to {last:,}" if last > first else f"step {first:,}")
+    return ", ".join(name_of(excess, one) for one in excess.standing_out if one.rank == rank)
 
 
 def _ticks(excess: Excess, is_labelled: bool) -> tuple[list[int], list[str]]:

@@ -23,6 +23,7 @@ def runbook() -> None:
         format_func=_name, placeholder="what a finding is called",
     )  # fmt: skip
     if chosen is None:
+        _list_of_sections()
         return
     if chosen != wanted:
         st.query_params["section"] = chosen
@@ -32,6 +33,16 @@ def runbook() -> None:
         st.subheader(markdown_text(found.title), anchor=False)
         st.markdown(found.text)
         st.caption(f"In a terminal: `{explain_command(chosen)}`")
+
+
+def _list_of_sections() -> None:
+    """All sections by chapter: without a choice there is no text to show."""
+    by_chapter: dict[str, list[str]] = {}
+    for found in sections().values():
+        if found.title != found.chapter:
+            by_chapter.setdefault(found.chapter, []).append(f"- {markdown_text(found.title)} (`{found.anchor}`)")
+    for chapter, lines in by_chapter.items():
+        st.markdown(f"**{markdown_text(chapter)}**\n\n" + "\n".join(lines))
 
 
 def _name(anchor: str) -> str:

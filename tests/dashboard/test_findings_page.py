@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 
 from probes.tape.rundir import RunDir
 from tests.analyzers.report.hostile import hostile_run
@@ -87,3 +88,18 @@ def test_a_run_that_failed_without_a_finding_gets_no_clean_bill(tmp_path: Path, 
     assert "No problems" not in text
     assert "check_circle" not in text
     assert "-v" not in text, "an option of the command line"
+
+
+def _runbook_page() -> None:
+    from dashboard.views.runbook import runbook
+
+    runbook()
+
+
+def test_the_runbook_lists_its_sections_and_shows_the_one_of_the_address() -> None:
+    assert "`rank-lost-signal`" in shown(AppTest.from_function(_runbook_page).run(timeout=100))
+    app = AppTest.from_function(_runbook_page)
+    app.query_params["section"] = "rank-lost-signal"
+    text = shown(app.run(timeout=100))
+    assert "A rank died of a signal" in text
+    assert "`rank-lost-exit`" not in text

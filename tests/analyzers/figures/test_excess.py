@@ -119,7 +119,7 @@ def test_findings_are_marked_with_their_names() -> None:
     figure = excess_map.draw(excess_over_peers(matrix([[9, 10], [10, 10], [10, 13]]), places(0, 0, 0)), marks=[mark])
     (shape,) = figure.layout.shapes
     assert (shape.x0, shape.x1, shape.y0, shape.y1) == (1.5, 3.5, 1.5, 2.5)
-    assert figure.layout.annotations[0].text == "straggler"
+    assert figure.layout.annotations[0].text == "straggler, steps 2 to 3"
 
 
 def test_each_rank_has_its_own_mean_whatever_their_number() -> None:
