@@ -35,7 +35,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.stragglers.arrivals import load_arrivals, waited_for_ms
+from analyzers.stragglers.arrivals import load_arrivals, waits_ms
 from analyzers.stragglers.corroboration import Counters, attribute, load_counters
 from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.cpu_comparison import find_more_work
@@ -140,7 +140,8 @@ def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler
     if one.rank == slower.rank or first > last or one.excess_ms >= slower.excess_ms:
         return False
     first = max(first, last - FOLLOWED_STEPS)
-    return waited_for_ms(source, timings.attempt, one.rank, slower.rank, first, last) >= one.excess_ms
+    waited = waits_ms(source, timings.attempt, [one.rank], slower.rank, first, last)
+    return sum(waited.values()) / (last - first + 1) >= one.excess_ms
 
 
 def _without_ends_of_links(

@@ -6,12 +6,13 @@ arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of ran
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analyzers.source import Source
 
-__all__ = ["Arrivals", "load_arrivals", "waited_for_ms"]
+__all__ = ["Arrivals", "load_arrivals", "waits_ms"]
 
 ARRIVAL_STEPS = 50
 """Newest slow steps whose collectives are read: enough for a percentage, little enough for any run."""
@@ -77,19 +78,22 @@ def load_arrivals(
     )
 
 
-def waited_for_ms(source: Source, attempt: int, rank: int, culprit: int, first_step: int, last_step: int) -> float:
-    """Return the most that a rank can have waited for another one per step: in all calls of their groups that the other
-    was the last to enter, whether or not the rank computed meanwhile."""
-    ((waited_ms,),) = source.rows(
+def waits_ms(
+    source: Source, attempt: int, ranks: Sequence[int], culprit: int, first_step: int, last_step: int
+) -> dict[int, float]:
+    """By step, the most that one of `ranks` can have waited for the culprit, in the mean: in all calls of their groups
+    that the culprit was the last to enter, whether or not the rank computed meanwhile. Steps without such a call are
+    left out."""
+    rows = source.rows(
         """
-        SELECT CAST(sum(took - shortest) / 1e6 / (? - ? + 1) AS DOUBLE) FROM (
-            SELECT rank, end_ns - issue_ns AS took, min(end_ns - issue_ns) OVER call AS shortest,
+        SELECT step, CAST(sum(took - shortest) / 1e6 / ? AS DOUBLE) FROM (
+            SELECT rank, step, end_ns - issue_ns AS took, min(end_ns - issue_ns) OVER call AS shortest,
                    arg_min(rank, end_ns - issue_ns) OVER call AS last
             FROM collectives
             WHERE attempt = ? AND step BETWEEN ? AND ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
             WINDOW call AS (PARTITION BY process_group, seq)
-        ) WHERE rank = ? AND last = ?
+        ) WHERE list_contains(?::BIGINT[], rank) AND last = ? GROUP BY step
         """,
-        [last_step, first_step, attempt, first_step, last_step, rank, culprit],
+        [max(1, len(ranks)), attempt, first_step, last_step, list(ranks), culprit],
     )
-    return float(waited_ms or 0.0)
+    return {int(step): float(ms) for step, ms in rows}

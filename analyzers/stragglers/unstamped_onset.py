@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from analyzers.account.timings import Timings
 from analyzers.source import Source
+from analyzers.stragglers.arrivals import waits_ms
 from analyzers.stragglers.peer_comparison import Straggler
 
 __all__ = ["with_unstamped_onset"]
@@ -27,7 +28,8 @@ def with_unstamped_onset(source: Source, timings: Timings, slow: Straggler, peer
     last_good, first_bad = int(timings.steps[begin - 1]), int(timings.steps[begin])
     if first_bad - last_good <= 1:
         return slow
-    waited = _waited_for_ms(source, timings.attempt, slow.rank, peers, last_good, first_bad)
+    others = [rank for rank in peers if rank != slow.rank]
+    waited = waits_ms(source, timings.attempt, others, slow.rank, last_good, first_bad)
     halfway = (waited.get(first_bad, 0.0) + waited.get(last_good, 0.0)) / 2
     if waited.get(first_bad, 0.0) <= halfway:
         return slow
@@ -35,22 +37,3 @@ def with_unstamped_onset(source: Source, timings: Timings, slow: Straggler, peer
     while onset - 1 > last_good and waited.get(onset - 1, 0.0) > halfway:
         onset -= 1
     return replace(slow, first_step=onset)
-
-
-def _waited_for_ms(
-    source: Source, attempt: int, culprit: int, peers: Sequence[int], first_step: int, last_step: int
-) -> dict[int, float]:
-    """Mean time of a peer, by step, in calls which the culprit was the last to enter, beyond the shortest of all."""
-    rows = source.rows(
-        """
-        SELECT step, CAST(sum(took - shortest) / 1e6 / ? AS DOUBLE) FROM (
-            SELECT rank, step, end_ns - issue_ns AS took, min(end_ns - issue_ns) OVER call AS shortest,
-                   arg_min(rank, end_ns - issue_ns) OVER call AS last
-            FROM collectives
-            WHERE attempt = ? AND step BETWEEN ? AND ? AND end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
-            WINDOW call AS (PARTITION BY process_group, seq)
-        ) WHERE list_contains(?::BIGINT[], rank) AND rank <> ? AND last = ? GROUP BY step
-        """,
-        [max(1, len(peers)), attempt, first_step, last_step, list(peers), culprit, culprit],
-    )
-    return {int(step): float(ms) for step, ms in rows}

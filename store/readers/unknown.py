@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 from store.readers.external_files import SourceError, head, read_whole
@@ -19,6 +20,7 @@ EMPTY = "is empty"
 MAX_BYTES = 8 << 20
 """A larger document is read as the text log that it may be."""
 HEAD_BYTES = 16 << 10
+_JSON_BEGIN = re.compile(rb"\s*(?:\{\s*\"[^\"]+\"\s*:|\[\s*\{\s*\"[^\"]+\"\s*:)")
 MAX_NAMES = 6
 MIN_ROWS = 2
 MAX_NAME_CHARS = 40
@@ -42,7 +44,7 @@ def _json(path: Path, first: bytes) -> str:
     try:
         document = json.loads(read_whole(path, MAX_BYTES)[0].decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError, SourceError):
-        return ""
+        return "is damaged or cut JSON" if _JSON_BEGIN.match(first.removeprefix(b"\xef\xbb\xbf")) else ""
     names = list(document) if isinstance(document, dict) else []
     return f"is a JSON document{_named(names)}"
 
@@ -50,7 +52,7 @@ def _json(path: Path, first: bytes) -> str:
 def _table(first: bytes) -> str:
     """A header of names and rows with as many values."""
     lines = first.decode("utf-8-sig", "replace").splitlines()[:20]
-    for separator, kind in ((",", "CSV"), ("\t", "TSV")):
+    for separator, kind in ((",", "CSV"), (";", "CSV"), ("\t", "TSV")):
         try:
             rows = [row for row in csv.reader(lines[:-1] or lines, delimiter=separator) if row]
         except csv.Error:

@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from analyzers.external.logs.book import LogBook
-from store.readers.external_files import SourceError, head
 from store.readers.logs.scan import ReadLog
 
-__all__ = ["Outcome", "is_at_end", "outcome_of", "unknown_format"]
+__all__ = ["Outcome", "is_at_end", "outcome_of"]
 
 NEAR_END_LINES = 12
 """Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation."""
-READ = "Read are text logs, flight-recorder dumps, profiler traces and the files that docs/other-runs.md lists."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +43,17 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
                        is_known=True)  # fmt: skip
     num_lines = sum(log.num_lines for log in logs)
     if not steps:
-        unknown = [found for log in logs if (found := unknown_format(log.path))]
-        if len(unknown) == len(logs) == 1:
-            return Outcome(ended="not in the logs", text=f"{unknown[0]} {READ}", is_known=False)
         return Outcome(
             ended="not in the logs",
-            text=f"None of {num_lines:,} lines names a cause or a training step. Add the other ranks' logs, the "
-            f"launcher's, "
-            "and each host's `dmesg -T`.",
+            text=f"None of {num_lines:,} lines names a cause or a training step. Add the other ranks' logs, "
+            "the launcher's, and each host's `dmesg -T`.",
             is_known=False,
         )
     if any(log.last_step_line and log.num_lines - log.last_step_line <= NEAR_END_LINES for log in logs):
         return Outcome(
             ended="still running when the log was cut, or without a line",
             text=f"The log ends in training: {extent}No failure seen. Either the job was running when it was cut, "
-            f"or it was "
-            "ended without a line in these files.",
+            "or it was ended without a line in these files.",
             is_known=False,
         )
     return Outcome(
@@ -95,22 +87,3 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
     if all(row.get("is_counted") for row in rows):
         return f"{num:,} printed line{'s' * (num != 1)} of a step{loss}. "
     return f"{num:,} printed step{'s' * (num != 1)} to step {rows[-1]['step']:,}{loss}. "
-
-
-def unknown_format(path: Path) -> str:
-    """Say that a file is data and no log; empty for a text."""
-    try:
-        first = head(path, 1 << 16)
-    except SourceError:
-        return ""
-    text = first.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
-    if not text:
-        return f"{path.name} is empty."
-    if text[0] in "{[" and ('":' in text[:400] or '": ' in text[:400] or text[0] == "["):
-        return f"{path.name} is JSON of no format that is known, and its lines are no log."
-    lines = [line for line in text.splitlines()[:6] if line.strip()]
-    for sign, name in ((",", "CSV"), ("\t", "TSV"), (";", "CSV")):
-        counts = {line.count(sign) for line in lines[:5]}
-        if len(lines) >= 2 and len(counts) == 1 and min(counts) >= 1 and " " not in lines[0].strip()[:40]:
-            return f"{path.name} is a {name} table whose columns no reader knows."
-    return ""
