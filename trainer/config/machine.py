@@ -27,9 +27,10 @@ def check_machine(config: Config, *, has_gpu: bool) -> None:
     if config.train.device == "cuda" and not has_gpu:
         raise ConfigError("train.device = 'cuda': no CUDA device is available; allowed here: cpu, auto")
     on_cpu = config.train.device == "cpu" or not has_gpu
-    if on_cpu and config.parallel.cpu_offload:
+    if on_cpu and config.parallel.cpu_offload != "none":
         raise ConfigError(
-            "parallel.cpu_offload = true: needs train.device = 'cuda'; a CPU has everything in host memory already"
+            f"parallel.cpu_offload = {config.parallel.cpu_offload!r}: needs train.device = 'cuda'; "
+            "a CPU has everything in host memory already"
         )
     if on_cpu and config.parallel.async_tp:
         raise ConfigError("parallel.async_tp = true: needs train.device = 'cuda', whose memory ranks can share")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.config.section import Section
 
@@ -43,8 +43,9 @@ class ParallelConfig(Section):
     """Type in which FSDP sends and adds gradients."""
     float8_all_gather: bool = False
     """With `train.float8 = "tensorwise"`: FSDP gathers these matrices in fp8, a byte a number."""
-    cpu_offload: bool = False
-    """FSDP keeps parameters, gradients and optimizer state in host memory, where the optimizer works (CUDA only)."""
+    cpu_offload: Literal["none", "optimizer", "all"] = "none"
+    """What stays in host memory (CUDA only): AdamW's moments, or all: parameters, gradients and moments, by FSDP2,
+    with dp_shard = 1 too."""
     sequence_parallel: bool = True
     """With tp: norms and residuals are split along the sequence."""
     async_tp: bool = False
@@ -75,6 +76,12 @@ class ParallelConfig(Section):
         """Ranks of the layout; None where it takes as many as there are."""
         sizes = (self.dp_replicate, self.dp_shard, self.tp, self.cp, self.ep, self.pp)
         return None if -1 in sizes else math.prod(sizes)
+
+    @field_validator("cpu_offload", mode="before")
+    @classmethod
+    def _offload_was_a_switch(cls, value: object) -> object:
+        """Runs that were recorded before 0.1.0 have true or false."""
+        return {True: "all", False: "none"}.get(value, value) if isinstance(value, bool) else value
 
     @model_validator(mode="after")
     def _one_free_dimension(self) -> ParallelConfig:

@@ -127,13 +127,6 @@ def _product(plan: Plan, *dims: str) -> str:
     return f"parallel.{' x '.join(used)} = {math.prod(plan.sizes[dim] for dim in used)}"
 
 
-def _cpu_offload(config: Config, plan: Plan) -> None:
-    if config.parallel.cpu_offload and plan.data_parallel_kind not in ("fsdp", "hsdp"):
-        raise ConfigError(
-            f"parallel.cpu_offload = true: needs FSDP (dp_shard above 1), here dp_shard is {plan.dp_shard}"
-        )
-
-
 def _reduction(config: Config, plan: Plan) -> None:
     parallel = config.parallel
     chosen = {
@@ -154,6 +147,8 @@ def _reduction(config: Config, plan: Plan) -> None:
 def _zero1(config: Config, plan: Plan) -> None:
     if not plan.zero1:
         return
+    if config.parallel.cpu_offload == "optimizer":
+        raise ConfigError("parallel.zero1 = true: not with parallel.cpu_offload = 'optimizer', another AdamW; use one")
     if plan.data_parallel_kind != "ddp":
         why = {
             "fsdp": "FSDP shards the optimizer's state already",
@@ -176,8 +171,11 @@ def _own_optimizer(config: Config, plan: Plan) -> None:
         raise ConfigError(
             f"{setting}: not with parallel.zero1 = true, which deals parameters out to one AdamW; use dp_shard"
         )
-    if config.parallel.cpu_offload:
-        raise ConfigError(f"{setting}: not with parallel.cpu_offload = true (its update would be the host's work)")
+    if config.parallel.cpu_offload != "none":
+        raise ConfigError(
+            f"{setting}: not with parallel.cpu_offload = {config.parallel.cpu_offload!r} (its update would be the "
+            "host's work)"
+        )
     if config.model.num_experts:
         raise ConfigError(
             f"{setting}: not with model.num_experts = {config.model.num_experts}, whose matrices are stacked in one "
@@ -216,8 +214,8 @@ def _float8_gather(config: Config, plan: Plan) -> None:
     if config.train.float8 != "tensorwise":
         why = "" if config.train.float8 == "none" else ", which rounds a matrix by rows and again by columns"
         raise ConfigError(f"{setting}: needs train.float8 = 'tensorwise', not {config.train.float8!r}{why}")
-    if config.parallel.cpu_offload:
-        raise ConfigError(f"{setting}: not with parallel.cpu_offload = true (shards would be rounded on the host)")
+    if plan.offloads_parameters:
+        raise ConfigError(f"{setting}: not with parallel.cpu_offload = 'all' (shards would be rounded on the host)")
 
 
 def _whole_blocks(config: Config, plan: Plan) -> None:
@@ -233,7 +231,7 @@ def _whole_blocks(config: Config, plan: Plan) -> None:
 
 
 CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
-    _zero1, _compression, _compile, _async_tp, _context, _experts, _cpu_offload, _reduction, _own_optimizer,
+    _zero1, _compression, _compile, _async_tp, _context, _experts, _reduction, _own_optimizer,
     _float8, _float8_gather, _whole_blocks,
 )  # fmt: skip
 """In the order in which they are checked."""

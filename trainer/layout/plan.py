@@ -40,6 +40,7 @@ class Plan:
     stages: Stages
     schedule: str  # of the pipeline; no meaning where pp is 1
     zero1: bool = False  # replicas share the optimizer's state
+    offloads_parameters: bool = False  # to host memory, by FSDP2
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -65,9 +66,10 @@ class Plan:
 
         DDP's C++ reducer takes no DTensors, and never hears of gradients that the zero-bubble schedules compute apart
         from backward. Replicas then go through FSDP2 with a shard dimension of one, whose gather and scatter are
-        no-ops: `hsdp`. What is no expert is sharded over `dp_shard`, `ep` and `cp` together, experts without `ep`.
+        no-ops: `hsdp`. So does a single rank whose parameters stay in host memory. What is no expert is sharded over
+        `dp_shard`, `ep` and `cp` together, experts without `ep`.
         """
-        if self.dp_shard * self.ep * self.cp > 1:
+        if self.dp_shard * self.ep * self.cp > 1 or self.offloads_parameters:
             return "hsdp" if self.dp_replicate > 1 else "fsdp"
         if self.dp_replicate > 1:
             zero_bubble = self.pp > 1 and self.schedule.endswith("zero_bubble")
@@ -94,7 +96,7 @@ class Plan:
     def mesh_dims(self) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the device mesh: the dimensions in use; empty for a single rank."""
         needed = {"dp_replicate", "dp_shard"} if self.data_parallel_kind == "hsdp" else set()
-        needed |= {"dp_shard"} if self.ep > 1 else set()
+        needed |= {"dp_shard"} if self.ep > 1 or (self.offloads_parameters and self.cp == 1) else set()
         return tuple((dim, size) for dim, size in self.sizes.items() if size > 1 or dim in needed)
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -126,6 +128,7 @@ def resolve(config: Config, world_size: int) -> Plan:
         stages=stages,
         schedule=config.parallel.schedule,
         zero1=config.parallel.zero1 and sizes["dp_replicate"] > 1,
+        offloads_parameters=config.parallel.cpu_offload == "all",
     )
     for check in CHECKS:
         check(config, plan)

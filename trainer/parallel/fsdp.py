@@ -31,7 +31,7 @@ def apply_fsdp(
 
     Gradients are reduced in `config.reduce_dtype` whatever `compute_dtype` is. In a pipeline parameters stay gathered
     between microbatches, because gathering them again for each would cost more than the memory is worth. With
-    `config.cpu_offload` the shards are to be filled in host memory, whatever the device is.
+    `config.cpu_offload = "all"` the shards are to be filled in host memory, whatever the device is.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype if compute_dtype != torch.float32 else None,
@@ -40,7 +40,9 @@ def apply_fsdp(
         cast_forward_inputs=True,
         output_dtype=None,
     )
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
+    offload = (
+        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload == "all" else OffloadPolicy()
+    )
     reshard = config.reshard_after_forward and not pipelined
     for block in model.blocks.values():
         if expert_mesh is not None:

@@ -104,8 +104,8 @@ def parallelize(
             pipelined=plan.pp > 1,
             expert_mesh=expert_mesh(mesh, plan) if config.model.num_experts else None,
         )
-    model.to_empty(device="cpu" if config.parallel.cpu_offload else device)
-    if config.parallel.cpu_offload:  # the parameters only
+    model.to_empty(device="cpu" if plan.offloads_parameters else device)
+    if plan.offloads_parameters:  # the parameters only
         model.cos, model.sin = model.cos.to(device), model.sin.to(device)
     model.tie()  # what was one parameter has become two
     model.fill_buffers()

@@ -62,7 +62,7 @@ class RankMemory:
     """What compressed gradients need besides."""
     context: int
     host: int
-    """Parameters, gradients and moments in the host's memory, with `parallel.cpu_offload`; on no device."""
+    """Parameters, gradients and moments in the host's memory, with `parallel.cpu_offload`; not on a device."""
     peak: int
     num_parameters: int
     """Held by this rank."""
@@ -131,7 +131,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
     keeps_whole = sharded and accumulates and not config.parallel.reduce_every_microbatch
     gradients = reduced_bytes(config) * sum(full.values()) if keeps_whole else held
-    offloaded = config.parallel.cpu_offload and device == "cuda"
+    offloaded = plan.offloads_parameters and device == "cuda"
     if plan.pp > 1:
         alive = gathered + activations + working + gradients
     else:
@@ -147,6 +147,10 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     if plan.zero1:
         optimizer = 2 * FLOAT32_BYTES * largest_share(units, plan.dp_replicate)
     compression = _compression(config, plan, units)
+    on_host = 0
+    if config.parallel.cpu_offload == "optimizer" and device == "cuda":
+        on_host, optimizer = 2 * optimizer, 0  # moments, and gradients and updates on their way
+        step = 2 * FLOAT32_BYTES * max((w.numel(u.tp, u.shards) for u in units for w in u.weights), default=0)
     state = held + optimizer
     if offloaded:
         # A block's shard is on the device while it is gathered, and its part of the gradients until they are copied.
@@ -162,7 +166,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
         working=working,
         compression=compression,
         context=_CONTEXT_BYTES[device],
-        host=held + held + optimizer if offloaded else 0,
+        host=held + held + optimizer if offloaded else on_host,
         peak=peak,
         num_parameters=held // FLOAT32_BYTES,
     )

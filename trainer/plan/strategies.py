@@ -99,7 +99,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
 
     # What the configuration has of them belongs to one layout, and others refuse it.
     own, default = config.parallel, type(config.parallel)()
-    optional = {"ep": 1, "zero1": "false", "cpu_offload": "false", "gradient_compression": "none",
+    optional = {"ep": 1, "zero1": "false", "cpu_offload": "none", "gradient_compression": "none",
                 "reduce_every_microbatch": "false"}  # fmt: skip
     plain = {key: str(value) for key, value in optional.items() if getattr(own, key) != getattr(default, key)}
 
@@ -154,7 +154,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
                     options = mesh(1, -1, tp=tp, pp=pp, recompute="full", schedule="1f1b")
                     yield f"pp {pp} x tp {tp} x FSDP + recompute (3-D)", options
                     break
-    host = mesh(1, -1, recompute="full", cpu_offload="true", **each)
+    host = mesh(1, -1, recompute="full", cpu_offload="all", **each)
     yield "FSDP + recompute, all state on the host", host
 
 

@@ -69,6 +69,12 @@ def rank_traffic(config: Config, plan: Plan, *, pp_rank: int) -> list[Collective
         *_expert_parallel(config, plan, pp_rank),
         *_pipeline(config, plan, pp_rank),
     ]
+    if config.parallel.cpu_offload == "optimizer":
+        own = FLOAT32_BYTES * sum(unit.own for unit in units)
+        calls.append(
+            CollectiveCall(dimension="host", op="copy", what="gradients and updates", size=1,
+                 calls=2 * sum(len(unit.weights) for unit in units), num_bytes=2 * own, overlaps="")
+        )  # fmt: skip
     return [call for call in calls if call.num_bytes]
 
 
@@ -168,7 +174,7 @@ def _shards(config: Config, plan: Plan, dimension: str, units: list[Unit]) -> li
             CollectiveCall(dimension=dimension, op="reduce_scatter", what="gradients", size=shards,
                  calls=times * len(units), num_bytes=times * reduced, overlaps="backward")
         )  # fmt: skip
-    if config.parallel.cpu_offload:
+    if plan.offloads_parameters:
         copied = [unit.own * (count + 1) for unit, count in zip(units, gathers, strict=True)]
         calls.append(
             CollectiveCall(

@@ -43,13 +43,13 @@ def _more_devices(config: Config, hardware: Hardware, num_gpus: int) -> Iterator
 
 
 def _host_memory(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[str]:
-    expected = _tightest(config, hardware, num_gpus, "parallel.cpu_offload=true", "optim.name=adamw")
+    expected = _tightest(config, hardware, num_gpus, "parallel.cpu_offload=all", "optim.name=adamw")
     if expected is None or expected.memory.peak > HEADROOM * hardware.memory_bytes:
         return
     need = expected.memory.host * min(num_gpus, hardware.gpus_per_node)
     have = hardware.host_memory_bytes
     yield (
-        f"the host's memory (parallel.cpu_offload = true): {_gb(expected.memory.peak)} on each device and "
+        f"the host's memory (parallel.cpu_offload = 'all'): {_gb(expected.memory.peak)} on each device and "
         f"{_gb(need / HEADROOM)} in each node{'' if have is None else f', which has {_gb(have)}'}"
     )
 

@@ -155,7 +155,7 @@ def reason_not_to(training: Training, recovery: Recovery) -> str:
         "tried with data parallel ranks alone": plan.data_size < plan.world_size or plan.pp > 1,
         "the loss scale of fp16 is the host's": training.scaler is not None,
         "only the fused optimizer can leave an update out": not config.optim.fused or plan.zero1,
-        "with offloaded parameters the host waits anyway": config.parallel.cpu_offload,
+        "with offloaded state the host waits anyway": config.parallel.cpu_offload != "none",
         "compression of gradients keeps what a repeated step would lose": bool(training.compressions),
         "the load of experts is counted in forward": bool(training.expert_layers),
         "gradients are compared over ranks before the update": recovery.recompute_check.is_active,

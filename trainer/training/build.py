@@ -134,7 +134,12 @@ def build(
         rank=rank,
         mesh=mesh,
         parts=parts,
-        optimizer=build_optimizer(modules, config.optim, shared_by=replicas.get_group() if replicas else None),
+        optimizer=build_optimizer(
+            modules,
+            config.optim,
+            shared_by=replicas.get_group() if replicas else None,
+            on_host=config.parallel.cpu_offload == "optimizer",
+        ),
         stream=stream,
         loader=loader,
         validation=validation,

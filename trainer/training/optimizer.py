@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.config.config import Config, OptimConfig
-from trainer.training import adamw8bit
+from trainer.training import adamw8bit, adamw_on_host
 from trainer.training.adamw8bit import AdamW8bit, takes_codes
+from trainer.training.adamw_on_host import AdamWOnHost
 from trainer.training.muon import MuonAdamW
 
 __all__ = [
@@ -72,12 +73,17 @@ def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Par
 
 
 def build_optimizer(
-    modules: list[nn.Module], config: OptimConfig, *, shared_by: dist.ProcessGroup | None = None
+    modules: list[nn.Module],
+    config: OptimConfig,
+    *,
+    shared_by: dist.ProcessGroup | None = None,
+    on_host: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer of `modules`, sharded as their parameters are. Norms, biases and the embedding do not decay.
 
     `shared_by`: replicas that each update some of the parameters and send them to the others (ZeRO-1). Whole
-    parameters are dealt out, the largest first, so that the shares are about equal.
+    parameters are dealt out, the largest first, so that the shares are about equal. `on_host`: AdamW's moments stay
+    in host memory.
     """
     groups: dict[object, dict[str, Any]] = {}
     for name, parameter in named_parameters(modules):
@@ -93,6 +99,8 @@ def build_optimizer(
         )
         group["params"].append(parameter)
         group["names"].append(name)
+    if on_host:
+        return AdamWOnHost(list(groups.values()), lr=config.lr, betas=config.betas, eps=config.eps)
     # With DTensors each operation costs a dispatch per parameter on the host: fused has one, "foreach" a dozen.
     settings: dict[str, Any] = {
         "lr": config.lr,
@@ -127,11 +135,13 @@ def state_keys(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str
     for group in optimizer.param_groups:
         if (group.get("muon") or group.get("eight_bit")) and any(parameter is other for other in group["params"]):
             return ("momentum_buffer",) if group["muon"] else adamw8bit.STATE_KEYS
-    return ("exp_avg", "exp_avg_sq", "step")
+    return adamw_on_host.STATE_KEYS
 
 
 def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor, key: str) -> Tensor:
     """A part of a parameter's state before its first update: shaped, placed and sharded as the optimizer makes it."""
+    if isinstance(optimizer, AdamWOnHost):
+        return adamw_on_host.empty_state(parameter, key)
     if key == "step":  # AdamW's fused kernel counts steps on the device
         fused = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
         return torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu")

@@ -115,7 +115,11 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
             64,
             ["parallel.zero1 = true", "64 replicas", "36", "use dp_shard"],
         ),
-        (["parallel.dp_replicate=4", "parallel.cpu_offload=true"], 4, ["parallel.cpu_offload = true", "needs FSDP"]),
+        (
+            ["parallel.dp_replicate=4", "parallel.zero1=true", "parallel.cpu_offload=optimizer"],
+            4,
+            ["parallel.zero1 = true", "parallel.cpu_offload = 'optimizer'"],
+        ),
         (
             ["parallel.dp_replicate=4", "parallel.reduce_dtype=bf16"],
             4,
@@ -197,9 +201,9 @@ def test_mistake_in_a_value(override: str, expected: list[str]) -> None:
             ["optim.name = 'muon'", "parallel.zero1 = true", "use dp_shard"],
         ),
         (
-            ["optim.name=muon", "parallel.cpu_offload=true"],
+            ["optim.name=muon", "parallel.cpu_offload=all"],
             4,
-            ["optim.name = 'muon'", "parallel.cpu_offload = true"],
+            ["optim.name = 'muon'", "parallel.cpu_offload = 'all'"],
         ),
         (
             ["optim.name=muon", "model.num_experts=4"],

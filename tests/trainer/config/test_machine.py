@@ -20,8 +20,8 @@ from trainer.launcher.start import Options, launch_run
     [
         (["parallel.async_tp=true", "parallel.tp=2", "train.device=cpu"], "parallel.async_tp = true: needs"),
         (
-            ["parallel.cpu_offload=true", "parallel.dp_shard=-1", "train.device=cpu"],
-            "parallel.cpu_offload = true: needs",
+            ["parallel.cpu_offload=optimizer", "parallel.dp_shard=-1", "train.device=cpu"],
+            "parallel.cpu_offload = 'optimizer': needs",
         ),
         (["train.float8=tensorwise", "train.device=cpu"], "train.float8 = 'tensorwise': "),
     ],
@@ -34,7 +34,7 @@ def test_the_launcher_refuses_and_makes_nothing(tmp_path: Path, overrides: list[
 
 
 def test_what_needs_a_gpu_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for values in ({"train": {"device": "cuda"}}, {"parallel": {"cpu_offload": True, "dp_shard": -1}}):
+    for values in ({"train": {"device": "cuda"}}, {"parallel": {"cpu_offload": "all", "dp_shard": -1}}):
         config = Config.model_validate(values)
         check_machine(config, has_gpu=True)
         with pytest.raises(ConfigError, match=r"CUDA|cuda"):

@@ -167,7 +167,7 @@ def test_a_quarter_of_the_bytes_of_its_matrices_is_sent() -> None:
         (layout(True, dp_shard=2, train={"float8": "none", "float8_emulated": False}), "not 'none'"),
         (layout(True, dp_shard=2, train={"float8": "rowwise"}), "needs train.float8 = 'tensorwise', not 'rowwise'"),
         (layout(True, dp_replicate=2, dp_shard=1), "needs FSDP"),
-        (layout(True, dp_shard=2, cpu_offload=True), "not with parallel.cpu_offload = true"),
+        (layout(True, dp_shard=2, cpu_offload="all"), "not with parallel.cpu_offload = 'all'"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(sections: Sections, words: str) -> None:

@@ -98,7 +98,10 @@ VARIANTS: dict[str, Sections] = {
     "experts under ddp": {**layout(dp_replicate=2), **EXPERTS},
     "experts under fsdp, compiled": {**layout(dp_shard=2, train=COMPILED), **CAPACITY},
     # On a CPU nothing moves and no launch accepts it, but the policy and all that follows from it are the same.
-    "fsdp, cpu offload": layout(dp_shard=2, cpu_offload=True),
+    "fsdp, cpu offload": layout(dp_shard=2, cpu_offload="all"),
+    "hsdp, cpu offload": layout(dp_replicate=2, cpu_offload="all"),
+    "fsdp, moments on the host": layout(dp_shard=2, cpu_offload="optimizer"),
+    "tp, moments on the host": layout(tp=2, cpu_offload="optimizer"),
     "ddp, zero-1": layout(dp_replicate=2, zero1=True),
     "tp, selective": layout(tp=2, train={"activation_checkpointing": "selective"}),
     "tp, full recomputation": layout(tp=2, train={"activation_checkpointing": "full"}),
@@ -154,6 +157,13 @@ def single() -> dict[str, Outcome]:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variant(name: str, single: dict[str, Outcome], two_ranks: list[dict[str, Outcome]]) -> None:
     compare(single[_computed(VARIANTS[name])], [rank[name] for rank in two_ranks], loss=1e-4, parameter=5e-4)
+
+
+def test_one_rank_with_its_state_in_host_memory(single: dict[str, Outcome]) -> None:
+    layouts = {"all": layout(cpu_offload="all"), "optimizer": layout(cpu_offload="optimizer")}
+    (outcomes,) = run_ranks(train_layouts, world_size=1, args=(layouts, STEPS), deadline_s=240)
+    for outcome in outcomes.values():
+        compare(single["{}"], [outcome], loss=1e-6, parameter=1e-6)
 
 
 @pytest.mark.parametrize("name", ROUNDED)

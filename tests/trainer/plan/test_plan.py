@@ -237,7 +237,7 @@ def test_no_setting_is_left_out() -> None:
     for preset, override, said in (
         ("moe-debug", "parallel.ep=4", "all_to_all of tokens"),
         ("debug", "parallel.cp=2", "all_gather of keys and values"),
-        ("debug", "parallel.cpu_offload=true", "in the host's memory"),
+        ("debug", "parallel.cpu_offload=all", "in the host's memory"),
         ("debug", "parallel.zero1=true", "broadcast of updated parameters"),
         ("debug", "parallel.gradient_compression=powersgd", "all_reduce of gradients' factors"),
     ):

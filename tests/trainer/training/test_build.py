@@ -44,7 +44,7 @@ def test_backend_and_device_that_do_not_fit() -> None:
         pick_backend(tiny(train={"backend": "nccl"}), CPU)
     assert pick_backend(tiny(), CPU) == "gloo"
     assert pick_device(tiny(), 0) == CPU
-    with pytest.raises(ConfigError, match=r"parallel\.cpu_offload = true: needs train\.device = 'cuda'"):
+    with pytest.raises(ConfigError, match=r"parallel\.cpu_offload = 'all': needs train\.device = 'cuda'"):
         pick_device(tiny(parallel={"cpu_offload": True}), 0)
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match=r"train\.device = 'cuda': no CUDA device"):

@@ -1,0 +1,85 @@
+"""AdamW whose moments stay in host memory, where its arithmetic is done (Rajbhandari et al. 2021, ZeRO-Offload).
+
+    optimizer = AdamWOnHost(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8)
+
+Parameters and gradients stay on the device. A step copies each gradient to the host, lets torch's AdamW change a tensor
+of zeros by it, and adds that change to the parameter: the bus carries 4 bytes a number each way, and the host keeps no
+second copy of the parameters that a rollback would have to renew. All copies to the host are started at once; the
+host computes the first change while the other gradients arrive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.training.adamw_fallback import own_memory
+
+__all__ = ["STATE_KEYS", "AdamWOnHost", "empty_state"]
+
+STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
+
+
+class AdamWOnHost(torch.optim.Optimizer):
+    """`found_inf`, a number on the device, leaves the update out where it is not zero, as in torch's fused AdamW."""
+
+    found_inf: Tensor | None = None
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self._changes = {parameter: _Change(parameter) for group in groups for parameter in group["params"]}
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # nothing here computes a loss again
+        """Update all parameters that have a gradient."""
+        if self.found_inf is not None and bool(self.found_inf):
+            return
+        pairs = [(group, each) for group in self.param_groups for each in group["params"] if each.grad is not None]
+        for _, parameter in pairs:
+            self._changes[parameter].fetch(own_memory(parameter.grad))
+        for group, parameter in pairs:
+            state = self.state[parameter]
+            if not state:
+                state |= {key: empty_state(parameter, key) for key in STATE_KEYS}
+            change = self._changes[parameter].computed({key: own_memory(state[key]) for key in STATE_KEYS}, group)
+            own = own_memory(parameter)
+            own.mul_(1 - group["lr"] * group["weight_decay"]).add_(change.to(own.device, non_blocking=True))
+
+
+class _Change:
+    """The change of one parameter in a step, in host memory that is allocated once."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        own = own_memory(parameter)
+        self._value = torch.empty_like(own, device="cpu", pin_memory=own.is_cuda)
+        self._value.grad = torch.empty_like(self._value, pin_memory=own.is_cuda)
+        self._adamw = torch.optim.AdamW([self._value], weight_decay=0.0, fused=True)
+        self._arrived: torch.cuda.Event | None = None
+
+    def fetch(self, gradient: Tensor) -> None:
+        """Start the gradient's copy to the host."""
+        assert self._value.grad is not None
+        self._value.grad.copy_(gradient, non_blocking=True)
+        if gradient.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def computed(self, state: dict[str, Tensor], group: dict[str, Any]) -> Tensor:
+        """The change by the gradient that was fetched; `state` is updated in place."""
+        if self._arrived is not None:
+            # The copy of the last step's change ended before it too: both are on the compute stream.
+            self._arrived.synchronize()
+        self._value.zero_()
+        self._adamw.state[self._value] = state
+        self._adamw.param_groups[0] |= {key: group[key] for key in ("lr", "betas", "eps")}
+        self._adamw.step()
+        return self._value
+
+
+def empty_state(parameter: Tensor, key: str) -> Tensor:
+    """A part of a parameter's state before its first update: on the host, sharded as the parameter is."""
+    if key == "step":
+        return torch.zeros((), dtype=torch.float32)
+    return torch.zeros_like(parameter.detach(), device="cpu")
