@@ -84,6 +84,7 @@ _KINDS = (
     Kind(name="memory_limit", title="Memory limit", package="memory", identity=("attempt",)),
     Kind(name="host_pressure", title="Host pressure", package="health", identity=_DEVICE, by_machine=True),
     Kind(name="data_bound", title="Data bound", package="data", identity=("attempt",), may_last=True),
+    Kind(name="padding", title="Padding", package="data", identity=("attempt",), may_last=True, drawn=False),
     Kind(name="stage_imbalance", title="Stage imbalance", package="pipeline"),
     Kind(name="throughput", title="Throughput drop", package="stragglers"),
     Kind(name="checkpoint_age", title="Checkpoint too old", package="checkpoints", identity=("attempt",),

@@ -20,6 +20,7 @@ import numpy as np
 
 from analyzers.account.time_classes import TRAINING, own
 from analyzers.analysis import Analysis
+from analyzers.data.padding import padding
 from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
 from analyzers.run.not_recorded import missing, not_recorded
@@ -180,4 +181,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
 _insufficient = partial(Finding.not_judged, "data_wait", "data_bound", "Data loading was not checked")
 
 
-ANALYSES = (Analysis(kinds=("data_bound",), run=data_bound, records="compared", live="periodic"),)
+ANALYSES = (
+    Analysis(kinds=("data_bound",), run=data_bound, records="compared", live="periodic"),
+    Analysis(kinds=("padding",), run=padding, live="periodic"),
+)

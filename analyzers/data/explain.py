@@ -29,5 +29,17 @@ def _next(finding: Finding) -> str:
     )
 
 
-WHY: Mapping[str, Callable[[Finding], str]] = {"data_bound": _why}
-NEXT: Mapping[str, Callable[[Finding], str]] = {"data_bound": _next}
+def _padding(finding: Finding) -> str:
+    of = finding.evidence
+    return (
+        f"{of.get('padded_tokens', 0):,} of {of.get('tokens', 0):,} positions are masked: they take compute and memory "
+        "and train nothing."
+    )
+
+
+def _less_padding(finding: Finding) -> str:
+    return "Batch sequences of similar length (group_by_length), pad to the longest of a batch, or pack documents."
+
+
+WHY: Mapping[str, Callable[[Finding], str]] = {"data_bound": _why, "padding": _padding}
+NEXT: Mapping[str, Callable[[Finding], str]] = {"data_bound": _next, "padding": _less_padding}

@@ -36,3 +36,5 @@ class DataPolicy:
     """Distance (steps) up to which starved steps are one stretch, which counts once."""
     epoch_steps: int = 20
     """Shortest gap that may be an epoch."""
+    padded_ratio: float = 0.3
+    """Share of padding among the tokens from which it is reported: batches of random lengths have 10 to 25 %."""

@@ -48,7 +48,7 @@ from .replaced import replaced
 from .saves import Saves
 from .step_losses import StepLosses
 from .step_norms import StepNorms
-from .tokens import looks_up_tokens, num_tokens
+from .tokens import looks_up_tokens, num_padded, num_tokens
 from .trl_phases import TrlPhases
 
 __all__ = ["LoopPhases"]
@@ -263,7 +263,10 @@ class LoopPhases:
                 return
             if torch.is_grad_enabled() and module.training:
                 self.begin()
-                self._losses.forward(num_tokens(args, kwargs) if id(module) in self._language_models else 0)
+                if id(module) in self._language_models:
+                    self._losses.forward(num_tokens(args, kwargs), num_padded(args, kwargs))
+                else:
+                    self._losses.forward(0)
                 self.enter("forward", self._microbatch)
             elif "generation" not in self._open:
                 self.enter("evaluate")

@@ -41,6 +41,7 @@ class StepLosses:
         self._factors: list[float] = []
         self._forwards = 0
         self._tokens = 0
+        self._padded: int | Tensor = 0
         self._logged: set[str] = set()
 
     def began(self) -> None:
@@ -49,12 +50,13 @@ class StepLosses:
         self._losses.clear()
         self._factors.clear()
         self._logged.clear()
-        self._forwards = self._tokens = 0
+        self._forwards = self._tokens = self._padded = 0
 
-    def forward(self, tokens: int) -> None:
-        """The model was called with gradients on, with so many ids."""
+    def forward(self, tokens: int, padded: int | Tensor = 0) -> None:
+        """The model was called with gradients on, with so many ids, of which so many are padding."""
         self._forwards += 1
         self._tokens += tokens
+        self._padded = self._padded + padded
 
     def backward(self, root: Any) -> None:
         """`root` is what the loop went backward from."""
@@ -86,6 +88,8 @@ class StepLosses:
                 own["loss"] = loss
         if self._tokens > 0:
             own[MEASURED + "tokens" if "tokens" in self._logged else "tokens"] = self._tokens
+        if self._tokens > 0 and (isinstance(self._padded, Tensor) or self._padded):
+            own["padded_tokens"] = self._padded
         if measured_norm is not None and "grad_norm" in self._logged:
             own[MEASURED + "grad_norm"] = measured_norm
         if own:

@@ -1,6 +1,7 @@
 """Tokens of a batch and operations of a token, from the shapes of a language model of the user's own.
 
     num_tokens(args, kwargs)         # 4096: the token ids that a call of the model is given
+    num_padded(args, kwargs)         # 1024: those that its attention mask leaves out
     flops_per_token(model)           # 6 x the weights that multiply each token; None where they are not all here
 
 A model that looks up embeddings and is called with integers of two dimensions or more is taken for a language model.
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["flops_per_token", "looks_up_tokens", "num_tokens"]
+__all__ = ["flops_per_token", "looks_up_tokens", "num_padded", "num_tokens"]
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -29,6 +30,19 @@ def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
     for value in _inputs(args, kwargs):
         if isinstance(value, Tensor) and value.dtype in _INTEGERS and value.dim() >= 2:
             return value.numel()
+    return 0
+
+
+def num_padded(args: Any, kwargs: Mapping[str, Any]) -> int | Tensor:
+    """Count the positions that a mask of 0 and 1, one number an id, leaves out; on a device without waiting for it.
+
+    0 without such a mask: where sequences are packed, documents are told apart by positions.
+    """
+    for given in (kwargs, *(value for value in args if isinstance(value, Mapping))):
+        mask = given.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.dtype in (*_INTEGERS, torch.bool):
+            padded = mask.numel() - mask.sum()
+            return int(padded) if padded.is_cpu else padded
     return 0
 
 

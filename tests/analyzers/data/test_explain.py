@@ -27,6 +27,13 @@ from tests.analyzers.explained import assert_explains
             "Loading takes 31 % of a step: 66 of 212 ms",
             "bridge the pause",
         ),
+        (
+            "padding",
+            "",
+            {"padded_ratio": 0.4, "padded_tokens": 16_000, "tokens": 40_000},
+            "16,000 of 40,000 positions are masked",
+            "group_by_length",
+        ),
     ],
 )
 def test_evidence_and_next_step(kind: str, cause: str, evidence: dict[str, Any], proof: str, remedy: str) -> None:

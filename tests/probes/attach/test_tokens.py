@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from probes.attach.attach import attach, detach, log
-from probes.attach.tokens import flops_per_token, num_tokens
+from probes.attach.tokens import flops_per_token, num_padded, num_tokens
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -25,7 +25,9 @@ class Language(nn.Module):
         if tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, labels: Tensor | None = None, *, input_ids: Tensor) -> Tensor:
+    def forward(
+        self, labels: Tensor | None = None, *, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
         return self.head(self.layer(self.embedding(input_ids)))
 
 
@@ -61,3 +63,26 @@ def test_steps_hold_the_tokens_of_all_microbatches_unless_the_loop_logs_them(
     with Store.open(run) as store:
         assert store.rows("SELECT tokens FROM steps ORDER BY step") == [(20,), (20,), (7,)]
     assert run.manifest()["flops_per_token"] == flops_per_token(model)
+
+
+def test_padding_is_what_a_mask_of_zeros_and_ones_leaves_out() -> None:
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+    assert num_padded((), {"attention_mask": mask}) == num_padded(({"attention_mask": mask.bool()},), {}) == 4
+    assert num_padded((), {"attention_mask": mask.float()}) == num_padded((mask,), {}) == 0  # added to scores; ids
+
+
+def test_steps_hold_the_padded_tokens_of_all_microbatches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANKSCOPE_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    model = Language()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, run_dir=tmp_path / "run", watch=False)
+    for padded in (0, 3):
+        for length in (4, 6):
+            mask = torch.ones(2, length, dtype=torch.int64)
+            mask[1, length - padded :] = 0
+            model(input_ids=torch.zeros(2, length, dtype=torch.int64), attention_mask=mask).sum().backward()
+        optimizer.step()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT step, value FROM scalars WHERE name = 'padded_tokens'") == [(2, 6.0)]
