@@ -4,9 +4,10 @@
     check.stamped_ratio, check.traced_ratio        # shares of the step, medians over the captures
     check.gap_ratio                                # how far the trace lies outside what the stamps allow
 
-A trace sees each kernel, a stamp only when the compute stream stood still. Where a kernel stands behind another stream's
-without a wait (few hardware queues), or the stamps are wrong for a reason of their own, the trace says so. While the
-device waited for its host, communication in flight may count as exposed or not: any share between the two is allowed.
+A trace sees each kernel, a stamp only when the compute stream stood still. Where a kernel stands behind another
+stream's without a wait (few hardware queues), or the stamps are wrong for a reason of their own, the trace says so.
+While the device waited for its host, communication in flight may count as exposed or not: any share between the two
+is allowed.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def exposed(store: Store) -> Finding:
 def test_a_trace_of_the_same_steps_agrees(name: str, tmp_path: Path) -> None:
     with with_captures(name, tmp_path) as store:
         check = against_traces(store, 0)
-        assert check is not None and check.captures == 2
+        assert check is not None
+        assert check.captures == 2
         assert check.gap_ratio < 0.07
         assert exposed(store).status in ("ok", "advice")
 
