@@ -6,6 +6,8 @@
 Most of the time of a short process is its imports: 2 to 4 CPU-seconds for torch and the trainer. A fork has its own
 pid, environment, folder, session, signals, output and `__main__`, and ends as an interpreter does. Where a test is
 about imports, about variables that are read at an import, or about the parent of a process, it starts an interpreter.
+
+`forks=True` is for a process that forks others itself: it is given a channel to the same server.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.forking_server import MAX_MESSAGE_BYTES
+from tests.forking_server import CHANNEL, MAX_MESSAGE_BYTES
 
 ROOT = Path(__file__).parent.parent
+_GIVEN = os.environ.pop(CHANNEL, "")
 
 
 class ForkedPython(subprocess.Popen[Any]):
@@ -34,7 +37,8 @@ class ForkedPython(subprocess.Popen[Any]):
 
     _status = -1
 
-    def __init__(self, arguments: Sequence[str], **options: Any) -> None:
+    def __init__(self, arguments: Sequence[str], *, forks: bool = False, **options: Any) -> None:
+        self._forks = forks
         super().__init__([str(argument) for argument in arguments], **options)
 
     def _execute_child(self, *given: Any) -> None:
@@ -46,6 +50,7 @@ class ForkedPython(subprocess.Popen[Any]):
             "arguments": asked["args"],
             "cwd": str(asked["cwd"] or Path.cwd()),
             "environment": dict(os.environ if asked["env"] is None else asked["env"]),
+            "forks": self._forks,
         }
         status, status_end = os.pipe()
         try:
@@ -98,7 +103,10 @@ def run_python(
 
 @functools.cache
 def _server() -> socket.socket:
-    """The channel to the server, which starts with the first use and ends with this process."""
+    """The channel that this process was given, or one to a server that starts with the first use and ends with it."""
+    pid, _, number = _GIVEN.partition(" ")
+    if pid == str(os.getpid()):
+        return socket.socket(fileno=int(number))
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         server = subprocess.Popen(

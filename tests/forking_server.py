@@ -1,6 +1,7 @@
 """The process from which `tests.forked` forks others: it imports what they need, and waits for them.
 
-Started by `tests.forked` only, with the number of its end of the channel.
+Started by `tests.forked` only, with the number of its end of the channel. A process that it forks may be given a
+channel as well: the groups of `python -m tests.suite` share one server. It ends with the first channel.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_MESSAGE_BYTES = 1 << 20
+CHANNEL = "TESTS_FORKING_CHANNEL"
+"""Variable of a process that has a channel: its pid and the channel's number."""
 PRELOADED = (
     "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
-    "tests.trainer.training_runs",  # and with it the trainer
-    "rankscope.cli", "analyzers.diagnose", "duckdb", "rich.console",
+    "trainer.launcher.start", "trainer.launcher.launch", "trainer.rank.worker",
+    "tests.trainer.training_runs",
+    "rankscope.cli", "analyzers.diagnose", "duckdb", "rich.console", "pytest", "hypothesis",
 )  # fmt: skip
 
 
 def serve(channel: socket.socket) -> None:
-    """Import, say whether forking is safe, fork until the other end of the channel is closed."""
+    """Import, say whether forking is safe, fork for every channel until the other end of the first is closed."""
     from trainer.launcher.zygote import one_thread, unsafe_to_fork
 
     with one_thread():
@@ -45,25 +49,38 @@ def serve(channel: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     reports: dict[int, int] = {}
+    channels = [channel]
     while True:
-        ready, _, _ = select.select([channel, awake], [], [])
+        ready, _, _ = select.select([*channels, awake], [], [])
         if awake in ready:
             os.read(awake, 4096)
             _report_ends(reports)
-        if channel not in ready:
-            continue
-        blob, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 4)
-        if not blob:
-            return
-        *files, report = fds
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            _become(json.loads(blob), files)
-        reports[pid] = report
-        os.write(report, f"{pid}\n".encode())
-        for fd in files:
-            os.close(fd)
+        for asking in channels[:]:
+            if asking not in ready:
+                continue
+            blob, fds, _, _ = socket.recv_fds(asking, MAX_MESSAGE_BYTES, 4)
+            if not blob and asking is channel:
+                return
+            if not blob:
+                asking.close()
+                channels.remove(asking)
+                continue
+            *files, report = fds
+            request = json.loads(blob)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                _become(request, files, theirs if request["forks"] else None)
+            reports[pid] = report
+            os.write(report, f"{pid}\n".encode())
+            for fd in files:
+                os.close(fd)
+            theirs.close()
+            if request["forks"]:
+                channels.append(ours)
+            else:
+                ours.close()
 
 
 def _report_ends(reports: dict[int, int]) -> None:
@@ -78,12 +95,13 @@ def _report_ends(reports: dict[int, int]) -> None:
             os.close(report)
 
 
-def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
+def _become(request: dict[str, Any], files: list[int], channel: socket.socket | None) -> NoReturn:
     """Run what the interpreter would run, and end as it would."""
     from trainer.launcher.zygote import reset_after_fork
 
     stdin, stdout, stderr = files
-    reset_after_fork([stdin], stdout=stdout, stderr=stderr)
+    keep = [stdin] if channel is None else [stdin, channel.fileno()]
+    reset_after_fork(keep, stdout=stdout, stderr=stderr)
     os.dup2(stdin, 0)
     os.close(stdin)
     code = 1
@@ -91,6 +109,8 @@ def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        if channel is not None:
+            os.environ[CHANNEL] = f"{os.getpid()} {channel.detach()}"
         _draw_anew()
         _run(request["arguments"])
         code = 0

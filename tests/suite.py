@@ -1,11 +1,12 @@
-"""Run every check in as many processes as there are cores, and one more while some wait: `make test`.
+"""Run every check in as many processes as there are cores, and in more while a core is idle: `make test`.
 
     python -m tests.suite                  # lint, types and all tests but tests/trials
     python -m tests.suite store watch      # some groups only
 
-A group is a folder of tests/ and collects that folder alone. A test of real processes that fails runs again by itself
-at the end. Where it passes then, the suite stays green and names it *unsteady*, with both outputs kept in
-build/test-results; more than three of these are red. Any other failure is red at once.
+A group is a folder of tests/, or a part of one, and collects that alone, as a fork of one process that has imported
+torch and the project (`tests.forked`); what its tests fork comes from there, too. A test of real processes that fails
+runs again by itself at the end. Where it passes then, the suite stays green and names it *unsteady*, with both outputs
+kept in build/test-results; more than three of these are red. Any other failure is red at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from tests.forked import ForkedPython
+from tests.support.idle_cores import IdleCores
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "build" / "test-results"
@@ -29,15 +34,19 @@ MOST_UNSTEADY = 3
 NUM_SLOWEST = 40
 NUM_SLOWEST_FILES = 20
 
-# First the groups that take longest; next to those that wait one that takes no more than its core.
+_PARTS = {"e2e": 4, "trainer": 4, "analyzers": 3, "dashboard": 2, "probes": 2, "project": 2, "store": 2}
+"""Folders that take minutes, and in how many groups: short ones leave no core idle at the end."""
+# First those that wait (for a watch, a limit, a restart), then those that take longest, last what is short.
 _ORDER = (
-    "e2e-1", "e2e-2", "analyzers", "trainer-1", "trainer-2", "dashboard", "project", "probes", "store", "rankscope",
-    "watch", "lint",
+    "e2e-1", "e2e-2", "trainer-1", "e2e-3", "trainer-2", "e2e-4", "trainer-3", "trainer-4", "dashboard-1",
+    "analyzers-1", "dashboard-2", "probes-1", "analyzers-2", "probes-2", "project-1", "analyzers-3", "project-2",
+    "store-1", "store-2", "rankscope", "watch", "lint", "hostile", "grafana",
 )  # fmt: skip
-_HALVED = frozenset({"e2e", "trainer"})
-"""Folders that take several minutes: two groups each."""
-_WAITS = frozenset({"e2e"})
-"""Folders whose tests wait for half of their time (for a watch, a limit, a restart): half a core each."""
+_IDLE_SHARE = 0.15
+"""Of the cores: from this on another group starts."""
+_LOOK_S = 2.0
+"""Over which idle cores are counted; a group that has just started is not busy before."""
+_MOST_FOR_A_CORE = 3
 _LINT = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 _NOT_GROUPS = frozenset({"trials", "support", "recorded", "__pycache__"})
 
@@ -60,7 +69,8 @@ class Group:
 
     name: str
     command: list[str]
-    process: subprocess.Popen[bytes] | None = None
+    """Of a shell for lint, else what an interpreter is given."""
+    process: subprocess.Popen[Any] | None = None
     began_s: float = 0.0
     took_s: float = 0.0
     results: list[Result] = field(default_factory=list)
@@ -77,16 +87,22 @@ class Group:
         """File of `tests.support.results`."""
         return RESULTS / f"{self.name}.jsonl"
 
-    @property
-    def num_cores(self) -> float:
-        """What it takes of the machine."""
-        return 0.5 if self.name.rpartition("-")[0] in _WAITS else 1.0
-
-    def start(self) -> None:
+    def start(self) -> Group:
         """Start the group's process, its output into its log."""
         self.began_s = time.monotonic()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(self.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            if self.command[0] == "-m":
+                self.process = ForkedPython(self.command, forks=True, cwd=ROOT, **files)
+            else:
+                self.process = subprocess.Popen(self.command, cwd=ROOT, **files)
+        return self
+
+    def stop(self) -> None:
+        """End it before its time; tests end what they have started."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT if self.command[0] == "-m" else signal.SIGTERM)
+        self.process.wait()
 
     def finish(self) -> None:
         """Read what the ended process left."""
@@ -103,7 +119,7 @@ class Group:
         """One line of progress."""
         counts = count(self.results)
         parts = [f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped") if counts[outcome]]
-        return f"  {self.name:10} {', '.join(parts) or 'done':42} {self.took_s:5.0f} s" + (
+        return f"  {self.name:11} {', '.join(parts) or 'done':42} {self.took_s:5.0f} s" + (
             f"   {self.problem}" if self.problem else ""
         )
 
@@ -135,15 +151,13 @@ def main(names: list[str]) -> int:
 def find_groups() -> dict[str, Group]:
     """Every folder of tests/ but the trials, the files of tests/ itself, and lint; in the order of their start."""
     folders = [path for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name not in _NOT_GROUPS]
+    inside = {folder.name: sorted(folder.rglob("test_*.py")) for folder in folders}
+    inside["project"] = sorted((ROOT / "tests").glob("test_*.py"))
     arguments: dict[str, list[str]] = {}
-    for folder in folders:
-        if folder.name in _HALVED:
-            inside = sorted(path for path in folder.iterdir() if path.name.startswith("test_") or _has_tests(path))
-            for half in (0, 1):
-                arguments[f"{folder.name}-{half + 1}"] = [str(path.relative_to(ROOT)) for path in inside[half::2]]
-        else:
-            arguments[folder.name] = [f"tests/{folder.name}"]
-    arguments["project"] = sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob("test_*.py"))
+    for folder, found in inside.items():
+        paths, parts = [str(path.relative_to(ROOT)) for path in found], _PARTS.get(folder, 1)
+        for part in range(parts):
+            arguments[f"{folder}-{part + 1}" if parts > 1 else folder] = paths[part::parts]
     groups = {name: Group(name, _pytest(name, paths)) for name, paths in arguments.items()}
     steps = " && ".join(" ".join([sys.executable, "-m", *step]) for step in _LINT)
     groups["lint"] = Group("lint", ["sh", "-c", steps])
@@ -151,19 +165,19 @@ def find_groups() -> dict[str, Group]:
     return {name: groups[name] for name in sorted(groups, key=lambda name: (places.get(name, len(places)), name))}
 
 
-def _has_tests(path: Path) -> bool:
-    return path.is_dir() and any(path.rglob("test_*.py"))
-
-
 def run_groups(groups: list[Group], *, num_cores: int) -> None:
-    """Run the groups in their order, as many at a time as there are cores for, with a line for each that ends."""
+    """Run the groups in their order, `num_cores` at a time and more while some wait; a line for each that ends."""
     waiting, running = list(groups), list[Group]()
+    cores, looked_s = IdleCores(), time.monotonic()
     try:
         while waiting or running:
-            while waiting and sum(group.num_cores for group in running) + waiting[0].num_cores <= num_cores:
-                group = waiting.pop(0)
-                group.start()
-                running.append(group)
+            while waiting and len(running) < num_cores:
+                running.append(waiting.pop(0).start())
+            if time.monotonic() - looked_s > _LOOK_S:
+                looked_s = time.monotonic()
+                is_idle = cores.share() > _IDLE_SHARE
+                if is_idle and waiting and num_cores > 1 and len(running) < _MOST_FOR_A_CORE * num_cores:
+                    running.append(waiting.pop(0).start())
             with contextlib.suppress(subprocess.TimeoutExpired):
                 assert running[0].process is not None
                 running[0].process.wait(0.2)
@@ -173,9 +187,7 @@ def run_groups(groups: list[Group], *, num_cores: int) -> None:
                 print(group.line(), flush=True)
     finally:
         for group in running:
-            assert group.process is not None
-            group.process.terminate()
-            group.process.wait()
+            group.stop()
 
 
 def run_again(failed: list[Result]) -> list[Result]:
@@ -257,7 +269,7 @@ def _last_line(text: str) -> str:
 
 def _pytest(name: str, paths: list[str]) -> list[str]:
     results = ["-p", "tests.support.results", "--results", str(RESULTS / f"{name}.jsonl")]
-    return [sys.executable, "-m", "pytest", *results, *paths]
+    return ["-m", "pytest", *results, *paths]
 
 
 def _interrupt(number: int, frame: object) -> None:

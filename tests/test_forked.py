@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import ForkedPython, run_python
+from tests.forked import ROOT, ForkedPython, run_python
+from tests.support.idle_cores import IdleCores
 
 ENDS = {
     "falls off the end": "import atexit; atexit.register(print, 'bye'); print('hello', flush=True)",
@@ -77,3 +78,28 @@ def test_no_two_processes_draw_the_same() -> None:
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
     one, other = (run_python(["-c", code]).stdout.split() for _ in range(2))
     assert not set(one) & set(other)
+
+
+def test_a_process_that_forks_others_does_so_from_the_same_server() -> None:
+    code = (
+        "import os; from tests.forked import run_python\n"
+        "print(run_python(['-c', 'import os; print(os.getppid())']).stdout.strip() == str(os.getppid()))"
+    )
+    with ForkedPython(["-c", code], forks=True, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.communicate(timeout=100)[0] == "True\n"
+    assert run_python(["-c", "print('the server is still there')"]).returncode == 0
+
+
+def test_idle_cores_are_those_of_this_process_alone(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+
+    def ticks(*cores: tuple[int, int]) -> None:
+        lines = [f"cpu{number} {busy} 0 0 {idle} 0 0 0 0 0 0" for number, (busy, idle) in enumerate(cores)]
+        stat.write_text("\n".join(["cpu 9 9 9 9 9 9 9 9 9 9", *lines, "ctxt 5"]))
+
+    ticks((100, 100), (100, 100), (100, 100))
+    cores = IdleCores(stat, frozenset({0, 2}))
+    assert cores.share() == 0.0, "no tick has passed"
+    ticks((200, 100), (100, 900), (150, 150))
+    assert cores.share() == 50 / 200
+    assert IdleCores(tmp_path / "none").share() == 0.0

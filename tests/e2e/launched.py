@@ -6,9 +6,7 @@ run.findings("non_finite")[0]["ranks"] == [1]
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import io
 import json
 import os
@@ -24,9 +22,8 @@ from typing import Any
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from rankscope import cli
-from tests.forked import run_python
+from tests.forked import ForkedPython, run_python
 from tests.waiting import wait_for
-from trainer.launcher.prefork import PreforkServer, StartedCommand
 
 LAYOUTS = {
     "ddp": ("parallel.dp_replicate=4", "parallel.dp_shard=1"),
@@ -66,7 +63,7 @@ STARTED: list[LaunchedRun] = []
 class LaunchedRun:
     """One `rankscope train` process and the run that it makes."""
 
-    process: StartedCommand | subprocess.Popen[str]
+    process: subprocess.Popen[str]
     runs_dir: Path
     output: str = ""
     _analysis: dict[str, Any] = field(default_factory=dict)
@@ -196,33 +193,16 @@ def _options(settings: Sequence[str], faults: Sequence[str]) -> list[str]:
 
 
 def _launch(runs: Path, arguments: Sequence[str], *, fresh: bool = False) -> LaunchedRun:
-    """Forked from a process that has imported torch, as a drill does it; `fresh`: an interpreter of its own."""
-    arguments = ["train", *arguments]
-    environment = {**os.environ, "RANKSCOPE_FAIL_LOUD": "1"}
-    process: StartedCommand | subprocess.Popen[str]
-    if fresh:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rankscope", *arguments],
-            cwd=runs.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-    else:
-        process = warm_parent().start(arguments, cwd=runs.parent, environment=environment)
+    """Forked from a process that has imported torch (`tests.forked`); `fresh`: an interpreter of its own."""
+    arguments = ["-m", "rankscope", "train", *arguments]
+    options: dict[str, Any] = {
+        "cwd": runs.parent, "env": {**os.environ, "RANKSCOPE_FAIL_LOUD": "1"}, "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace",
+    }  # fmt: skip
+    process = subprocess.Popen([sys.executable, *arguments], **options) if fresh else ForkedPython(arguments, **options)
     run = LaunchedRun(process, runs)
     STARTED.append(run)
     return run
-
-
-@functools.cache
-def warm_parent() -> PreforkServer:
-    """One for all tests; its commands are the tests' own to end."""
-    warm = PreforkServer()
-    atexit.register(warm.close)
-    return warm
 
 
 def train(

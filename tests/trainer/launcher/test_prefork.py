@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.launched import warm_parent
 from tests.waiting import wait_for
 from trainer.launcher.prefork import PreforkServer
 from trainer.launcher.zygote import ZygoteError
 from watch.processes import is_alive
 
 
-@pytest.fixture
-def warm() -> PreforkServer:
-    return warm_parent()
+@pytest.fixture(scope="module")
+def warm() -> Iterator[PreforkServer]:
+    server = PreforkServer()
+    yield server
+    server.close()
 
 
 def test_output_exit_code_and_folder_are_the_commands_own(warm: PreforkServer, tmp_path: Path) -> None:
