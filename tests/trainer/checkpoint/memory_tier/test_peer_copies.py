@@ -10,10 +10,12 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from probes.tape.events import read_events
@@ -22,6 +24,7 @@ from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folde
 from tests.fakes import ProcessEnd
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
+from trainer.checkpoint.disk_tier.manifest import CheckpointError
 from trainer.checkpoint.memory_tier.peers import PeerCopies, _partner, rank_folder
 from trainer.checkpoint.memory_tier.slots import Slot
 from trainer.checkpoint.state import Position
@@ -167,6 +170,26 @@ def test_partners_are_on_another_node_and_share_the_work() -> None:
     assert [_partner(rank, [0, 0]) for rank in range(2)] == [None, None]
     three = [_partner(rank, [0, 1, 2]) for rank in range(3)]
     assert three == [1, 2, 0]
+
+
+def test_bytes_that_changed_on_their_way_are_no_copy(tmp_path: Path) -> None:
+    live = {"w": torch.arange(1000.0)}
+    sent = Slot(tmp_path / "sent")
+    sent.allocate(live)["w"].copy_(live["w"])
+    sent.seal({"values": {"position": {"step": 12}}}, {})
+    content, note = sent.path.read_bytes(), sent.note_path.read_text()
+    kept = Slot(tmp_path / "kept")
+
+    def arrives(content: bytes) -> Callable[[memoryview], None]:
+        return lambda region: region.__setitem__(slice(None), content)
+
+    kept.receive(len(content), arrives(content), note)
+    assert torch.equal(kept.open()[1]["w"], live["w"])
+    kept.vet()
+    flipped = content[:2000] + bytes([content[2000] ^ 1]) + content[2001:]
+    with pytest.raises(CheckpointError, match="does not have the hash that it was sent with"):
+        kept.receive(len(content), arrives(flipped), note)
+    assert (kept.step, kept.vetted) == (-1, False), "neither what came nor what was there before is a copy"
 
 
 @pytest.mark.parametrize(
