@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from rankscope.own_names import claim_names
+from tests.depth import NIGHTLY
 
 claim_names()  # `rankscope.attach` and `probes.attach` are one module in a test as in a process of ours
 
@@ -38,7 +39,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path == _TRIALS and not is_named else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not NIGHTLY and not any("::" in argument for argument in config.args):
+        left = [item for item in items if item.get_closest_marker("later")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("later")]
     for item in items:
         if _folder(item) in ("e2e", "trials"):
             item.add_marker(pytest.mark.e2e)

@@ -12,6 +12,7 @@ import pytest
 from dashboard import screenshots
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import COLOURS, PAGES, PENDING, SETTLED, WIDTHS, browser_path, main
+from tests.depth import later
 from tests.factories import make_run
 from tests.waiting import wait_for
 
@@ -77,7 +78,9 @@ def opened(run: Path) -> Iterator[tuple[str, Page]]:
         browser.close()
 
 
-@pytest.mark.parametrize("name", ["overview", "findings"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("overview", marks=later("trials/dashboard/test_narrow_pages.py")), "findings"]
+)
 def test_no_page_scrolls_sideways_and_no_tile_is_cut(run: Path, opened: tuple[str, Page], name: str) -> None:
     """Of a desktop, of a window of 800 pixels with the sidebar open, and of a phone; in light and dark."""
     url, page = opened

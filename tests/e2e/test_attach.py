@@ -13,6 +13,7 @@ import torch
 
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.depth import later
 from tests.e2e.launched import analysis_of
 from tests.e2e.script_ranks import EXAMPLES, ROOT, ScriptRanks
 from tests.forked import run_python
@@ -59,6 +60,7 @@ def asked(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
     return found
 
 
+@later("a stopped rank: e2e/test_stopped_rank.py; the same bits: test_an_unchanged_script_is_recorded_and_not_changed")
 def test_a_stopped_rank_is_named_and_the_parameters_are_those_of_the_script_alone(tmp_path: Path) -> None:
     script, run_dir = EXAMPLES / "fsdp2.py", tmp_path / "run"
     num_steps = 3 * STEPS  # seconds in which rank 1 can be stopped

@@ -11,12 +11,13 @@ import pytest
 from probes.tape.rundir import RunDir
 from probes.tape.schema import SCHEMA_VERSION
 from probes.tape.segment_index import INDEX_NAME
+from tests.depth import later
 from tests.e2e.launched import SOURCE, TINY, analysis_of, rankscope, start, without_load
 from tests.forked import run_python
 from tests.waiting import wait_for
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=later("e2e/test_preemption.py"))])
 def test_an_interrupted_run_saves_and_closes(tmp_path: Path, number: signal.Signals) -> None:
     run = start(
         tmp_path, "ddp", settings=["train.steps=100000", "checkpoint.interval=0"], fresh=number == signal.SIGINT
@@ -39,6 +40,7 @@ def test_an_interrupted_run_saves_and_closes(tmp_path: Path, number: signal.Sign
     assert covered[events.relative_to(run.run.path).as_posix()] == size, "the last event has a checksum too"
 
 
+@later("trainer/rank/test_worker.py::test_torchrun_survives_a_killed_rank")
 def test_a_run_under_plain_torchrun_is_recorded_and_watched(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(SOURCE * 4)

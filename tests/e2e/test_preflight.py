@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import later
 from tests.e2e.preflight_runs import ROOT, bad, environment
 from tests.forked import run_python
 from tests.ports import free_port
@@ -18,7 +19,13 @@ TIMED = {"links", "all-reduce", "clocks", "matrix products"}
 """Checks of what was timed: on a crowded machine one link is truly far slower than the others."""
 
 
-@pytest.mark.parametrize(("launcher", "num_ranks"), [("torch.distributed.run", 4), ("rankscope", 2)])
+RANKS = [
+    pytest.param("torch.distributed.run", 4, marks=later("the same under the launcher of ours, with two ranks")),
+    ("rankscope", 2),
+]
+
+
+@pytest.mark.parametrize(("launcher", "num_ranks"), RANKS)
 def test_ranks_of_one_machine(tmp_path: Path, launcher: str, num_ranks: int) -> None:
     words = ["--standalone"] if launcher == "torch.distributed.run" else ["run", "--run-dir", str(tmp_path / "run")]
     words += ["--nproc-per-node", str(num_ranks), "-m", "rankscope", "preflight"]

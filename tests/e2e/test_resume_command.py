@@ -11,6 +11,7 @@ import pytest
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape.rundir import RunDir
+from tests.depth import later
 from tests.e2e.launched import kill, rankscope, resume, start, train
 from tests.object_store import Fault, s3_server
 from tests.waiting import wait_for
@@ -19,6 +20,7 @@ from trainer.config.config import Config
 from trainer.guard.ledger_file import save_ledger
 
 
+@later("from its address: the test before; on another mesh: trainer/checkpoint/disk_tier/test_reshard.py")
 def test_a_run_that_lost_everything_goes_on_with_another_mesh_and_more_steps(tmp_path: Path) -> None:
     run = start(tmp_path, "fsdp", settings=["train.steps=100000"])
     wait_for(run.is_saved, "a checkpoint", run)

@@ -54,7 +54,7 @@ ENDS = usually(
         "kill": ("Rank 1 died of SIGKILL at step 21", -9),
         "raise": ("Rank 1 died of ValueError: a bad sample (train.py:", 1),
     },
-    later=["return", "kill"],
+    later=["return", "kill", "exit"],
 )
 
 

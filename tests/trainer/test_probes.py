@@ -76,7 +76,8 @@ LAYOUTS: dict[str, Sections] = {
     "pp x tp": layout(pp=2, tp=2, micro_batch_size=2),
 }
 LAYOUTS = usually(
-    LAYOUTS, later=["ddp, two microbatches", "ddp, fp8", "fsdp, fp8", "tp", "fsdp x cp", "1f1b", "pp x tp"]
+    LAYOUTS,
+    later=["ddp, two microbatches", "ddp, fp8", "fsdp, fp8", "tp", "fsdp x cp", "1f1b", "pp x tp", "hsdp"],
 )
 APART = ["ep x tp"]
 """In processes of their own: torch keeps for DTensors which number the group of an equal mesh had, and in a new default

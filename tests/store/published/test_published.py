@@ -16,6 +16,7 @@ from store.published.address import AddressError, address_of, check_address, ope
 from store.published.copy_time import recorded_until_ns
 from store.published.mirror import Mirror
 from store.published.publish import Publisher
+from tests.depth import tried
 from tests.factories import make_run
 
 
@@ -76,7 +77,7 @@ def test_a_large_store_takes_several_rounds(
     assert rows(mirror.run) == rows(run)
 
 
-@pytest.mark.parametrize("round_rows", [7, 100_000])
+@pytest.mark.parametrize("round_rows", [tried(70, nightly=7), 100_000])
 def test_a_store_with_folded_calls_is_published_whole(
     tmp_path: Path, lake: str, mirror_folder: Path, monkeypatch: pytest.MonkeyPatch, round_rows: int
 ) -> None:

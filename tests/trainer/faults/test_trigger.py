@@ -79,10 +79,11 @@ def _strike_in(phase: str, number: int) -> None:
         kill()
 
     def once(owner: Any, name: str, blow: Callable[[], None], *, step: int = 0) -> None:
+        """From the step on: a save is left out where the one before is still being written."""
         inner = getattr(owner, name)
 
         def struck(*arguments: Any, **named: Any) -> Any:
-            if not done and step in (0, getattr(arguments[0], "step", 0)):
+            if not done and getattr(arguments[0], "step", 0) >= step:
                 done.append(phase)
                 blow()
             return inner(*arguments, **named)

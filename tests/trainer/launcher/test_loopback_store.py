@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import later
 from tests.forked import run_python
 from trainer.launcher.loopback_store import loopback_store
 from trainer.launcher.node import Node
@@ -56,7 +57,7 @@ def test_a_round_of_one_node_opens_nothing_else() -> None:
     handler.shutdown()
 
 
-@pytest.mark.parametrize("options", [(), ("--standalone",)])
+@pytest.mark.parametrize("options", [(), pytest.param(("--standalone",), marks=later("without it"))])
 def test_a_script_on_one_machine_is_launched_on_loopback(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     root = Path(__file__).parents[3]

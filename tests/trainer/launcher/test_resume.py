@@ -39,7 +39,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep x tp": (4, {"dp_shard": 1, "ep": 2, "tp": 2}),
     "ep x cp": (4, {"dp_shard": 1, "ep": 2, "cp": 2}),
 }
-LAYOUTS = usually(LAYOUTS, later=["ep x cp"])
+LAYOUTS = usually(LAYOUTS, later=["ep x cp", "fsdp x tp"])
 
 
 def _config(**sections: Any) -> Config:

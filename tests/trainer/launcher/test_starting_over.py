@@ -102,5 +102,6 @@ def test_a_crash_after_a_save_and_the_next_launch_resume(tmp_path: Path) -> None
     assert loaded[2] in (10, 15)
     assert loaded[3] == 30
     checkpoints = last.run.checkpoints
-    assert checkpoint_steps(checkpoints / "before-attempt-1") == [10, 20, 30]
+    before = checkpoint_steps(checkpoints / "before-attempt-1")
+    assert before in ([10, 20, 30], [10, 30]), "one is left out where the one before is still being written"
     assert checkpoint_steps(checkpoints)[-1] == 33

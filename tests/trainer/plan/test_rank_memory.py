@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.plan_ranks import RankMeasured, measured_rank
+from tests.depth import later
 from tests.processes import run_ranks
 from tests.trainer.plan.test_plan import EXPERTS, MODEL, settings
 from tests.waiting import wait_for
@@ -71,6 +72,7 @@ def of_experts(rank: int, world_size: int, repeats: int) -> RankMeasured:
     return measured_rank(settings(EP_FSDP), world_size, repeats=repeats)
 
 
+@later("experts and FSDP apart: trainer/plan/test_plan.py and the test above; beside it in tests/trials/trainer")
 def test_experts_that_are_shared_by_fewer_ranks_are_gathered_and_reduced_by_themselves() -> None:
     config = settings(EP_FSDP)
     need = rank_memory(config, resolve(config, 4), pp_rank=0, device="cpu")

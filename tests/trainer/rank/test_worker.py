@@ -14,6 +14,7 @@ import pytest
 from probes.guard.ledger import Ledger
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from tests.depth import later
 from tests.forked import ForkedPython, run_python
 from tests.waiting import wait_for
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps
@@ -95,6 +96,7 @@ def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
     assert "torch" in manifest["versions"]
 
 
+@later("probes/attach/test_watch_guard.py")
 def test_a_watch_that_is_killed_under_torchrun_is_replaced(config: Path, tmp_path: Path) -> None:
     paced = ("--fault", "slow_data@step=1,rank=0,seconds=0.1")  # the cores are for what is started
     settings = ("--set", "train.steps=1000000", "--set", "checkpoint.interval=0")

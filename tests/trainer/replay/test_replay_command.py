@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from probes.guard.decisions import RunStopped
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
+from tests.depth import later
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.config.config import Config
@@ -96,7 +97,7 @@ def test_absurd_weights_come_back_on_their_state_only(runs: Path) -> None:
     assert len(found["samples"]) == 8
 
 
-@pytest.mark.parametrize("run", ["sharded", "pieces"])
+@pytest.mark.parametrize("run", ["sharded", pytest.param("pieces", marks=later("trainer/replay/test_replay.py"))])
 def test_what_is_shared_takes_as_many_processes_as_the_run_had_ranks(runs: Path, run: str) -> None:
     found = replayed(runs / run, 6, "--format", "json")
     assert found["num_processes"] == 2

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.depth import later
 from tests.processes import run_ranks
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.checkpoint.state import training_tensors
@@ -77,6 +78,7 @@ def test_every_bit_survives_a_change_of_mesh(tmp_path: Path) -> None:
     assert not torch.equal(third[0]["model.embed.weight"], third[1]["model.embed.weight"]), "it trained on"
 
 
+@later("a change of mesh: the test above; experts: trainer/launcher/test_resume.py (ep x tp)")
 def test_every_bit_of_experts_survives_a_change_of_mesh(tmp_path: Path) -> None:
     meshes = ({"ep": 2, "cp": 2}, {"ep": 2, "tp": 2}, {"dp_replicate": 2, "tp": 2}, {"dp_shard": 2, "cp": 2})
     model, found = {"num_experts": 4}, []
