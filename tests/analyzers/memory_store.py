@@ -38,9 +38,12 @@ _NUMBERS = itertools.count()
 
 @functools.cache
 def _instance() -> duckdb.DuckDBPyConnection:
-    """DuckDB, started once a process, with empty tables to copy: to start it takes longer than most tests."""
+    """DuckDB, started once a process, with empty tables to copy: to start it takes longer than most tests.
+
+    Without its optimizer: of a few rows, planning takes longer than answering. A real store has it.
+    """
     connection = duckdb.connect(config={"threads": 1})
-    connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")
+    connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory; PRAGMA disable_optimizer")
     atexit.register(_instance.cache_clear)  # DuckDB's module complains of objects that outlive it
     return connection
 
@@ -57,7 +60,7 @@ class MemoryStore:
         self._name = name = f"store{next(_NUMBERS)}"
         _instance().execute(f"ATTACH ':memory:' AS {name}; COPY FROM DATABASE empty TO {name} (SCHEMA)")
         self.connection = _instance().cursor()
-        self.connection.execute(f"USE {name}")
+        self.connection.execute(f"USE {name}; PRAGMA disable_optimizer")
         self._gone: set[str] = set()
         weakref.finalize(self, _forget, self.connection, name).atexit = False
 
