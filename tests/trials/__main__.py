@@ -3,9 +3,12 @@
     python -m tests.trials                      # all of them, each as often as its marker says; hours
     python -m tests.trials e2e/test_slurm.py    # some files
     python -m tests.trials --times 1            # each once
+    python -m tests.trials -k network           # those with this in their name
+    python -m tests.trials --again              # also those that have a row of this commit
 
 A trial is a test in tests/trials. `@pytest.mark.trial(times=5, at_least=0.8)` says how often it runs and which share of
-the runs has to pass; without it, three times and all. One runs at a time, with nothing next to it.
+the runs has to pass; without it, three times and all. One runs at a time, with nothing next to it. The row of a trial
+is written when it has ended: a run that was interrupted goes on with the first that has no row of this commit.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,14 +46,18 @@ class Trial:
         ran = [result for result in self.results if result.outcome != "skipped"]
         return sum(result.outcome == "passed" for result in ran) / len(ran) if ran else float("nan")
 
+    @property
+    def place(self) -> str:
+        """First two cells of its row, which no other trial has."""
+        return f" {self.name.removeprefix('test_').replace('_', ' ')} | `{self.path}` "
+
     def row(self, commit: str, date: str) -> str:
         """Row of the page's table."""
         ran = [result for result in self.results if result.outcome != "skipped"]
         passed = sum(result.outcome == "passed" for result in ran)
         longest_s = max((result.wall_s for result in ran), default=0.0)
-        what = self.name.removeprefix("test_").replace("_", " ")
         rate = f"{passed} of {len(ran)}" if ran else "not run: skipped here"
-        return f"| {what} | `{self.path}` | {rate} | {self.at_least:.0%} | {longest_s:.0f} s | {commit}, {date} |"
+        return f"|{self.place}| {rate} | {self.at_least:.0%} | {longest_s:.0f} s | {commit}, {date} |"
 
 
 def main() -> int:
@@ -59,13 +65,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.trials", description="Repeat the trials, write their rates.")
     parser.add_argument("files", nargs="*", help="files below tests/trials; all of them by default")
     parser.add_argument("--times", type=int, help="how often each runs, in place of what its marker says")
+    parser.add_argument("-k", default="", metavar="PART", help="only those with this in their file or name")
+    parser.add_argument("--again", action="store_true", help="also those that have a row of this commit")
     options = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     paths = [_FOLDER / name for name in options.files] or sorted(_FOLDER.rglob("test_*.py"))
     trials: dict[tuple[str, str], Trial] = {}
     for path in paths:
         for trial in _collect(path):
-            trials[trial.path, trial.name] = trial
+            if options.k in f"{trial.path} {trial.name}":
+                trials[trial.path, trial.name] = trial
+    there = {} if options.again else _rows_of(_commit())
+    if known := [trial for trial in trials.values() if trial.place in there]:
+        print(f"{len(known)} of {len(trials)} have a row of this commit; --again runs them, too", flush=True)
+    trials = {place: trial for place, trial in trials.items() if trial.place not in there}
     for number, trial in enumerate(trials.values()):
         trial.times = options.times or trial.times
         for time in range(trial.times):
@@ -76,10 +89,13 @@ def main() -> int:
     short = [trial for trial in trials.values() if trial.rate < trial.at_least]
     for trial in short:
         print(f"below its bound: {trial.path} {trial.name}, {trial.rate:.0%}; outputs in {RESULTS.relative_to(ROOT)}")
+    before = [there[trial.place] for trial in known if _is_short(there[trial.place])]
+    for row in before:
+        print(f"below its bound before: {row}")
     passed = sum(result.outcome == "passed" for trial in trials.values() for result in trial.results)
     failed = sum(result.outcome == "failed" for trial in trials.values() for result in trial.results)
     print(f"{passed} passed, {failed} failed")
-    return 1 if short else 0
+    return 1 if short or before else 0
 
 
 def _collect(path: Path) -> list[Trial]:
@@ -106,27 +122,44 @@ def _run(trial: Trial, name: str) -> list[Result]:
         f"{trial.path}::{trial.name}",
     ]  # fmt: skip
     with (RESULTS / f"{name}.log").open("wb") as log:
-        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
-    results, _ = read_results(records)
+        done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    results, running = read_results(records)
+    if running or not results:  # it died, or could not be collected
+        text = f"ended with code {done.returncode}"
+        results.append(Result(test=running or name, outcome="failed", real=True, wall_s=0.0, cpu_s=0.0, text=text))
     return results
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _rows(text: str) -> dict[str, str]:
+    """Rows of the page's table by the place of their trial."""
+    found = _BETWEEN.search(text)
+    if found is None:
+        raise SystemExit(f"{PAGE.name} has no place for the table: <!-- trials --> and <!-- /trials -->")
+    return {"|".join(row.split("|")[1:3]): row for row in found[0].splitlines()[2:]}
+
+
+def _rows_of(commit: str) -> dict[str, str]:
+    rows = _rows(PAGE.read_text(encoding="utf-8"))
+    return {place: row for place, row in rows.items() if row.split("|")[-2].strip().startswith(f"{commit},")}
+
+
+def _is_short(row: str) -> bool:
+    """Whether fewer passed than its bound asks for."""
+    passed, bound = (row.split("|")[column] for column in (3, 4))
+    counts = re.match(r" (\d+) of (\d+) ", passed)
+    return counts is not None and int(counts[1]) < int(counts[2]) * float(bound.strip(" %")) / 100
 
 
 def _write_page(trials: list[Trial]) -> None:
     """Replace the rows of these trials in the page and keep those of the others."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    date = datetime.date.today().isoformat()
+    commit, date = _commit(), datetime.date.today().isoformat()
     text = PAGE.read_text(encoding="utf-8")
-    found = _BETWEEN.search(text)
-    if found is None:
-        raise SystemExit(f"{PAGE.name} has no place for the table: <!-- trials --> and <!-- /trials -->")
-    rows: dict[str, str] = defaultdict(str)
-    for line in found[0].splitlines()[2:]:
-        rows["|".join(line.split("|")[1:3])] = line
-    for trial in trials:
-        row = trial.row(commit, date)
-        rows["|".join(row.split("|")[1:3])] = row
+    rows = _rows(text) | {trial.place: trial.row(commit, date) for trial in trials}
     head = "| trial | file | passed | bound | longest | commit, date |\n|---|---|---|---|---|---|\n"
     table = head + "".join(f"{row}\n" for _, row in sorted(rows.items(), key=lambda item: item[0].split("|")[::-1]))
     PAGE.write_text(_BETWEEN.sub(lambda _: table, text), encoding="utf-8")
