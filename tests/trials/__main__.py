@@ -22,6 +22,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from tests.suite import RESULTS, ROOT, Result, read_results
 
 PAGE = ROOT / "docs" / "testing.md"
@@ -124,6 +126,8 @@ def _run(trial: Trial, name: str) -> list[Result]:
     with (RESULTS / f"{name}.log").open("wb") as log:
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
     results, running = read_results(records)
+    if done.returncode in (-signal.SIGTERM, -signal.SIGINT, pytest.ExitCode.INTERRUPTED):
+        raise KeyboardInterrupt  # whoever ended it ends all: no rate
     if running or not results:  # it died, or could not be collected
         text = f"ended with code {done.returncode}"
         results.append(Result(test=running or name, outcome="failed", real=True, wall_s=0.0, cpu_s=0.0, text=text))
