@@ -20,6 +20,7 @@ from probes.tape.secrets import Redactor, redacted_command, with_secrets, withou
         ('{"password": "hunter22"}', "hunter22"),
         ("{'db_password': 'hunter22'}", "hunter22"),
         ('{"detail": "{\\"secret\\": \\"hunter22\\"}"}', "hunter22"),
+        ("db_password='correct horse, battery; staple'", "horse, battery; staple"),
         ("train.py --api-key hunter22 --lr 3", "hunter22"),
         ("Authorization: Bearer abcdef0123456789abcdef", "abcdef0123456789abcdef"),
         ("got 401 with bearer abcdef0123456789abcdef", "abcdef0123456789abcdef"),
