@@ -150,7 +150,7 @@ MUTATIONS = (
     Mutation("the page of events has the oldest only", "dashboard/data/event_queries.py",
              'f"WHERE {where} ORDER BY wall_ns DESC LIMIT {MAX_EVENTS}"',
              'f"WHERE {where} ORDER BY wall_ns LIMIT {MAX_EVENTS}"',
-             "tests/dashboard/test_record_pages.py"),
+             "tests/dashboard/data/test_event_queries.py"),
     Mutation("cut rows are an answer", "rankscope/api.py",
              "if answer.is_cut:", "if not answer.names:",
              "tests/rankscope/test_api.py"),
