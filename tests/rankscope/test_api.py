@@ -65,6 +65,9 @@ def test_records_as_tables(run: Run) -> None:
     assert len(run.steps()) == 320
     with pytest.raises(ValueError, match="not allowed"):
         run.sql("DROP TABLE steps")
+    assert len(run.sql("SELECT step FROM steps LIMIT 5", max_rows=5)["step"]) == 5
+    with pytest.raises(ValueError, match="more than 5 rows: aggregate, or set max_rows"):
+        run.sql("SELECT step FROM steps LIMIT 6", max_rows=5)
     assert "<td>" in result._repr_html_()
 
 
