@@ -36,7 +36,7 @@ from analyzers.source import Source
 from probes.tape import event_kinds
 
 __all__ = [
-    "LivePolicy", "LiveState", "live_findings", "plugin_findings", "record_findings", "remembered",
+    "LivePolicy", "LiveState", "changed", "live_findings", "plugin_findings", "record_findings", "remembered",
     "standstill_findings", "window_start",
 ]  # fmt: skip
 
@@ -277,7 +277,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     current = {finding.identity: finding for finding in found}
     for key, finding in current.items():
         before = state.reported.get(key)
-        if before is None or before.status == "ok" or _changed(before, finding, state.policy):
+        if before is None or before.status == "ok" or changed(before, finding, state.policy):
             state.reported[key] = finding
             news.append(finding)
     if state.is_stopping:
@@ -293,7 +293,8 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     return news
 
 
-def _changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
+def changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
+    """Return True if a finding that was reported is to be reported again."""
     if (before.status, before.cause, before.ranks) != (now.status, now.cause, now.ranks):
         return True
     if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):  # less severe again: it may well flutter

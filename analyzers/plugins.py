@@ -19,9 +19,11 @@ from typing import Any
 
 from store.plugins import PluginError, PluginProcess, plugins
 
-__all__ = ["GROUP", "InstalledPlugin", "installed", "plugin_of"]
+__all__ = ["CHILD", "GROUP", "InstalledPlugin", "installed", "plugin_of"]
 
 GROUP = "rankscope.analyzers"
+CHILD = "analyzers.plugin_calls.plugin_child"
+"""Module that serves their calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ def installed() -> tuple[InstalledPlugin, ...]:
     """All of them, by name. Each is described once a process; a kind belongs to the first that declares it."""
     found: list[InstalledPlugin] = []
     taken: dict[str, str] = {}
-    for process in plugins(GROUP, "analyzers.plugin_calls.plugin_child"):
+    for process in plugins(GROUP, CHILD):
         try:
             told = process.call("describe")
         except PluginError as error:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.kinds import OUR_KINDS
+from analyzers.plugins import plugin_of
 from analyzers.verdict.policy import VerdictPolicy
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
@@ -50,11 +53,12 @@ def verdict(
     missing = f"{incomplete} {missing}".strip()
     gain = _gain(findings, what_if, policy)
     if wrong:
-        others = _further(wrong[1:], closed)
+        first, *further = _by_plugin(wrong)
+        others = _further(further, closed)
         if wrong[0].severity == "critical":  # a dead or hanging run: its speed is on the line of the what-if
             gain = ""
         last = " ".join(part for part in (gain, missing) if part)
-        return "\n".join(part for part in (wrong[0].summary, *others, last) if part)
+        return "\n".join(part for part in (first.summary, *others, last) if part)
     extent = [
         f"{count} {noun}{'s' * (count != 1)}"
         for count, noun in ((facts.get("steps"), "step"), (facts.get("num_ranks"), "rank"))
@@ -78,6 +82,22 @@ def verdict(
     advised = sum(finding.status == "advice" for finding in findings)
     advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
     return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
+
+
+def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, those of one kind of a plug-in as one that names the plug-in: it may have returned any number."""
+    groups: dict[object, list[Finding]] = {}
+    for finding in findings:
+        plugin = None if finding.kind in OUR_KINDS else plugin_of(finding.kind)
+        groups.setdefault((plugin.name, finding.kind) if plugin else id(finding), []).append(finding)
+    told: list[Finding] = []
+    for of, (first, *others) in groups.items():
+        if isinstance(of, tuple):
+            more = f", {len(others)} more" if others else ""
+            summary = f"{_FIRST_SENTENCE.split(first.summary, 1)[0].rstrip('.')} (plug-in {of[0]}{more})."
+            first = replace(first, summary=summary)
+        told.append(first)
+    return told
 
 
 def _further(findings: Sequence[Finding], closed: Collection[str]) -> list[str]:

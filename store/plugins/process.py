@@ -66,6 +66,7 @@ class PluginProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner_pid = os.getpid()
         self._problem, self._problem_s = "", 0.0
+        self._is_interrupted = False
 
     def call(self, what: str, *arguments: Any, source: Any = None, limit: float | None = None) -> Any:
         """The result of one call, as JSON holds it; rows that it sent in parts come as one list.
@@ -73,6 +74,8 @@ class PluginProcess:
         `source` answers its queries, `limit` replaces the setting. Raises PluginError.
         """
         with self._lock:
+            if self._is_interrupted:
+                raise PluginError("it was not asked, since its caller did not wait any longer")
             if self._problem and time.monotonic() - self._problem_s < RETRY_S:
                 raise PluginError(self._problem)
             seconds = limit or limit_s()
@@ -91,8 +94,18 @@ class PluginProcess:
                 self._end()
                 raise
             self._end()
+            if self._is_interrupted:  # no fault of the plug-in's
+                raise PluginError("it was ended, since its caller did not wait any longer")
             self._problem, self._problem_s = reason, time.monotonic()
             raise PluginError(reason)
+
+    def interrupt(self, *, refuse: bool) -> None:
+        """End the call that is under way, from another thread; `refuse`: so does each one until this is taken back."""
+        self._is_interrupted = refuse
+        process = self._process
+        if refuse and process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the process, if one runs."""

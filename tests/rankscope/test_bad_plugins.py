@@ -64,9 +64,39 @@ for _ in range(2):
 events.close()
 """
 
+# A run that ends while a plug-in hangs, which may take longer than the test: nothing waits for it.
+ENDING = """
+import sys, time
+from rankscope.own_names import claim_names
+claim_names()
+from pathlib import Path
+from probes.tape.events import EventWriter, read_events
+from probes.tape.rundir import RunDir
+from store import Store
+from watch.live import LiveJudge
+from watch.plugins.loop import PluginLoop
 
-def python(site: Path | None, *arguments: str) -> str:
-    environment = dict(os.environ, PYTHONPATH=f"{site}:{ROOT}" if site else str(ROOT), RANKSCOPE_PLUGIN_LIMIT_S="10")
+opened, out = RunDir.open(Path(sys.argv[1])), Path(sys.argv[2])
+class Tapes:
+    def recorded_now_ns(self): return time.time_ns()
+class NoExports:
+    def report(self, findings): pass
+events = EventWriter(out / "events.jsonl", attempt=0, rank=-1)
+judge = LiveJudge(opened.manifest(), events, NoExports())
+with Store.open(opened):
+    pass
+loop = PluginLoop(lambda: Store.open(opened, catch_up=False, threads=1), Tapes(), judge)
+with loop.running():
+    while not (out / "asked").exists():
+        time.sleep(0.05)
+loop.finish()
+events.close()
+print([event["kind"] for event in read_events(events.path)[0]])
+"""
+
+
+def python(site: Path | None, *arguments: str, limit_s: str = "10") -> str:
+    environment = dict(os.environ, PYTHONPATH=f"{site}:{ROOT}" if site else str(ROOT), RANKSCOPE_PLUGIN_LIMIT_S=limit_s)
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -103,6 +133,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_no_finding_of_ours_is_missing_or_changed(seen: dict[str, Any]) -> None:
     assert ours(seen["json"]) == ours(seen["alone"])
+    assert "Rank 2" in seen["json"]["verdict"]
+    assert "Number 0 (plug-in million, 19 more)." in seen["json"]["verdict"]
     assert "straggler" in {one["kind"] for one in seen["mcp"]["findings"]}
     assert "straggler" in seen["live_findings"]
     assert "STRAGGLER" in seen["page"].upper()
@@ -127,6 +159,18 @@ def test_each_is_named_with_its_reason(seen: dict[str, Any], name: str) -> None:
 
 def test_one_that_fails_only_live_is_named_there(seen: dict[str, Any]) -> None:
     assert any(BAD["exit_live"].reason in reason for reason in seen["live"])
+
+
+def test_the_end_of_a_run_does_not_wait_for_one_that_hangs(tmp_path: Path) -> None:
+    site = install(tmp_path / "site")
+    info = site / "bad-1.0.dist-info" / "entry_points.txt"
+    info.write_text("[rankscope.analyzers]\nsleeps = sleeps\n")
+    waits = (
+        (site / "sleeps.py").read_text().replace("time.sleep", f"open({str(tmp_path / 'asked')!r}, 'w'); time.sleep")
+    )
+    (site / "sleeps.py").write_text(waits)
+    run = make_run(tmp_path, ranks=2, steps=5).path
+    assert python(site, "-c", ENDING, str(run), str(tmp_path), limit_s="3000").strip() == "[]"
 
 
 def test_a_row_without_a_step_costs_itself(seen: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from probes.tape.rundir import RunDir
 from probes.tape.schema import UNSET
 from probes.tape.writer import COMPLETE
 from trainer.launcher.advice_line import advice_line
+from trainer.launcher.live_lines import FindingLines, say
 from trainer.launcher.live_ranks import LiveRanks
 from trainer.layout.plan import Plan
 
@@ -48,8 +49,7 @@ class ProgressView:
         self.console = console
         self.steps = steps
         self.plan = plan
-        self._summaries: dict[str, str] = {}
-        """Newest sentence by finding: one is reported again each time its severity or figures change."""
+        self._findings = FindingLines()
         self._reader = _StepReader(run)
         self._node_events = run.node_dir(node_rank) / "events.jsonl"
         self._event_bytes = _size(self._node_events)  # events of an earlier launch were shown then
@@ -129,7 +129,7 @@ class ProgressView:
     def _figures(self, latest: dict[str, float]) -> str:
         data_size = self.plan.data_size * self._num_ranks / self.plan.world_size
         tokens = latest["tokens_per_s"] * data_size  # ranks of one data rank read the same text
-        count = len(self._summaries)
+        count = self._findings.count
         found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
         return (
             f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step  "
@@ -155,12 +155,10 @@ class ProgressView:
             if event["kind"] == event_kinds.ATTEMPT_STARTED and isinstance(event.get("world_size"), int):
                 self._num_ranks = event["world_size"]
                 line = line or self._fewer(event.get("ranks_left_over"))
-            if event["kind"] == event_kinds.FINDING and event.get("status") == "fired":
-                summary, known = str(event.get("summary")), self._summaries.get(str(event.get("id")))
-                self._summaries[str(event.get("id"))] = summary
-                line = line if summary != known else ""
+            if event["kind"] == event_kinds.FINDING:
+                line = self._findings.line(event)
             if line:
-                self.console.print(line, highlight=False, soft_wrap=True)
+                say(self.console, line)
 
 
 class _StepReader:
@@ -225,10 +223,6 @@ def _line(event: dict[str, Any]) -> str:
     """One line for a person, or "" for an event that is for machines."""
     kind, step = event["kind"], event.get("step")
     where = f"step {step:>5}  " if isinstance(step, int) and step > 0 else ""
-    if kind == event_kinds.FINDING and event.get("status") == "fired":
-        colour = {"critical": "red", "warning": "yellow"}.get(str(event.get("severity")), "cyan")
-        title = str(event.get("finding_kind")).upper().replace("_", "-")
-        return f"[{colour}]{escape(title)}[/]  {escape(str(event.get('summary')))}"
     if kind == event_kinds.ADVICE:
         return advice_line(event)
     if kind == event_kinds.ROLLBACK:

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from analyzers.diagnose import reading_order
 from analyzers.finding import Finding
+from analyzers.kinds import OUR_KINDS
 from analyzers.report.wording.explained import next_step, why
 from analyzers.run.open_findings import newest_reports, why_closed
 from probes.tape import event_kinds
@@ -21,27 +22,30 @@ from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 
-__all__ = ["STOPPING", "open_critical", "open_verdict", "verdict_lines"]
+__all__ = ["STOPPING", "VERDICT_INDENT", "open_critical", "open_verdict", "verdict_lines"]
 
 TAIL_BYTES = 8 << 20
 STOPPING = "[dim]Stopping. Ctrl-C again ends everything at once.[/]"
+VERDICT_INDENT = 9
+"""Column behind `Verdict`, `Why` and `Next`."""
 _COLOURS = {"critical": "red", "warning": "yellow"}
 
 
 def open_verdict(run: RunDir) -> list[str]:
     """Lines of markup: verdict, evidence and next step of the open critical findings; empty if there is none."""
     found = open_critical(run)
-    return verdict_lines(found[0], " ".join(finding.summary for finding in found)) if found else []
+    return verdict_lines(found[0], "\n".join(finding.summary for finding in found)) if found else []
 
 
 def open_critical(run: RunDir) -> list[Finding]:
-    """Critical findings that are open, in the order in which they are read."""
+    """Critical findings of ours that are open, in the order in which they are read. Those of plug-ins are in the
+    verdict that follows: none may be started while a run is being stopped."""
     events = [event for _, folder in run.node_dirs() for event in _findings(folder / "events.jsonl")]
     events.sort(key=lambda event: int(event.get("wall_ns") or 0), reverse=True)
     reports = newest_reports(found for found in map(Finding.of_event, events) if found is not None)
     attempt = newest_attempt(run, default=0)
-    is_open = (f for f in reports if f.status == "fired" and f.severity == "critical" and not why_closed(f, attempt))
-    return sorted(is_open, key=reading_order)
+    urgent = (f for f in reports if f.kind in OUR_KINDS and f.status == "fired" and f.severity == "critical")
+    return sorted((f for f in urgent if not why_closed(f, attempt)), key=reading_order)
 
 
 def verdict_lines(worst: Finding | None, verdict: str) -> list[str]:

@@ -18,11 +18,12 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.unwritten import restore_unwritten
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_PREEMPTED
+from trainer.launcher.live_lines import say
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.progress import ProgressView
 from trainer.launcher.rank_processes import RankProcesses
 from trainer.launcher.remote_checkpoints import RemoteCheckpoints
-from trainer.launcher.stop_report import STOPPING, open_verdict
+from trainer.launcher.stop_report import STOPPING, VERDICT_INDENT, open_verdict
 from trainer.launcher.stop_signals import StopSignals
 from trainer.launcher.watch_keeper import WatchKeeper
 from trainer.launcher.zygote import Zygote
@@ -67,8 +68,9 @@ class _Stop:
         self._events.write(event_kinds.STOP_REQUESTED, node_rank=self._node.rank, signal=name)
 
     def report(self, number: int) -> None:
-        for line in [*open_verdict(self._run), STOPPING]:
-            self._console.print(line, highlight=False, soft_wrap=True)
+        for line in open_verdict(self._run):
+            say(self._console, line, indent=VERDICT_INDENT)
+        say(self._console, STOPPING)
 
     def end_at_once(self, number: int, reason: str) -> None:
         self._ranks.kill()
@@ -182,7 +184,7 @@ def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:
         console.print(f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {run.path}[/]", highlight=False)
         return
     title, message = _TITLES[outcome.reason], escape(outcome.message)
-    console.print(f"[red]{title}[/]{restarted}. {message}", highlight=False, soft_wrap=True)
+    say(console, f"[red]{title}[/]{restarted}. {message}")
     if outcome.reason in ("preempted", "interrupted"):
         console.print(f"To continue: [bold]rankscope train --resume {run.path}[/]", highlight=False, soft_wrap=True)
         return

@@ -3,7 +3,9 @@
     loop = PluginLoop(ingest.open_store, tapes, judge)
     with loop.running():
         ...
-    loop.finish()                       # once more, over the last records
+    loop.finish()                       # once more, over the last records, for a few seconds at most
+
+At the end of the block the call that is under way is ended with its plug-in: a stop must not wait for one that hangs.
 
 The store is open for the time of one query, never while a plug-in computes: one that hangs delays no ingest. The thread
 ends at once where no plug-in judges live runs.
@@ -14,14 +16,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
 
 from analyzers.analysis import plugin_analyses
+from analyzers.plugins import CHILD, GROUP
 from store import Store, StoreError
+from store.plugins import plugins
 from watch.background_loop import background_loop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
@@ -30,6 +34,9 @@ __all__ = ["PluginLoop", "QueriedStore"]
 
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
+FINISH_S = 5.0
+"""For the last round of all plug-ins together; `analyze` asks them again."""
+JOIN_S = 2.0
 REST_RATIO = 10.0
 """Rest after a round, as a multiple of what it took: the ranks need the cores."""
 
@@ -72,26 +79,45 @@ class PluginLoop:
         self._source = QueriedStore(opened)
         self._last_s = time.monotonic()
         self._is_needed = False
+        self._is_leaving = False
 
-    def running(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         """Judge in a thread while the block runs."""
-        return background_loop(self._run_until, name="plug-ins")
+        with background_loop(self._run_until, name="plug-ins"):
+            try:
+                yield
+            finally:
+                self._interrupt(refuse=True)
 
     def tick(self) -> None:
         """One round. Raises StoreError if the store cannot be read at the moment."""
         now_s = time.monotonic()
         passed, self._last_s = max(1, round(now_s - self._last_s)), now_s
         findings = self._judge.plugin_findings(self._source, self._tapes.recorded_now_ns(), num_ticks=passed)
-        self._judge.report_failures()
+        if not self._is_leaving:  # what was ended with the run has not failed
+            self._judge.report_failures()
         self._judge.report(findings)
 
     def finish(self) -> None:
-        """The last round, after the last records were ingested."""
-        if self._is_needed:
-            self._try()
+        """The last round, after the last records were ingested; none while the run is being stopped."""
+        if not self._is_needed or self._judge.is_stopping:
+            return
+        self._interrupt(refuse=False)
+        last = threading.Thread(target=self._try, name="plug-ins", daemon=True)
+        last.start()
+        last.join(FINISH_S)
+        self._interrupt(refuse=True)
+        last.join(JOIN_S)
+
+    def _interrupt(self, *, refuse: bool) -> None:
+        self._is_leaving = refuse
+        for plugin in plugins(GROUP, CHILD):
+            plugin.interrupt(refuse=refuse)
 
     def _run_until(self, stop: threading.Event) -> None:
-        self._is_needed = any(analysis.live != "never" for analysis in plugin_analyses())
+        needed = any(analysis.live != "never" for analysis in plugin_analyses())
+        self._is_needed = needed and not stop.is_set()
         while self._is_needed and not stop.is_set():
             start = time.monotonic()
             self._try()

@@ -65,15 +65,36 @@ def test_a_replayed_spike_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "The NaN or Inf was replayed: it did not come again, so suspect the device" in written.getvalue()
 
 
-def test_a_sentence_is_printed_once_though_its_severity_rises(tmp_path: Path) -> None:
+def test_a_finding_is_announced_once(tmp_path: Path) -> None:
+    """Watch reports it again with other figures, a higher severity or its line of code."""
     run = empty_run(tmp_path)
     run.node_dir(0).mkdir()
     events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
     written = io.StringIO()
     view = progress.ProgressView(run, steps=STEPS, plan=resolve(Config(), 1), console=Console(file=written, width=200))
+    at = {"line": "train.py:50 step", "excess_ms": 22.0}
     with view:
-        for severity, summary in (("warning", "slow"), ("critical", "slow"), ("critical", "slower")):
-            detail = {"id": "straggler-0-r1", "finding_kind": "straggler", "status": "fired"}
-            events.write("finding", severity=severity, summary=summary, **detail)
-        wait_for(lambda: "slower" in written.getvalue(), "the last sentence")
-    assert written.getvalue().split() == ["STRAGGLER", "slow", "STRAGGLER", "slower"]
+        report(events, "slow by 20 ms", excess_ms=20.0)
+        report(events, "slow by 20 ms", severity="critical", excess_ms=20.0)
+        report(events, "slow by 22 ms", severity="critical", **at)
+        report(events, "slow by 50 ms", severity="critical", **at | {"excess_ms": 50.0})
+        report(events, "Over: slow by 50 ms", status="ok")
+        report(events, "slow by 21 ms", excess_ms=21.0)
+        wait_for(lambda: "Again" in written.getvalue(), "the last sentence")
+    assert written.getvalue().splitlines() == [
+        "STRAGGLER  slow by 20 ms",
+        "STRAGGLER  Rank 1: seen most often at train.py:50 step.",
+        "STRAGGLER  Now: slow by 50 ms",
+        "STRAGGLER  Over: slow by 50 ms",
+        "STRAGGLER  Again: slow by 21 ms",
+    ]
+
+
+def report(
+    events: EventWriter, summary: str, *, severity: str = "warning", status: str = "fired", **evidence: object
+) -> None:
+    events.write(
+        "finding", id="straggler-0-r1", finding_kind="straggler", analyzer="straggler", finding_ranks=[1], first_step=1,
+        last_step=None, cause="compute", advice="", cost_s=None, severity=severity, status=status, summary=summary,
+        evidence=evidence,
+    )  # fmt: skip

@@ -37,8 +37,9 @@ from probes.tape.rundir import RunDir, RunError
 from probes.tape.signal_names import signal_name
 from store import StoreError
 from trainer.launcher.advice_line import advice_line
+from trainer.launcher.live_lines import FindingLines, say
 from trainer.launcher.node import Node
-from trainer.launcher.stop_report import STOPPING, open_verdict, verdict_lines
+from trainer.launcher.stop_report import STOPPING, VERDICT_INDENT, open_verdict, verdict_lines
 from trainer.launcher.stop_signals import StopSignals
 from trainer.launcher.watch_keeper import WatchKeeper
 from watch.health.oom_kills import OomCounter
@@ -49,7 +50,6 @@ __all__ = ["FollowedRun"]
 logger = logging.getLogger("rankscope.trainer")
 POLL_S = 0.25
 NODE_RANK = -1
-_COLOURS = {"critical": "red", "warning": "yellow"}
 
 
 class FollowedRun:
@@ -68,6 +68,7 @@ class FollowedRun:
         self._memory = OomCounter()
         self._pids: Sequence[int] = ()
         self._shown: list[str] = []
+        self._findings = FindingLines()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="followed-run", daemon=True)
 
@@ -100,8 +101,9 @@ class FollowedRun:
     def report(self, number: int) -> None:
         """Print what is open in the second of a stop."""
         self._shown = open_verdict(self._run) if self._run is not None else []
-        for line in [*self._shown, STOPPING]:
-            self._print(line)
+        for line in self._shown:
+            say(self._console, line, indent=VERDICT_INDENT)
+        self._print(STOPPING)
 
     def end_at_once(self, number: int, reason: str) -> None:
         """Kill ranks and watch, and record the end."""
@@ -118,7 +120,7 @@ class FollowedRun:
         self._folder.cleanup()
         self._print(f"Ended at once. {reason}")
         if self._run is not None:
-            self._print(self._report_line(self._run))
+            self._print_uncut(self._report_line(self._run))
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
@@ -143,8 +145,9 @@ class FollowedRun:
             return False
         if exit_code:  # of a clean end, the script's local rank 0 has written it
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
-        for line in [*([] if self._shown else self._verdict(self._run)), self._report_line(self._run)]:
-            self._print(line)
+        for line in [] if self._shown else self._verdict(self._run):
+            say(self._console, line, indent=VERDICT_INDENT)
+        self._print_uncut(self._report_line(self._run))
         return True
 
     def _verdict(self, run: RunDir) -> list[str]:
@@ -160,6 +163,10 @@ class FollowedRun:
         return f"[bold]Report[/]   rankscope analyze {escape(_short(run.path))}"
 
     def _print(self, line: str) -> None:
+        say(self._console, line)
+
+    def _print_uncut(self, line: str) -> None:
+        """A line to copy: a break within a path would be copied, too."""
         self._console.print(line, highlight=False, soft_wrap=True)
 
     def _follow(self) -> None:
@@ -172,11 +179,10 @@ class FollowedRun:
             if self._run is None:
                 self._run = RunDir(found.run)
                 self._event_bytes = _size(self._node_events(self._run))  # an earlier launch was reported then
-                self._console.print(
-                    f"Recording to [bold]{escape(_short(found.run))}[/]", highlight=False, soft_wrap=True
-                )
+                self._print_uncut(f"Recording to [bold]{escape(_short(found.run))}[/]")
                 if self._console.is_terminal:  # the script writes to this terminal: the table needs another one
-                    self._print(f"[dim]Ranks live, in another terminal: rankscope top {escape(_short(found.run))}[/]")
+                    top = f"rankscope top {escape(_short(found.run))}"
+                    self._print_uncut(f"[dim]Ranks live, in another terminal: {top}[/]")
             if self._held is None:
                 self._held = HeldFolder(self._run.path)
             if (problem := self._held.problem()) and not self._is_replaced:
@@ -210,11 +216,12 @@ class FollowedRun:
     def _print_news(self, run: RunDir) -> None:
         events, self._event_bytes, _ = read_events(self._node_events(run), self._event_bytes)
         for event in events:
-            if event["kind"] == event_kinds.FINDING and event.get("status") in ("fired", "ok"):
-                colour = _COLOURS.get(str(event.get("severity")), "cyan") if event["status"] == "fired" else "green"
-                self._print(f"[{colour}]{escape(str(event.get('summary')))}[/]")
-            elif event["kind"] == event_kinds.ADVICE:
-                self._print(advice_line(event))
+            if event["kind"] == event_kinds.FINDING:
+                line = self._findings.line(event)
+            else:
+                line = advice_line(event) if event["kind"] == event_kinds.ADVICE else ""
+            if line:
+                self._print(line)
 
     def _write(self, found: Announcement | None, kind: str, **detail: Any) -> None:
         """Write an event; a rank that ended before any recorded has no run to write it to."""

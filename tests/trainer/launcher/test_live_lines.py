@@ -1,0 +1,45 @@
+"""Lines on a terminal break between words; a plug-in's findings have a few lines at most."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from trainer.launcher.live_lines import FindingLines, say
+
+SENTENCE = "Rank 1 has been slow since step 60: +74.1 ms of compute per step after the optimizer or in the next batch."
+
+
+def test_a_line_breaks_between_words_and_goes_on_indented() -> None:
+    written = io.StringIO()
+    say(Console(file=written, width=40, force_terminal=True, no_color=True), f"[red]{SENTENCE}[/]", indent=4)
+    first, *further = written.getvalue().splitlines()
+    assert all(len(line) <= 40 for line in (first, *further))
+    assert all(line.startswith("    ") for line in further)
+    assert " ".join([first, *(line.strip() for line in further)]) == SENTENCE
+
+
+def test_a_line_in_a_file_stays_whole() -> None:
+    written = io.StringIO()
+    say(Console(file=written, width=40), SENTENCE)
+    assert written.getvalue().splitlines() == [SENTENCE]
+
+
+def test_a_plug_in_with_many_findings_has_a_few_lines() -> None:
+    lines = FindingLines()
+    shown = [lines.line(event(number)) for number in range(20)]
+    assert [line for line in shown if line] == [
+        "[yellow]TEAM-RULE[/]  Number 0.",
+        "[yellow]TEAM-RULE[/]  Number 1.",
+        "[yellow]TEAM-RULE[/]  Number 2.",
+        "[dim]More findings of team_rule are in the report.[/]",
+    ]
+
+
+def event(number: int) -> dict[str, object]:
+    return {
+        "id": f"team_rule-0-{number}", "finding_kind": "team_rule", "analyzer": "team", "severity": "warning",
+        "status": "fired", "summary": f"Number {number}.", "finding_ranks": [], "first_step": number, "last_step": None,
+        "cause": "", "evidence": {}, "advice": "", "attempt": 0, "cost_s": None,
+    }  # fmt: skip

@@ -1,0 +1,88 @@
+"""Lines on the terminal of a run that trains, of `rankscope train` and `rankscope run` alike.
+
+    findings = FindingLines()
+    if line := findings.line(event):        # "" where nothing is new
+        say(console, line)
+
+A finding is announced once. Later lines tell what has changed: it has become worse, its line of code is known, it is
+over, it is there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from analyzers.finding import Finding
+from analyzers.kinds import OUR_KINDS
+from analyzers.live import LivePolicy, changed
+from analyzers.wording import ranks_text
+
+__all__ = ["FindingLines", "say"]
+
+MAX_PLUGIN_LINES = 3
+"""Findings of one kind of a plug-in that have a line; it may report any number."""
+_COLOURS = {"critical": "red", "warning": "yellow"}
+
+
+class FindingLines:
+    """Remembers what was announced."""
+
+    def __init__(self) -> None:
+        self._announced: dict[str, Finding] = {}
+        self._kinds: dict[str, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Findings that were announced."""
+        return len(self._announced)
+
+    def line(self, event: Mapping[str, Any]) -> str:
+        """Markup for an event of a finding, "" where it tells nothing new."""
+        now, key = Finding.of_event(event), str(event.get("id"))
+        if now is None or now.status not in ("fired", "ok"):
+            return ""
+        before = self._announced.get(key)
+        if before is None and now.status == "ok":  # it was announced to an earlier launch, if at all
+            return ""
+        self._announced[key] = now
+        title = escape(now.kind.upper().replace("_", "-"))
+        if now.status == "ok":
+            return f"[green]{title}[/]  {escape(now.summary)}"
+        colour = _COLOURS.get(now.severity, "cyan")
+        if before is None:
+            return f"[{colour}]{title}[/]  {escape(now.summary)}" if self._has_place(now) else self._last_line(now)
+        if before.status == "ok":
+            return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
+        # Its line of code is told alone: the sentence would be that of before, with other figures.
+        known = replace(now, evidence={**now.evidence, "line": before.evidence.get("line")})
+        if now.summary != before.summary and changed(before, known, LivePolicy()):
+            return f"[{colour}]{title}[/]  Now: {escape(now.summary)}"
+        if (code := now.evidence.get("line")) and code != before.evidence.get("line"):
+            who = ranks_text(now.ranks)
+            return f"[{colour}]{title}[/]  {who[:1].upper()}{who[1:]}: seen most often at {escape(str(code))}."
+        return ""
+
+    def _has_place(self, finding: Finding) -> bool:
+        count = self._kinds[finding.kind] = self._kinds.get(finding.kind, 0) + 1
+        return finding.kind in OUR_KINDS or count <= MAX_PLUGIN_LINES
+
+    def _last_line(self, finding: Finding) -> str:
+        if self._kinds[finding.kind] > MAX_PLUGIN_LINES + 1:
+            return ""
+        return f"[dim]More findings of {escape(finding.kind)} are in the report.[/]"
+
+
+def say(console: Console, markup: str, *, indent: int = 2) -> None:
+    """Print one line. On a terminal it breaks between words and goes on indented; in a file it stays one line."""
+    if not console.is_terminal:
+        console.print(markup, highlight=False, soft_wrap=True)
+        return
+    for number, line in enumerate(Text.from_markup(markup).wrap(console, max(20, console.width - indent))):
+        line.rstrip()
+        console.print(Text(" " * indent if number else "") + line, highlight=False, no_wrap=True)
