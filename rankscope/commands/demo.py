@@ -41,8 +41,8 @@ def demo(
 
     serve = sys.stdout.isatty() if dashboard is None else dashboard
     screen = console()
-    faults = " ".join(f"--fault {fault}" for fault in FAULTS)
-    screen.print(f"$ rankscope train gpt-demo {faults}", style="bold", highlight=False, soft_wrap=True)
+    for line in ("$ rankscope train gpt-demo \\", f"    --fault {FAULTS[0]} \\", f"    --fault {FAULTS[1]}"):
+        screen.print(line, style="bold", highlight=False, markup=False, soft_wrap=True)
     options = Options(config_path=config_path("gpt-demo"), overrides=[f"run.dir={runs_dir}"], faults=list(FAULTS))
     try:
         code = launch_run(options, version=__version__, console=screen)

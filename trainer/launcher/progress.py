@@ -36,6 +36,9 @@ __all__ = ["ProgressView"]
 REFRESH_S = 0.25
 MIN_TABLE_HEIGHT = 30
 """Lines of a terminal from which the table of ranks has its place below the bar, and reports above it."""
+MIN_BAR_WIDTH = 118
+"""Columns from which the figures leave a place for the bar; below `MIN_MEMORY_WIDTH` memory is left out, too."""
+MIN_MEMORY_WIDTH = 94
 PLAIN_LINE_S = 5.0
 """Between two plain lines; a log file of a long run must stay readable."""
 
@@ -60,9 +63,10 @@ class ProgressView:
         self._live = console.is_terminal
         self._num_ranks = plan.world_size
         """Of the newest attempt: fewer than planned where nodes or devices are missing."""
+        bar = [BarColumn(bar_width=24)] if console.width >= MIN_BAR_WIDTH else []
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            *bar,
             TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
@@ -131,10 +135,9 @@ class ProgressView:
         tokens = latest["tokens_per_s"] * data_size  # ranks of one data rank read the same text
         count = self._findings.count
         found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
-        return (
-            f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step  "
-            f"{latest['memory_bytes'] / 2**20:.0f} MiB/rank{found}"
-        )
+        has_place = not self._live or self.console.width >= MIN_MEMORY_WIDTH
+        memory = f"  {latest['memory_bytes'] / 2**20:.0f} MiB/rank" if has_place else ""
+        return f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step{memory}{found}"
 
     def _fewer(self, num_spare: object) -> str:
         """Line on a first attempt that has fewer ranks than planned, else ""."""

@@ -62,7 +62,7 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         console.print()
         _finding(finding, console, shown_above=number == 0, closed=diagnosis.closed.get(finding.id, ""))
         if link := finding_link(diagnosis.run, finding):
-            console.print(_indented(f"page: {link}", "dim"), soft_wrap=True)
+            console.print(_text(visible(f"  page: {link}"), "dim"), soft_wrap=True)  # whole: it is copied
     advice = [f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised]
     missing = [finding.summary for finding in diagnosis.not_judged]
     for label, style, texts in (("Advice", "cyan", advice), ("Not judged", "dim", missing)):
@@ -267,18 +267,20 @@ def _indented(text: str, style: str) -> Any:
 
 
 def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
-    """Names and values, two pairs a line where there is room; a long value has a line of its own."""
+    """Names and values, two pairs a line where there is room; a value that has none beside its name has a line."""
     from rich.padding import Padding
     from rich.table import Table
 
-    beside = width >= 80
+    step = 2 if width >= 80 else 1
+    place = width // step - 4  # of a name and its value, without the gaps behind them
+    name_width = min(max((len(name) for name, _ in rows), default=0), 24, place // 2 + 2)
+    value_width = min(24, place - name_width)
     table = Table.grid(padding=(0, 2))
-    for i in range(2 if beside else 1):
-        table.add_column(style="dim", min_width=18, max_width=24, overflow="fold")
-        table.add_column(min_width=20 if beside and i == 0 else None, overflow="fold")
-    short = [row for row in rows if len(row[1]) <= 24]
-    long = [row for row in rows if len(row[1]) > 24]
-    step = 2 if beside else 1
+    for _ in range(step):
+        table.add_column(style="dim", width=name_width, overflow="fold")
+        table.add_column(width=value_width, overflow="fold")
+    short = [row for row in rows if len(row[1]) <= value_width]
+    long = [row for row in rows if len(row[1]) > value_width]
     for i in range(0, len(short), step):
         cells = [_text(visible(cell), "") for row in short[i : i + step] for cell in row]
         table.add_row(*cells)

@@ -1,0 +1,33 @@
+"""Nothing of a finding's evidence is cut off, however narrow the terminal is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from analyzers.diagnose import conclude
+from analyzers.finding import Finding
+from analyzers.report.terminal.diagnosis_text import render
+
+NUMBERS = {"excess_ms": 28.25, "peer_wait_ms": 25.46, "num_slow_steps": 80, "step_ms": 288.7}
+
+
+@pytest.mark.parametrize("width", [40, 60, 79, 80, 81, 100, 120, 200])
+@pytest.mark.parametrize("parameter", ["blocks.3.mlp.up.weight", "layers.11.mlp.down_proj", "head"])
+def test_values_and_the_link_are_whole(monkeypatch: pytest.MonkeyPatch, width: int, parameter: str) -> None:
+    monkeypatch.setenv("RANKSCOPE_DASHBOARD_URL", "http://127.0.0.1:8501")
+    finding = Finding(
+        analyzer="non_finite", kind="non_finite", severity="warning", status="fired", ranks=(2,), first_step=40,
+        attempt=0, summary="Rank 2 produced a NaN.", evidence={**NUMBERS, "parameter": parameter, "batch": 39},
+    )  # fmt: skip
+    written = io.StringIO()
+    render(conclude([finding], {"run_id": "gpt-demo-20261126-134157"}), Console(file=written, width=width))
+    lines = written.getvalue().splitlines()
+    pages = [line for line in lines if "page: " in line]
+    assert pages
+    assert all(line.endswith("&finding=non_finite-0-40-r2") for line in pages)
+    assert all(len(line) <= width for line in lines if line not in pages)
+    for value in (parameter, "28.25 ms", "25.46 ms", "288.7 ms"):
+        assert value in written.getvalue()
