@@ -144,7 +144,15 @@ def diagnose(
     except Exception as error:
         what_if = None
         findings.append(_failed("straggler", error))
+    findings = _told_once(findings)
     return conclude(findings, facts, account, what_if, closed=_closed(source, findings))
+
+
+def _told_once(findings: Sequence[Finding]) -> list[Finding]:
+    """Without the live failures of plug-ins that have failed again, now, for the same reason."""
+    again = {(f"plug-in {found.evidence['plugin']}", found.evidence.get("error")) for found in findings
+             if "plugin" in found.evidence}  # fmt: skip
+    return [one for one in findings if (one.evidence.get("analyzer"), one.evidence.get("error")) not in again]
 
 
 def _closed(source: Source, findings: Sequence[Finding]) -> Mapping[str, str]:

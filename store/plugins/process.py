@@ -100,10 +100,10 @@ class PluginProcess:
             raise PluginError(reason)
 
     def interrupt(self, *, refuse: bool) -> None:
-        """End the call that is under way, from another thread; `refuse`: so does each one until this is taken back."""
+        """End the call that is under way, from another thread, and refuse further ones, until that is taken back."""
         self._is_interrupted = refuse
         process = self._process
-        if refuse and process is not None:
+        if refuse and process is not None and self._lock.locked():  # one that only waits has done nothing
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
 
