@@ -11,8 +11,8 @@ import re
 __all__ = ["TRIED", "warn_if_untried"]
 
 logger = logging.getLogger("rankscope.probes")
-TRIED = ((2, 8), (2, 13))
-"""Oldest and newest: docs/attach.md says what was run with which."""
+TRIED = ((2, 8), (2, 15))
+"""Oldest and newest: docs/compatibility.md says what was run with which."""
 
 
 def warn_if_untried(version: str) -> bool:

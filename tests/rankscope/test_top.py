@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 from analyzers.finding import Finding
@@ -71,8 +72,8 @@ def test_of_many_ranks_those_in_trouble_keep_their_rows_and_the_others_are_folde
     lines = [line.strip() for line in text.splitlines() if "running" in line]
     assert [line.split()[0] for line in lines] == ["7", "200", "200"]
     assert "ranks 100-299" in lines[1], lines
-    assert "recv … from rank …  ranks" in lines[1], lines
-    assert "all_reduce #4 of world  ranks" in lines[2], lines
+    assert "ranks 100-299  recv … from rank …" in lines[1], lines
+    assert "ranks 300-499  all_reduce #4 of world" in lines[2], lines
     assert "ranks 300-499" in lines[2]
     assert "hang" in lines[0].lower()
 
@@ -80,8 +81,28 @@ def test_of_many_ranks_those_in_trouble_keep_their_rows_and_the_others_are_folde
 def test_ranks_that_do_the_same_are_folded_by_host() -> None:
     rows = tuple(RankRow(rank=rank, state="ended", step=9, host=f"node-{rank // 8}") for rank in range(64))
     text = drawn(RankRows(attempt=0, step=9, step_ms=5.0, rows=rows), max_rows=10)
-    assert "node-7  ranks 56-63" in text, text
+    assert "ranks 56-63  node-7" in text, text
     assert len([line for line in text.splitlines() if "8 ranks" in line]) == 8
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(80, "3 columns left out in this width: memory, waiting, own work."), (120, "")]
+)
+def test_a_terminal_shows_whole_columns_and_names_those_left_out(width: int, left_out: str) -> None:
+    row = RankRow(
+        rank=1, state="running", step=60, own_ms=10.3, waiting_ms=1.7, memory_bytes=698 << 20, doing_s=49.0,
+        doing="all_reduce #124 (group world:0-1) for 49 s and 1 more", finding="straggler", severity="critical",
+    )  # fmt: skip
+    written = StringIO()
+    console = Console(width=width, no_color=True, force_terminal=True, file=written)
+    found = RankRows(attempt=0, step=61, step_ms=15.0, rows=(row,))
+    console.print(rank_table(found, Heading(run="runs/x", state="stalled"), max_rows=9))
+    lines = [line.rstrip() for line in Text.from_ansi(written.getvalue()).plain.splitlines()]
+    assert all(len(line) <= width for line in lines)
+    (drawn_row,) = (line for line in lines if "running" in line)
+    assert "all_reduce #124 (group" in drawn_row
+    assert drawn_row.endswith("straggler")
+    assert [line for line in lines if "left out" in line] == ([left_out] if left_out else [])
 
 
 def test_a_finding_that_many_ranks_share_is_one_row() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from analyzers.kinds import KINDS
 from analyzers.printable import visible
 from analyzers.report.rank_rows import RankRow, RankRows
+from analyzers.report.terminal.fitted_table import FittedTable
 from analyzers.wording import size_text
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Heading", "fold", "rank_table"]
 
+COLUMNS = ("rank", "state", "step", "own work", "waiting", "memory", "GPU", "for", "doing", "finding")
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 _STATES = {"dead": "bold red", "stopped": "bold red", "ended": "dim"}
 MAX_NAMED = 8
@@ -52,23 +54,12 @@ class Heading:
 
 def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> RenderableType:
     """Draw the heading and at most `max_rows` rows; the rest are folded, with their range of values."""
-    from rich import box
     from rich.console import Group
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    for name, justify in (
-        ("rank", "right"), ("state", "left"), ("step", "right"), ("own work", "right"), ("waiting", "right"),
-        ("memory", "right"), ("GPU", "right"), ("for", "right"), ("doing", "left"), ("finding", "left"),
-    ):  # fmt: skip
-        if name != "GPU" or any(row.load_ratio is not None for row in found.rows):
-            table.add_column(name, justify=justify, no_wrap=name != "doing", overflow="ellipsis")  # type: ignore[arg-type]
-    has_gpu = len(table.columns) == 10
     shown, groups = fold(found, max_rows)
-    for row in shown:
-        table.add_row(*_cells(row, has_gpu=has_gpu))
-    for group in groups:
-        table.add_row(*_folded(group, is_rest=len(groups) == 1, has_gpu=has_gpu), style="dim")
+    rows: list[tuple[str, list[Text | str]]] = [("", _cells(row)) for row in shown]
+    rows += [("dim", _folded(group, is_rest=len(groups) == 1)) for group in groups]
+    table = FittedTable(names=COLUMNS, rows=rows)
     lines: list[RenderableType] = [_head(found, heading)]
     lines += [_text(visible(sentence), _COLOURS.get(severity, "")) for severity, sentence in heading.findings]
     return Group(*lines, table) if found.rows else Group(*lines, _text("No rank has written a record yet.", "dim"))
@@ -130,7 +121,7 @@ def _head(found: RankRows, heading: Heading) -> Text:
     return head
 
 
-def _cells(row: RankRow, *, has_gpu: bool) -> list[Text | str]:
+def _cells(row: RankRow) -> list[Text | str]:
     from rich.text import Text
 
     doing_s = "" if row.doing_s is None or row.doing_s < _OPEN_S else _seconds(row.doing_s)
@@ -141,7 +132,7 @@ def _cells(row: RankRow, *, has_gpu: bool) -> list[Text | str]:
         _ms(row.own_ms),
         _ms(row.waiting_ms),
         "" if row.memory_bytes is None else size_text(row.memory_bytes),
-        *([_percent(row.load_ratio)] if has_gpu else []),
+        _percent(row.load_ratio),
         doing_s,
         visible(row.doing),
         _finding(row.finding, row.severity),
@@ -153,7 +144,7 @@ def _finding(kind: str, severity: str) -> Text:
     return _text((known.title if known is not None else kind).lower(), _COLOURS.get(severity, ""))
 
 
-def _folded(rows: Sequence[RankRow], *, is_rest: bool, has_gpu: bool) -> list[Text | str]:
+def _folded(rows: Sequence[RankRow], *, is_rest: bool) -> list[Text | str]:
     """One row for many ranks: their numbers, the range of their steps and the medians of their times."""
     steps = [row.step for row in rows if row.step is not None]
     span = "" if not steps else f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,}-{max(steps):,}"
@@ -173,9 +164,9 @@ def _folded(rows: Sequence[RankRow], *, is_rest: bool, has_gpu: bool) -> list[Te
         _ms(_median([row.own_ms for row in rows])),
         _ms(_median([row.waiting_ms for row in rows])),
         size_text(median(memory)) if memory else "",
-        *([_percent(median(loads)) if loads else ""] if has_gpu else []),
+        _percent(median(loads)) if loads else "",
         _seconds(median(silent)) if silent else "",
-        "  ".join(part for part in (_common_activity(rows), _ranges(sorted(row.rank for row in rows))) if part),
+        "  ".join(part for part in (_ranges(sorted(row.rank for row in rows)), _common_activity(rows)) if part),
         finding,
     ]
 
@@ -200,7 +191,7 @@ def _ranges(ranks: Sequence[int]) -> str:
         else:
             pieces.append([rank, rank])
     shown = [f"{first}-{last}" if first < last else str(first) for first, last in pieces[:MAX_RANGES]]
-    return f"ranks {', '.join(shown)}{', ...' if len(pieces) > MAX_RANGES else ''}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(shown)}{', ...' if len(pieces) > MAX_RANGES else ''}"
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -13,8 +13,8 @@ from rankscope.commands.train import too_old_torch
 @pytest.mark.parametrize(
     ("version", "warns"),
     [
-        ("2.5.1", True), ("2.8.0+cu126", False), ("2.13.0+cpu", False),
-        ("2.15.0a0+git1", True), ("3.0.0", True), ("unknown", False),
+        ("2.5.1", True), ("2.8.0+cu126", False), ("2.13.0+cpu", False), ("2.15.0a0+git1", False),
+        ("2.16.0", True), ("3.0.0", True), ("unknown", False),
     ],
 )  # fmt: skip
 def test_a_version_outside_of_those_tried_is_one_line(

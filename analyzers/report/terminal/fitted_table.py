@@ -1,0 +1,93 @@
+"""A table of ranks that fits the terminal: columns that have no place are left out by name, no value is cut.
+
+    FittedTable(COLUMNS, rows)              # rows: ("dim" or "", one cell a column)
+
+In a file or a pipe all columns stay, and a long activity has more than one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["FittedTable"]
+
+LEFT_OUT_FIRST = ("memory", "GPU", "waiting", "own work", "for", "step")
+"""Columns in the order in which they are left out."""
+STRETCHED = "doing"
+"""The one that ends with an ellipsis where its text is longer than its place."""
+MIN_STRETCHED = 24
+GAP = 3
+_RIGHT = ("rank", "step", "own work", "waiting", "memory", "GPU", "for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedTable:
+    """Draws itself in the width that there is."""
+
+    names: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Text | str]]]
+    """Style and cells of each row."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """As rich asks for it."""
+        from rich.text import Text
+
+        widths = [max(map(_width, (name, *cells))) for name, cells in zip(self.names, self._columns(), strict=True)]
+        kept = [index for index, name in enumerate(self.names) if any(self._columns()[index]) or name == "rank"]
+        if not console.is_terminal:
+            yield self._table(kept, {})
+            return
+        asked = {index: min(width, MIN_STRETCHED) if self.names[index] == STRETCHED else width
+                 for index, width in enumerate(widths)}  # fmt: skip
+        left_out: list[str] = []
+        for name in LEFT_OUT_FIRST:
+            if self._total(kept, asked) <= options.max_width:
+                break
+            if (index := self._place(name)) in kept:
+                kept.remove(index)
+                left_out.append(name)
+        place = self._place(STRETCHED)
+        if place in kept:
+            room = options.max_width - self._total([index for index in kept if index != place], asked) - GAP
+            asked[place] = max(8, min(widths[place], room))
+        yield self._table(kept, asked)
+        if left_out:
+            count = f"{len(left_out)} column{'s' * (len(left_out) > 1)}"
+            yield Text(f"{count} left out in this width: {', '.join(left_out)}.", style="dim")
+
+    def _columns(self) -> list[list[Text | str]]:
+        return [[cells[index] for _, cells in self.rows] for index in range(len(self.names))]
+
+    def _place(self, name: str) -> int:
+        return self.names.index(name) if name in self.names else -1
+
+    def _total(self, kept: Sequence[int], asked: dict[int, int]) -> int:
+        return sum(asked[index] + GAP for index in kept)
+
+    def _table(self, kept: Sequence[int], widths: dict[int, int]) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False, padding=(0, 1))
+        for index in kept:
+            name = self.names[index]
+            table.add_column(
+                name, justify="right" if name in _RIGHT else "left", width=widths.get(index),
+                no_wrap=bool(widths) or name != STRETCHED, overflow="ellipsis",
+            )  # fmt: skip
+        for style, cells in self.rows:
+            table.add_row(*(cells[index] for index in kept), style=style)
+        return table
+
+
+def _width(cell: Text | str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(cell if isinstance(cell, str) else cell.plain)
