@@ -45,12 +45,15 @@ def echo(text: object = "", *, err: bool = False) -> None:
     typer.echo(visible_lines(str(text)), err=err)
 
 
-def console() -> Console:
-    """Return a console: colours and width of the terminal, or plain text of a fixed width into a pipe or a file."""
+def console(*, err: bool = False) -> Console:
+    """Return a console: colours and width of the terminal, or plain text of a fixed width into a pipe or a file.
+
+    `err`: on stderr, for progress of a command whose stdout is a document.
+    """
     from analyzers.report.terminal.safe_console import SafeConsole
 
-    terminal = SafeConsole()
-    return terminal if terminal.is_terminal else SafeConsole(width=110, no_color=True)
+    terminal = SafeConsole(stderr=err)
+    return terminal if terminal.is_terminal else SafeConsole(width=110, no_color=True, stderr=err)
 
 
 def wants_json(output: str) -> bool:

@@ -71,7 +71,7 @@ def prepare(
         shard_bytes=shard_mb << 20,
     )
     try:
-        with ProgressView(console()) as progress:
+        with ProgressView(console(err=as_json)) as progress:
             done = prepare_data(
                 request, num_processes=processes or len(os.sched_getaffinity(0)), on_progress=progress.show
             )

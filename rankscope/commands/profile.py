@@ -13,6 +13,8 @@ import typer
 from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from probes.profiling.request import CaptureRequest
     from probes.tape.rundir import RunDir
     from watch.live_tapes import LiveTapes
@@ -73,7 +75,7 @@ def profile(
     if unasked := ask(found, request, nodes):
         fail(f"rank {unasked[0]} cannot be asked: the folder of its node in {run} cannot be written")
     echo(f"asked for {steps} step{'s' * (steps != 1)} from step {first_step} on", err=as_json)
-    traces = _wait(found, request, wait, tapes) if wait else {}
+    traces = _wait(found, request, wait, tapes, console(err=as_json)) if wait else {}
     if as_json:
         by_rank = [{"rank": rank, "path": path} for rank, path in sorted(traces.items())]
         print_json({"run": found.run_id, "first_step": first_step, "steps": steps, "traces": by_rank})
@@ -82,7 +84,9 @@ def profile(
         echo(f"rank {rank}: {path or 'not kept, larger than profiler.budget_mb'}")
 
 
-def _wait(run: RunDir, request: CaptureRequest, wait_s: float, tapes: LiveTapes) -> dict[int, str | None]:
+def _wait(
+    run: RunDir, request: CaptureRequest, wait_s: float, tapes: LiveTapes, screen: Console
+) -> dict[int, str | None]:
     """{rank: path of its trace}; exit code 1 if one is missing at the deadline or when the run has ended."""
     from rich.status import Status
 
@@ -91,7 +95,6 @@ def _wait(run: RunDir, request: CaptureRequest, wait_s: float, tapes: LiveTapes)
 
     found: dict[int, str | None] = {}
     deadline, has_ended = time.monotonic() + wait_s, False
-    screen = console()
     with Status(_progress(request, found, tapes), console=screen) if screen.is_terminal else nullcontext() as status:
         while True:
             for rank in request.ranks:

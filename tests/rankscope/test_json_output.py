@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import tarfile
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from probes.profiling.request import RequestFile
 from rankscope.cli import app
+from tests.factories import make_run
 from tests.support.recorded_gpu import copy_gpu_run
+from trainer.data.prepare import progress_view
 
 
 def printed(*words: str) -> dict[str, object]:
@@ -29,6 +34,39 @@ def test_files_are_named_in_one_document(tmp_path: Path) -> None:
     assert shared["verdict"] == report["verdict"]
     trace = printed("export", path, "--to", "chrome-trace", "--out", str(tmp_path / "t.json"), "--format", "json")
     assert trace["bytes"] == (tmp_path / "t.json").stat().st_size
+
+
+def test_evidence_of_a_node_is_one_document(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("step 1 loss 2.0\n")
+    told = printed("collect-evidence", "--into", str(tmp_path), "--log", str(log), "--pid", str(os.getpid()),
+                   "--format", "json")  # fmt: skip
+    with tarfile.open(str(told["archive"])) as archive:
+        assert any(name.endswith("job.log") for name in archive.getnames())
+    assert all(isinstance(why, str) for why in dict(told["missing"]).values())  # type: ignore[call-overload]
+
+
+def test_prepared_tokens_are_one_document_whatever_progress_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_view, "PLAIN_LINE_S", 0.0)
+    (tmp_path / "notes.txt").write_text("one\ntwo\nthree\n")
+    words = [str(tmp_path / "notes.txt"), "--document", "line", "--tokenizer", "bytes", "--processes", "1"]
+    told = printed("prepare", *words, "--out", str(tmp_path / "out"), "--format", "json")
+    assert (told["num_documents"], told["num_shards"], told["was_complete"]) == (3, 1, False)
+    assert told["num_tokens"] == len("onetwothree") + 3
+    assert printed("prepare", *words, "--out", str(tmp_path / "out"), "--format", "json")["was_complete"] is True
+
+
+def test_a_request_for_traces_is_one_document(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30, end="")
+    run.node_dir(0).mkdir(parents=True, exist_ok=True)
+    asking = RequestFile(run, node_rank=0, attempt=0, rank=0)
+    told = printed("profile", str(run.path), "--steps", "5", "--wait", "0", "--format", "json")
+    assert (told["run"], told["steps"], told["traces"]) == (run.run_id, 5, [])
+    asked = asking.poll()
+    assert asked is not None
+    assert told["first_step"] == asked.first_step
 
 
 @pytest.mark.parametrize("option", ["--html", "--markdown", "--chrome-trace"])
