@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--run-dir", type=Path, default=Path("runs/ray"))
     args = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100 << 20)
+    ray.init(address="local", num_cpus=3, include_dashboard=False, object_store_memory=100 << 20)
     settings = {"steps": args.steps, "slow_s": args.slow, "run_dir": str(args.run_dir.resolve())}
     with tempfile.TemporaryDirectory() as storage:
         TorchTrainer(

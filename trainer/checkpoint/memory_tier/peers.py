@@ -82,6 +82,7 @@ class PeerCopies:
         self._sending: Future[None] | None = None
         self._outcomes: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._reported_state = ""
+        self._is_over = False
 
     # All ranks.
 
@@ -131,7 +132,9 @@ class PeerCopies:
         return self._ranks[rank].node
 
     def remove(self) -> None:
-        """Give back the memory in which the copies of others are kept."""
+        """Give back the memory in which the copies of others are kept, and keep none from now on: the last copy of a
+        rank that ends later may be on its way."""
+        self._is_over = True
         self._slots.clear()
         for owner in self.hosted:
             shutil.rmtree(rank_folder(self.folder, owner), ignore_errors=True)
@@ -213,11 +216,18 @@ class PeerCopies:
         name = str(header["name"])
         if Path(name).name != name or not name.startswith("slot-"):
             raise CheckpointError("not the name of a slot")
+        if self._is_over:
+            raise CheckpointError("its run has ended")
         folder = rank_folder(self.folder, int(header["owner"]))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / PID_NAME).write_text(str(os.getpid()))
         slot = self._slots.setdefault(folder / name, Slot(folder / name))
         slot.receive(size, lambda view: _fill(connection, view), header["note"])
+        if self._is_over:  # since it began to come
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()  # as the last one does
+            raise CheckpointError("its run has ended")
         if header["vetted"]:
             slot.vet()
             own = f"slot-a{fence.held_attempt()}-"

@@ -6,6 +6,7 @@ Two nodes of two ranks on one machine, with folders of shared memory of their ow
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -24,8 +25,9 @@ from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folde
 from tests.fakes import ProcessEnd
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps
+from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
-from trainer.checkpoint.memory_tier.peers import PeerCopies, _partner, rank_folder
+from trainer.checkpoint.memory_tier.peers import _LENGTHS, PeerCopies, _partner, rank_folder
 from trainer.checkpoint.memory_tier.slots import Slot
 from trainer.checkpoint.state import Position
 from trainer.config.config import Config
@@ -190,6 +192,27 @@ def test_bytes_that_changed_on_their_way_are_no_copy(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not have the hash that it was sent with"):
         kept.receive(len(content), arrives(flipped), note)
     assert (kept.step, kept.vetted) == (-1, False), "neither what came nor what was there before is a copy"
+
+
+@pytest.mark.parametrize("ends", ["before it comes", "while it comes"])
+def test_a_copy_that_comes_after_the_end_leaves_no_memory_behind(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = PeerCopies(tmp_path / "node", rank=0)
+    peers.hosted = {1}
+    (tmp_path / "node").mkdir()
+    header = {"owner": 1, "name": "slot-a0-0", "attempt": fence.held_attempt(), "vetted": False, "note": "{}"}
+    if ends == "before it comes":
+        peers.remove()
+    else:
+        monkeypatch.setattr(Slot, "receive", lambda slot, *_: (slot.path.write_bytes(b"x"), peers.remove()))
+    here, there = socket.socketpair()
+    with here, there:
+        blob = json.dumps(header).encode()
+        there.sendall(_LENGTHS.pack(len(blob), 0) + blob)
+        with pytest.raises(CheckpointError, match="has ended"):
+            peers._keep(here)
+    assert not list(tmp_path.glob("node/*"))
 
 
 @pytest.mark.parametrize(
