@@ -138,7 +138,7 @@ class Recovery:
         """
         if not self.copies.save(position):
             raise StorageError(f"{self.copies.disk.folder}: the last state, of step {position.step}, cannot be saved")
-        self.copies.memory.remove()
+        self.copies.memory.remove(at_end=True)
 
     def _skipping(self, position: Position) -> Position:
         return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))

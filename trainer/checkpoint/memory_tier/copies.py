@@ -163,10 +163,10 @@ class MemoryCopies:
         self.take(values, vetted=True, extra=note["extra"], origin=note["origin"])
         self.seal()
 
-    def remove(self) -> None:
-        """Give shared memory back: the copies, and those kept for others, are not needed after this process."""
+    def remove(self, *, at_end: bool = False) -> None:
+        """Give shared memory back: what lies there is of no use. `at_end`: nor is what still comes from others."""
         if self.peers is not None:
-            self.peers.remove()
+            self.peers.remove(at_end=at_end)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):

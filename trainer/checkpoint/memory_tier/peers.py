@@ -82,7 +82,7 @@ class PeerCopies:
         self._sending: Future[None] | None = None
         self._outcomes: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._reported_state = ""
-        self._is_over = False
+        self._over = threading.Event()
 
     # All ranks.
 
@@ -131,10 +131,11 @@ class PeerCopies:
     def node_of(self, rank: int) -> int:
         return self._ranks[rank].node
 
-    def remove(self) -> None:
-        """Give back the memory in which the copies of others are kept, and keep none from now on: the last copy of a
-        rank that ends later may be on its way."""
-        self._is_over = True
+    def remove(self, *, at_end: bool) -> None:
+        """Give back the memory in which the copies of others are kept. `at_end`: keep none from now on, since the last
+        copy of a rank that ends later may be on its way."""
+        if at_end:
+            self._over.set()
         self._slots.clear()
         for owner in self.hosted:
             shutil.rmtree(rank_folder(self.folder, owner), ignore_errors=True)
@@ -216,14 +217,14 @@ class PeerCopies:
         name = str(header["name"])
         if Path(name).name != name or not name.startswith("slot-"):
             raise CheckpointError("not the name of a slot")
-        if self._is_over:
+        if self._over.is_set():
             raise CheckpointError("its run has ended")
         folder = rank_folder(self.folder, int(header["owner"]))
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / PID_NAME).write_text(str(os.getpid()))
         slot = self._slots.setdefault(folder / name, Slot(folder / name))
         slot.receive(size, lambda view: _fill(connection, view), header["note"])
-        if self._is_over:  # since it began to come
+        if self._over.is_set():  # since it began to come
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self.folder.rmdir()  # as the last one does

@@ -203,9 +203,9 @@ def test_a_copy_that_comes_after_the_end_leaves_no_memory_behind(
     (tmp_path / "node").mkdir()
     header = {"owner": 1, "name": "slot-a0-0", "attempt": fence.held_attempt(), "vetted": False, "note": "{}"}
     if ends == "before it comes":
-        peers.remove()
+        peers.remove(at_end=True)
     else:
-        monkeypatch.setattr(Slot, "receive", lambda slot, *_: (slot.path.write_bytes(b"x"), peers.remove()))
+        monkeypatch.setattr(Slot, "receive", lambda slot, *_: (slot.path.write_bytes(b"x"), peers.remove(at_end=True)))
     here, there = socket.socketpair()
     with here, there:
         blob = json.dumps(header).encode()
