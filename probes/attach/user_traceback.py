@@ -40,6 +40,8 @@ def _stripped(trace: TracebackType | None) -> TracebackType | None:
         if not (is_start or os.path.abspath(path).startswith(_PROBES)):
             links.append(trace)
         trace = trace.tb_next
+    if not links:  # a script that does not compile has no frame of its own
+        return None
     for link, following in zip(links, [*links[1:], None], strict=True):
         link.tb_next = following
-    return links[0] if links else None
+    return links[0]

@@ -37,3 +37,16 @@ def test_our_frames_are_gone_from_the_whole_chain() -> None:
     assert "replaced.py" not in text
     assert text.count("test_user_traceback.py") >= 3
     assert trace is raised.value.__traceback__
+
+
+def test_a_traceback_without_a_frame_of_the_users_stays() -> None:
+    """A script that does not compile: all frames are those that start it."""
+    code = compile('compile("l = (", "train.py", "exec")', "/x/rankscope/attached_script.py", "exec")
+    with pytest.raises(SyntaxError) as raised:
+        exec(code, {})
+    error = raised.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next  # this test's own frame
+    text = "".join(traceback.format_exception(error))
+    assert without_our_frames(error) is error.__traceback__
+    assert "".join(traceback.format_exception(error)) == text
