@@ -1,9 +1,10 @@
-"""Attempts that train a policy: their steps generate, and score what they generated.
+"""Attempts that train a policy: their steps act in an environment, or generate and score what they generated.
 
     attempts = policy_attempts(source)
 
 The loss of PPO, GRPO and their relatives is a surrogate: near 0, of either sign, of another scale with each batch of
-completions. Its size is no measure of progress, so neither a jump nor a climb of it means anything.
+completions; that of a value function follows the rewards that the policy meets, and a target of its own making. Their
+size is no measure of progress, so neither a jump nor a climb of it means anything.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ SCORES = (
     "old_log_probs", "ref_log_prob", "ref_log_probs",
 )  # fmt: skip
 """Names of phases, as `probes.attach.trl_phases`, TRL, verl and loops of others give them."""
+ACTS = "environment"
+"""Phase in which a loop acts in an environment (`probes.attach.environment_phases`)."""
 
 
 def policy_attempts(source: Source) -> set[int]:
-    """Attempts with phases of both kinds in their steps."""
+    """Attempts with phases of both kinds in their steps, or that act in an environment."""
     if not source.has("spans"):
         return set()
     rows = source.rows(
-        "SELECT attempt FROM spans WHERE list_contains(?, kind) OR list_contains(?, kind) GROUP BY attempt "
-        "HAVING bool_or(list_contains(?, kind)) AND bool_or(list_contains(?, kind))",
-        [list(GENERATES), list(SCORES), list(GENERATES), list(SCORES)],
+        "SELECT attempt FROM spans WHERE list_contains(?, kind) GROUP BY attempt "
+        "HAVING bool_or(list_contains(?, kind)) AND bool_or(list_contains(?, kind)) OR bool_or(kind = ?)",
+        [[*GENERATES, *SCORES, ACTS], list(GENERATES), list(SCORES), ACTS],
     )
     return {attempt for (attempt,) in rows}

@@ -17,14 +17,14 @@ that is watched ends the step.
     backward    `loss.backward()`; the scalar that it is called on is taken for the loss if nobody logs one
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
-    generation, reward, ...  what reinforcement learning does before it trains (`trl_phases`)
+    generation, reward, environment, ...  what reinforcement learning does before it trains (`trl_phases`,
+                `environment_phases`)
 
 Only one thread is looked at: the one that attached, or that the loop turns out to run in.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -39,14 +39,17 @@ from ..collectives.shard_groups import FSDP1
 from ..collectives.wrapped import training_is_here
 from ..compilation import CompileProbe
 from ..fail_open import failing_open, record_error
+from ..model_hook import ModelHook, without_hooks
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
 from ..torch_compat import BASE_LOADER_ITERATOR
+from .environment_phases import ENVIRONMENT, EnvironmentPhases
 from .loss_scaling import LossScaling
 from .on_import import OnImport
 from .replaced import replaced
 from .saves import Saves
 from .step_losses import StepLosses
+from .step_method import around_step
 from .step_norms import StepNorms
 from .tokens import looks_up_tokens, num_padded, num_tokens
 from .trl_phases import TrlPhases
@@ -55,6 +58,8 @@ __all__ = ["LoopPhases"]
 
 _CLIP = "clip_grad_norm_"
 _NO_THREAD = -1
+_ACTS = frozenset(("generation", ENVIRONMENT))
+"""Phases in which passes of the model without gradients choose what it does, and evaluate nothing."""
 _monotonic_ns = time.monotonic_ns
 _NOTHING: Mapping[str, Any] = {}
 
@@ -100,8 +105,9 @@ class LoopPhases:
         if looks_up_tokens(model):
             self._language_models.add(id(model))
         self._undo.append(self.norms.input_gradient.watch(model))
-        self._undo.append(model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True).remove)
-        self._undo.append(model.register_forward_hook(self._after_forward, always_call=True).remove)
+        before, after = ModelHook(self.before_forward), ModelHook(self._after_forward)
+        self._undo.append(model.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+        self._undo.append(model.register_forward_hook(after, always_call=True).remove)
 
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
         """Time `step` of an optimizer of torch's, or of whatever wraps one and has a `step` method.
@@ -118,7 +124,7 @@ class LoopPhases:
         if self._is_known(inner):
             return
         if not isinstance(inner, torch.optim.Optimizer):
-            self._wrap_step(inner)
+            self._undo.append(around_step(inner, self.before_update, self.after_update))
             return
         self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
         self._undo.append(inner.register_step_post_hook(self.after_update).remove)
@@ -133,19 +139,6 @@ class LoopPhases:
         self._watched[id(watched)] = watched
         return False
 
-    def _wrap_step(self, optimizer: Any) -> None:
-        real = optimizer.step
-
-        @functools.wraps(real)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self.before_update(optimizer)
-            result = real(*args, **kwargs)
-            self.after_update(optimizer)
-            return result
-
-        optimizer.step = step
-        self._undo.append(lambda: optimizer.__dict__.pop("step", None))
-
     def patch(self) -> None:
         """Look at every backward pass, data loader and clipping of this thread, and at what torch compiles."""
         self._compilation.hook()
@@ -153,7 +146,8 @@ class LoopPhases:
         self.replace(torch.autograd, "backward", self._backward, follows=True)
         self.replace(BASE_LOADER_ITERATOR, "__next__", self._fetch)
         self.replace(clip_grad, "_get_total_norm", self._total_norm)
-        for library in (Saves(self), TrlPhases(self), self._scaling):
+        self._undo.append(replaced(torch.jit, "script", without_hooks))
+        for library in (Saves(self), TrlPhases(self), EnvironmentPhases(self), self._scaling):
             library.patch(self._imports)
         self._imports.when(FSDP1, lambda module: self.replace(module.FullyShardedDataParallel, _CLIP, self._total_norm))
         self._undo.append(self._imports.remove)
@@ -209,10 +203,16 @@ class LoopPhases:
         self.norms.began()
         self._losses.began()
 
+    def _trains(self) -> None:
+        """A pass of the model that trains: what was done in an environment before it is over."""
+        self.leave(ENVIRONMENT)
+        self.begin()
+
     def end(self, end_ns: int = 0) -> None:
         """Complete the current step, if there is one."""
         if not self._in_step:
             return
+        self.leave(ENVIRONMENT)
         self._in_step = False
         self.settle()
         self.recorder.end_step(end_ns)
@@ -262,13 +262,13 @@ class LoopPhases:
             if self._depth > 1:
                 return
             if torch.is_grad_enabled() and module.training:
-                self.begin()
+                self._trains()
                 if id(module) in self._language_models:
                     self._losses.forward(num_tokens(args, kwargs), num_padded(args, kwargs))
                 else:
                     self._losses.forward(0)
                 self.enter("forward", self._microbatch)
-            elif "generation" not in self._open:
+            elif not self._open.keys() & _ACTS:
                 self.enter("evaluate")
         except Exception as error:
             record_error("attach.forward", error)
@@ -288,7 +288,7 @@ class LoopPhases:
         if "backward" in self._open:
             return real(*args, **kwargs)
         try:
-            self.begin()
+            self._trains()
             self._losses.backward(args[0] if args else kwargs.get("tensors"))
             self.enter("backward", self._microbatch)
         except Exception as error:
@@ -356,6 +356,7 @@ class LoopPhases:
         if not self.is_here(trains=True):
             return
         try:
+            self.leave(ENVIRONMENT)
             if optimizer is self.leader:
                 self.begin()
             self.enter("optimizer")

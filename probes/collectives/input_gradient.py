@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fail_open import record_error
+from ..model_hook import ModelHook
 
 __all__ = ["INPUT_GRADIENT", "InputGradientNorms", "on_input_gradient"]
 
@@ -71,7 +72,7 @@ def on_input_gradient(model: nn.Module, use: Callable[[Tensor], None]) -> Callab
         if not torch.compiler.is_compiling() and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    return layer.register_forward_hook(after_forward).remove
+    return layer.register_forward_hook(ModelHook(after_forward)).remove
 
 
 def _first_layer(model: nn.Module) -> nn.Module | None:

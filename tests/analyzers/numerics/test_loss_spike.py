@@ -154,7 +154,8 @@ def test_without_a_loss_nothing_is_claimed() -> None:
     assert [f.status for f in spikes(MemoryStore())] == ["insufficient_data"]
 
 
-def test_the_loss_of_a_policy_is_not_judged() -> None:
+@pytest.mark.parametrize("kinds", [("generation", "reward"), ("environment",)])
+def test_the_loss_of_a_policy_is_not_judged(kinds: tuple[str, ...]) -> None:
     store = MemoryStore()
     losses = [0.01 * (-1) ** step for step in range(150)] + [40.0] * 50
     store.add(
@@ -165,7 +166,6 @@ def test_the_loss_of_a_policy_is_not_judged() -> None:
         ],
     )
     assert [found.status for found in loss_spikes(store, Scope())] == ["fired"]
-    kinds = ("generation", "reward")
     store.add("spans", [{"attempt": 0, "rank": 0, "step": 1, "kind": kind, "start_ns": 1} for kind in kinds])
     (found,) = loss_spikes(store, Scope())
     assert found.status == "insufficient_data"

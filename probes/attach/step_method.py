@@ -1,0 +1,40 @@
+"""The `step` of an optimizer that is none of torch's, with a call of ours before and after.
+
+    undo = around_step(optimizer, before, after)      # each is called with the optimizer
+
+The method stands in the optimizer's own attributes. A copy of the optimizer, and what is loaded from a file, have the
+class's again: of their own, not that of the optimizer that was copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["around_step"]
+
+Call = Callable[[Any], None]
+
+
+class _Step:
+    def __init__(self, optimizer: Any, before: Call, after: Call) -> None:
+        self.__wrapped__ = optimizer.step
+        self._optimizer, self._before, self._after = optimizer, before, after
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._before(self._optimizer)
+        result = self.__wrapped__(*args, **kwargs)
+        self._after(self._optimizer)
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.get(id(self._optimizer), self._optimizer).step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._optimizer, "step")
+
+
+def around_step(optimizer: Any, before: Call, after: Call) -> Callable[[], object]:
+    """Replace the method; returns what puts it back."""
+    optimizer.step = _Step(optimizer, before, after)
+    return lambda: optimizer.__dict__.pop("step", None)
