@@ -64,7 +64,7 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
     policies = policy_attempts(source)
     observations = [one for one in observations if one.attempt not in policies]
     if not observations:
-        text = "Loss spikes were not checked: the run trains a policy, whose loss is no measure of progress."
+        text = "Loss spikes were not checked: the loss of a policy, or of models trained in turn, measures no progress."
         return [Finding.insufficient("spike", "loss_spike", text)]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector differs from the run's own until its memory is full.

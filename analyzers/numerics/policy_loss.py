@@ -4,12 +4,14 @@
 
 The loss of PPO, GRPO and their relatives is a surrogate: near 0, of either sign, of another scale with each batch of
 completions; that of a value function follows the rewards that the policy meets, and a target of its own making. Their
-size is no measure of progress, so neither a jump nor a climb of it means anything.
+size is no measure of progress, so neither a jump nor a climb of it means anything. Nor does it where models are trained
+in turn against each other: a discriminator's loss rises because the generator has learned.
 """
 
 from __future__ import annotations
 
 from analyzers.source import Source
+from probes.tape import event_kinds
 
 __all__ = ["policy_attempts"]
 
@@ -24,10 +26,13 @@ ACTS = "environment"
 
 
 def policy_attempts(source: Source) -> set[int]:
-    """Attempts with phases of both kinds in their steps, or that act in an environment."""
+    """Attempts with phases of both kinds in their steps, that act in an environment, or that train models in turn."""
+    rows = []
+    if source.has("events"):
+        rows = source.rows("SELECT attempt FROM events WHERE kind = ?", [event_kinds.TRAINED_IN_TURN])
     if not source.has("spans"):
-        return set()
-    rows = source.rows(
+        return {attempt for (attempt,) in rows}
+    rows += source.rows(
         "SELECT attempt FROM spans WHERE list_contains(?, kind) GROUP BY attempt "
         "HAVING bool_or(list_contains(?, kind)) AND bool_or(list_contains(?, kind)) OR bool_or(kind = ?)",
         [[*GENERATES, *SCORES, ACTS], list(GENERATES), list(SCORES), ACTS],

@@ -43,6 +43,7 @@ from ..model_hook import ModelHook, without_hooks
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
 from ..torch_compat import BASE_LOADER_ITERATOR
+from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
 from .loss_scaling import LossScaling
 from .on_import import OnImport
@@ -53,6 +54,7 @@ from .step_method import around_step
 from .step_norms import StepNorms
 from .tokens import looks_up_tokens, num_padded, num_tokens
 from .trl_phases import TrlPhases
+from .updates import Updates
 
 __all__ = ["LoopPhases"]
 
@@ -91,6 +93,7 @@ class LoopPhases:
         self._imports = OnImport()
         self._scaling = LossScaling(self)
         self._losses = StepLosses(values, self._scaling)
+        self._updates = Updates(recorder)
         self.at_first_update: list[Callable[[], None]] = []
         """Called once, after the first step: by then all that trains has been made."""
         self._compilation = CompileProbe(recorder)
@@ -262,6 +265,9 @@ class LoopPhases:
             if self._depth > 1:
                 return
             if torch.is_grad_enabled() and module.training:
+                if self.leader is None and self._updates.was_by_hand(module):
+                    self.recorder.log(committed=True)
+                    self._taken()
                 self._trains()
                 if id(module) in self._language_models:
                     self._losses.forward(num_tokens(args, kwargs), num_padded(args, kwargs))
@@ -299,6 +305,7 @@ class LoopPhases:
             try:
                 self.leave("backward")
                 self._microbatch += 1
+                self._updates.passed(self._watched.values() if self.leader is None else ())
             except Exception as error:
                 record_error("attach.backward", error)
 
@@ -334,22 +341,10 @@ class LoopPhases:
         return norm
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A closure computes the gradients inside `step`, as Lightning and L-BFGS do: the update begins after it."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not callable(closure):
+        def begins() -> None:
             self.before_update(optimizer)
-            return None
 
-        def before_the_update(*its: Any, **named: Any) -> Any:
-            if "optimizer" in self._open:  # it is called more than once
-                self.leave("optimizer")
-            result = closure(*its, **named)
-            self.before_update(optimizer)
-            return result
-
-        if len(args) > 1:
-            return (args[0], before_the_update, *args[2:]), kwargs
-        return args, {**kwargs, "closure": before_the_update}
+        return before_closure_returns(args, kwargs, again=lambda: self.leave("optimizer"), begins=begins)
 
     def before_update(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer's step begins."""
@@ -360,6 +355,7 @@ class LoopPhases:
             if optimizer is self.leader:
                 self.begin()
             self.enter("optimizer")
+            self._updates.begins(optimizer)
             if optimizer is self.leader:
                 self.num_updates += 1
                 self.norms.measure(getattr(optimizer, "grad_scale", None))
@@ -377,11 +373,15 @@ class LoopPhases:
             groups = getattr(optimizer, "param_groups", None)
             rate = {"lr": float(groups[0]["lr"])} if groups and "lr" in groups[0] else {}
             self._log_update(optimizer, **rate)
-            self._taken_ns = _monotonic_ns()
-            while self.at_first_update:
-                self.at_first_update.pop()()
+            self._taken()
         except Exception as error:
             record_error("attach.optimizer", error)
+
+    def _taken(self) -> None:
+        """The step's update is made."""
+        self._taken_ns = _monotonic_ns()
+        while self.at_first_update:
+            self.at_first_update.pop()()
 
     def _log_update(self, optimizer: Any, **rate: float) -> None:
         """An update was made, unless a fused optimizer has left it out: GradScaler sets `found_inf` while it steps."""

@@ -107,6 +107,10 @@ GRAPH_REPLAYS = _kind(
     by="rank, at the first replay of a CUDA graph and when its records are closed",
     meaning="A captured CUDA graph runs: what is in it calls no hook, so its phases are not seen.",
 )
+TRAINED_IN_TURN = _kind(
+    "trained_in_turn", by="attached rank, once",
+    meaning="Several optimizers step in turn, each after a backward pass: no loss here measures progress.",
+)
 MEMORY_PEAK = _kind(
     "memory_peak", _int("allocated_bytes", "largest so far", unit="By"),
     by="rank on a GPU, when it has grown by 1 %",

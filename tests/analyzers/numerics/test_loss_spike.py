@@ -10,6 +10,7 @@ from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import Observation, find_spikes, loss_spikes
 from analyzers.scope import Scope
 from probes.guard.spike_detector import SpikeDetector
+from probes.tape import event_kinds
 from tests.analyzers.memory_store import MemoryStore
 from tests.probes.guard.test_spike_detector import training_curve
 from tests.sentences import plain
@@ -170,4 +171,17 @@ def test_the_loss_of_a_policy_is_not_judged(kinds: tuple[str, ...]) -> None:
     (found,) = loss_spikes(store, Scope())
     assert found.status == "insufficient_data"
     assert "policy" in found.summary
+    assert divergence(store, Scope()) == []
+
+
+def test_the_losses_of_models_trained_in_turn_are_not_judged() -> None:
+    store = MemoryStore()
+    rows = [
+        {"attempt": 0, "rank": 0, "step": step, "start_ns": step, "loss": 0.7 if step < 150 else 3.0, "committed": True}
+        for step in range(1, 201)
+    ]
+    store.add("steps", rows)
+    assert [found.status for found in loss_spikes(store, Scope())] == ["fired"]
+    store.add("events", [{"attempt": 0, "rank": 0, "kind": event_kinds.TRAINED_IN_TURN, "wall_ns": 1}])
+    assert [found.status for found in loss_spikes(store, Scope())] == ["insufficient_data"]
     assert divergence(store, Scope()) == []

@@ -1,0 +1,32 @@
+"""A closure computes the gradients inside an optimizer's `step`, as Lightning and L-BFGS do: the update begins after.
+
+before_closure_returns(args, kwargs, again=..., begins=...)     # in a hook before the step: its new arguments
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["before_closure_returns"]
+
+
+def before_closure_returns(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, again: Callable[[], None], begins: Callable[[], None]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Call `begins` when the closure is over, or now without one (None: the arguments stay). A closure that is called
+    once more ends the update before: `again`."""
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        begins()
+        return None
+
+    def before_the_update(*its: Any, **named: Any) -> Any:
+        again()
+        result = closure(*its, **named)
+        begins()
+        return result
+
+    if len(args) > 1:
+        return (args[0], before_the_update, *args[2:]), kwargs
+    return args, {**kwargs, "closure": before_the_update}

@@ -1,0 +1,74 @@
+"""Steps of loops that update by hand, and of models that are trained in turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from probes.attach.attach import detach
+from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.tape import event_kinds
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from store import Store
+
+
+def recorded(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
+    with Store.open(RunDir(run_dir)) as store:
+        return store.rows(sql)
+
+
+@pytest.mark.parametrize("num_passes", [1, 3])
+def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradients(
+    num_passes: int, tmp_path: Path
+) -> None:
+    """As the word language model of pytorch/examples does it by default."""
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for number in range(5):
+        model.zero_grad()
+        for _ in range(num_passes):
+            (model(torch.ones(2, 4)).sum() * 0.0 + number).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+    detach()
+    rows = recorded(tmp_path / "run", "SELECT step, loss FROM steps ORDER BY step")
+    assert rows == [(number + 1, float(number)) for number in range(5)]
+    assert recorded(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'backward'") == [(5 * num_passes,)]
+
+
+def adversaries(turns: int, critic_steps: int, *, is_shared: bool = False) -> None:
+    critic, generator = nn.Linear(4, 1), nn.Linear(2, 4)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (critic, generator)]
+    for _ in range(turns):
+        for _ in range(1 if is_shared else critic_steps):
+            critic(generator(torch.ones(3, 2))).mean().backward()
+            optimizers[0].step()
+        if not is_shared:
+            critic(generator(torch.ones(3, 2))).mean().backward()
+        optimizers[1].step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [
+        ({"turns": 5, "critic_steps": 1}, 1),
+        ({"turns": 5, "critic_steps": 3}, 1),
+        ({"turns": 1, "critic_steps": 9}, 0),  # two phases of one training
+        ({"turns": 9, "critic_steps": 1, "is_shared": True}, 0),  # two optimizers of one loss
+    ],
+)
+def test_models_that_are_trained_in_turn_are_recorded_as_such_once(
+    loop: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    attached = attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    assert attached.run_dir is not None
+    adversaries(**loop)
+    detach()
+    kinds = [event["kind"] for path in (tmp_path / "run").rglob("*.jsonl") for event in read_events(path)[0]]
+    assert kinds.count(event_kinds.TRAINED_IN_TURN) == expected
