@@ -35,11 +35,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
+from ..collectives.model_hook import ModelHook, without_hooks
 from ..collectives.shard_groups import FSDP1
 from ..collectives.wrapped import training_is_here
 from ..compilation import CompileProbe
 from ..fail_open import failing_open, record_error
-from ..model_hook import ModelHook, without_hooks
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
 from ..torch_compat import BASE_LOADER_ITERATOR

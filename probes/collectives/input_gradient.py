@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..fail_open import record_error
-from ..model_hook import ModelHook
+from .model_hook import ModelHook
 
 __all__ = ["INPUT_GRADIENT", "InputGradientNorms", "on_input_gradient"]
 

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from probes.attach.attach import attach, current, detach
 from probes.collectives.input_gradient import on_input_gradient
-from probes.model_hook import ModelHook
+from probes.collectives.model_hook import ModelHook
 
 Make = Callable[[nn.Module, Path], object]
 
