@@ -108,7 +108,7 @@ class LoopPhases:
         if looks_up_tokens(model):
             self._language_models.add(id(model))
         self._undo.append(self.norms.input_gradient.watch(model))
-        before, after = ModelHook(self.before_forward), ModelHook(self._after_forward)
+        before, after = ModelHook(model, self.before_forward), ModelHook(model, self._after_forward)
         self._undo.append(model.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
         self._undo.append(model.register_forward_hook(after, always_call=True).remove)
 

@@ -11,6 +11,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
+from ..collectives.model_hook import without_hooks
 from ..fail_open import failing_open
 from .on_import import OnImport
 
@@ -60,7 +61,7 @@ class Saves:
         with failing_open("attach.save"):
             self._phases.enter("checkpoint")
         try:
-            return real(*args, **kwargs)
+            return without_hooks(real, *args, **kwargs)
         finally:
             with failing_open("attach.save"):
                 self._phases.leave("checkpoint")

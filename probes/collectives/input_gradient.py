@@ -72,7 +72,7 @@ def on_input_gradient(model: nn.Module, use: Callable[[Tensor], None]) -> Callab
         if not torch.compiler.is_compiling() and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(on_gradient)  # type: ignore[no-untyped-call]
 
-    return layer.register_forward_hook(ModelHook(after_forward)).remove
+    return layer.register_forward_hook(ModelHook(layer, after_forward)).remove
 
 
 def _first_layer(model: nn.Module) -> nn.Module | None:

@@ -1,11 +1,13 @@
 """A hook on a model of the user's, of which nothing is left in what the user makes of that model.
 
-    undo = model.register_forward_hook(ModelHook(self._after_forward)).remove
+    undo = model.register_forward_hook(ModelHook(model, self._after_forward)).remove
+    without_hooks(torch.save, model, path)
 
 Hooks stand in the model's own dictionaries, and go along when a loop copies the model (`copy.deepcopy`, an average of
-its weights, a target network), saves it whole (`torch.save(model)`) or sends it to another process. There a hook of
-this class becomes a function of Python's own library that takes everything and does nothing: the recorder cannot be
-copied, a copy is not what trains, and a saved model must load where Rankscope is not installed.
+its weights, a target network), pickles it or sends it to another process. There a hook of this class becomes a function
+of Python's own library that takes everything and does nothing: the recorder cannot be copied, a copy is not what
+trains, and what was pickled must load where Rankscope is not installed. Where even that is too much they are taken
+away: `torch.load` with its list of allowed names knows no such function, and `torch.jit.script` translates each hook.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakSet
 
 from torch import nn
 
@@ -22,11 +25,15 @@ _NOTHING = nullcontext().__exit__
 _DICTIONARIES = ("_forward_pre_hooks", "_forward_hooks")
 
 
-class ModelHook:
-    """Calls a function of ours, in the model that it was registered with only."""
+_hooked: WeakSet[nn.Module] = WeakSet()
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+
+class ModelHook:
+    """Calls a function of ours, in the module that it is registered with only."""
+
+    def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         self._call = call
+        _hooked.add(module)
 
     def __call__(self, *args: Any) -> Any:
         return self._call(*args)
@@ -39,16 +46,14 @@ class ModelHook:
 
 
 def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function of torch's that refuses modules whose hooks it cannot translate, while ours are away."""
+    """Call a function while hooks of this class are away from all modules: no model may be called in it."""
     taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for model in args:
-        for module in model.modules() if isinstance(model, nn.Module) else ():
-            for hooks in (getattr(module, name) for name in _DICTIONARIES):
-                if any(isinstance(hook, ModelHook) for hook in hooks.values()):
-                    taken.append((hooks, dict(hooks)))
-                    for number, hook in taken[-1][1].items():
-                        if isinstance(hook, ModelHook):
-                            del hooks[number]
+    for hooks in (getattr(module, name) for module in list(_hooked) for name in _DICTIONARIES):
+        ours = [number for number, hook in hooks.items() if isinstance(hook, ModelHook)]
+        if ours:
+            taken.append((hooks, dict(hooks)))
+            for number in ours:
+                del hooks[number]
     try:
         return real(*args, **kwargs)
     finally:
