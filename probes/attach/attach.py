@@ -267,10 +267,10 @@ class Attached:
             with failing_open("attach.refused"):
                 self._phases.refused()
 
-    def called(self, model: nn.Module) -> None:
-        """`model` is being called, and was not watched when that began."""
+    def called(self, model: nn.Module, args: Any = ()) -> None:
+        """`model` is being called with `args`, and was not watched when that began."""
         if self._phases is not None:
-            self._phases.before_forward(model)
+            self._phases.before_forward(model, args)
 
 
 def attach(

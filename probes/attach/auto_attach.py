@@ -58,7 +58,7 @@ class _Search:
                 if self._attached.watches(module):  # by a line or a callback of the script's
                     return
                 self._attached.watch([module])
-                self._attached.called(module)  # torch has put together this call's hooks already
+                self._attached.called(module, args)  # torch has put together this call's hooks already
 
     def _steps(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""

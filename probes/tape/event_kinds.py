@@ -108,8 +108,7 @@ GRAPH_REPLAYS = _kind(
     meaning="A captured CUDA graph runs: what is in it calls no hook, so its phases are not seen.",
 )
 TRAINED_IN_TURN = _kind(
-    "trained_in_turn", by="attached rank, once",
-    meaning="Several optimizers step in turn, each after a backward pass: no loss here measures progress.",
+    "trained_in_turn", by="attached rank, once", meaning="Several optimizers step in turn, each after a backward pass.",
 )
 MEMORY_PEAK = _kind(
     "memory_peak", _int("allocated_bytes", "largest so far", unit="By"),
@@ -118,10 +117,8 @@ MEMORY_PEAK = _kind(
 )
 ALLOCATION_RETRIES = _kind(
     "allocation_retries", _int("num_retries"),
-    _int("allocated_bytes", "largest so far", unit="By"),
-    _int("reserved_bytes", unit="By"),
-    by="rank, at most once a second",
-    meaning="The CUDA allocator found no memory, emptied its cache and tried again.",
+    _int("allocated_bytes", "largest so far", unit="By"), _int("reserved_bytes", unit="By"),
+    by="rank, at most once a second", meaning="The CUDA allocator found no memory, emptied its cache and tried again.",
 )
 SETTINGS = _kind(
     "settings", by="attached framework (Accelerate), on rank 0", is_open=True,

@@ -44,6 +44,7 @@ def places() -> list[Any]:
         dataloader._BaseDataLoaderIter.__next__,
         clip_grad._get_total_norm,
         torch.save,
+        torch.jit.script,
         serialize_file(),
         c10d.ProcessGroup,
         sys.excepthook,

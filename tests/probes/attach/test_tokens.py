@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from probes.attach.attach import attach, detach, log
+from probes.attach.auto_attach import attach_to_whatever_trains
 from probes.attach.tokens import flops_per_token, num_padded, num_tokens
 from probes.tape.rundir import RunDir
 from store import Store
@@ -86,3 +87,17 @@ def test_steps_hold_the_padded_tokens_of_all_microbatches(tmp_path: Path, monkey
     detach()
     with Store.open(RunDir(tmp_path / "run")) as store:
         assert store.rows("SELECT step, value FROM scalars WHERE name = 'padded_tokens'") == [(2, 6.0)]
+
+
+def test_the_call_that_shows_the_model_is_counted(tmp_path: Path) -> None:
+    """`rankscope run` learns which module trains from its first call, which is the first micro-batch of step 1."""
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for _ in range(2):
+        for _ in range(2):
+            model(torch.ones(2, 5, dtype=torch.int64)).sum().backward()
+        optimizer.step()
+    detach()
+    with Store.open(RunDir(tmp_path / "run")) as store:
+        assert store.rows("SELECT tokens FROM steps ORDER BY step") == [(20,), (20,)]
