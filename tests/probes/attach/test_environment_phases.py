@@ -80,7 +80,7 @@ def test_a_loop_that_trains_in_between_has_a_phase_for_each_action(environment: 
         for action in range(3):
             chosen.append(model(state))
             state, _ = environment.step(action)
-        torch.stack(chosen).mean().backward()
+        torch.stack(chosen).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     detach()

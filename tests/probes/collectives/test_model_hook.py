@@ -34,7 +34,7 @@ MAKES: dict[str, Make] = {
     "save": saved,
     "script": lambda model, _: torch.jit.script(model),
     "stacked": lambda model, _: stack_module_state([copy.deepcopy(model), model]),
-    "traced": lambda model, _: torch.jit.trace(model.eval(), torch.zeros(2, 4)),
+    "traced": lambda model, _: torch.jit.trace(model.eval(), torch.zeros(2, 4)),  # type: ignore[no-untyped-call]
 }
 
 
