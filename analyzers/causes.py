@@ -113,7 +113,7 @@ _LOST_RANKS = (
           do="Enlarge /dev/shm (docker run --ipc=host or --shm-size, an emptyDir with medium: Memory).",
           text="{who} ran out of shared memory (/dev/shm){at}"),
     Cause(name="disk_full", kind="rank_lost", do="Free space on the file system, or write somewhere else.",
-          text="{who} could not write: no space is left{at}"),
+          text="{who} could not write: no space or no quota is left{at}"),
     Cause(name="too_many_files", kind="rank_lost",
           do="Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system').",
           text="{who} ran out of file descriptors{at}"),

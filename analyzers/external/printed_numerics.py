@@ -8,7 +8,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 
-__all__ = ["judge_skipped", "nonfinite"]
+__all__ = ["DO", "judge_scale", "judge_skipped", "nonfinite"]
 
 WARM_UP_LINES = 20
 """Lines in which fp16 searches its loss scale: a gradient norm that overflows there is how it does so."""
@@ -16,7 +16,11 @@ MIN_SKIPPED = 10
 MIN_SKIPPED_RATIO = 0.05
 """Left-out steps / all since the first of them. A dynamic loss scale leaves out one in a thousand."""
 _WARM_UP_STEPS = 100
-_DO = (
+SCALE_FLOOR = 1.0
+"""Loss scale at which fp16 gradients are not enlarged at all: what overflows there is itself too large."""
+MIN_HALVINGS_RATIO = 4.0
+"""Largest / last loss scale from which a scale was lowered; bf16 prints 1 in every line."""
+DO = (
     "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
     "names the operation."
 )
@@ -70,7 +74,39 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
                 "printed_steps": len(bad),
                 "first_step_of_gradient": min(bad_norm, default=None),
                 "first_step_of_loss": min(bad_loss, default=None),
-                "do": _DO,
+                "do": DO,
+            },
+            advice="non-finite-unknown",
+        )
+    ]
+
+
+def judge_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """A printed fp16 loss scale that fell to its floor: gradients overflow whatever the scale."""
+    rows = sorted((row for row in steps if row.get("loss_scale") is not None), key=lambda row: row["step"])
+    if not rows or rows[-1]["loss_scale"] > SCALE_FLOOR:
+        return []
+    largest = max(rows, key=lambda row: row["loss_scale"])
+    first = next(row for row in rows if row["step"] >= largest["step"] and row["loss_scale"] <= SCALE_FLOOR)
+    if largest["loss_scale"] < MIN_HALVINGS_RATIO * rows[-1]["loss_scale"]:
+        return []
+    return [
+        Finding(
+            analyzer="logs",
+            kind="non_finite",
+            severity="critical",
+            status="fired",
+            first_step=first["step"],
+            last_step=rows[-1]["step"],
+            cause="unknown",
+            summary=f"The fp16 loss scale is exhausted: it fell from {largest['loss_scale']:g} at step "
+            f"{largest['step']} to {first['loss_scale']:g} at step {first['step']}, so gradients overflow even at its "
+            "minimum.",
+            evidence={
+                "basis": f"{len(rows)} printed steps have a loss scale",
+                "loss_scale": rows[-1]["loss_scale"],
+                "do": "Train in bf16, which needs no loss scale. Else lower the learning rate, clip harder, and "
+                "inspect the data before that step.",
             },
             advice="non-finite-unknown",
         )
@@ -104,7 +140,7 @@ def judge_skipped(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
             summary=f"{num:,} of {extent:,} steps since step {first} were left out because their gradients were "
             f"not finite: "
             "the model does not learn in them.",
-            evidence={"basis": f"{len(late)} printed lines count skipped steps", "skipped_steps": num, "do": _DO},
+            evidence={"basis": f"{len(late)} printed lines count skipped steps", "skipped_steps": num, "do": DO},
             advice="non-finite-unknown",
         )
     ]

@@ -15,7 +15,7 @@ from typing import Any
 
 from analyzers.data.analyze import data_bound
 from analyzers.data.policy import DataPolicy
-from analyzers.external.printed_numerics import judge_skipped, nonfinite
+from analyzers.external.printed_numerics import judge_scale, judge_skipped, nonfinite
 from analyzers.finding import Finding
 from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import loss_spikes
@@ -49,6 +49,10 @@ def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mappin
     checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
         ("loss_spike", lambda: _one_rise([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
         ("non_finite", lambda: [] if findings or known else judge_skipped(steps)),
+        (
+            "non_finite",
+            lambda: [] if any(one.kind == "non_finite" for one in (*findings, *known)) else judge_scale(steps),
+        ),
         ("throughput", lambda: _by_rate(_slower(source), steps)),
         ("data_bound", lambda: data_bound(source, Scope(), DATA)),
     )

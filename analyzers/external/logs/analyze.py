@@ -21,11 +21,13 @@ from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.calls import call_candidates
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.endings import Ended, death_candidates, endings
-from analyzers.external.logs.exceptions import standing
+from analyzers.external.logs.exceptions import standing, text_of
 from analyzers.external.logs.hosts import host_candidates
 from analyzers.external.logs.processes import process_candidates
 from analyzers.external.logs.wording import ANALYZER, COLLECT
+from analyzers.external.printed_numerics import DO
 from analyzers.finding import Finding
+from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.source import Source
 
 __all__ = ["analyze"]
@@ -157,17 +159,18 @@ def _numerics(book: LogBook) -> list[Candidate]:
     if norms:  # the norms of all ranks: only where some are finite do the others say something of a rank
         ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
     step = next((said.number("step") for said in lines if said.number("step") is not None), None)
+    after = None if step is not None else lines[0].number("after_step")
+    where = f" at step {step}" if step is not None else f" after the line of step {after}" if after is not None else ""
     return [
         Candidate(
             cause="unknown",
             kind="non_finite",
             rank_class="numerics",
             ranks=ranks,
-            what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} NaN or Inf values"
-            + (f" at step {step}" if step is not None else ""),
+            what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} NaN or Inf values{where}",
             why=lines[0].quoted,
             lines=tuple(lines),
-            evidence={"step": step},
+            evidence={"step": step if step is not None else after, "do": DO},
         )
     ]
 
@@ -264,13 +267,15 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     )
     lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
     peers = peer_addresses(lines) if not suspects else []
+    codes = list(dict.fromkeys(code for said in lines for code in codes_in(text_of(said))))
+    coded = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
     return Candidate(
         cause="connection_lost",
         kind="rank_lost",
         rank_class="victim",
         ranks=suspects,
-        what=f"{who(victims, 'the ranks')} lost the connection to another rank"
+        what=f"{who(victims, 'the ranks')} lost the connection to another rank{coded}"
         + (
             f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
             if suspects
@@ -284,7 +289,7 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
         evidence={
             "victims": list(victims),
             "peers": peers or None,
-            "codes": list(dict.fromkeys(said.text("code") for said in lines if said.text("code"))) or None,
+            "codes": codes or None,
             "do": f"Read the log of the process at {peers[0]}, and that of its host or pod (kubectl describe pod)."
             if peers
             else None,

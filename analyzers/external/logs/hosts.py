@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, who
 from analyzers.external.logs.policy import LogPolicy
-from analyzers.external.logs.wording import COLLECT
+from analyzers.external.logs.wording import COLLECT, DO_OF_LINE
 from analyzers.health.xids import xid_table
 
 __all__ = ["host_candidates", "host_of", "limited_by"]
 
 APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
 """Xids that a program causes by what it does (13, 31, 43, 69), or that only follow another (45, 66)."""
+_FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
+_OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 _CLOCKS = ("date; date -u # on that host: its kernel's line is of another hour than the job's lines",)
 
 
 def host_candidates(book: LogBook) -> list[Candidate]:
     """Everything that is stated about hosts, devices and the allocation."""
-    return [*_devices(book), *_memory(book), *_outside(book), *_links(book)]
+    return [
+        *_devices(book),
+        *_switches(book),
+        *_tested(book),
+        *_memory(book),
+        *_outside(book),
+        *_drained(book),
+        *_links(book),
+    ]
 
 
 def _devices(book: LogBook) -> Iterator[Candidate]:
@@ -49,11 +60,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             what = f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports XID "
             what += f"{', '.join(map(str, codes))} ({meaning}){before}"
         else:
-            fell = (
-                "fell off the bus"
-                if any("off the bus" in said.message or said.kind == "gpu_lost" for said in lines)
-                else "was lost"
-            )
+            fell = "does not answer its driver"
+            if any(text in said.message for said in lines for text in _FELL):
+                fell = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
             what += f": {who(ranks)} ran on it" if ranks else ""
         yield Candidate(
@@ -65,10 +74,86 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             why=f"{where}, {lines[0].place}: {len(lines)} such line{'s' * (len(lines) > 1)}",
             lines=tuple(lines),
             is_proven=is_sure,
-            evidence={"xids": codes, "device": bus or None, "host": host, "pcie_errors": len(errors) or None},
+            evidence={
+                "xids": codes,
+                "device": bus or None,
+                "host": host,
+                "pcie_errors": len(errors) or None,
+                "do": None if codes else DO_OF_LINE["device_unreachable"],
+            },
             collect=()
             if is_sure
             else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
+        )
+
+
+def _switches(book: LogBook) -> Iterator[Candidate]:
+    """Fatal errors of NVSwitches: every GPU behind one loses its NVLinks."""
+    lines = [said for said in book.of("nvswitch_fatal") if _when(said, book) != "another time"]
+    if lines:
+        first = lines[0]
+        host = next((said.host for said in lines if said.host), None)
+        yield Candidate(
+            cause="device_error",
+            kind="rank_lost",
+            rank_class="host",
+            ranks=(),
+            what=f"An NVSwitch{f' of {host}' if host else ''} reported a fatal error: SXid {first.text('sxid')}, "
+            f"{first.text('text')[:80]}",
+            why=first.quoted,
+            lines=tuple(lines),
+            evidence={"host": host, "device": first.text("bus"), "do": "Restart the fabric manager of that host and "
+                      "reset its GPUs together; drain the node if the error comes back."},
+        )  # fmt: skip
+
+
+def _tested(book: LogBook) -> Iterator[Candidate]:
+    """Tests of DCGM that a device failed."""
+    lines = list(book.of("dcgm_failed"))
+    if not lines:
+        return
+    devices = list(dict.fromkeys(number for said in lines for number in said.text("devices").split(", ") if number))
+    host = next((said.host for said in lines if said.host), None)
+    where = f"GPU{'s' * (len(devices) > 1)} {', '.join(devices)}" if devices else "a GPU"
+    where += f" of {host}" if host else ""
+    tests = ", ".join(dict.fromkeys(said.text("test") for said in lines))
+    yield Candidate(
+        cause="device_error",
+        kind="rank_lost",
+        rank_class="host",
+        ranks=(),
+        what=f"{where[:1].upper()}{where[1:]} failed a test of DCGM ({tests}): "
+        f"{lines[0].text('text')[:160].rstrip('. ')}",
+        why=lines[0].quoted,
+        lines=tuple(lines),
+        evidence={"devices": devices or None, "host": host, "tests": tests},
+    )
+
+
+def _drained(book: LogBook) -> Iterator[Candidate]:
+    """Nodes that Slurm takes no more jobs on, and why: the reason may be of this job's end, or older."""
+    lines = [said for said in book.of("node_drained") if said.text("reason")]
+    if lines:
+        first = lines[0]
+        reason, is_device = first.text("reason"), bool(_OF_DEVICE.search(first.text("reason")))
+        host = host_of(first)
+        yield Candidate(
+            cause="device_error" if is_device else "node_failed",
+            kind="rank_lost",
+            rank_class="late",
+            ranks=(),
+            what=f"Slurm drained {host or 'a node'}: {reason.rstrip('. ')}",
+            why=first.quoted,
+            lines=tuple(lines),
+            is_proven=False,
+            severity="warning",
+            evidence={
+                "host": host or None,
+                "reason": reason,
+                "do": "Find out whether the job had that node at that time (sacct), and leave it out until its reason "
+                "is gone.",
+            },
+            collect=("sacct -j JOB --format=JobID,State,ExitCode,NodeList,End", "dmesg -T # on that node"),
         )
 
 

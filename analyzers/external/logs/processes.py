@@ -26,6 +26,7 @@ from analyzers.external.logs.exceptions import (
     type_of,
 )
 from analyzers.external.logs.wording import DO_OF_LINE
+from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.memory.allocator_message import memory_of_message
 from store.readers.logs.rules import Rule, cause_of
 
@@ -110,6 +111,8 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     rank_class = rank_class if is_own else "late"
     text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
     name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
+    codes = list(dict.fromkeys(code for said in lines[:8] for code in codes_in(text_of(said))))
+    name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     at = own_frame(first.text("traceback"))
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
@@ -121,6 +124,7 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
         "error_type": type_of(first) or None,
         "message": text,
         "raised_at": at or None,
+        "codes": codes or None,
     }
     evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}
     kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
@@ -156,7 +160,7 @@ def _one_line(text: object, cause: str) -> str:
     head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
     line = next(named, head)
     line = line.split(" CUDA kernel errors might")[0]
-    return (line if len(line) <= 160 else line[:157] + "...").rstrip(".;, ")
+    return line.rstrip(".;, ") if len(line) <= 160 else line[:157].rstrip(".;,: ") + "…"
 
 
 def _is_refused(said: LogLine, cause: str) -> bool:

@@ -24,6 +24,15 @@ DO_OF_LINE: Mapping[str, str] = {
     "driver_unreachable": "The driver is not loaded or not visible there: check `lsmod | grep nvidia`, `dmesg -T "
     "| grep "
     "NVRM`, and in a container its runtime (`--gpus`, nvidia-container-toolkit).",
+    "fabric_manager": "The GPUs behind NVSwitches wait for the fabric manager: `systemctl status nvidia-fabricmanager` "
+    "on "
+    "that host, its version must be the driver's; `nvidia-smi -q | grep -A2 Fabric` says Completed when it is ready.",
+    "device_unreachable": "The GPU does not answer its driver: look for an XID or PCIe errors (`dmesg -T`), reset the "
+    "GPU or reboot the host, and drain it if that happens again.",
+    "disk_quota": "The user's or project's quota is used up, whatever the disk has free: delete files or ask for more "
+    "(`quota -s`, `lfs quota -h`).",
+    "npu_core": "Find the `errorStr` of that device in its plog. An address out of range is an index or shape of the "
+    "program: run again with ASCEND_LAUNCH_BLOCKING=1 to get the operator's line.",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }

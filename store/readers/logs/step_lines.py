@@ -49,7 +49,8 @@ _IN_EPOCH = re.compile(
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
 _LOSS = re.compile(
-    r"(?:^|[^\w/])(?:lm |reduced_(?:train_)?|total_|train(?:ing)?[_/ ]|(?:train/)?actor/(?:pg_)?)?loss(?: train)?" + _IS
+    r"(?:^|[^\w/])(?:lm |reduced_(?:train_)?|total_|average_|avg_|avr_|step_|mean_|running_|batch_|"
+    r"train(?:ing)?[_/ ]|(?:train/)?actor/(?:pg_)?)?loss(?: train)?" + _IS
     + _NUMBER,
     re.IGNORECASE,
 )  # fmt: skip
@@ -76,6 +77,7 @@ _THROUGHPUT = re.compile(
     r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
 )  # fmt: skip
 _RATE_WORDS = ("tps", "wps", "tok/s", "okens", "amples", "images/sec", "perf/")
+_SCALE = re.compile(r"\bloss[_ ]scale" + _IS + _NUMBER, re.IGNORECASE)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
 _SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
 _BAR = re.compile(
@@ -106,6 +108,8 @@ class StepLine:
     skipped: int | None = None
     """Steps of this line that were left out for an overflow."""
     skipped_so_far: int | None = None
+    loss_scale: float | None = None
+    """What fp16 multiplies the loss by."""
     total: int | None = None
     """Number of the last step that is planned."""
     bar: Bar | None = None
@@ -178,6 +182,7 @@ def read_step(text: str) -> StepLine | None:
         throughput=throughput if throughput and math.isfinite(throughput) and throughput > 0 else None,
         skipped=int(skipped[1]) if skipped else None,
         skipped_so_far=int(so_far[1]) if so_far else None,
+        loss_scale=_optional(_SCALE.search(text)) if "scale" in text else None,
         total=total,
         bar=bar,
     )

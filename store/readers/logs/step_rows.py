@@ -57,7 +57,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         for key, value in (
             ("duration_ns", found.duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
-            ("total", total), ("is_counted", is_counted or None),
+            ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value

@@ -26,15 +26,17 @@ _ENDS: dict[str, tuple[str, dict[str, str]]] = {
     "CANCELLED+": ("slurm_cancelled", {"reason": ""}),
     "COMPLETED": ("finished", {}),
 }
-"""State of a job -> kind of the event, and its fields. FAILED says no more than that a process ended: the logs do."""
+"""State of a job -> kind of the event, and its fields."""
 _OF_STEPS = ("slurm_oom",)
+_EXIT = re.compile(r"^(?P<code>\d+):(?P<signal>\d+)$")
+HEADER_LINES = 5
+"""Lines in which the header is looked for: a shell's prompt may stand before it."""
 
 
 def recognise(first: bytes) -> bool:
     """Return True for a header with the job's number and state."""
-    header = first.split(b"\n", 1)[0].decode("utf-8", "replace")
-    names = re.split(r"[|\s]+", header.strip())
-    return names[0] in ("JobID", "JobIDRaw") and "State" in names
+    lines = first.decode("utf-8", "replace").splitlines()
+    return _header(lines) is not None
 
 
 def read(path: Path) -> ProgramRows:
@@ -48,11 +50,19 @@ def read(path: Path) -> ProgramRows:
     for number, row in rows:
         if _job(row) != jobs[-1]:
             continue
-        kind, fields = _ENDS.get(row["State"].split()[0], ("", {}))
+        state = row["State"].split()[0]
+        kind, fields = _ENDS.get(state, ("", {}))
+        if state == "FAILED" and (end := _EXIT.match(row.get("ExitCode", ""))) and end.groups() != ("0", "0"):
+            kind = "process_terminated"
+            fields = {"number": int(end["signal"])} if end["signal"] != "0" else {"exitcode": int(end["code"])}
         if not kind or ("." in _number(row) and kind not in _OF_STEPS):
             continue
         text = " ".join(f"{name}={value}" for name, value in row.items() if value)
-        host = row.get("NodeList", "") if re.fullmatch(r"[\w.-]+", row.get("NodeList", "")) else ""
+        host = (
+            row.get("NodeList", "")
+            if kind != "process_terminated" and re.fullmatch(r"[\w.-]+", row.get("NodeList", ""))
+            else ""
+        )
         event: dict[str, Any] = {
             "kind": kind,
             "line": number,
@@ -64,19 +74,28 @@ def read(path: Path) -> ProgramRows:
     return found
 
 
+def _header(lines: list[str]) -> int | None:
+    """Place of the line that names the columns."""
+    for place, line in enumerate(lines[:HEADER_LINES]):
+        names = re.split(r"[|\s]+", line.strip())
+        if names[0] in ("JobID", "JobIDRaw") and "State" in names:
+            return place
+    return None
+
+
 def _rows(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    if not lines:
+    top = _header(lines)
+    if top is None:
         return
-    if "|" in lines[0]:
-        names = lines[0].strip().strip("|").split("|")
-        for number, line in enumerate(lines[1:], 2):
+    head, below = lines[top], lines[top + 1 :]
+    if "|" in head:
+        names = head.strip().strip("|").split("|")
+        for number, line in enumerate(below, top + 2):
             yield number, dict(zip(names, (value.strip() for value in line.split("|")), strict=False))
         return
-    widths = (
-        [match.span() for match in re.finditer(r"-+", lines[1])] if len(lines) > 1 and _RULE.match(lines[1]) else []
-    )
-    names = [lines[0][begin:end].strip() for begin, end in widths]
-    for number, line in enumerate(lines[2:], 3):
+    widths = [match.span() for match in re.finditer(r"-+", below[0])] if below and _RULE.match(below[0]) else []
+    names = [head[begin:end].strip() for begin, end in widths]
+    for number, line in enumerate(below[1:], top + 3):
         yield number, {name: line[begin:end].strip() for name, (begin, end) in zip(names, widths, strict=True)}
 
 

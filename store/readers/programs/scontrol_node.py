@@ -1,4 +1,4 @@
-"""Output of Slurm's `scontrol show node`: nodes that are down or do not respond, and the reason that is set."""
+"""Output of Slurm's `scontrol show node`: nodes that are down, do not respond or are drained, and the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from store.readers.external_files import read_whole
 from store.readers.programs.rows import ProgramRows
-from store.readers.programs.sacct import _wall_ns
+from store.readers.programs.sacct import HEADER_LINES, _wall_ns
 
 NAME = "scontrol show node"
 MAX_BYTES = 64 << 20
@@ -15,12 +15,16 @@ MAX_NODES = 64
 """More than this are the cluster's and not a job's: which of them the job had is not known."""
 _FIELD = re.compile(r"(?:^|\s)(NodeName|State|Reason)=(.*?)(?=\s+[A-Z]\w+=|\s*$)")
 _FAILED = ("DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING")
+_DRAINED = ("DRAIN", "DRAINED", "DRAINING")
+_PLANNED = re.compile(r"mainten|upgrad|\breboot|reserv|update|install|patch|\btest", re.IGNORECASE)
+"""Reasons of an administrator's own work on a node."""
 _SINCE = re.compile(r"\[\S+@([\dT:-]+)\]")
 
 
 def recognise(first: bytes) -> bool:
     """Return True for the first line of a node."""
-    return first.lstrip().startswith(b"NodeName=") and b"State=" in first
+    lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell's prompt may stand before it
+    return any(line.lstrip().startswith(b"NodeName=") for line in lines) and b"State=" in first
 
 
 def read(path: Path) -> ProgramRows:
@@ -38,12 +42,17 @@ def read(path: Path) -> ProgramRows:
     found = ProgramRows()
     for number, node in nodes:
         state, reason = node.get("State", ""), node.get("Reason", "")
-        if not (state.rstrip("~#!%$@^-").endswith("*") or set(re.split(r"[+*]", state)) & {*_FAILED}):
+        flags = set(re.split(r"[+*]", state.rstrip("~#!%$@^-")))
+        if state.rstrip("~#!%$@^-").endswith("*") or flags & {*_FAILED}:
+            kind = "node_failed"
+        elif flags & {*_DRAINED} and not _PLANNED.search(reason):
+            kind = "node_drained"
+        else:
             continue
         since = _SINCE.search(reason)
         found.log_events.append(
             {
-                "kind": "node_failed", "line": number, "wall_ns": _wall_ns(since[1]) if since else None,
+                "kind": kind, "line": number, "wall_ns": _wall_ns(since[1]) if since else None,
                 "message": f"NodeName={node['NodeName']} State={state}" + (f" Reason={reason}" if reason else ""),
                 "host": node["NodeName"], "fields": {"host": node["NodeName"], "reason": reason[:200]},
             }

@@ -42,6 +42,9 @@ CAUSES = {
         "NeuronCore(s) not available - Requested:32 Available:0",
         "Failed to initialize NVML: Driver/library version mismatch",
         "RuntimeError: Found no NVIDIA driver on your system.",
+        "Error 802: system not yet initialized (Triggered internally at c10/cuda/CUDAFunctions.cpp:109.)",
+        "nv-fabricmanager[88]: fabric manager NVIDIA GPU driver interface version 535.1 don't match with driver "
+        "version 550.2.",
     ),
     "device_error": (
         "RuntimeError: cuDNN error: CUDNN_STATUS_MAPPING_ERROR",
@@ -52,6 +55,9 @@ CAUSES = {
         "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
         "level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)",
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error",
+        "NPU function error: c10_npu::acl::AclrtSynchronizeStreamWithTimeout(stream), error code is 507035",
+        "rtDeviceSynchronizeWithTimeout execute failed, reason=[vector core exception][FUNC:FuncErrorReason]",
     ),
     "version_mismatch": (
         "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",

@@ -36,6 +36,41 @@ NodeName=gpu-02 Arch=x86_64 CoresPerSocket=64
    State=DOWN*+DRAIN ThreadsPerCore=2 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A
    Reason=Not responding [slurm@2026-11-26T03:02:10]
 """
+DRAINED = """\
+$ scontrol show node gpu-07
+NodeName=gpu-07 Arch=x86_64 CoresPerSocket=64
+   State=IDLE+DRAIN ThreadsPerCore=2 TmpDisk=0 Weight=1
+   Reason={reason} [root@2026-11-26T03:02:10]
+"""
+DIAG = """\
+Successfully ran diagnostic for group.
++---------------------------+------------------------------------------------+
+| Diagnostic                | Result                                         |
++===========================+================================================+
+|-----  Metadata  ----------+------------------------------------------------|
+| DCGM Version              | 3.3.1                                          |
+|-----  Deployment  --------+------------------------------------------------|
+| Persistence Mode          | Fail                                           |
++-----  Integration  -------+------------------------------------------------+
+| PCIe                      | Pass - All                                     |
++-----  Hardware  ----------+------------------------------------------------+
+| GPU Memory                | {result}                                 |
+| Warning                   | GPU 3 Two rows could not be remapped.          |
+|                           | Drain the GPU.                                 |
++---------------------------+------------------------------------------------+
+"""
+HEALTH = """\
++---------------------------+----------------------------------------------------------+
+| Health Monitor Report                                                                |
++===========================+==========================================================+
+| Overall Health            | Failure                                                  |
+| GPU                       |                                                          |
+| -> 2                      | Failure                                                  |
+|    -> Errors              |                                                          |
+|       -> NVLINK system    | Failure                                                  |
+|                           | Link 4 is currently down.                                |
++---------------------------+----------------------------------------------------------+
+"""
 JOURNAL = "".join(
     json.dumps({"__CURSOR": "s=1", "__REALTIME_TIMESTAMP": "1790000000123456", "_HOSTNAME": "gpu-03", "PRIORITY": "3",
                 "SYSLOG_IDENTIFIER": "kernel", "MESSAGE": text}) + "\n"
@@ -88,7 +123,15 @@ timestamp, name, pci.bus_id, temperature.gpu, utilization.gpu [%]
         ("sacct.txt", SACCT_P.format(state="TIMEOUT"), "time_limit", ""),
         ("sacct.txt", SACCT_P.format(state="OUT_OF_MEMORY"), "host_out_of_memory", ""),
         ("sacct.txt", SACCT_P.format(state="PREEMPTED"), "preempted", ""),
+        ("sacct.txt", "$ sacct -j 4711\n" + SACCT.format(state="OUT_OF_ME+"), "host_out_of_memory", ""),
+        ("sacct.txt", SACCT.format(state="FAILED").replace("0:0", "1:0"), "exit", "exit code 1"),
+        ("sacct.txt", SACCT_P.format(state="FAILED").replace("0:0", "0:9"), "signal", "SIGKILL"),
         ("nodes.txt", NODES, "node_failed", "gpu-02"),
+        ("node.txt", DRAINED.format(reason="Kill task failed"), "node_failed", "drained gpu-07: Kill task failed"),
+        ("node.txt", DRAINED.format(reason="gpu xid 94"), "device_error", "Slurm drained gpu-07: gpu xid 94"),
+        ("diag.txt", DIAG.format(result="Fail - GPU: 3 "), "device_error",
+         "GPU 3 failed a test of DCGM (GPU Memory): GPU 3 Two rows could not be remapped. Drain the GPU"),
+        ("health.txt", HEALTH, "device_error", "GPU 2 failed a test of DCGM (NVLINK system): Link 4"),
         ("journal.json", JOURNAL, "device_error", "0000:4e:00"),
         ("events.json", EVENTS, "host_out_of_memory", ""),
         ("pod.json", POD, "host_out_of_memory", "train-worker-5"),
@@ -108,7 +151,10 @@ def test_the_end_of_a_job_is_read_from_schedulers_and_hosts(
 
 
 @pytest.mark.parametrize("text", [SACCT.format(state="COMPLETED").replace("CANCELLED", "COMPLETED"),
-                                  SACCT_P.format(state="COMPLETED"), NODES.replace("DOWN*+DRAIN", "IDLE")])  # fmt: skip
+                                  SACCT_P.format(state="COMPLETED"), NODES.replace("DOWN*+DRAIN", "IDLE"),
+                                  DRAINED.format(reason="maintenance until Friday"),
+                                  DIAG.format(result="Pass - All    "),
+                                  HEALTH.replace("Failure", "Healthy")])  # fmt: skip
 def test_a_job_that_completed_and_nodes_that_work_give_no_finding(tmp_path: Path, text: str) -> None:
     diagnosis = diagnosed(tmp_path, "slurm.txt", text)
     assert [finding.kind for finding in diagnosis.findings if finding.status == "fired"] == []

@@ -1,0 +1,68 @@
+"""Meaning of the error codes that CANN, HCCL and torch_npu print.
+
+codes_in("NPU function error: AclrtSynchronizeStreamWithTimeout, error code is 507035")    # ["507035"]
+meaning("507035")                                                                          # "vector core exception"
+explained_code("EI0006")                                       # "EI0006 (no socket to another rank within the timeout)"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["codes_in", "explained_code", "meaning"]
+
+_MEANINGS: Mapping[str, str] = {
+    # acl/error_codes/rt_error_codes.h
+    "107002": "the context is null",
+    "207001": "the device has no memory left",
+    "207003": "no resource left on the device",
+    "207018": "the device has no huge page memory left",
+    "507000": "internal error of the runtime",
+    "507001": "internal error of the task scheduler",
+    "507010": "the device's heartbeat was lost",
+    "507011": "the execution of a model or stream failed",
+    "507012": "a report from the device timed out",
+    "507013": "error of the system's DMA",
+    "507014": "AI core timeout",
+    "507015": "AI core exception",
+    "507016": "AI core trap exception",
+    "507017": "AI CPU timeout",
+    "507018": "AI CPU exception",
+    "507033": "the device could not be set up",
+    "507034": "vector core timeout",
+    "507035": "vector core exception",
+    "507036": "vector core trap exception",
+    "507899": "internal error of the driver",
+    "507900": "internal error of the AI CPU",
+    "507901": "the connection to the device was closed",
+    # HCCL
+    "EI0001": "an environment variable of HCCL is invalid",
+    "EI0002": "a notification of another rank did not come within the timeout",
+    "EI0003": "an invalid argument of a collective call",
+    "EI0004": "the rank table is invalid",
+    "EI0005": "the ranks passed different arguments to one collective call",
+    "EI0006": "no socket to another rank within the timeout",
+    "EI0007": "HCCL got no resource, such as memory or a stream",
+    "EI0008": "HCCL's versions differ between ranks",
+}
+_CODE = re.compile(
+    r"(?:error code(?: is)?:?|runtime (?:result|error code)\s*[=:]|retCode[=:]|\bret[=:]) *(?P<number>\d{6})\b|"
+    r"\b(?P<name>EI000\d)\b"
+)
+
+
+def codes_in(text: str) -> list[str]:
+    """The codes in a text that are known, each once."""
+    found = (match["number"] or match["name"] for match in _CODE.finditer(text))
+    return [code for code in dict.fromkeys(found) if code in _MEANINGS]
+
+
+def meaning(code: str) -> str:
+    """Meaning of a code in words; empty for one that is not known."""
+    return _MEANINGS.get(code, "")
+
+
+def explained_code(code: str) -> str:
+    """A code with its meaning."""
+    return f"{code}: {meaning(code)}" if meaning(code) else code

@@ -1,0 +1,91 @@
+"""Tables of `dcgmi diag` and `dcgmi health -c`: tests of a GPU that failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from store.readers.external_files import read_whole
+from store.readers.logs.file_names import host_of_log
+from store.readers.programs.rows import ProgramRows
+
+NAME = "dcgmi diag or health"
+MAX_BYTES = 64 << 20
+MAX_TEXT = 300
+_SETTINGS = re.compile(
+    r"denylist|blacklist|nvml|cuda|permission|persistence|environment|graphics|software|eud|overall|metadata|version|"
+    r"device ids|skip",
+    re.IGNORECASE,
+)
+"""Tests of how the host is set up, and rows that are no test."""
+_REMARK = re.compile(r"^(?:warning|error|info)\b", re.IGNORECASE)
+_DEVICE = re.compile(r"^(?:->|GPU ID:?|GPU) *(\d+)$")
+_GPUS = re.compile(r"\bGPUs?(?:: ?| )?(\d+(?: ?, ?\d+)*)")
+
+
+@dataclass(slots=True)
+class _Row:
+    line: int
+    left: str
+    right: list[str] = field(default_factory=list)
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for the head of either table."""
+    return (b"| Diagnostic " in first and b"| Result " in first) or b"Health Monitor Report" in first
+
+
+def read(path: Path) -> ProgramRows:
+    """Read the tests that failed, each with the text below it."""
+    found, host = ProgramRows(), host_of_log(path)
+    for line, test, devices, text in _failed(
+        _rows(read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines())
+    ):
+        found.log_events.append(
+            {
+                "kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host,
+                "message": f"{test}: {text}"[:MAX_TEXT],
+                "fields": {"test": test, "devices": ", ".join(devices), "text": text[:MAX_TEXT]},
+            }
+        )  # fmt: skip
+    return found
+
+
+def _rows(lines: list[str]) -> list[_Row]:
+    """Rows of two cells; a row without a left cell goes on with the one before."""
+    rows: list[_Row] = []
+    for number, line in enumerate(lines, 1):
+        cells = line.strip().strip("|").split("|")
+        if not line.lstrip().startswith("|") or len(cells) < 2 or "---" in line:
+            continue
+        left, right = cells[0].strip(), " ".join(cells[1:]).strip()
+        if left or not rows:
+            rows.append(_Row(number, left, [right] if right else []))
+        elif right:
+            rows[-1].right.append(right)
+    return rows
+
+
+def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
+    device = ""
+    for place, row in enumerate(rows):
+        if match := _DEVICE.match(row.left):
+            device = match[1]
+            continue
+        test = row.left.removeprefix("->").strip()
+        says = row.right[0] if row.right else ""
+        if ": " in says and says.split(": ", 1)[1].startswith("Fail"):  # DCGM before 2.0: "PCIe system: Failure - ..."
+            test, says = says.split(": ", 1)
+        if not says.startswith("Fail") or not test or _SETTINGS.search(test) or _REMARK.match(test):
+            continue
+        remarks: list[str] = []
+        for later in rows[place + 1 :]:
+            if not _REMARK.match(later.left):
+                break
+            remarks += [later.left.partition(":")[2], *later.right]
+        text = " ".join(part for part in (*row.right, *remarks) if part).strip()
+        said = " ".join(part for part in (*row.right[1:], *remarks) if part).strip() or text
+        numbers = [number.strip() for match in _GPUS.finditer(text) for number in match[1].split(",")]
+        yield row.line, test, sorted(dict.fromkeys(numbers or ([device] if device else [])), key=int), said
