@@ -130,6 +130,10 @@ _LOST_RANKS = (
     Cause(name="checkpoint_damaged", kind="rank_lost",
           do="Go back to the checkpoint before, and write checkpoints to a temporary name first.",
           text="{who} could not read a checkpoint: the file is damaged or incomplete{at}"),
+    Cause(name="checkpoint_differs", kind="rank_lost", blame="job", by_user=True,
+          do="Build the model as it was when the checkpoint was written: the same configuration, vocabulary and "
+          "parallel layout, or resize or convert the checkpoint first.",
+          text="The checkpoint does not fit the model{at}: {error}"),
     Cause(name="duplicate_gpu", kind="rank_lost", blame="job", by_user=True,
           do="Start one process per GPU and call torch.cuda.set_device(LOCAL_RANK) before the process group.",
           text="Two ranks use the same GPU: {error}"),

@@ -24,6 +24,8 @@ _JSON_BEGIN = re.compile(rb"\s*(?:\{\s*\"[^\"]+\"\s*:|\[\s*\{\s*\"[^\"]+\"\s*:)"
 MAX_NAMES = 6
 MIN_ROWS = 2
 MAX_NAME_CHARS = 40
+_NAME = re.compile(r"[^{}'\"‘’“”=]+")
+"""A column's name, unlike a part of a dictionary that a trainer printed."""
 
 
 def unknown_document(path: Path) -> str:
@@ -58,8 +60,8 @@ def _table(first: bytes) -> str:
         except csv.Error:
             continue
         names = rows[0] if rows else []
-        are_names = len(names) > 1 and all(name.strip() and not _is_number(name) and len(name) <= MAX_NAME_CHARS
-                                           for name in names)  # fmt: skip
+        are_names = len(names) > 1 and all(_NAME.fullmatch(name) and name.strip() and not _is_number(name)
+                                           and len(name) <= MAX_NAME_CHARS for name in names)  # fmt: skip
         if are_names and len(rows) >= MIN_ROWS and all(len(row) == len(names) for row in rows):
             return f"is a {kind} table{_named(names)}"
     return ""

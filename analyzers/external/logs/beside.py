@@ -17,10 +17,12 @@ __all__ = ["interface_candidates", "peer_addresses", "with_facts"]
 _OF_GPU = re.compile(r"\bGPU (\d{1,2})\b|\bcuda:(\d{1,2})\b")
 _WAITED = ("not_entered", "signal", "rendezvous", "connection_lost", "exit")
 _PEER = re.compile(
-    r"(?:peer|remote|to|from) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
+    r"(?:peer|remote|to|from|connect) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
     r"\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]"
 )
 _LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0)")
+_OWN_NAME = "127.0.1."
+"""What a host's own name stands for in /etc/hosts of Debian and Ubuntu: no job on one host asks for it."""
 _LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
 _REFUSED = re.compile(
     r"refused|unreachable|no route|timed? ?out|connectFullMesh|connect(?:ing)? (?:failed|to)", re.IGNORECASE
@@ -105,8 +107,10 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
                                  "that address", local, broken, "NCCL_SOCKET_IFNAME")]  # fmt: skip
     reached = [(said, address) for said in broken for address in _addresses(said) if _LINK_LOCAL.match(address)]
     loops = [(said, address) for said in broken for address in _addresses(said) if _LOCAL.match(address)]
-    if not reached and loops and _hosts(book) > 1:
+    own_name = [(said, address) for said, address in loops if address.startswith(_OWN_NAME)]
+    if not reached and loops and (_hosts(book) > 1 or any(book.of("gloo_loopback"))):
         reached = loops
+    reached = reached or own_name
     if reached:
         said, address = reached[0]
         name = (

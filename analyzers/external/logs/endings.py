@@ -180,6 +180,9 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     are_timed = set(ranks) <= set(ended.times_s)
     more = (" in the same second" if are_timed else " in an unknown order") if len(ranks) > 1 else ""
     is_first = (len(ranks) == 1 or are_timed) and not _is_one_node_of_several(book)
+    pod = said.text("host") if not ranks else ""
+    with_code = f" with exit code {code}" if code else ""
+    subject = f"a process of {pod}" if pod else "a rank that the log does not name"
     yield Candidate(
         cause="exit",
         kind="rank_lost",
@@ -187,7 +190,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         ranks=ranks if is_first else (),
         what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
         if len(ranks) > 1
-        else f"{who(ranks)} ended{f' with exit code {code}' if code else ''}, and its own error is not in these files",
+        else f"{who(ranks, subject)} ended{with_code}, and its own error is not in these files",
         why=said.quoted,
         lines=tuple(said for *_, said in silent),
         is_proven=False,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analyzers.external.logs.book import LogBook, LogLine
 from analyzers.external.logs.candidate import Candidate, listed, who
@@ -124,11 +124,17 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         )  # fmt: skip
     whole = book.world_size is not None and len(members) >= book.world_size
     everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
-    return _candidate(
+    unseen = _unseen(book, members)
+    others = f"; {who(unseen).lower()} printed nothing in these files" if unseen else ""
+    found = _candidate(
         "all_entered", (), members, is_proven=False,
-        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never ended",
+        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never ended{others}",
         why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
     )  # fmt: skip
+    if whole or not unseen:
+        return found
+    do = "Add the logs of the other ranks: one that is missing there, or failed before, explains it. Else look at the "
+    return replace(found, evidence={**found.evidence, "do": f"{do}devices and links of these ranks (`dmesg -T`)."})
 
 
 def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidate | None:
@@ -238,6 +244,13 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     missing = _with_log([rank for rank in range(size) if rank not in known], book)
     # Who lost a peer proves a death: a rank that prints nothing may be one that the launcher ended for it.
     return missing if len(missing) < len(members) and not spoke - members.keys() else ()
+
+
+def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
+    """Ranks that must exist, of whom no line of any file is."""
+    size = book.world_size or max(members) + 1
+    known = {*book.seen, *members}
+    return tuple(rank for rank in range(size) if rank not in known) if size <= 4096 else ()
 
 
 def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:

@@ -33,6 +33,14 @@ DO_OF_LINE: Mapping[str, str] = {
     "(`quota -s`, `lfs quota -h`).",
     "npu_core": "Find the `errorStr` of that device in its plog. An address out of range is an index or shape of the "
     "program: run again with ASCEND_LAUNCH_BLOCKING=1 to get the operator's line.",
+    "extension_mismatch": "An extension was built for another version of torch: install it again for the one that is "
+    "there (pip install --force-reinstall --no-cache-dir --no-build-isolation NAME).",
+    "library_mismatch": "A library of another version is found first: compare `pip list | grep -i nvidia` and "
+    "`echo $LD_LIBRARY_PATH`, and leave one version of each (NCCL, cuDNN, cuBLAS).",
+    "architecture_missing": "This build of torch or of an extension has no code for that GPU: install one for its "
+    "architecture (`torch.cuda.get_arch_list()`).",
+    "library_handle": "The library could not set itself up: most often the device's memory is full (`nvidia-smi`, a "
+    "smaller batch); else an earlier index is out of range: run again with CUDA_LAUNCH_BLOCKING=1.",
     "device_hidden": "The process asks for a device that it cannot see: compare CUDA_VISIBLE_DEVICES, the scheduler's "
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }

@@ -56,6 +56,8 @@ def _event_row(log: ReadLog, event: LogEvent, name: str, known: Identities) -> d
 def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, known: Identities) -> int | None:
     prefix, said = event.prefix, event.fields
     own = [said.get("rank") if event.kind in ("root_failure", "nccl_comm", "nonfinite", "rendezvous_timeout") else None]
+    if event.kind == "watchdog_timeout" and prefix.rank is None:  # what std::terminate repeats stands behind no prefix
+        own = [said.get("rank")]
     if event.role not in ("kernel", "outside"):
         own += [prefix.rank, known.of_pid(host, prefix.pid), known.of_file(log)]
         own += [prefix.task if known.tasks_are_ranks else None]

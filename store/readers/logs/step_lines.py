@@ -26,7 +26,7 @@ LITERALS = (
     *BAR_LITERALS,
 )
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity|-inf))"
-_IS = r"['\"]?\s*[:=]?\s*['\"]?\[?\s*"
+_IS = r"['\"’”]?\s*[:=]?\s*['\"‘“]?\[?\s*"
 """Between a name and its value: `loss: 1`, `'loss': '1'`, `loss=1`, `Loss 1`."""
 _STEPS = (
     ("max_steps",
@@ -45,6 +45,11 @@ _IN_EPOCH = re.compile(
     r"\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
     r"(?P<total>\d{1,12})(?: \( *\d+%\))?\]"
 )
+_BATCH = re.compile(
+    r"\b[Ee]poch\b[ :=#\[(|-]{1,4}(?P<epoch>\d{1,7})(?![\d.])[^\n]{0,24}?\b(?:[Bb]atch|[Ss]tep|[Ii]ter(?:ation)?)"
+    r"\b[ :=#\[(|-]{1,4}(?P<step>\d{1,12}) *(?:/|of) *(?P<total>\d{1,12})"
+)
+"""A loop that somebody wrote: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
@@ -192,6 +197,8 @@ def _step(text: str) -> tuple[int | None, int | None]:
     if ("poch" in text or "Train: " in text) and (found := _IN_EPOCH.search(text)):
         epoch = int(found["epoch"] or found["timm"]) - (found["timm"] is None and found["zero"] is None)
         return max(epoch, 0) * int(found["total"]) + int(found["step"]), None
+    if "poch" in text and ("/" in text or " of " in text) and (found := _BATCH.search(text)):
+        return int(found["epoch"]) * int(found["total"]) + int(found["step"]), None
     for word, pattern in _STEPS:
         if word in text and (found := pattern.search(text)):
             total = found.groupdict().get("total")

@@ -19,6 +19,13 @@ RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in
          "device_setup", "fabric manager"),
         ("OSError: [Errno 122] Disk quota exceeded", "disk_full", "quota -s"),
         ("OSError: [Errno 28] No space left on device", "disk_full", "Free space"),
+        ("ImportError: /env/ext_cuda.cpython-311.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+         "version_mismatch", "built for another version of torch"),
+        ("ImportError: /env/torch/lib/libtorch_cuda.so: undefined symbol: ncclAlltoAll", "version_mismatch",
+         "LD_LIBRARY_PATH"),
+        ("RuntimeError: HIP error: invalid device function", "version_mismatch", "architecture"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "exception",
+         "memory is full"),
         ("RuntimeError: NPU function error: AclrtSynchronizeStreamWithTimeout(s), error code is 507035",
          "device_error", "errorStr"),
     ],
@@ -52,7 +59,7 @@ def test_a_rank_of_deepspeeds_command_line_is_the_one_that_aborted(tmp_path: Pat
     text = (
         "Indexing.cu:1141: indexSelectLargeIndex: block: [6,0,0], thread: [1,0,0] Assertion `srcIndex < n` failed.\n"
         + RAISED.format(error="RuntimeError: CUDA error: device-side assert triggered")
-        + "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py', '--local_rank=3'] exits with return code = -6\n"
+        + "[ERROR] [launch.py:321:sigkill_handler] ['python', '--local_rank=3'] exits with return code = -6\n"
     )
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert (first.cause, first.ranks) == ("device_assert", (3,))
@@ -64,6 +71,64 @@ def test_a_fatal_error_of_a_switch_is_named_and_others_are_not(tmp_path: Path) -
     assert quiet.fired == ()
     first = diagnosed(tmp_path, "a.txt", text.format(error="20034, Fatal, Link 30 LTSSM Fault Up")).fired[0]
     assert "An NVSwitch reported a fatal error: SXid 20034, Link 30 LTSSM Fault Up" in first.summary
+
+
+def test_a_checkpoint_of_another_vocabulary_is_named_with_the_parameter_and_blames_no_rank(tmp_path: Path) -> None:
+    error = (
+        "RuntimeError: Error(s) in loading state_dict for Model:\n\tsize mismatch for embed.weight: copying a param "
+        "with shape torch.Size([99, 8]) from checkpoint, the shape in current model is torch.Size([96, 8])."
+    )
+    text = "".join(f"[rank1]: {line}\n" for line in RAISED.format(error=error).splitlines())
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("checkpoint_differs", ())
+    assert "size mismatch for embed.weight" in first.summary
+
+
+def test_a_pod_that_failed_is_named_by_its_operator(tmp_path: Path) -> None:
+    text = "1.7085e+09\tDEBUG\tevents\tPod: team.job-worker-3 exited with code 1\t{}\n"
+    first = diagnosed(tmp_path, "operator.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("exit", ())
+    assert "A process of job-worker-3 ended with exit code 1" in first.summary
+
+
+# ---- calls and addresses ----
+
+TIMEOUT = (
+    "[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=BROADCAST, NumelIn=64, "
+)
+TIMEOUT += "NumelOut=64, Timeout(ms)=600000) ran for 600030 milliseconds before timing out.\n"
+
+
+def test_the_rank_in_what_terminate_repeats_is_that_of_the_call(tmp_path: Path) -> None:
+    text = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [Rank 6] NCCL watchdog "
+    text += "thread terminated with exception: " + TIMEOUT.format(rank=6)
+    verdict = diagnosed(tmp_path, "job.log", text).verdict
+    assert "Rank 6 waited in the same BROADCAST #9 of 64 elements" in verdict
+    assert "ranks 0, 1, 2, 3, 4, 5 printed nothing in these files" in verdict
+
+
+def test_ranks_of_a_node_without_a_log_are_asked_for_before_the_network_is_blamed(tmp_path: Path) -> None:
+    text = "".join(f"[rank{rank}]:[E501 08:30:00.1 ProcessGroupNCCL.cpp:607] {TIMEOUT.format(rank=rank)}"
+                   for rank in range(8, 16))  # fmt: skip
+    first = diagnosed(tmp_path, "node1.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("all_entered", ())
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 printed nothing" in first.summary
+    assert "no rank is missing" not in next_step(first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RAISED.format(error="RuntimeError: [gloo/tcp/pair.cc:761] connect [127.0.1.1]:4711: Connection refused"),
+        "Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.\n"
+        + RAISED.format(error="RuntimeError: Gloo connectFullMesh failed with [gloo/tcp/pair.cc:152] timed out "
+                              "connecting: Connection refused, remote=[127.0.0.1]:14215"),
+    ],
+)  # fmt: skip
+def test_gloo_on_a_hosts_own_address_is_the_wrong_interface(tmp_path: Path, text: str) -> None:
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("no_interface", ())
+    assert "GLOO_SOCKET_IFNAME" in next_step(first)
 
 
 # ---- the loss scale of fp16 ----

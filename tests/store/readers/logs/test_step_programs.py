@@ -45,6 +45,23 @@ def test_units_are_kept(line: str, seconds: float | None) -> None:
     assert found.duration_ns == (None if seconds is None else pytest.approx(seconds * 1e9, abs=1))
 
 
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("epoch: 5/20 - batch: 6/130 - total_loss: 0.22 - time: 0.5427 - data_time: 0.0067", 656),
+        ("Epoch [2/5], Step [100/600], Loss: 0.2116", 1300),
+        ("Epoch 3 | Batch 10 of 50 | avg_loss 1.25", 160),
+        ("step: 40/900 epoch: 0.44 loss: 2.0", 40),
+        ("{‘loss’: 1.453, ‘grad_norm’: 2.47, ‘epoch’: 0.19}", None),
+    ],
+)
+def test_loops_that_people_wrote_are_read(line: str, step: int | None) -> None:
+    found = read_step(line)
+    assert found is not None
+    assert found.step == step
+    assert found.loss is not None
+
+
 @pytest.mark.parametrize("name", ["Loading checkpoint shards", "Running tokenizer", "Validation", "Map (num_proc=8)"])
 def test_bars_of_other_work_are_no_steps(name: str) -> None:
     assert read_bar(f"{name}:  20%|##   | 20/100 [00:10<00:40,  2.00it/s]") is None
