@@ -137,7 +137,9 @@ def _gave_up(book: LogBook) -> set[int | None]:
 def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
     gave_up = _gave_up(book)
-    abort_text = next(iter(book.of("heap_damaged", "fatal_python", "assert_text", "device_error")), None)
+    abort_text = next(
+        iter(book.of("heap_damaged", "fatal_python", "assert_text", "device_error", "kernel_fault")), None
+    )
     groups: dict[str, list[tuple[int, LogLine]]] = {}
     for rank, (signal, said) in ended.signals.items():
         if signal == "SIGTERM" or (signal == "SIGABRT" and (gave_up or ended.victim_lines or rank in ended.victims)):

@@ -196,6 +196,8 @@ def _differing(
     fewer = fewer_of(values)
     shown = dict.fromkeys((*fewer, *sorted(values)))
     calls = "; ".join(f"rank {rank}: {at[rank].call}" for rank in sorted(list(shown)[:4]))
+    if len(fewer) == len(values):
+        calls += "; no majority among the ranks in these files tells which of them is the odd one"
     return _candidate(
         cause, fewer, members, is_proven=True, what=f"Ranks made calls of {what} at the same place: {calls}",
         why=f"{members[fewer[0]].said.place}: number {members[fewer[0]].seq} on each of them",

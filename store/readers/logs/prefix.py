@@ -58,6 +58,11 @@ _PARTS = (
 )
 _BRACKETS = tuple(re.compile(part) for part in _PARTS if part.startswith(r"\["))
 _OTHERS = tuple(re.compile(part) for part in _PARTS if not part.startswith(r"\["))
+_GROUP = re.compile(r"\(\?P<\w+>")
+_IS_BRACKET, _IS_OTHER = (
+    re.compile("|".join(_GROUP.sub("(?:", part.pattern) for part in parts)) for parts in (_BRACKETS, _OTHERS)
+)
+"""Any of them, without groups: most lines end their prefix where none is found, and one search tells that."""
 _WRITTEN_OVER = re.compile(
     r"(?:\[(?:rank|default)?\d{1,6}\]: ?)?\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S{1,80}\.cpp:\d{1,6}\]|"
     r"\[rank\d{1,6}\]: ?(?=Traceback \(most|(?:\w{1,40}\.){0,6}\w{1,40}Error: )"
@@ -114,8 +119,11 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             rest = _GLOG_REST.match(text, at) if text[begin : begin + 2].strip("[")[:1] in "EWIF" else None
             at = rest.end() if rest else at
             continue
-        parts = _BRACKETS if text[begin : begin + 1] == "[" else _OTHERS
-        match = next((m for part in parts if (m := part.match(text, begin))), None)
+        is_bracket = text[begin : begin + 1] == "["
+        match = None
+        if (_IS_BRACKET if is_bracket else _IS_OTHER).match(text, begin):
+            parts = _BRACKETS if is_bracket else _OTHERS
+            match = next((m for part in parts if (m := part.match(text, begin))), None)
         if match is None and constant:
             match = next((m for one in constant if (m := one.match(text, begin))), None)
         if match is None or match.end() == at:

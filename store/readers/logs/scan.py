@@ -181,8 +181,10 @@ class _Scan:
         """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
         found: dict[int, list[Rule | None]] = {}
         for first, last in self._filter.lines(window, end):
+            line = window[first:last]
             for literal, rule in self._by_literal:
-                self._find(window, first, last, literal, rule, found)
+                if literal in line:
+                    self._find(window, first, last, literal, rule, found)
         for literal in LITERALS:
             self._find(window, 0, end, literal, None, found)
         return found

@@ -25,7 +25,7 @@ LITERALS = (
     b"tokens_per_second",
     *BAR_LITERALS,
 )
-_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity|-inf))"
+_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
 _IS = r"['\"’”]?\s*[:=]?\s*['\"‘“]?\[?\s*"
 """Between a name and its value: `loss: 1`, `'loss': '1'`, `loss=1`, `Loss 1`."""
 _STEPS = (
@@ -53,14 +53,17 @@ _BATCH = re.compile(
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
-_LOSS = re.compile(
+# No IGNORECASE in what is searched in every line: it takes three times as long.
+_LOSS = re.compile(r"[lL](?:oss|OSS)(?: train)?" + _IS + _NUMBER)
+_OF_LOSS = re.compile(
     r"(?:^|[^\w/])(?:lm |reduced_(?:train_)?|total_|average_|avg_|avr_|step_|mean_|running_|batch_|"
-    r"train(?:ing)?[_/ ]|(?:train/)?actor/(?:pg_)?)?loss(?: train)?" + _IS
-    + _NUMBER,
+    r"train(?:ing)?[_/ ]|(?:train/)?actor/(?:pg_)?)\Z",
     re.IGNORECASE,
-)  # fmt: skip
-_GRAD_NORM = re.compile(r"(?:grad(?:ient)?[_ ]?norm|\bgnorm)" + _IS + _NUMBER, re.IGNORECASE)
-_RATE = re.compile(r"(?:learning[_ ]rate|\blr)" + _IS + _NUMBER, re.IGNORECASE)
+)
+"""What a loss of training is called by besides: all others (`val_loss`, `loss_bbox`, `aux/loss`) are left out."""
+_NAME_CHARS = 24
+_GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM)" + _IS + _NUMBER)
+_RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE)" + _IS + _NUMBER)
 _UNIT = r"\s*(?P<unit>ms|us|s)?(?![\d:]|\s*[mh]\b|\s*%)"
 _SECONDS = (
     r"elapsed time per iteration|iter(?:ation)?[_ ]time|step[_ ]time|time/step|timing_s/step|time per step|"
@@ -81,8 +84,8 @@ _THROUGHPUT = re.compile(
     r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
     r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
 )  # fmt: skip
-_RATE_WORDS = ("tps", "wps", "tok/s", "okens", "amples", "images/sec", "perf/")
-_SCALE = re.compile(r"\bloss[_ ]scale" + _IS + _NUMBER, re.IGNORECASE)
+_RATE_WORDS = re.compile("tps|wps|tok/s|okens|amples|images/sec|perf/")
+_SCALE = re.compile(r"[lL]oss[_ ]scale" + _IS + _NUMBER)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
 _SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
 _BAR = re.compile(
@@ -163,12 +166,12 @@ def read_step(text: str) -> StepLine | None:
         return None  # transformers' summary at the end
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
     # A find costs a tenth of a search: each pattern is tried only where a part of all its words stands.
-    loss = _LOSS.search(text) if "oss" in text else None
+    loss = _loss(text) if "oss" in text or "OSS" in text else None
     grad_norm = _GRAD_NORM.search(text) if "norm" in text else None
     step, total = _step(text)
     skipped = _SKIPPED.search(text) if "skipped" in text else None
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
-    rate = _THROUGHPUT.search(text) if any(word in text for word in _RATE_WORDS) else None
+    rate = _THROUGHPUT.search(text) if _RATE_WORDS.search(text) else None
     if loss is None and grad_norm is None and bar is None and (
         step is None or (skipped is None and so_far is None and rate is None)
     ):  # fmt: skip
@@ -191,6 +194,17 @@ def read_step(text: str) -> StepLine | None:
         total=total,
         bar=bar,
     )
+
+
+def _loss(text: str) -> re.Match[str] | None:
+    for match in _LOSS.finditer(text):
+        begin = match.start()
+        before = text[begin - 1 : begin]
+        if not (before.isalnum() or before in ("_", "/", " ")) or not begin:
+            return match
+        if before == " " or _OF_LOSS.search(text, max(0, begin - _NAME_CHARS), begin):
+            return match
+    return None
 
 
 def _step(text: str) -> tuple[int | None, int | None]:

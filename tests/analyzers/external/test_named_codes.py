@@ -19,6 +19,9 @@ RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in
          "device_setup", "fabric manager"),
         ("OSError: [Errno 122] Disk quota exceeded", "disk_full", "quota -s"),
         ("OSError: [Errno 28] No space left on device", "disk_full", "Free space"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "device_error", "compute-sanitizer"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "device_error", "Drain the node"),
+        ("requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://hub/x", "download", "log in"),
         ("ImportError: /env/ext_cuda.cpython-311.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
          "version_mismatch", "built for another version of torch"),
         ("ImportError: /env/torch/lib/libtorch_cuda.so: undefined symbol: ncclAlltoAll", "version_mismatch",
@@ -53,16 +56,6 @@ def test_a_code_of_hccl_is_said_with_its_meaning_and_blames_no_rank(tmp_path: Pa
     first = diagnosed(tmp_path, "job.log", text).fired[0]
     assert "EI0006: no socket to another rank within the timeout" in first.summary
     assert first.ranks == ()
-
-
-def test_a_rank_of_deepspeeds_command_line_is_the_one_that_aborted(tmp_path: Path) -> None:
-    text = (
-        "Indexing.cu:1141: indexSelectLargeIndex: block: [6,0,0], thread: [1,0,0] Assertion `srcIndex < n` failed.\n"
-        + RAISED.format(error="RuntimeError: CUDA error: device-side assert triggered")
-        + "[ERROR] [launch.py:321:sigkill_handler] ['python', '--local_rank=3'] exits with return code = -6\n"
-    )
-    first = diagnosed(tmp_path, "job.log", text).fired[0]
-    assert (first.cause, first.ranks) == ("device_assert", (3,))
 
 
 def test_a_fatal_error_of_a_switch_is_named_and_others_are_not(tmp_path: Path) -> None:
