@@ -14,7 +14,7 @@ from store.readers.programs.rows import ProgramRows
 NAME = "sacct of Slurm"
 MAX_BYTES = 64 << 20
 _RULE = re.compile(r"^\s*-+(?:\s+-+)+\s*$")
-_ENDS: dict[str, tuple[str, dict[str, str]]] = {
+_ENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "TIMEOUT": ("slurm_cancelled", {"reason": "TIME LIMIT"}),
     "DEADLINE": ("slurm_cancelled", {"reason": "DEADLINE"}),
     "OUT_OF_MEMORY": ("slurm_oom", {}),
