@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.external.trace_diagnosis import breakdown
+from analyzers.stragglers.traces import breakdown
 from store.readers.kineto import read_trace
 
 PARTS = ("compute", "communication", "exposed", "idle")

@@ -25,7 +25,7 @@ BLOCK_LINES = 20_000
 _READ = """
 import json, resource, sys
 from pathlib import Path
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 first = diagnose_files([Path(sys.argv[1])]).fired[0]
 print(json.dumps({"ranks": first.ranks, "cause": first.cause,
                   "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))

@@ -179,7 +179,7 @@ def detail(name: str) -> dict[str, Any]:
 
 def dumps(name: str) -> dict[str, Any]:
     """Verdicts of torchfrtrace and of Rankscope on dumps of the same program."""
-    from analyzers.external.evidence import diagnose_files
+    from analyzers.evidence.diagnose_files import diagnose_files
     from benchmarks.simulator.recorder_dumps import PREFIX, Job
 
     job = Job(RANKS)

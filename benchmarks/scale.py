@@ -49,7 +49,7 @@ began = time.perf_counter()
 from analyzers.report.json import to_json
 path = Path(sys.argv[1])
 if sys.argv[2] == "dumps":
-    from analyzers.external.evidence import diagnose_files
+    from analyzers.evidence.diagnose_files import diagnose_files
     diagnosis = diagnose_files([path])
 else:
     from analyzers.diagnose import diagnose

@@ -248,7 +248,7 @@ class Evidence(_Diagnosed):
 
     def diagnose(self) -> Diagnosis:
         """Read and judge the files, once. Raises SourceError (a ValueError) if none can be read."""
-        from analyzers.external.evidence import diagnose_files
+        from analyzers.evidence.diagnose_files import diagnose_files
 
         if self._diagnosis is None:
             self._diagnosis = diagnose_files(self.paths)

@@ -18,7 +18,7 @@ LEAST_S = 30.0
 
 SLEEPS = {
     "waiting.py": "waits for a condition: the only place that does",
-    "analyzers/external/test_traces.py": "the delay of the slow rank: load only makes it longer",
+    "analyzers/evidence/test_traces.py": "the delay of the slow rank: load only makes it longer",
     "rankscope/bad_plugins.py": "a plug-in that does not return",
     "trainer/launcher/test_stop_signals.py": "a second Ctrl-C counts only a moment later: load only makes it longer",
     "e2e/slow_ddp.py": "the delay of the slow rank: load only makes it longer",

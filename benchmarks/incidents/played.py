@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.finding import Finding
 
 __all__ = ["PlayedJob", "findings_of", "play"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 
 __all__ = ["FIRST_MISSES", "FIRST_SCORE", "ROUNDS", "Incident", "Result", "confusion", "load", "score"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from analyzers.diagnose import Diagnosis
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.wording.explained import next_step
 from benchmarks.incidents.forms import FORMS, form
 from benchmarks.incidents.printed import PROGRAMS, printed

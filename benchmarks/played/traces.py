@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.external.trace_diagnosis import breakdown
+from analyzers.stragglers.traces import breakdown
 from benchmarks.played.recording import Played
 from benchmarks.played.streams import Begin, Machine, World
 from store.readers.kineto import read_trace

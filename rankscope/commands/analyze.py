@@ -106,12 +106,12 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
         fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is no run of Rankscope")
     if not files and len(runs) == 1:
         return _of_run(runs[0], why_spike)
-    from analyzers.external.evidence import diagnose_files
+    from analyzers.evidence.diagnose_files import diagnose_files
 
     if not runs:
         return diagnose_files(files, progress=_progress), None
     from analyzers.diagnose import conclude
-    from analyzers.external.joining import join_recorded
+    from analyzers.evidence.joining import join_recorded
 
     parts = [_of_run(run, "")[0] for run in runs] + ([diagnose_files(files, progress=_progress)] if files else [])
     facts = {**parts[0].run, "files_read": parts[-1].run.get("files_read")}

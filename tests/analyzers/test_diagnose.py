@@ -16,12 +16,12 @@ import analyzers
 from analyzers.causes import CAUSES
 from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.diagnose import Diagnosis, conclude, diagnose, reaches
-from analyzers.external.logs import wording as log_wording
 from analyzers.finding import Finding
 from analyzers.hangs import culprits, mismatches
 from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.health.xids import xid_table
 from analyzers.kinds import KINDS
+from analyzers.logs import wording as log_wording
 from analyzers.numerics.nonfinite_origin import Phase
 from analyzers.printable import visible
 from analyzers.report.json import to_json

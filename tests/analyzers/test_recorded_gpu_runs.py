@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.diagnose import Diagnosis, conclude
-from analyzers.external.evidence import diagnose_files
-from analyzers.external.joining import join_recorded
+from analyzers.evidence.diagnose_files import diagnose_files
+from analyzers.evidence.joining import join_recorded
 from analyzers.finding import Finding
 from analyzers.report.wording.explained import next_step
 from probes.tape.rundir import RunDir

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from tests.e2e.launched import rankscope
 from tests.waiting import wait_for
 from watch import evidence

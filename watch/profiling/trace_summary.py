@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.external.trace_diagnosis import breakdown
+from analyzers.stragglers.traces import breakdown
 from store.readers.external_files import SourceError
 from store.readers.kineto import read_trace
 from store.readers.trace_operators import OperatorTimes

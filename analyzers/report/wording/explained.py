@@ -13,9 +13,9 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 
-from analyzers.external.logs import wording as logs
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS, OUR_KINDS
+from analyzers.logs import wording as logs
 from analyzers.plugin_calls.calls import explain as explain_by_plugin
 from analyzers.report.runbook_sections import explain_command
 from analyzers.whatif.what_if import exceeds_error

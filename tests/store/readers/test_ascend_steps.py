@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.external.evidence import diagnose_files
-from analyzers.external.trace_diagnosis import breakdown
+from analyzers.evidence.diagnose_files import diagnose_files
+from analyzers.stragglers.traces import breakdown
 from store.readers.ascend_steps import read_ascend_steps
 from store.readers.external_files import SourceError
 

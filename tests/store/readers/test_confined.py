@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from store.open import is_shared
 from store.readers import archives, confined
 from store.readers.confined import confined as run_confined

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from benchmarks.simulator.recorder_dumps import START_NS, Job
 from store.readers import debug_server
 from store.readers.debug_server import DebugServerError, fetch_dumps

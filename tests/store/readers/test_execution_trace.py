@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from store.readers.execution_trace import read_execution_trace
 from store.readers.formats import format_of
 from tests.sentences import assert_plain

@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from analyzers.external.dump_diagnosis import diagnose_dumps
-from analyzers.external.evidence import diagnose_files
-from analyzers.external.trace_diagnosis import diagnose_traces
+from analyzers.diagnose import conclude
+from analyzers.evidence.diagnose_files import diagnose_files
+from analyzers.hangs.dumps import judge_dumps
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
+from analyzers.stragglers.traces import judge_traces
 from benchmarks.simulator.recorder_dumps import Job
 from store.readers.external_files import SourceError, survey
 from store.readers.flight_recorder import read_dump
@@ -82,7 +83,7 @@ def test_a_good_dump_beside_a_hostile_one_is_still_read(tmp_path: Path, name: st
 def test_memory_is_bounded(tmp_path: Path, name: str) -> None:
     DUMPS[name][0](tmp_path)
     program = (
-        "import resource, sys\nfrom pathlib import Path\nfrom analyzers.external.evidence import diagnose_files\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom analyzers.evidence.diagnose_files import diagnose_files\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    diagnose_files([Path(sys.argv[1])])\nexcept ValueError:\n    pass\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
@@ -178,7 +179,7 @@ def test_any_fields_give_a_report(
         made = {"version": "2.10", "pg_config": config, "pg_status": status,
                 "entries": [{**good["entries"][0], **entry} for entry in entries]}  # fmt: skip
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(made, protocol=2))
-    diagnosis = diagnose_dumps(survey(folder), name="any")
+    diagnosis = conclude(*judge_dumps(survey(folder), name="any"))
     json.dumps(to_json(diagnosis), allow_nan=False)
     render(diagnosis, Console(file=io.StringIO()))
 
@@ -208,7 +209,7 @@ def test_any_events_give_a_report(tmp_path_factory: pytest.TempPathFactory, foun
     for rank in range(2):
         made = {"schemaVersion": 1, "distributedInfo": about, "traceEvents": found}
         (folder / f"rank_{rank}.json").write_text(json.dumps(made))
-    diagnosis = diagnose_traces(survey(folder), name="any")
+    diagnosis = conclude(*judge_traces(survey(folder), name="any"))
     json.dumps(to_json(diagnosis), allow_nan=False)
 
 

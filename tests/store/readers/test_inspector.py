@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.stragglers.explain import WHY
 from store.readers.formats import format_of
 from store.readers.inspector import read_inspector

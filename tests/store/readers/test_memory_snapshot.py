@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from probes.profiling.memory_snapshots import reduced

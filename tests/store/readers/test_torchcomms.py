@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from benchmarks.simulator.recorder_dumps import MS, START_NS
 from store.readers.external_files import SourceError
 from store.readers.flight_recorder import read_dump

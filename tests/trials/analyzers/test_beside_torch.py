@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analyzers.account.exposure import measure
-from analyzers.external.trace_diagnosis import breakdown
+from analyzers.stragglers.traces import breakdown
 from probes.tape.rundir import RunDir
 from store import Store
 from store.readers.kineto import read_trace

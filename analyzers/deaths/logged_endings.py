@@ -1,0 +1,284 @@
+"""Ends of ranks in the lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.policy import LogPolicy
+from analyzers.logs.wording import COLLECT
+
+__all__ = ["Ended", "death_candidates", "endings"]
+
+_SIGNALS = {
+    4: "SIGILL",
+    5: "SIGTRAP",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    15: "SIGTERM",
+}
+_HOW = {
+    "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Segfault": 11, "Bus error": 7, "Aborted": 6,
+    "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4, "Trace/breakpoint trap": 5,
+}  # fmt: skip
+"""Signals by the words of srun, bash and torch."""
+_ENDS = (
+    "worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received", "shell_killed",
+    "signal_caught",
+)  # fmt: skip
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
+
+
+@dataclass(slots=True)
+class Ended:
+    """Ends of ranks, by the lines of ranks and launchers."""
+
+    victims: dict[int, LogLine] = field(default_factory=dict)
+    """Ranks that died of another, and the line that says so."""
+    signals: dict[int, tuple[str, LogLine]] = field(default_factory=dict)
+    exits: dict[int, tuple[int, LogLine]] = field(default_factory=dict)
+    times_s: dict[int, float] = field(default_factory=dict)
+    """When a launcher saw a rank's end, as its table says."""
+    victim_lines: list[LogLine] = field(default_factory=list)
+
+
+def endings(book: LogBook) -> Ended:
+    """Victims, signals and exit codes by rank."""
+    ended = Ended()
+    for said, _ in book.of_role("victim"):
+        ended.victim_lines.append(said)
+        if said.rank is not None:
+            ended.victims.setdefault(said.rank, said)
+    for said in book.of("exception"):
+        if is_victims(said):
+            ended.victim_lines.append(said)
+            if said.rank is not None:
+                ended.victims.setdefault(said.rank, said)
+    for said in book.of(*_ENDS):
+        _take_ending(said, ended)
+    for said in book.of("trainers_aborted"):
+        _take_aborted(said, ended)
+    for said in book.of("fatal_python"):
+        number = _HOW.get(said.text("error"))
+        if number not in (None, 6):  # by itself Python aborts for many reasons, none of them another rank's
+            ended.signals.setdefault(said.rank if said.rank is not None else -1, (_SIGNALS[number], said))
+    for said in book.of("other_failures"):
+        _take_others(said, ended)
+    return ended
+
+
+def _take_ending(said: LogLine, ended: Ended) -> None:
+    code = said.number("exitcode")
+    ranks = said.ranks() or ((said.rank,) if said.rank is not None else (-1,))
+    how = said.text("how")
+    number = _HOW.get(how) or said.number("number")
+    signal = said.text("signal") or (_SIGNALS.get(number, f"signal {number}") if number else "")
+    if how.startswith("Exited with exit code"):
+        code = int(how.split()[-1])
+    if not signal and code is not None and (code < 0 or 128 < code < 160):
+        signal = _SIGNALS.get(-code if code < 0 else code - 128, f"signal {-code if code < 0 else code - 128}")
+    seen_s = _seconds(said.text("time"))
+    if seen_s is None and said.wall_ns is not None:
+        seen_s = said.wall_ns / 1e9
+    for rank in ranks:
+        if seen_s is not None:
+            ended.times_s.setdefault(rank, seen_s)
+        if signal:
+            ended.signals.setdefault(rank, (signal, said))
+        elif code:
+            ended.exits.setdefault(rank, (code, said))
+
+
+def _take_aborted(said: LogLine, ended: Ended) -> None:
+    """The only process that Paddle's launcher found ended: a signal in a line without a rank was its own."""
+    if len(ranks := said.ranks()) == 1:
+        if -1 in ended.signals:
+            ended.signals.setdefault(ranks[0], ended.signals.pop(-1))
+        elif ranks[0] not in ended.signals:
+            ended.exits.setdefault(ranks[0], (0, said))
+
+
+def _take_others(said: LogLine, ended: Ended) -> None:
+    """The failures that torchrun lists beside the root cause: as early as that one, they are as suspect."""
+    for part in said.text("others").split(", "):
+        rank, _, time = part.partition("@")
+        seen_s = _seconds(time)
+        if rank.isdecimal() and seen_s is not None:
+            ended.times_s.setdefault(int(rank), seen_s)
+
+
+def _seconds(text: str) -> float | None:
+    match = _TIME.search(text)
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat(f"{match[1]}T{match[2]}").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def death_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
+    """Deaths that no exception explains: by signal, by exit code, of a Ray worker, from outside."""
+    return [*_signals(book, ended), *_exits(book, ended), *_lost_actors(book), *_waiting_pods(book), *_stops(book)]
+
+
+def _gave_up(book: LogBook) -> set[int | None]:
+    return {said.rank for said in book.of("watchdog_timeout", "watchdog_stuck", "watchdog_abort")}
+
+
+def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
+    raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
+    gave_up = _gave_up(book)
+    abort_text = next(
+        iter(book.of("heap_damaged", "fatal_python", "assert_text", "device_error", "kernel_fault")), None
+    )
+    groups: dict[str, list[tuple[int, LogLine]]] = {}
+    for rank, (signal, said) in ended.signals.items():
+        if signal == "SIGTERM" or (signal == "SIGABRT" and (gave_up or ended.victim_lines or rank in ended.victims)):
+            continue
+        groups.setdefault(signal, []).append((rank, said))
+    for signal, group in groups.items():
+        first = _earliest([rank for rank, _ in group], ended)
+        ranks = tuple(sorted(rank for rank in first if rank >= 0))
+        if signal != "SIGABRT":  # no peer's end causes it, so what only ended as early is no culprit
+            ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
+        without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
+        what = f"{who(ranks)} died of {signal}{without}"
+        is_bare_abort = signal == "SIGABRT" and abort_text is None
+        if is_bare_abort:  # no ground to suspect the rank: it is how ranks that only waited end
+            what = f"{who(ranks)} ended first, by SIGABRT, which is how torch's watchdog ends ranks that waited"
+        yield Candidate(
+            cause="signal",
+            kind="rank_lost",
+            rank_class="late" if is_bare_abort else "death",
+            ranks=() if is_bare_abort else ranks,
+            what=what,
+            why=group[0][1].quoted,
+            lines=(*(said for _, said in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
+            is_proven=signal != "SIGKILL" and not is_bare_abort,
+            evidence={"signal": signal},
+            collect=COLLECT.get(signal, COLLECT["signal"]),
+        )
+
+
+def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
+    raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
+    explained = raised | _gave_up(book) | set(ended.victims)
+    explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()
+    silent = [(rank, code, said) for rank, (code, said) in ended.exits.items() if not {rank, None} & explained]
+    if not silent or _has_hard_signal(ended):
+        return
+    first = _earliest([rank for rank, _, _ in silent], ended)
+    ranks = tuple(sorted(rank for rank in first if rank >= 0))
+    code, said = next(((code, said) for rank, code, said in silent if rank in first), silent[0][1:])
+    are_timed = set(ranks) <= set(ended.times_s)
+    more = (" in the same second" if are_timed else " in an unknown order") if len(ranks) > 1 else ""
+    is_first = (len(ranks) == 1 or are_timed) and not _is_one_node_of_several(book)
+    pod = said.text("host") if not ranks else ""
+    with_code = f" with exit code {code}" if code else ""
+    subject = f"a process of {pod}" if pod else "a rank that the log does not name"
+    yield Candidate(
+        cause="exit",
+        kind="rank_lost",
+        rank_class="death",
+        ranks=ranks if is_first else (),
+        what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
+        if len(ranks) > 1
+        else f"{who(ranks, subject)} ended{with_code}, and its own error is not in these files",
+        why=said.quoted,
+        lines=tuple(said for *_, said in silent),
+        is_proven=False,
+        evidence={"exit_code": code or None},
+        collect=COLLECT["exit"],
+    )
+
+
+def _is_one_node_of_several(book: LogBook) -> bool:
+    """Return True if of a job on several nodes only one's table is there: its first end may be a consequence."""
+    tables = list(book.of("root_failure"))
+    is_several = any(said.number("rank") != said.number("local_rank") for said in tables)
+    return is_several and len({said.text("host") for said in tables}) < 2
+
+
+def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = None) -> list[int]:
+    """Those of the ranks that were seen to end first, and ranks that ended as early; all where no time is known."""
+    policy = policy or LogPolicy()
+    timed = [rank for rank in ranks if rank in ended.times_s]
+    if not timed:
+        return list(ranks)
+    limit_s = min(ended.times_s[rank] for rank in timed) + policy.same_second_s
+    # Whom the launcher ended by SIGTERM after the first failure is listed in the same second, and is none of the first.
+    stopped = {rank for rank, (signal, _) in ended.signals.items() if signal == "SIGTERM"}
+    innocent = stopped | ended.victims.keys()
+    return [rank for rank, seen_s in ended.times_s.items() if seen_s < limit_s and rank not in innocent]
+
+
+def _is_early(rank: int, ended: Ended, policy: LogPolicy | None = None) -> bool:
+    """Return True if no other rank was seen to end well before: a launcher kills those that stay, after a while."""
+    policy = policy or LogPolicy()
+    seen_s = ended.times_s.get(rank)
+    return seen_s is None or seen_s <= min(ended.times_s.values()) + policy.poll_s
+
+
+def _has_hard_signal(ended: Ended) -> bool:
+    """Return True if a process died of a signal that no other rank's end causes."""
+    return any(signal not in ("SIGTERM", "SIGABRT") and _is_early(rank, ended)
+               for rank, (signal, _) in ended.signals.items())  # fmt: skip
+
+
+def _lost_actors(book: LogBook) -> Iterator[Candidate]:
+    lines = list(book.of("ray_actor_died", "worker_proc_died"))
+    ranks = tuple(sorted({said.rank for said in lines if said.kind == "worker_proc_died" and said.rank is not None}))
+    hung = any(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout"))
+    if lines and not hung:
+        yield Candidate(
+            cause="exit",
+            kind="rank_lost",
+            rank_class="late",  # any line that names a cause says more
+            ranks=ranks,
+            what=f"{who(ranks, 'a Ray worker')} died, and its own error is not in these files",
+            why=lines[0].quoted,
+            lines=tuple(lines),
+            is_proven=False,
+            collect=COLLECT["ray"],
+        )
+
+
+def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
+    """A pod that does not start. It may have started later: any line that names a cause says more."""
+    lines = list(book.of("pod_waits"))
+    if lines:
+        yield Candidate(
+            cause="launch_failed",
+            kind="rank_lost",
+            rank_class="late",
+            ranks=(),
+            what="A pod or process did not start for want of resources, or is restarted again and again",
+            why=lines[-1].quoted,
+            lines=tuple(lines),
+            is_proven=False,
+            collect=("kubectl logs POD --previous --all-containers", "kubectl describe pod POD"),
+        )
+
+
+def _stops(book: LogBook) -> Iterator[Candidate]:
+    stops = [said for said in book.of("exception") if is_stop(said)]
+    if stops:
+        yield Candidate(
+            cause="cancelled",
+            kind="rank_lost",
+            rank_class="death",
+            ranks=(),
+            what="The job was interrupted from outside (Ctrl-C or SIGTERM)",
+            why=f"{stops[0].place}: {type_of(stops[0])}",
+            lines=tuple(stops),
+            severity="warning",
+        )

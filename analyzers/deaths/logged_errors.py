@@ -1,0 +1,170 @@
+"""Causes that processes state themselves: exceptions with their own text, and lines of libraries that name a cause.
+
+1. An exception of a rank is its own unless its text speaks of a peer (`victim` in the rules), it came out of a call
+   that waits for others, it is a launcher's summary, or the rank's watchdog had given a call up before.
+2. What the job went on after, what came when the launcher was ending it, and what a thread raised, is no proof.
+3. The same exception on several ranks is one candidate with all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from analyzers.causes import CAUSES
+from analyzers.deaths.logged_endings import Ended
+from analyzers.health.ascend_codes import codes_in, explained_code
+from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.exceptions import (
+    Standing,
+    is_launchers,
+    is_stop,
+    is_victims,
+    own_frame,
+    standing,
+    text_of,
+    type_of,
+)
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.wording import DO_OF_LINE
+from analyzers.memory.allocator_message import memory_of_message
+from store.readers.logs.rules import Rule, cause_of
+
+__all__ = ["process_candidates"]
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
+_UNIQUE_ID = "ing ncclUniqueId from ["
+_NO_EVIDENCE = ("traceback", "type", "message", "ranks", "after_step", "is_warning", "later_steps")
+
+
+def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
+    """Every cause that a process or its launcher states."""
+    first_timeout = {said.rank: book.position(said) for said in reversed(list(book.of("watchdog_timeout")))}
+    found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
+    for said in book.of("exception"):
+        if is_launchers(said) or is_victims(said) or is_stop(said):
+            continue
+        gave_up = first_timeout.get(said.rank)
+        if gave_up is not None and gave_up < book.position(said):
+            continue  # its watchdog had ended it already
+        rule = cause_of(text_of(said))
+        if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(said):
+            continue  # the line itself is judged
+        cause = _cause(said, rule)
+        key = _NUMBERS.sub("#", f"{type_of(said)}: {said.text('message')[:120]}") if cause == "exception" else ""
+        how = "aside" if cause == "exception" and _was_killed_later(said, ended) else standing(said, book)
+        found.setdefault((cause, key), []).append((said, how))
+    for said, rule in book.of_role("root"):
+        gave_up = first_timeout.get(said.rank)
+        if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(said)):
+            continue
+        found.setdefault((_cause(said, rule), ""), []).append((said, standing(said, book)))
+    candidates = []
+    for (cause, _), group in found.items():
+        aside = [said for said, how in group if how == "aside"]
+        proven = [said for said, how in group if how == "own" and not _is_last_line_of(said, aside)]
+        rest = [said for said, how in group if how in ("after", "aside")]
+        # Standard output may be buffered and come late: what seems survived is a suspicion where something ended.
+        rest += [said for said, how in group if how == "survived" and any(book.of_role("death", "victim"))]
+        if proven or rest:
+            candidates.append(_candidate(cause, proven or rest, book, is_own=bool(proven)))
+    return candidates
+
+
+def _was_killed_later(said: LogLine, ended: Ended) -> bool:
+    """Return True for an exception without a traceback of a rank that a signal ended: the rank had gone on after it."""
+    signal, end = ended.signals.get(said.rank if said.rank is not None else -1, ("", said))
+    is_end = signal not in ("", "SIGTERM", "SIGABRT") and end.rank is not None
+    return is_end and not said.text("traceback") and end.source == said.source and end.line > said.line
+
+
+def _is_last_line_of(said: LogLine, tracebacks: list[LogLine]) -> bool:
+    """Return True if a line is the end of one of these tracebacks, which was read with it already."""
+    return not said.text("traceback") and any(
+        one.source == said.source and one.rank == said.rank and one.line < said.line for one in tracebacks
+    )
+
+
+_NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits", "jax_barrier")
+"""Texts that name the ranks to blame, which are others than the one that raises them: judged in `calls`."""
+_NOT_LINES = ("ray_memory", *_NAMES_RANKS)
+
+
+def _cause(said: LogLine, rule: Rule | None) -> str:
+    if rule is None or rule.role == "victim":
+        return "host_out_of_memory" if type_of(said) == "MemoryError" else "exception"
+    if rule.role == "nccl":
+        return "nccl_error"
+    if rule.cause == "data_worker" and "Bus error" in text_of(said):
+        return "shared_memory"
+    if rule.cause == "disk_full" and ("/dev/shm" in text_of(said) or "shared memory" in text_of(said)):
+        return "shared_memory"
+    return rule.cause
+
+
+def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool) -> Candidate:
+    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    first = next((said for said in lines if said.kind == "exception"), lines[0])
+    row = CAUSES.get(cause, CAUSES["exception"])
+    rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
+    rank_class = rank_class if is_own else "late"
+    text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
+    name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
+    codes = list(dict.fromkeys(code for said in lines[:8] for code in codes_in(text_of(said))))
+    name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
+    at = own_frame(first.text("traceback"))
+    everybody = bool(ranks) and book.world_size == len(ranks) > 1
+    subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
+    what = (row.text or CAUSES["exception"].text).format(who=subject, error=name, at=f" ({at})" if at else "")
+    lies_between = row.blame != "rank" or _compares(text)
+    reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
+    evidence: dict[str, Any] = {
+        "reported_by_ranks": list(reported_by),
+        "error_type": type_of(first) or None,
+        "message": text,
+        "raised_at": at or None,
+        "codes": codes or None,
+    }
+    evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}
+    kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
+    evidence["do"] = DO_OF_LINE.get(kind)
+    if cause == "out_of_memory":
+        evidence |= memory_of_message(str(first.fields.get("message") or first.message))
+    if cause == "device_assert":
+        asserted = next((said for said in book.of("assert_text")), None)
+        evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
+    return Candidate(
+        cause=cause,
+        kind=row.kind,
+        rank_class=rank_class,
+        ranks=ranks,
+        what=what,
+        why=f"{first.place}: {name}" if rank_class != "own" or first.kind != "exception" else f"{first.place}",
+        lines=tuple(lines),
+        is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause),
+        evidence=evidence,
+        collect=row.collect,
+    )
+
+
+def _compares(text: str) -> bool:
+    """Return True if a message speaks of two ranks: which of them is to blame, or whether a third, it does not say."""
+    return len(set(_RANKS.findall(text))) > 1
+
+
+def _one_line(text: object, cause: str) -> str:
+    """The line of a message that names the cause, else its first: without CUDA's hints and the end of its sentence."""
+    lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
+    named = (line for line in sorted(lines[:20], key=lambda line: line.endswith(":"))
+             if (rule := cause_of(line)) is not None and rule.cause == cause)  # fmt: skip
+    head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
+    line = next(named, head)
+    line = line.split(" CUDA kernel errors might")[0]
+    return line.rstrip(".;, ") if len(line) <= 160 else line[:157].rstrip(".;,: ") + "…"
+
+
+def _is_refused(said: LogLine, cause: str) -> bool:
+    """A refused connection, or a mesh that was not built, may be due to a peer that died."""
+    text = f"{said.message} {said.text('error')}".lower()
+    return cause == "unreachable" and ("refused" in text or "connectfullmesh" in text)

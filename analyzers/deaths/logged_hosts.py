@@ -1,0 +1,328 @@
+"""Causes that the kernel or a scheduler states: a GPU's XID, the OOM killer, a time limit, preemption, a lost node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from analyzers.health.xids import xid_table
+from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.policy import LogPolicy
+from analyzers.logs.wording import COLLECT, DO_OF_LINE
+
+__all__ = ["host_candidates", "host_of", "limited_by"]
+
+APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
+"""Xids that a program causes by what it does (13, 31, 43, 69), or that only follow another (45, 66)."""
+_FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
+_OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
+_CLOCKS = ("date; date -u # on that host: its kernel's line is of another hour than the job's lines",)
+
+
+def host_candidates(book: LogBook) -> list[Candidate]:
+    """Everything that is stated about hosts, devices and the allocation."""
+    return [
+        *_devices(book),
+        *_switches(book),
+        *_tested(book),
+        *_memory(book),
+        *_outside(book),
+        *_drained(book),
+        *_links(book),
+    ]
+
+
+def _devices(book: LogBook) -> Iterator[Candidate]:
+    by_device: dict[tuple[str | None, str], list[LogLine]] = {}
+    for said in book.of("xid", "gpu_lost"):
+        if said.kind == "gpu_lost" or _xid(said) not in APPLICATION_XIDS:
+            by_device.setdefault((said.host, said.text("bus")), []).append(said)
+    named = {(said.source, said.line) for said in book.of("gpu_lost") if said.text("bus")}
+    for (host, bus), every in by_device.items():
+        if not bus:  # the driver's text spreads over three lines, and the first has the address
+            every = [said for said in every
+                     if not any((said.source, said.line - apart) in named for apart in range(1, 5))]  # fmt: skip
+        lines = [said for said in every if _when(said, book) != "another time"]
+        if not lines:
+            continue
+        is_sure = any(_when(said, book) == "the job's" for said in lines)
+        codes = list(dict.fromkeys(code for said in lines if (code := _xid(said)) is not None))
+        ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+        table = xid_table()["xid"]
+        known = (table[str(code)]["meaning"] for code in codes if str(code) in table)
+        meaning = next(known, lines[0].text("text")[:80] or lines[0].message[:80])
+        where = f"GPU {bus}" if bus else "a GPU"
+        where += f" of {host}" if host else ""
+        errors = [said for said in book.of("pcie_error") if said.host == host]
+        before = f" after {len(errors)} PCIe error{'s' * (len(errors) > 1)}" if errors else ""
+        if codes:
+            what = f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports XID "
+            what += f"{', '.join(map(str, codes))} ({meaning}){before}"
+        else:
+            fell = "does not answer its driver"
+            if any(text in said.message for said in lines for text in _FELL):
+                fell = "fell off the bus"
+            what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
+            what += f": {who(ranks)} ran on it" if ranks else ""
+        yield Candidate(
+            cause="device_error",
+            kind="rank_lost",
+            rank_class="host",
+            ranks=ranks,
+            what=what,
+            why=f"{where}, {lines[0].place}: {len(lines)} such line{'s' * (len(lines) > 1)}",
+            lines=tuple(lines),
+            is_proven=is_sure,
+            evidence={
+                "xids": codes,
+                "device": bus or None,
+                "host": host,
+                "pcie_errors": len(errors) or None,
+                "do": None if codes else DO_OF_LINE["device_unreachable"],
+            },
+            collect=()
+            if is_sure
+            else ("date; date -u # on that host: the kernel's log is of another hour than the job's",),
+        )
+
+
+def _switches(book: LogBook) -> Iterator[Candidate]:
+    """Fatal errors of NVSwitches: every GPU behind one loses its NVLinks."""
+    lines = [said for said in book.of("nvswitch_fatal") if _when(said, book) != "another time"]
+    if lines:
+        first = lines[0]
+        host = next((said.host for said in lines if said.host), None)
+        yield Candidate(
+            cause="device_error",
+            kind="rank_lost",
+            rank_class="host",
+            ranks=(),
+            what=f"An NVSwitch{f' of {host}' if host else ''} reported a fatal error: SXid {first.text('sxid')}, "
+            f"{first.text('text')[:80]}",
+            why=first.quoted,
+            lines=tuple(lines),
+            evidence={"host": host, "device": first.text("bus"), "do": "Restart the fabric manager of that host and "
+                      "reset its GPUs together; drain the node if the error comes back."},
+        )  # fmt: skip
+
+
+def _tested(book: LogBook) -> Iterator[Candidate]:
+    """Tests of DCGM that a device failed."""
+    lines = list(book.of("dcgm_failed"))
+    if not lines:
+        return
+    devices = list(dict.fromkeys(number for said in lines for number in said.text("devices").split(", ") if number))
+    host = next((said.host for said in lines if said.host), None)
+    where = f"GPU{'s' * (len(devices) > 1)} {', '.join(devices)}" if devices else "a GPU"
+    where += f" of {host}" if host else ""
+    tests = ", ".join(dict.fromkeys(said.text("test") for said in lines))
+    yield Candidate(
+        cause="device_error",
+        kind="rank_lost",
+        rank_class="host",
+        ranks=(),
+        what=f"{where[:1].upper()}{where[1:]} failed a test of DCGM ({tests}): "
+        f"{lines[0].text('text')[:160].rstrip('. ')}",
+        why=lines[0].quoted,
+        lines=tuple(lines),
+        evidence={"devices": devices or None, "host": host, "tests": tests},
+    )
+
+
+def _drained(book: LogBook) -> Iterator[Candidate]:
+    """Nodes that Slurm takes no more jobs on, and why: the reason may be of this job's end, or older."""
+    lines = [said for said in book.of("node_drained") if said.text("reason")]
+    if lines:
+        first = lines[0]
+        reason, is_device = first.text("reason"), bool(_OF_DEVICE.search(first.text("reason")))
+        host = host_of(first)
+        yield Candidate(
+            cause="device_error" if is_device else "node_failed",
+            kind="rank_lost",
+            rank_class="late",
+            ranks=(),
+            what=f"Slurm drained {host or 'a node'}: {reason.rstrip('. ')}",
+            why=first.quoted,
+            lines=tuple(lines),
+            is_proven=False,
+            severity="warning",
+            evidence={
+                "host": host or None,
+                "reason": reason,
+                "do": "Find out whether the job had that node at that time (sacct), and leave it out until its reason "
+                "is gone.",
+            },
+            collect=("sacct -j JOB --format=JobID,State,ExitCode,NodeList,End", "dmesg -T # on that node"),
+        )
+
+
+def _xid(said: LogLine) -> int | None:
+    """The code, or that of the error which this line says caused it."""
+    return said.number("previous") or said.number("xid")
+
+
+def _when(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
+    """Relation of a kernel's line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
+
+    A process of the job that the line names settles it.
+    """
+    policy = policy or LogPolicy()
+    if said.pid is not None and any(one.pid == said.pid and one.rank is not None for one in book.of("nccl_comm")):
+        return "the job's"
+    times = [one.wall_ns for one, rule in book.of_role("exception", "death", "hang", "victim", "root", "context")
+             if one.wall_ns is not None]  # fmt: skip
+    if said.wall_ns is None or not times:
+        return "the job's"
+    apart_s = max(min(times) - said.wall_ns, said.wall_ns - max(times)) / 1e9
+    if apart_s <= policy.kernel_slack_s:
+        return "the job's"
+    return "another time" if apart_s > policy.kernel_other_s else "unsure"
+
+
+def _memory(book: LogBook) -> Iterator[Candidate]:
+    lines = [said for said in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
+             if said.kind != "oom_kill" or _when(said, book) != "another time"]  # fmt: skip
+    if not lines:
+        return
+    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    ranks = ranks or tuple(sorted(_killed_ranks(book)))
+    host = next((said.host for said in lines if said.host), None)
+    rss_kb = max((said.number("rss_kb") or 0 for said in lines), default=0)
+    names = [f"{said.text('name')} ({said.number('pid')})" for said in lines if said.text("name")]
+    in_cgroup = any(said.text("cgroup") or "emory cgroup" in said.message or "CONSTRAINT_MEMCG" in said.message
+                    for said in lines)  # fmt: skip
+    held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
+    # A kernel's log reaches back for days: of a process that nothing else speaks of, it may be another job's.
+    is_jobs = bool(ranks) or any(said.kind != "oom_kill" for said in lines) or _was_killed(book)
+    yield Candidate(
+        cause="host_out_of_memory",
+        kind="rank_lost",
+        rank_class="host" if is_jobs else "victim",
+        is_proven=is_jobs,
+        ranks=ranks,
+        what=f"{who(ranks, f'process {names[0]}' if names else 'a process')} was killed because "
+        + (
+            f"its cgroup{f' on {host}' if host else ''} reached its memory limit"
+            if in_cgroup
+            else f"the host{f' {host}' if host else ''} or its cgroup ran out of memory"
+        )
+        + held,
+        why=lines[0].quoted,
+        lines=tuple(lines),
+        evidence={
+            "host": host,
+            "resident_bytes": rss_kb * 1024 or None,
+            "processes": names[:8] or None,
+            "cgroup": next((said.text("cgroup") for said in lines if said.text("cgroup")), None),
+        },
+    )
+
+
+def _was_killed(book: LogBook) -> bool:
+    """Return True if a launcher reports SIGKILL, or only the kernel wrote lines."""
+    deaths = [said for said, _ in book.of_role("death")]
+    killed = any(said.number("exitcode") in (-9, 137) or said.text("signal") == "SIGKILL" for said in deaths)
+    return killed or not any(said for said, rule in book.of_role("exception", "death", "hang", "root", "outside"))
+
+
+def _killed_ranks(book: LogBook) -> set[int]:
+    killed = {
+        said.rank
+        for said in book.of("root_failure", "worker_failed", "process_terminated")
+        if said.number("exitcode") in (-9, 137) or said.text("signal") == "SIGKILL"
+    }
+    return {rank for rank in killed if rank is not None}
+
+
+def limited_by(said: LogLine) -> str:
+    """Why a scheduler ended a job; empty where it only passed an end on."""
+    if said.kind == "node_failed":
+        return "node_failed"
+    resource = said.text("resource").lower()
+    if said.kind == "evicted" and resource.startswith("memory"):
+        return "host_out_of_memory"
+    if said.kind == "evicted" and resource.startswith(("ephemeral-storage", "nodefs", "imagefs", "disk")):
+        return "disk_full"
+    if said.kind in ("preempted", "evicted"):
+        return "preempted"
+    if said.kind == "launch_failed":
+        return "launch_failed"
+    reason = said.text("reason").upper()
+    for word, cause in (
+        ("TIME", "time_limit"),
+        ("RUNLIMIT", "time_limit"),
+        ("DEADLINE", "time_limit"),
+        ("NODE", "node_failed"),
+        ("PREEMPT", "preempted"),
+        ("REQUEUE", "preempted"),
+    ):
+        if word in reason:
+            return cause
+    return ""
+
+
+def host_of(said: LogLine) -> str:
+    """Host that a scheduler's line is about; empty for a failed node that a job's own step reports from a live one."""
+    if said.text("at") and limited_by(said) == "node_failed":
+        return ""
+    return said.text("host") or said.text("node") or said.host or ""
+
+
+def _outside(book: LogBook) -> Iterator[Candidate]:
+    texts = {
+        "time_limit": "The scheduler ended the job at its time limit",
+        "node_failed": "The scheduler reports that a node failed",
+        "preempted": "The scheduler took the job's nodes away (preemption or eviction)",
+        "host_out_of_memory": "The cluster evicted a pod because its node ran low on memory",
+        "disk_full": "The cluster evicted a pod because its node ran low on disk space",
+        "launch_failed": "The launcher could not start processes on a node",
+    }
+    by_cause: dict[str, list[LogLine]] = {}
+    for said in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
+        if cause := limited_by(said):
+            by_cause.setdefault(cause, []).append(said)
+    for cause, lines in by_cause.items():
+        said = next((one for one in lines if host_of(one)), lines[0])
+        host = host_of(said)
+        yield Candidate(
+            cause=cause,
+            kind="rank_lost",
+            rank_class="host",
+            ranks=(),
+            what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
+            why=said.quoted,
+            lines=(said,),
+            severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
+            evidence={"host": host or None, "reason": said.text("reason") or said.text("error") or None},
+            collect=COLLECT.get(cause, ()),
+        )
+    plain = [said for said in book.of("slurm_cancelled", "agent_signalled") if not limited_by(said)]
+    if plain and not by_cause:
+        yield Candidate(
+            cause="cancelled",
+            kind="rank_lost",
+            rank_class="death",
+            ranks=(),
+            what="The job was ended from outside: a signal to the launcher, or a cancelled job",
+            why=plain[0].quoted,
+            lines=tuple(plain),
+            severity="warning",
+            collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
+        )
+
+
+def _links(book: LogBook) -> Iterator[Candidate]:
+    lines = list(book.of("link_down"))
+    if lines:
+        host, interface = lines[0].host, lines[0].text("interface")
+        yield Candidate(
+            cause="link_down",
+            kind="rank_lost",
+            rank_class="network",
+            ranks=(),
+            what=f"The network link {interface} of {host or 'a host'} went down",
+            why=lines[0].quoted,
+            lines=tuple(lines),
+            evidence={"host": host, "interface": interface},
+        )

@@ -1,0 +1,292 @@
+"""Whatever a job left: files of any format in, one verdict out.
+
+    diagnosis = diagnose_files([Path("logs"), Path("dumps"), Path("dmesg-gpu-01.txt.gz")])
+    diagnosis.verdict
+
+1. Every file below the paths is recognised by its content; archives are unpacked into a temporary folder.
+2. Text logs fill the tables of one store in memory; dumps and traces are read by rank.
+3. Each source is judged, then the findings of all are joined: `joining`.
+4. The report lists what was read and what was left out, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from analyzers.diagnose import Diagnosis, conclude
+from analyzers.evidence.earlier_attempts import earlier_ends, ended_text
+from analyzers.evidence.joining import join
+from analyzers.evidence.log_findings import analyze as judge_logs
+from analyzers.evidence.outcome import outcome_of
+from analyzers.evidence.plugin_records import judge_rows, not_in_logs
+from analyzers.evidence.printed_steps import judge_steps
+from analyzers.evidence.program_records import ReadPrograms
+from analyzers.finding import Finding
+from analyzers.hangs.dumps import judge_dumps
+from analyzers.hangs.execution_traces import judge_execution_traces
+from analyzers.logs.log_events import LogBook
+from analyzers.logs.wording import ANALYZER
+from analyzers.memory.snapshots import judge_memory
+from analyzers.pipeline.operations import judge_jobs
+from analyzers.printable import visible
+from analyzers.stragglers.inspector import judge_inspector
+from analyzers.stragglers.traces import judge_traces
+from analyzers.whatif.what_if import WhatIf
+from store.readers.archives import expand
+from store.readers.debug_server import dumps_of_page
+from store.readers.external_files import SourceError, Survey, head, survey
+from store.readers.formats import FORMATS, Format, format_of
+from store.readers.logs.rows import log_rows
+from store.readers.logs.scan import ReadLog, read_log
+from store.readers.memory_store import MemoryStore
+from store.readers.plugin_formats import HEAD_BYTES, PluginRows, plugin_problems, read_by_plugin
+from store.readers.programs.registry import program_of, text_of, wraps_text
+from store.readers.ras import read_ras
+from store.readers.unknown import unknown_document
+
+__all__ = ["Progress", "SourceError", "diagnose_files"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is read, how many bytes of it are done, and how many there are."""
+
+
+_READ = "docs/other-runs.md lists what is read"
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files of all paths by format; `names` are those that the report shows."""
+
+    by_format: dict[Format, list[Path]] = field(default_factory=lambda: {name: [] for name in FORMATS})
+    names: dict[Path, str] = field(default_factory=dict)
+    plugin_rows: list[PluginRows] = field(default_factory=list)
+    programs: ReadPrograms = field(default_factory=ReadPrograms)
+    problems: Survey = field(default_factory=Survey)
+    scratch: ExitStack = field(default_factory=ExitStack)
+    other: int = 0
+
+
+def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -> Diagnosis:
+    """The diagnosis of files that no run of ours wrote. Raises SourceError with one line if none can be read."""
+    with ExitStack() as scratch:
+        files = _files(paths, scratch)
+        name = paths[0].name or str(paths[0])
+        if not any(files.by_format.values()):
+            raise SourceError(_nothing(paths, files))
+        findings, facts, what_if = _judged(files, name, progress or (lambda what, done, total: None))
+        diagnosis = conclude(findings, facts, what_if=what_if)
+        unjudged = [one for one in findings if one.analyzer == ANALYZER and one.status == "insufficient_data"]
+        if unjudged and not diagnosis.fired:  # logs that name no cause are no proof that there was none
+            return replace(diagnosis, verdict=unjudged[0].summary)
+        outcome = facts.get("logs", {}).get("outcome")
+        if outcome and not diagnosis.fired and facts["input"] == "log":
+            return replace(diagnosis, verdict=outcome)
+        return diagnosis
+
+
+def _files(paths: Sequence[Path], scratch: ExitStack) -> _Files:
+    files = _Files(scratch=scratch)
+    for path in paths:
+        if not path.exists():
+            raise SourceError(f"no such file or folder: {path}")
+        found = survey(path)
+        files.problems.problems += found.problems
+        for file in found.paths:
+            _take(file, str(file.relative_to(path)) if path.is_dir() else path.name, files, scratch)
+    if files.other:
+        files.problems.add_problem(
+            paths[0], f"{files.other} file{'s' * (files.other != 1)} of other formats left unread"
+        )
+    return files
+
+
+def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> None:
+    """Sort a file in; an archive's members come in its place. Archives within archives are left alone."""
+    try:
+        found = format_of(path)
+        problem = unknown_document(path) if found == "log" or not path.stat().st_size else ""
+    except SourceError as error:
+        files.problems.add_problem(path, str(error))
+        return
+    if problem:
+        files.problems.add_problem(path, problem)
+        return
+    if found is None:
+        files.other += 1
+    elif found == "program":
+        _take_program(path, name, files, scratch)
+    elif found not in ("archive", "page"):
+        files.by_format[found].append(path)
+        files.names[path] = visible(name)
+    elif scratch is None:
+        files.problems.add_problem(path, "is an archive within an archive: unpack it")
+    else:
+        into = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
+        try:
+            problems = list(dumps_of_page(path, into).items()) if found == "page" else expand(path, into)
+            for member, problem in problems[:20]:
+                files.problems.add_problem(Path(visible(member)), visible(problem))
+        except SourceError as error:
+            files.problems.add_problem(path, str(error))
+        inside = survey(into)
+        files.problems.problems += inside.problems
+        for member_path in inside.paths:
+            _take(member_path, f"{name}/{member_path.relative_to(into)}", files, None)
+
+
+def _take_program(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> None:
+    """Read a program's file; of one that wraps a text log, the lines are one."""
+    program = program_of(head(path, HEAD_BYTES))
+    if program is None:
+        return
+    if not wraps_text(program):
+        files.programs.take(path, program, visible(name), files.problems)
+        files.by_format["program"].append(path)
+        return
+    into = Path((scratch or files.scratch).enter_context(TemporaryDirectory(prefix="rankscope-")))
+    try:
+        text = text_of(program, path, into)
+    except SourceError as error:
+        files.problems.add_problem(path, str(error))
+        return
+    files.by_format["log"].append(text)
+    files.names[text] = visible(name)
+
+
+def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
+    what_if: WhatIf | None = None
+    findings: dict[str, list[Finding]] = {}
+    facts: dict[str, Any] = {"run_id": name}
+    inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
+    _read_plugin_files(files)
+    if any(rows.has_records for rows in files.plugin_rows):
+        findings["plugin"], facts, what_if = judge_rows(files.plugin_rows, facts)
+    findings |= files.programs.findings()
+    if any(files.by_format[one] for one in ("log", "ras", "plugin", "program")):
+        findings["log"], of_logs = _judge_logs(files, progress)
+        facts = {**of_logs, **{key: value for key, value in facts.items() if value is not None}}
+        if (
+            not findings["log"]
+            and "plugin" not in findings
+            and not facts["logs"]["outcome"]
+            and len(inputs) == 1
+            and inputs[0] in ("log", "plugin")
+        ):
+            findings["log"] = [Finding.insufficient("logs", "rank_lost", facts["logs"].pop("silence"))]
+        facts["logs"].pop("silence", None)
+    if "plugin" in findings:
+        findings["plugin"] = not_in_logs(findings["plugin"], findings["log"])
+    if files.by_format["flight_recorder"]:
+        found = Survey(paths=files.by_format["flight_recorder"])
+        findings["flight_recorder"], of_dumps = judge_dumps(found, name=name)
+        facts |= of_dumps
+        files.problems.problems += found.problems
+    if files.by_format["kineto"]:
+        found = Survey(paths=files.by_format["kineto"])
+        findings["kineto"], of_traces = judge_traces(found, name=name)
+        facts |= {**of_traces, "num_ranks": max(of_traces.get("num_ranks") or 0, facts.get("num_ranks") or 0)}
+        files.problems.problems += found.problems
+    if files.by_format["operations"]:
+        found = Survey(paths=files.by_format["operations"])
+        findings["operations"], what_if, of_jobs = judge_jobs(found, name=name)
+        facts = {**of_jobs, **facts}
+        files.problems.problems += found.problems
+    others: dict[Format, Callable[..., tuple[list[Finding], dict[str, Any]]]] = {
+        "inspector": judge_inspector, "execution_trace": judge_execution_traces,
+        "memory_snapshot": judge_memory,
+    }  # fmt: skip
+    for one, judge in others.items():
+        if files.by_format[one]:
+            found = Survey(paths=files.by_format[one])
+            findings[one], of_calls = judge(found, name=name)
+            facts = {**of_calls, **{key: value for key, value in facts.items() if value is not None}}
+            files.problems.problems += found.problems
+    facts["input"] = inputs[0] if len(inputs) == 1 else "several"
+    facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs if one != "program"}
+    facts["files_read"] |= files.programs.names
+    facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"
+    for plugin, problem in plugin_problems().items():
+        files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
+    facts["file_problems"] = sorted(files.problems.problems, key=lambda problem: problem["path"])
+    return join(findings), facts, what_if
+
+
+def _read_plugin_files(files: _Files) -> None:
+    for path in files.by_format["plugin"]:
+        try:
+            found = read_by_plugin(path, files.names[path])
+        except SourceError as error:
+            files.problems.add_problem(path, str(error))
+            continue
+        for reason in found.refused:
+            files.problems.add_problem(path, f"plug-in {found.plugin}: {visible(reason)}")
+        if not found.num_rows:
+            files.problems.add_problem(path, f"plug-in {found.plugin} read no row from it")
+        files.plugin_rows.append(found)
+
+
+def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[str, Any]]:
+    logs: list[ReadLog] = []
+    paths = files.by_format["log"]
+    total = sum(path.stat().st_size for path in paths)
+    done = 0
+    for path in paths:
+        progress(files.names[path], done, total)
+        log = read_log(
+            path,
+            progress=lambda num_bytes, path=path, done=done: progress(  # type: ignore[misc]
+                files.names[path], done + num_bytes, total
+            ),
+        )
+        done += path.stat().st_size
+        logs.append(log)
+    logs += [read_ras(path) for path in files.by_format["ras"]]
+    for log in logs:
+        for problem in ([log.problem] if log.problem else []) + log.given_up:
+            files.problems.add_problem(log.path, problem)
+    events, steps = log_rows(logs, files.names)
+    events += [row for rows in files.plugin_rows for row in rows.tables["log_events"]] + files.programs.log_events()
+    steps += files.programs.steps(files.problems)
+    num_rows = sum(len(rows.tables["log_events"]) for rows in files.plugin_rows)
+    with MemoryStore() as store:
+        store.add("log_events", events)
+        store.add("steps", steps)
+        findings = judge_logs(store)
+        findings += judge_steps(store, findings, steps)
+        book = LogBook.load(store)
+        outcome = outcome_of(book, logs, steps)
+        facts = {
+            "num_ranks": book.world_size or len(book.seen) or None,
+            "steps": len({row["step"] for row in steps}) or None,
+            "ended": ended_text(book, findings, outcome.ended),
+            "logs": {
+                "files": len(paths),
+                "lines": sum(log.num_lines for log in logs) + num_rows,
+                "bytes": sum(log.num_bytes for log in logs),
+                "known_lines": len(events),
+                "ranks_that_printed": list(book.seen[:1000]),
+                "finished": outcome.ended == "finished",
+                "outcome": outcome.text if outcome.is_known else "",
+                "silence": outcome.text if num_rows or any(log.num_lines for log in logs) else _NOTHING_READ,
+                "earlier_ends": earlier_ends(book),
+            },
+        }
+    return findings, facts
+
+
+_NOTHING_READ = "Nothing was judged: no line or row was read from the files."
+
+
+def _nothing(paths: Sequence[Path], files: _Files) -> str:
+    shown, problems = visible(str(paths[0])), files.problems.problems
+    known = "no run, no text log, no flight-recorder dumps and no profiler traces"
+    if len(paths) == 1 and not paths[0].is_dir():
+        said = f"{visible(problems[0]['problem'])}; it " if problems else ""
+        return f"{shown} {said}is {known.replace('dumps', 'dump').replace('traces', 'trace')}. {_READ}"
+    unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
+    return f"{shown} holds {known}{unread}. {_READ}"

@@ -1,0 +1,112 @@
+"""Join what logs, dumps and traces say into one list of findings, so that one event is one finding.
+
+    findings = join({"log": [...], "flight_recorder": [...], "kineto": [...]})
+    findings = join_recorded(of_runs, of_files)     # of recorded runs, and of the logs of their ranks
+
+1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
+   none: one finding, with the call of the dumps and the lines of the logs.
+2. A rank that the dumps name stands before a line that names none: an error of a device that the dumps show to be stuck
+   is joined to it, any other is a suspicion of its own.
+3. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
+4. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
+5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.
+6. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
+   the lines of the log and what only a log has, such as the text of an assertion in a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from analyzers.finding import Finding
+from analyzers.logs.wording import ANALYZER
+
+__all__ = ["join", "join_recorded"]
+
+_STANDSTILL = ("hang", "rank_lost")
+_OF_LOG = ("assertion", "kernel", "basis", "holders", "others_bytes")
+_CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "ranks_without_dump")
+
+
+def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """All findings, those of one event as one."""
+    standing = [one for one in found.get("stacks", ()) if one.status == "suspect"]
+    joined = _joined({source: findings for source, findings in found.items() if source != "stacks" or not standing})
+    hang = next((one for one in joined if one.kind == "hang" and one.status in ("fired", "suspect")), None)
+    if hang is None or not standing:
+        return [*joined, *standing]
+    with_stacks = replace(hang, evidence={**hang.evidence, "stack_groups": standing[0].evidence["stack_groups"]})
+    others = [one for one in standing if one.ranks and hang.ranks and not set(one.ranks) & set(hang.ranks)]
+    return [with_stacks if one is hang else one for one in joined] + others
+
+
+def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    logs, dumps = list(found.get("log", ())), list(found.get("flight_recorder", ()))
+    rest = [
+        finding
+        for source, findings in found.items()
+        if source not in ("log", "flight_recorder")
+        for finding in findings
+    ]
+    said = next((one for one in logs if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
+    shown = next((one for one in dumps if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
+    if said is None or shown is None:
+        return [*logs, *dumps, *rest]
+    logs.remove(said)
+    dumps.remove(shown)
+    if said.ranks and set(said.ranks) & set(shown.ranks):
+        return [_one(said, shown), *logs, *_settled(dumps, said), *rest]
+    if said.status == "suspect" and shown.status == "fired":
+        return [_with_lines(shown, said), *logs, *dumps, *rest]
+    if said.kind != "hang" and not said.ranks and shown.ranks and shown.cause not in ("all_entered", "no_dump"):
+        if said.cause == "device_error" and shown.cause == "device_stuck":
+            return [_with_lines(shown, said), *logs, *dumps, *rest]
+        return [shown, replace(said, status="suspect", severity="warning"), *logs, *dumps, *rest]
+    if not shown.ranks or shown.cause == "all_entered" or (said.status == "fired" and shown.status == "suspect"):
+        return [_one(said, shown), *logs, *dumps, *rest]
+    if not said.ranks and said.kind == shown.kind == "hang":
+        return [_with_lines(shown, said), *logs, *dumps, *rest]
+    return [said, shown, *logs, *dumps, *rest]
+
+
+def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
+    """All findings; `recorded` are those of runs, `read` those of files."""
+    runs, files = list(recorded), list(read)
+    for said in [one for one in files if one.kind == "rank_lost" and one.ranks and one.analyzer == ANALYZER]:
+        same = [one for one in runs if one.kind == "rank_lost" and one.status == "fired" and one.ranks == said.ranks]
+        if not same:
+            continue
+        newest = same[-1]
+        more = {
+            name: said.evidence[name] for name in _OF_LOG if said.evidence.get(name) and name not in newest.evidence
+        }
+        runs[runs.index(newest)] = replace(
+            newest,
+            summary=f"{newest.summary} {said.summary}"
+            if said.cause not in ("exception", newest.cause)
+            else newest.summary,
+            evidence={**newest.evidence, **more, "lines": said.evidence.get("lines", [])[:8], "logs": said.summary},
+        )
+        files.remove(said)
+    return [*runs, *files]
+
+
+def _one(said: Finding, shown: Finding) -> Finding:
+    """The log's cause with the dumps' call; certain if one of them is."""
+    if said.status == "suspect" and shown.status == "fired":
+        return _with_lines(shown, said)
+    call = {name: shown.evidence[name] for name in _CALL if shown.evidence.get(name) not in (None, [], "")}
+    evidence = {**said.evidence, **call, "dumps": shown.summary}
+    return replace(said, evidence=evidence, cost_s=shown.cost_s)
+
+
+def _with_lines(shown: Finding, said: Finding) -> Finding:
+    return replace(
+        shown, evidence={**shown.evidence, "lines": said.evidence.get("lines", [])[:8], "logs": said.summary}
+    )
+
+
+def _settled(dumps: Sequence[Finding], said: Finding) -> list[Finding]:
+    """Without the remarks on missing dumps: the logs say how the rank ended."""
+    return [one for one in dumps if one.status != "insufficient_data" or said.status != "fired"]

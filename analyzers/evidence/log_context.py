@@ -1,0 +1,147 @@
+"""Facts of a log that stand beside its cause: the rank that did not give up, what was worked on, addresses of peers.
+
+candidates = [with_facts(candidate, book, ended) for candidate in candidates]
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from analyzers.deaths.logged_endings import Ended
+from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.log_events import LogBook, LogLine
+
+__all__ = ["interface_candidates", "peer_addresses", "with_facts"]
+
+_OF_GPU = re.compile(r"\bGPU (\d{1,2})\b|\bcuda:(\d{1,2})\b")
+_WAITED = ("not_entered", "signal", "rendezvous", "connection_lost", "exit")
+_PEER = re.compile(
+    r"(?:peer|remote|to|from|connect) ?(?:address )?=?\[?(\d{1,3}(?:\.\d{1,3}){3}|"
+    r"\[?[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7})[\]%:<]"
+)
+_LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0)")
+_OWN_NAME = "127.0.1."
+"""What a host's own name stands for in /etc/hosts of Debian and Ubuntu: no job on one host asks for it."""
+_LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
+_REFUSED = re.compile(
+    r"refused|unreachable|no route|timed? ?out|connectFullMesh|connect(?:ing)? (?:failed|to)", re.IGNORECASE
+)
+
+
+def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
+    """Add what the other lines say of the same."""
+    if not candidate.ranks and candidate.rank_class == "own" and candidate.cause in ("out_of_memory", "device_error"):
+        candidate = _on_missing_rank(candidate, book, ended)
+    if candidate.cause in _WAITED:
+        candidate = _with_work(candidate, book)
+    return candidate
+
+
+def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
+    """An error without a rank is that of the only rank which did not give up a call, if its GPU has that number."""
+    waited = {said.rank for said in book.of("watchdog_timeout", "gloo_timeout") if said.rank is not None}
+    waited |= ended.victims.keys()
+    match = _OF_GPU.search(f"{candidate.lines[0].text('message')} {candidate.lines[0].message} "
+                           f"{' '.join(said.message for said in candidate.lines)}")  # fmt: skip
+    device = int(match[1] or match[2]) if match else None
+    size = book.world_size or max((*waited, -1)) + 1
+    missing = [rank for rank in range(min(size, 4096)) if rank not in waited]
+    if waited and len(missing) == 1 and device in (None, missing[0]) and size > 2:
+        rank = missing[0]
+        others = f"every other rank of {size} waited for it"
+        why = f"{candidate.why}: {f'GPU {device}, and ' if device is not None else ''}{others}"
+        return replace(
+            candidate,
+            ranks=(rank,),
+            what=candidate.what.replace(who(()), who((rank,)), 1),
+            why=why,
+            is_proven=False,
+            evidence={**candidate.evidence, "gpu": device, "waiting_ranks": sorted(waited)[:64]},
+        )
+    if device is not None:
+        named = f"The rank on GPU {device}"
+        return replace(candidate, what=candidate.what.replace(who(()), named, 1),
+                       evidence={**candidate.evidence, "gpu": device})  # fmt: skip
+    return candidate
+
+
+def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
+    """The last bar of other work than training that had not come to its end."""
+    lines = [said for said in book.of("working") if said.number("of")]
+    open_bars = [said for said in lines[-5:] if (said.number("done") or 0) < (said.number("of") or 0)]
+    if not open_bars or (lines and lines[-1].number("done") == lines[-1].number("of")):
+        return candidate
+    last = max(open_bars, key=lambda said: (said.number("done") or 0) / (said.number("of") or 1))
+    spent = f" after {last.text('spent')}" if last.text("spent") else ""
+    work = f"{last.text('work').strip()}: {last.number('done'):,} of {last.number('of'):,}{spent}"
+    return replace(
+        candidate,
+        what=f'{candidate.what}. The last that the log shows of it is "{work}" ({last.place})',
+        evidence={**candidate.evidence, "worked_on": work},
+    )
+
+
+def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
+    """Addresses of the other ends of connections that broke or were not made."""
+    found = (_PEER.findall(f"{said.text('message')} {said.message}") for said in lines)
+    return list(dict.fromkeys(address.strip("[]") for every in found for address in every))
+
+
+def interface_candidates(book: LogBook) -> list[Candidate]:
+    """NCCL or gloo took an interface that the other hosts cannot reach: loopback, or a link-local address."""
+    taken = list(book.of("nccl_interface"))
+    hosts = {said.host for said in taken if said.host}
+    first_of: dict[str | None, LogLine] = {}
+    for said in taken:
+        first_of.setdefault(said.host, said)  # NCCL takes the first that it lists
+    local = [said for said in first_of.values() if _LOCAL.match(said.text("address"))]
+    broken = [said for said, rule in book.of_role("root", "victim", "nccl", "exception")
+              if _REFUSED.search(f"{said.text('message')} {said.message}")]  # fmt: skip
+    broken += [said for said in book.of("nccl_warning") if _REFUSED.search(said.message)]
+    if local and len(hosts) > 1 and broken:
+        said = local[0]
+        names = f"{said.text('interface')}:{said.text('address')}"
+        return [_wrong_interface(f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot "
+                                 f"reach "
+                                 "that address", local, broken, "NCCL_SOCKET_IFNAME")]  # fmt: skip
+    reached = [(said, address) for said in broken for address in _addresses(said) if _LINK_LOCAL.match(address)]
+    loops = [(said, address) for said in broken for address in _addresses(said) if _LOCAL.match(address)]
+    own_name = [(said, address) for said, address in loops if address.startswith(_OWN_NAME)]
+    if not reached and loops and (_hosts(book) > 1 or any(book.of("gloo_loopback"))):
+        reached = loops
+    reached = reached or own_name
+    if reached:
+        said, address = reached[0]
+        name = (
+            "GLOO_SOCKET_IFNAME" if "gloo" in f"{said.text('message')} {said.message}".lower() else "NCCL_SOCKET_IFNAME"
+        )
+        reach = "host" if _LOCAL.match(address) else "link"
+        what = f"A connection went to {address}, which is valid on one {reach} only: the wrong interface was chosen"
+        return [_wrong_interface(what, [said], [], name)]
+    return []
+
+
+def _addresses(said: LogLine) -> list[str]:
+    text = said.text("address")
+    return [*([text.strip("[]")] if text else []), *peer_addresses((said,))]
+
+
+def _hosts(book: LogBook) -> int:
+    return len({said.host for said in book.lines if said.host and not said.host[:1].isdigit()})
+
+
+def _wrong_interface(what: str, lines: list[LogLine], broken: list[LogLine], name: str) -> Candidate:
+    return Candidate(
+        cause="no_interface",
+        kind="rank_lost",
+        rank_class="network",
+        ranks=(),
+        what=what,
+        why=lines[0].quoted,
+        lines=(*lines[:4], *broken[:4]),
+        is_proven=False,
+        evidence={"do": f"Set {name} to the interface that all nodes share (`ip -br addr`), or exclude lo and docker0 "
+                  f"({name}=^lo,docker0)."},
+        collect=("ip -br addr # on every host",),
+    )  # fmt: skip

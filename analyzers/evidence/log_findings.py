@@ -1,0 +1,330 @@
+"""Analysis of text logs: one verdict on a job's end from the lines of all files, and what it leaves unexplained.
+
+    findings = analyze(source)
+
+1. Every line that names a cause makes a candidate (`hosts`, `processes`, `calls`).
+2. The kernel and the scheduler come before what processes say of themselves, that before mismatches, deaths without a
+   text, hangs, the network, and victims. Within a class the earliest line counts.
+3. Ranks that only speak of a peer or of a call that was given up are victims: they are listed, never blamed.
+4. A suspicion names no culprit as proven, and comes with the commands that would settle it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analyzers.causes import anchor
+from analyzers.deaths.logged_endings import Ended, death_candidates, endings
+from analyzers.deaths.logged_errors import process_candidates
+from analyzers.deaths.logged_hosts import host_candidates
+from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
+from analyzers.finding import Finding
+from analyzers.hangs.logged_calls import call_candidates
+from analyzers.health.ascend_codes import codes_in, explained_code
+from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.exceptions import standing, text_of
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.wording import ANALYZER, COLLECT
+from analyzers.numerics.printed_values import DO
+from analyzers.source import Source
+
+__all__ = ["analyze"]
+
+_ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not be loaded")
+"""Warnings of NCCL about something that it can do without."""
+_FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
+"""Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
+MAX_ALSO = 3
+"""Findings beside the first: more of them are consequences."""
+
+
+def analyze(source: Source) -> list[Finding]:
+    """Findings of kinds `rank_lost`, `hang` and `non_finite`, out of `log_events`."""
+    book = LogBook.load(source)
+    if not book.lines:
+        return []
+    ended = endings(book)
+    candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
+    candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
+    candidates = sorted(_aborted(_merged(candidates)), key=lambda candidate: candidate.order(book))
+    if any(one.cause == "no_interface" for one in candidates):  # what it explains
+        candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
+    if not candidates and ended.victim_lines:
+        candidates = [_connections(book, ended)]
+    candidates = candidates or _barriers(book) or _nccls(book)
+    if not candidates:
+        return []
+    candidates = [with_facts(candidate, book, ended) for candidate in candidates]
+    first = _contested(candidates)
+    findings = [_finding(first, ended)]
+    for other in candidates[1:]:
+        if first.evidence.get("contested_by"):
+            break
+        if len(findings) <= MAX_ALSO and _is_another(other, first):
+            findings.append(replace(_finding(other, ended), status="suspect", severity="warning"))
+    return findings
+
+
+def _contested(candidates: Sequence[Candidate]) -> Candidate:
+    """The first candidate; without a culprit if another rank's error may have come before: no time orders the two."""
+    first = candidates[0]
+    if first.rank_class != "own" or not first.ranks:
+        return first
+    others = [one for one in candidates[1:] if one.rank_class == "own" and one.is_proven and one.ranks
+              and not set(one.ranks) & set(first.ranks) and not _are_ordered(first.lines[0], one.lines[0])]  # fmt: skip
+    if not others:
+        return first
+    ranks = sorted({*first.ranks, *(rank for one in others for rank in one.ranks)})
+    return replace(
+        first,
+        ranks=(),
+        is_proven=False,
+        what=f"{who(ranks)} each raised an error, and the logs do not show which came first. {first.what}",
+        evidence={**first.evidence, "contested_by": [one.what for one in others[:8]]},
+        collect=COLLECT["contested"],
+    )
+
+
+def _are_ordered(one: LogLine, other: LogLine) -> bool:
+    return one.source == other.source or (one.wall_ns is not None and other.wall_ns is not None)
+
+
+def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A kernel's word and the process's own of the same are one: the exception joins what the kernel said."""
+    kept: list[Candidate] = []
+    hosts = [candidate for candidate in candidates if candidate.rank_class == "host"]
+    for candidate in candidates:
+        host = next((one for one in hosts if candidate is not one and _same(one, candidate)), None)
+        if host is None:
+            kept.append(candidate)
+    joined: list[Candidate] = []
+    for candidate in kept:
+        same = [
+            one for one in candidates if candidate.rank_class == "host" and one not in kept and _same(candidate, one)
+        ]
+        ranks = candidate.ranks or next((one.ranks for one in same if len(one.ranks) == 1), ())
+        what = candidate.what
+        if ranks and not candidate.ranks:
+            what = f"{who(ranks)}: {what[:1].lower()}{what[1:]}"
+        also = [f"{said.place}: {said.message[:120]}" for one in same for said in one.lines[:1]]
+        evidence = {**candidate.evidence, **({"also": also} if also else {})}
+        joined.append(replace(candidate, ranks=ranks, what=what, evidence=evidence))
+    return joined
+
+
+def _aborted(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """A device's error in a line without a rank belongs to the only rank that aborted: the runtime aborts its own."""
+    aborts = [one for one in candidates if one.cause == "signal" and one.evidence.get("signal") == "SIGABRT"]
+    if len(aborts) != 1 or len(aborts[0].ranks) != 1 or not aborts[0].is_proven:
+        return list(candidates)
+    ranks = aborts[0].ranks
+    return [
+        replace(one, ranks=ranks, what=one.what.replace(who(()), who(ranks), 1))
+        if one.cause in ("device_error", "device_assert") and one.rank_class == "own" and not one.ranks
+        else one
+        for one in candidates
+    ]
+
+
+def _same(host: Candidate, other: Candidate) -> bool:
+    if other.rank_class == "host" or (host.ranks and other.ranks and not set(host.ranks) & set(other.ranks)):
+        return False
+    if host.cause == "host_out_of_memory":
+        killed = other.cause == "signal" and other.evidence.get("signal") == "SIGKILL"
+        return killed or other.cause in ("host_out_of_memory", "data_worker")
+    if host.cause == "device_error":
+        return other.cause in ("device_error", "device_setup", "nccl_error")
+    return other.cause == "cancelled"
+
+
+def _is_another(other: Candidate, first: Candidate) -> bool:
+    """Return True if a second candidate is worth a finding of its own: proven, of other ranks, and no consequence."""
+    if other.rank_class == "host":
+        return True
+    alien = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False
+    return other.is_proven and other.rank_class in ("own", "numerics") and alien and first.rank_class != "host"
+
+
+def _numerics(book: LogBook) -> list[Candidate]:
+    floor = list(book.of("loss_scale_floor"))
+    if floor and not any(book.of("nonfinite")):
+        return [_exhausted_scale(floor, list(book.of("overflow")))]
+    norms = [said for said in book.of("gradient_norms") if said.number("nonfinite")]
+    lines = [*book.of("nonfinite", "loss_scale_floor"), *norms]
+    if not lines:
+        return []
+    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    if norms:  # the norms of all ranks: only where some are finite do the others say something of a rank
+        ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
+    step = next((said.number("step") for said in lines if said.number("step") is not None), None)
+    after = None if step is not None else lines[0].number("after_step")
+    where = f" at step {step}" if step is not None else f" after the line of step {after}" if after is not None else ""
+    return [
+        Candidate(
+            cause="unknown",
+            kind="non_finite",
+            rank_class="numerics",
+            ranks=ranks,
+            what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} NaN or Inf values{where}",
+            why=lines[0].quoted,
+            lines=tuple(lines),
+            evidence={"step": step if step is not None else after, "do": DO},
+        )
+    ]
+
+
+def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidate:
+    """Every step overflowed in fp16 until the loss scale could not be lowered any more."""
+    steps = [step for said in overflows if (step := said.number("after_step")) is not None]
+    since = f" since about step {steps[0]}" if steps else ""
+    count = f": {len(overflows)} overflow{'s' * (len(overflows) > 1)} in the log{since}" if overflows else ""
+    return Candidate(
+        cause="unknown",
+        kind="non_finite",
+        rank_class="numerics",
+        ranks=(),
+        what=f"The fp16 loss scale is exhausted: gradients are not finite even at its minimum{count}",
+        why=floor[0].quoted,
+        lines=(*floor[:4], *overflows[:4]),
+        evidence={
+            "step": steps[0] if steps else floor[0].number("after_step"),
+            "num_overflows": len(overflows) or None,
+            "do": "Train in bf16, which needs no loss scale. Else lower the learning rate, clip harder, and "
+            "inspect the "
+            "data and the update before the first overflow.",
+        },
+    )
+
+
+def _barriers(book: LogBook) -> list[Candidate]:
+    """The last that the log holds is that ranks wait for others to join: how many are missing, and not who."""
+    lines = [said for said in book.of("store_barrier") if standing(said, book) != "survived"]
+    size = book.world_size
+    arrived = max((said.number("arrived") or 0 for said in lines), default=0)
+    if size is None or not lines or arrived >= size:
+        return []
+    return [
+        Candidate(
+            cause="rendezvous",
+            kind="rank_lost",
+            rank_class="victim",
+            ranks=(),
+            what=f"{arrived} of {size} ranks joined the process group, and the others did not come",
+            why=lines[-1].quoted,
+            lines=tuple(lines[-20:]),
+            is_proven=False,
+            evidence={
+                "waiting_ranks": sorted({rank for said in lines if (rank := said.number("waiting")) is not None})
+            },
+            collect=COLLECT["rendezvous"],
+        )
+    ]
+
+
+def _nccls(book: LogBook) -> list[Candidate]:
+    """Nothing else is there than what NCCL reports: an error or a warning of a call that failed, without a cause."""
+    failed = [said for said, _ in book.of_role("nccl")]
+    lines = failed or [said for said in book.of("nccl_warning") if _FAILED.search(said.text("text"))
+                       and not _ADVICE.search(said.text("text"))]  # fmt: skip
+    lines = [said for said in lines if standing(said, book) != "survived"]
+    if not lines:
+        return []
+    text = lines[0].text("text") or lines[0].message
+    is_on = any(book.of("nccl_comm", "nccl_interface", "nccl_proxy", "nccl_warning"))
+    return [
+        Candidate(
+            cause="nccl_error",
+            kind="rank_lost",
+            rank_class="victim",
+            ranks=(),
+            what=f"NCCL reports an error that does not name its cause: {text[:160].rstrip('.')}",
+            why=lines[0].quoted,
+            lines=tuple(lines[:20]),
+            is_proven=False,
+            severity="critical" if failed else "warning",
+            evidence={
+                "reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})[:64],
+                "do": "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at "
+                "that time."
+                if is_on
+                else None,
+            },
+            collect=("the logs of all ranks",) if is_on else COLLECT["nccl_error"],
+        )
+    ]
+
+
+def _connections(book: LogBook, ended: Ended) -> Candidate:
+    """Everybody lost somebody: who is missing among those who say so is suspected, if it is known who there was."""
+    victims = tuple(sorted(ended.victims))
+    size = book.world_size
+    missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
+    named = {rank for said in book.of("jax_task_lost") for rank in said.ranks()}
+    suspects = (
+        tuple(sorted(named)) if len(named) == 1 else missing if victims and 0 < len(missing) < len(victims) else ()
+    )
+    lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
+    peers = peer_addresses(lines) if not suspects else []
+    codes = list(dict.fromkeys(code for said in lines for code in codes_in(text_of(said))))
+    coded = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
+    away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
+    return Candidate(
+        cause="connection_lost",
+        kind="rank_lost",
+        rank_class="victim",
+        ranks=suspects,
+        what=f"{who(victims, 'the ranks')} lost the connection to another rank{coded}"
+        + (
+            f", and {who(suspects).lower()} {'sent no heartbeat' if len(named) == 1 else 'printed nothing'}"
+            if suspects
+            else f", {away}: this log is of a victim"
+            if peers
+            else ", and the logs do not show which rank ended first"
+        ),
+        why=lines[0].quoted,
+        lines=lines,
+        is_proven=False,
+        evidence={
+            "victims": list(victims),
+            "peers": peers or None,
+            "codes": codes or None,
+            "do": f"Read the log of the process at {peers[0]}, and that of its host or pod (kubectl describe pod)."
+            if peers
+            else None,
+        },
+        collect=COLLECT["connection_lost"],
+    )
+
+
+def _finding(candidate: Candidate, ended: Ended) -> Finding:
+    victims = sorted((set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))) - set(candidate.ranks))
+    are_apart = bool(candidate.ranks) or candidate.kind != "hang"  # in a hang of unknown cause any may be the culprit
+    suffered = f" {who(victims)} failed as a consequence." if victims and are_apart else ""
+    doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."
+    host = next((said.host for said in candidate.lines if said.host), None)
+    evidence = {
+        **{key: value for key, value in candidate.evidence.items() if value is not None},
+        "basis": candidate.why,
+        "lines": [f"{said.place}: {said.message[:200]}" for said in candidate.lines[:8]],
+        "victims": victims[:64],
+    }
+    if host is not None:
+        evidence["host"] = host
+    if candidate.collect:
+        evidence["collect"] = list(candidate.collect)
+    step = candidate.evidence.get("step")
+    return Finding(
+        analyzer=ANALYZER,
+        kind=candidate.kind,
+        severity="critical" if candidate.severity == "critical" else "warning",
+        status="fired" if candidate.is_proven else "suspect",
+        ranks=candidate.ranks,
+        first_step=step,
+        last_step=step,
+        cause=candidate.cause,
+        summary=f"{candidate.what}.{suffered}{doubt}",
+        evidence=evidence,
+        advice=anchor(candidate.kind, candidate.cause),
+    )

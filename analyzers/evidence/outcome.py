@@ -1,0 +1,89 @@
+"""How a log ends that names no cause: finished, still running where it was cut, or ended without a reason.
+
+outcome = outcome_of(book, logs, steps)
+outcome.ended, outcome.text       # "finished", "The job finished: ..."
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analyzers.logs.log_events import LogBook
+from store.readers.logs.scan import ReadLog
+
+__all__ = ["Outcome", "is_at_end", "outcome_of"]
+
+NEAR_END_LINES = 12
+"""Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`is_known`: nothing is left open, as far as a log can say."""
+
+    ended: str
+    text: str
+    is_known: bool
+
+
+def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[str, Any]]) -> Outcome:
+    """The end that the lines show, with the line that shows it."""
+    said = next(iter(book.of("finished")), None)
+    extent = _extent(steps)
+    if said is not None:
+        return Outcome(
+            ended="finished", text=f"The job finished ({said.quoted}). {extent}No failure seen.", is_known=True
+        )
+    if step := is_at_end(steps):
+        return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No "
+                             "failure seen.",
+                       is_known=True)  # fmt: skip
+    num_lines = sum(log.num_lines for log in logs)
+    if not steps:
+        return Outcome(
+            ended="not in the logs",
+            text=f"None of {num_lines:,} lines names a cause or a training step. Add the other ranks' logs, "
+            "the launcher's, and each host's `dmesg -T`.",
+            is_known=False,
+        )
+    if any(log.last_step_line and log.num_lines - log.last_step_line <= NEAR_END_LINES for log in logs):
+        return Outcome(
+            ended="still running when the log was cut, or without a line",
+            text=f"The log ends in training: {extent}No failure seen. Either the job was running when it was cut, "
+            "or it was ended without a line in these files.",
+            is_known=False,
+        )
+    return Outcome(
+        ended="without a reason in the logs",
+        text=f"{extent}The lines after the last step name no cause. Add the other ranks' logs, the launcher's, "
+        f"and each "
+        "host's `dmesg -T`.",
+        is_known=False,
+    )
+
+
+def is_at_end(steps: Sequence[Mapping[str, Any]]) -> int | None:
+    """The last step, if it is the last that was planned."""
+    last = max(steps, key=lambda row: row["step"], default=None)
+    total = last.get("total") if last else None
+    return int(total) if last is not None and total and total > 1 and last["step"] >= total else None
+
+
+def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
+    """`400 steps, loss from 6.9 to 5.7. `"""
+    if not steps:
+        return ""
+    rows = sorted(steps, key=lambda row: row["step"])
+    losses = [row["loss"] for row in rows if row.get("loss") is not None and math.isfinite(row["loss"])]
+    num = len({row["step"] for row in rows})
+    loss = ""
+    if len(losses) > 1:
+        part = max(1, len(losses) // 10)
+        begin, end = sorted(losses[:part])[part // 2], sorted(losses[-part:])[part // 2]
+        loss = f", the loss {'fell' if end < begin else 'went'} from {begin:.4g} to {end:.4g}"
+    if all(row.get("is_counted") for row in rows):
+        return f"{num:,} printed line{'s' * (num != 1)} of a step{loss}. "
+    return f"{num:,} printed step{'s' * (num != 1)} to step {rows[-1]['step']:,}{loss}. "

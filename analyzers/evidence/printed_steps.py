@@ -1,0 +1,129 @@
+"""Judge the steps that a trainer printed by the analyses of a run, as far as a log goes.
+
+findings = judge_steps(store, findings_so_far, steps)
+
+A printed step has a duration and no phases, a loss that rank 0 printed for all, and most often no time of its start.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from analyzers.data.analyze import data_bound
+from analyzers.data.policy import DataPolicy
+from analyzers.finding import Finding
+from analyzers.numerics.divergence import divergence
+from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.printed_values import judge_scale, judge_skipped, nonfinite
+from analyzers.scope import Scope
+from analyzers.source import Source
+from analyzers.stragglers.periodic_steps import periodic_slow_steps
+from analyzers.stragglers.policy import ThroughputPolicy
+from analyzers.stragglers.throughput import throughput_drops
+
+__all__ = ["judge_steps"]
+
+THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
+"""A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
+DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3, onset_ratio=0.15)
+_NO_RESPONSE = (" No action was taken.", " No response is recorded.")
+_STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
+MANY_SPIKES = 3
+"""Findings of a loss that rose from which they are one: it diverged, or is noisy."""
+STAYED_RATIO = 1.15
+"""Loss at the end / level before the first spike from which it did not come back."""
+
+
+def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Findings of the analyses that need no more than loss and duration of a step."""
+    if not steps:
+        return []
+    counted = all(row.get("is_counted") for row in steps)
+    findings = (
+        [] if any(one.kind == "non_finite" for one in known) else [_of_log(one, counted) for one in nonfinite(steps)]
+    )
+    checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
+        ("loss_spike", lambda: _one_rise([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
+        ("non_finite", lambda: [] if findings or known else judge_skipped(steps)),
+        (
+            "non_finite",
+            lambda: [] if any(one.kind == "non_finite" for one in (*findings, *known)) else judge_scale(steps),
+        ),
+        ("throughput", lambda: _by_rate(_slower(source), steps)),
+        ("data_bound", lambda: data_bound(source, Scope(), DATA)),
+    )
+    for kind, check in checks:
+        try:
+            findings += [_of_log(one, counted) for one in check() if one.status in ("fired", "suspect")]
+        except Exception as error:  # lines of a log may lack any column
+            findings.append(_failed(kind, error))
+    return findings
+
+
+def _of_log(finding: Finding, are_lines: bool = False) -> Finding:
+    """Leave out what only a run's records can say; lines that were counted are no steps of the trainer."""
+    summary = _STEP_NUMBER.sub(r"printed line\1 ", finding.summary) if are_lines else finding.summary
+    for text in _NO_RESPONSE:
+        summary = summary.replace(text, "")
+    return replace(finding, summary=summary, evidence={**finding.evidence, "printed": True})
+
+
+def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Where a log has a throughput and no time, the change is known and no duration."""
+    if not any(row.get("is_relative") for row in steps):
+        return list(findings)
+    return [
+        replace(
+            one,
+            summary=f"Training has been slower since step {one.first_step}: by the printed throughput a step takes "
+            f"{one.evidence.get('factor_ratio'):.2f}x as long.",
+            evidence={"factor_ratio": one.evidence.get("factor_ratio")},
+            cost_s=None,
+        )
+        for one in findings
+        if one.cause != "periodic"
+    ]
+
+
+def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Many spikes of one climb are one finding."""
+    fired = [one for one in found if one.status == "fired"]
+    spikes = [one for one in fired if one.kind == "loss_spike"]
+    if len(spikes) <= 1:
+        return fired
+    first, last = spikes[0], max(spikes, key=lambda one: one.last_step or 0)
+    losses = [float(row["loss"]) for row in steps if row.get("loss") is not None]
+    end = median(losses[-max(3, len(losses) // 50) :])
+    level = float(first.evidence.get("loss_before") or 0)
+    if level > 0 and not end <= STAYED_RATIO * level:
+        num = sum(one.evidence.get("num_steps") or 1 for one in spikes)
+        return [
+            replace(
+                first,
+                cause="divergence",
+                severity="critical",
+                last_step=last.last_step,
+                advice="loss-spike-divergence",
+                summary=f"The loss diverged: from {level:.3f} at step {first.first_step} to {end:.3f} at the end of "
+                f"the log, with {num} steps far above those before them.",
+            )
+        ]
+    if len(spikes) > MANY_SPIKES:
+        worst = max(spikes, key=lambda one: float(one.evidence.get("loss_z") or 0))
+        more = f" It is the largest of {len(spikes)} spikes between steps {first.first_step} and {last.last_step}."
+        return [replace(worst, summary=_of_log(worst).summary + more)]
+    return spikes
+
+
+def _slower(source: Source) -> list[Finding]:
+    return throughput_drops(source, Scope(), THROUGHPUT) or periodic_slow_steps(source, Scope())
+
+
+def _failed(kind: str, error: Exception) -> Finding:
+    return Finding.insufficient(
+        "logs", kind, f"The check for {kind} could not use the printed steps: {type(error).__name__}."
+    )

@@ -1,0 +1,210 @@
+"""Diagnosis of flight-recorder dumps: the hang analyzer's verdict, and which ranks left no dump.
+
+    findings, facts = judge_dumps(survey(folder), name="dumps")
+    findings[0].summary  # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user code. Rank 0 waited..."
+
+A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog gave a call up,
+or if ranks made different calls at the same place. Dumps of a healthy run give no finding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from analyzers.finding import Finding, Status
+from analyzers.hangs.analyze import hang_of_attempt
+from analyzers.hangs.completed_elsewhere import with_calls_of_each, with_stuck_device
+from analyzers.hangs.culprits import find_culprits
+from analyzers.hangs.dumped_view import DumpedWorld, assemble
+from analyzers.hangs.wait_graph import WaitGraph
+from analyzers.run.event_log import EventLog
+from analyzers.run.policy import StallPolicy
+from analyzers.wording import ranks_text, sentence
+from store.readers.external_files import SourceError, Survey, rank_of_name
+from store.readers.flight_recorder import RankDump
+from store.readers.many_dumps import read_many
+
+__all__ = ["judge_dumps"]
+
+MAX_LISTED = 16
+
+
+def judge_dumps(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings of the dumps, and facts for the report. What cannot be read is listed in `found.problems`."""
+    dumps = _read(found)
+    if not dumps:
+        return [_insufficient("no dump could be read")], _facts(name, [], None, found)
+    world = assemble(dumps)
+    return _findings(world, dumps), _facts(name, dumps, world, found)
+
+
+def _read(found: Survey) -> list[RankDump]:
+    by_rank: dict[int, RankDump] = {}
+    places: list[tuple[Path, int]] = []
+    for path in found.paths:
+        rank = rank_of_name(path)
+        if rank is None:
+            found.add_problem(path, "has no rank in its name: name the dumps by rank (nccl_trace_rank_3)")
+        else:
+            places.append((path, rank))
+    for path, dump in read_many(places):
+        if isinstance(dump, SourceError):
+            found.add_problem(path, str(dump))
+            continue
+        rank = dump.rank
+        if dump.damaged_entries:
+            found.add_problem(path, f"{dump.damaged_entries} damaged entries were left out")
+        other = by_rank.get(rank)
+        if other is not None:
+            better, worse = (dump, other) if _worth(dump) > _worth(other) else (other, dump)
+            found.add_problem(worse.path, f"is a second dump of rank {rank}: {better.path.name} was read instead")
+            dump = better
+        by_rank[rank] = dump
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _worth(dump: RankDump) -> tuple[int, bool, int]:
+    """Order of preference among dumps of one rank: the latest, then one with callers."""
+    return (dump.last_ns, dump.has_frames, dump.num_entries)
+
+
+def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
+    if not any(dump.num_entries for dump in dumps):
+        return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)"), *_absent(world)]
+    hang = _hang(world)
+    if hang is None:
+        return _absent(world)
+    hang = with_stuck_device(hang, world)
+    if hang.cause == "not_seen":
+        hang = _before_unseen(world) or hang
+    if hang.cause == "not_seen":
+        missing = [rank for rank in hang.evidence["unseen_ranks"] if rank in world.undumped]
+        where = hang.evidence.get("op", "a collective")
+        unsure = f"whether {ranks_text(missing)} entered {where} is unknown without a dump"
+        return [_lost(world, missing, hang), _insufficient(unsure)]
+    return [with_calls_of_each(hang, world), *_absent(world)]
+
+
+def _before_unseen(world: DumpedWorld) -> Finding | None:
+    """The verdict on the calls that ranks made before any that a rank without a dump is awaited in.
+
+    What a device does first is what keeps it: where such a call stands, the missing dumps need not be known.
+    """
+    graph, ranks = WaitGraph(world.view), {}
+    for rank, view in world.view.ranks.items():
+        in_order = sorted(view.calls, key=lambda call: call.issue_ns)
+        free = tuple(itertools.takewhile(lambda c: world.view.elsewhere.isdisjoint(graph.targets([c])), in_order))
+        ranks[rank] = replace(view, calls=free)
+    found = _hang(replace(world, view=replace(world.view, ranks=ranks)))
+    if found is None or found.cause == "not_seen":
+        return None
+    return with_stuck_device(replace(found, status="suspect"), world)
+
+
+def _hang(world: DumpedWorld) -> Finding | None:
+    """The verdict of the hang analyzer."""
+    blame = find_culprits(world.view)
+    if blame.cause == "busy":
+        return None  # no rank waits in a call
+    certain = blame.cause.startswith("mismatch") or bool(world.timed_out)
+    reference_ns = max(world.reference_ns, world.view.last_ns + 1)
+    policies = [StallPolicy()] + ([StallPolicy(floor_s=0.0)] if certain or not world.clock_is_known else [])
+    log = EventLog([])
+    judged = (hang_of_attempt(world.view, log, p, is_last=True, now_ns=reference_ns) for p in policies)
+    found = next((finding for finding in judged if finding), None)
+    if found is None:
+        return None
+    evidence = dict(found.evidence) | {
+        "ranks_without_dump": list(world.undumped[:MAX_LISTED]),
+        "ranks_that_lost_records": list(world.dropped)[:MAX_LISTED],
+        "timed_out_ranks": list(world.timed_out[:MAX_LISTED]),
+    }
+    if not world.clock_is_known and world.reference_ns <= world.view.last_ns:
+        evidence |= {"silent_s": None, "limit_s": None}
+        found = replace(found, cost_s=None)
+    doubts = []
+    if _skewed(world, found):
+        evidence["dumps_apart_s"] = round(_apart_s(world), 1)
+        doubts.append("The dump of the named rank is older than that call: dump all ranks at the same time.")
+    elif not certain and not world.clock_is_known:
+        doubts.append("The duration is unknown: the files' times are not those of the dumps.")
+    if found.cause == "all_entered" and blame.call is not None and blame.call.host_only:
+        doubts.append("Which devices started it is not in these dumps: TORCH_NCCL_ENABLE_TIMING=1 records it.")
+    if found.cause == "all_entered" and found.evidence.get("process_group") in world.unlisted:
+        doubts.append("A rank without a dump may be missing instead: these dumps do not list the members of the group.")
+    status: Status = "suspect" if doubts else "fired"
+    return replace(found, status=status, attempt=None, evidence=evidence, summary=" ".join([found.summary, *doubts]))
+
+
+def _skewed(world: DumpedWorld, hang: Finding) -> bool:
+    """True if the culprits were dumped before the others made the call: they may have entered it later."""
+    if hang.cause not in ("not_entered", "p2p_unmatched", "order_inversion"):
+        return False
+    place = (hang.evidence.get("process_group"), hang.evidence.get("seq"))
+    calls = [call for view in world.view.ranks.values() for call in view.calls]
+    issued = [call.issue_ns for call in calls if (call.group, call.seq) == place]
+    dumped = [world.dumped_ns[rank] for rank in hang.ranks if rank in world.dumped_ns]
+    return bool(issued and dumped) and max(dumped) < min(issued)
+
+
+def _apart_s(world: DumpedWorld) -> float:
+    return (max(world.dumped_ns.values()) - min(world.dumped_ns.values())) / 1e9
+
+
+def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
+    many = len(missing) > 1
+    of = hang.evidence
+    call = f" in {of['op']} #{of['seq']} (group {of['process_group']})" if "op" in of else ""
+    waiting = list(of.get("waiting_ranks") or ())
+    they, them = ("They", "them") if many else ("It", "it")
+    return Finding(
+        analyzer="hang",
+        kind="rank_lost",
+        severity="critical",
+        status="suspect",
+        ranks=tuple(missing),
+        cause="no_dump",
+        summary=f"{sentence(ranks_text(missing))[:-1]} left no dump, and {ranks_text(waiting)} "
+        f"wait{'s' * (len(waiting) == 1)} for {them}{call}. {they} died before writing one, or the file was not "
+        "collected.",
+        evidence={**hang.evidence, "message": "no dump", "victims": []},
+        advice="rank-lost-no_dump",
+        cost_s=hang.cost_s,
+    )
+
+
+def _absent(world: DumpedWorld) -> list[Finding]:
+    """Ranks without a dump that no rank is known to wait for."""
+    absent = world.undumped
+    if not absent:
+        return []
+    return [_insufficient(f"there is no dump of {ranks_text(absent)}")]
+
+
+def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, found: Survey) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "run_id": name,
+        "input": "flight_recorder",
+        "num_ranks": len(dumps),
+        "ended": "not in the dumps",
+        "dumps": {
+            "versions": sorted({dump.version for dump in dumps}),
+            "entries": sum(dump.num_entries for dump in dumps),
+            "ranks_without_dump": list(world.undumped[:1000]) if world else [],
+        },
+        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
+    }
+    if world is not None:
+        worst = sorted(world.dropped.items(), key=lambda item: -item[1])
+        facts["dropped_records"] = {f"of rank {rank}": count for rank, count in worst[:8]}
+        if len(worst) > 8:
+            facts["dropped_records"][f"of {len(worst) - 8} more ranks"] = sum(count for _, count in worst[8:])
+    return facts
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("hang", "hang", f"Hangs were not fully checked: {why}.")

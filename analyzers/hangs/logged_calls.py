@@ -1,0 +1,281 @@
+"""Causes that lines about collective calls name: mismatches, ranks that never came, calls that did not end.
+
+DETAIL's text, torch's own desync report, monitoredBarrier and NCCL's RAS name ranks: proven. gloo's timeouts name no
+call: a rank that prints none is suspected. Lines of NCCL's watchdogs are compared in `watchdogs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analyzers.hangs.watchdogs import fewer_of, watchdog_candidates
+from analyzers.logs.candidate import Candidate, listed, who
+from analyzers.logs.exceptions import standing
+from analyzers.logs.log_events import LogBook
+from analyzers.logs.wording import COLLECT
+
+__all__ = ["call_candidates"]
+
+_TRACE_ERRORS = {
+    "COLLECTIVE_TYPE_MISMATCH": "mismatch_operation", "SIZE_OR_SYNTAX_MISMATCH": "mismatch_size",
+    "COLLECTIVE_DTYPE_MISMATCH": "mismatch_dtype",
+}  # fmt: skip
+"""Causes by the names of torch.distributed.flight_recorder's MatchState."""
+
+
+def call_candidates(book: LogBook) -> list[Candidate]:
+    """Every cause that lines about calls name."""
+    found = [
+        *_stated(book),
+        *_stalled(book),
+        *_first_calls(book),
+        *watchdog_candidates(book),
+        *_stuck(book),
+        *_timed_out(book),
+    ]
+    found += list(_trace_missing(book)) + list(_tasks(book))
+    # A count while the job runs says less than a call that was given up.
+    return found or list(_ras(book)) or list(_unnumbered(book))
+
+
+def _stated(book: LogBook) -> Iterator[Candidate]:
+    yield from _detail(book)
+    yield from _culprits(book)
+    lines = list(book.of("desync_not_joined", "monitored_barrier", "jax_barrier"))
+    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    if ranks:
+        first = lines[0]
+        call = f"collective {first.number('seq')}" if first.kind == "desync_not_joined" else "the barrier"
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="mismatch",
+            ranks=ranks,
+            what=f"{who(ranks)} did not reach {call}",
+            why=first.quoted,
+            lines=tuple(lines),
+            evidence={"seq": first.number("seq")},
+            collect=COLLECT["hang"],
+        )
+
+
+def _culprits(book: LogBook) -> Iterator[Candidate]:
+    """Mismatches as torchfrtrace prints them, against the first rank's call: most may be listed for one's fault."""
+    lines = [said for said in book.of("trace_culprits") if said.ranks()]
+    if not lines:
+        return
+    first, size = lines[0], book.world_size or 0
+    listed_ranks = tuple(sorted(set(first.ranks())))
+    others = tuple(rank for rank in range(min(size, 4096)) if rank not in listed_ranks)
+    ranks = () if not others else listed_ranks if len(listed_ranks) <= len(others) else others
+    error = first.text("error")
+    yield Candidate(
+        cause=_TRACE_ERRORS.get(error, "mismatch"),
+        kind="hang",
+        rank_class="mismatch",
+        ranks=ranks,
+        what=f"{who(ranks, 'ranks')} called a collective that differs from the other ranks' call ({error})",
+        why=first.quoted,
+        lines=tuple(lines),
+        is_proven=bool(ranks) and len(listed_ranks) != len(others),
+        evidence={"listed_ranks": list(listed_ranks[:64])},
+        collect=COLLECT["hang"],
+    )
+
+
+def _trace_missing(book: LogBook) -> Iterator[Candidate]:
+    """Calls without some ranks as torchfrtrace prints them: not made, or their dumps were not there."""
+    lines = [said for said in book.of("trace_missing") if said.ranks()]
+    if lines:
+        ranks = tuple(sorted(set(lines[0].ranks())))
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="hang",
+            ranks=ranks,
+            what=f"{who(ranks)} did not make a call that the other ranks' dumps hold",
+            why=f"{lines[0].place}: torchfrtrace lists them as missing, also where a rank left no dump",
+            lines=tuple(lines),
+            is_proven=False,
+            collect=COLLECT["hang"],
+        )
+
+
+def _tasks(book: LogBook) -> Iterator[Candidate]:
+    """A task of an NPU that did not end: its device stopped, or it waited for another rank."""
+    lines = list(book.of("device_task_timeout"))
+    if lines and not any(book.of_role("victim")):
+        yield Candidate(
+            cause="device_stuck",
+            kind="hang",
+            rank_class="hang",
+            ranks=(),
+            what=f"A task on a device did not end in time ({lines[0].text('reason')})",
+            why=lines[0].quoted,
+            lines=tuple(lines),
+            is_proven=False,
+            evidence={"reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})},
+            collect=COLLECT["hang"],
+        )
+
+
+def _stalled(book: LogBook) -> Iterator[Candidate]:
+    """Horovod lists the ranks that have not submitted a tensor, again and again: the last list is how it ended."""
+    lines = [said for said in book.of("stalled_ranks") if said.ranks()]
+    if lines:
+        ranks = tuple(sorted(set(lines[-1].ranks())))
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="hang",
+            ranks=ranks,
+            what=f"{who(ranks)} did not submit a tensor that the other ranks wait for",
+            why=f"{lines[-1].place}: Horovod's stall inspector lists the ranks that are missing",
+            lines=tuple(lines),
+            is_proven=False,  # it warns after a minute: a rank may only have been slow
+            collect=COLLECT["hang"],
+        )
+
+
+def _ras(book: LogBook) -> Iterator[Candidate]:
+    """NCCL's RAS counts operations while the job runs: who is behind may be on its way, so it is a suspicion."""
+    lines = [said for said in book.of("ras_state") if said.ranks()]
+    largest = max((said.number("members") or 0 for said in lines), default=0)
+    lines = [said for said in lines if (said.number("members") or 0) == largest]  # the rest follows from it
+    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    if not ranks:
+        return
+    first = lines[0]
+    launched, most = first.number("launched"), first.number("most_launched")
+    what = "did not answer NCCL's RAS" if most is None else f"had launched {launched} operations, the others {most}"
+    yield Candidate(
+        cause="not_entered",
+        kind="hang",
+        rank_class="hang",
+        ranks=ranks,
+        what=f"{who(ranks)} {what}",
+        why=first.quoted,
+        lines=tuple(lines),
+        is_proven=False,
+        evidence={"launched": launched, "most_launched": most},
+        collect=COLLECT["hang"],
+    )
+
+
+def _first_calls(book: LogBook) -> Iterator[Candidate]:
+    """The first call of a group: all fetch an id that its first rank publishes when it makes that call."""
+    lines = [said for said in book.of("unique_id_timeout") if "timeout" in said.text("error").lower()]
+    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    if ranks:
+        yield Candidate(
+            cause="not_entered",
+            kind="hang",
+            rank_class="hang",
+            ranks=ranks,
+            what=f"{who(ranks)} did not make the first call of a group in time: the others wait for the id that it "
+            "publishes there",
+            why=f"{lines[0].place}: {lines[0].message[:200]}",
+            lines=tuple(lines),
+            evidence={"waiting_ranks": sorted({said.rank for said in lines if said.rank is not None} - set(ranks))},
+            collect=COLLECT["hang"],
+        )
+
+
+def _detail(book: LogBook) -> Iterator[Candidate]:
+    """Each rank reports itself against one other: who differs from most is named, both where it is one against one."""
+    lines = list(book.of("collective_mismatch"))
+    if not lines:
+        return
+    called: dict[int, tuple[str, str, str, int | None]] = {}
+    for said in lines:
+        for side in ("a", "b"):
+            rank = said.number(f"rank_{side}")
+            if rank is not None and (rank not in called or not called[rank][1]):
+                called[rank] = (said.text(f"op_{side}"), said.text(f"shape_{side}"), said.text(f"dtype_{side}"),
+                                said.number(f"seq_{side}"))  # fmt: skip
+    ops, shapes, dtypes = ({value[i] for value in called.values() if value[i]} for i in range(3))
+    cause = "mismatch_operation" if len(ops) > 1 else "mismatch_dtype" if len(dtypes) > 1 else "mismatch_size"
+    if len(called) == 1:
+        cause = "mismatch"  # older texts name one side only
+    elif len(ops) == len(shapes) == len(dtypes) == 1:
+        cause = "skipped"  # the numbers alone differ
+    part = {"mismatch_operation": 0, "mismatch_size": 1, "mismatch_dtype": 2}.get(cause, 3)
+    ranks = fewer_of({rank: value[part] for rank, value in called.items()})
+    sides = "; ".join(f"rank {rank} calls {op} {shape and f'[{shape}]'} {dtype}".strip()
+                      for rank, (op, shape, dtype, _) in sorted(called.items())[:4])  # fmt: skip
+    yield Candidate(
+        cause=cause,
+        kind="hang",
+        rank_class="mismatch",
+        ranks=ranks,
+        what=f"Ranks called different collectives at the same place: {sides}",
+        why=f"{lines[0].place}: TORCH_DISTRIBUTED_DEBUG=DETAIL compared the calls",
+        lines=tuple(lines),
+        evidence={"calls": {str(rank): " ".join(map(str, value[:3])) for rank, value in sorted(called.items())[:16]}},
+    )
+
+
+def _stuck(book: LogBook) -> Iterator[Candidate]:
+    lines = list(book.of("watchdog_stuck"))
+    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    stuck_s = next((found for said in lines if (found := said.number("stuck_s"))), None)
+    if lines and not any(book.of("watchdog_timeout")):
+        yield Candidate(
+            cause="watchdog_stuck",
+            kind="hang",
+            rank_class="hang",
+            ranks=(),
+            what=f"The watchdog thread of rank{'s' * (len(ranks) != 1)} {listed(ranks) or '?'} was blocked for "
+            f"{f'{stuck_s} s' if stuck_s else 'too long'} in a CUDA call or waiting for Python's GIL",
+            why=f"{lines[0].place}: no timeout of a call was reported, so the rank that caused it is unknown",
+            lines=tuple(lines),
+            is_proven=False,
+            evidence={"ranks_with_blocked_watchdog": list(ranks)},
+            collect=COLLECT["hang"],
+        )
+
+
+def _timed_out(book: LogBook) -> Iterator[Candidate]:
+    """gloo names no call; who did not print is suspected."""
+    lines = list(book.of("gloo_timeout"))
+    waiting = {said.rank for said in lines if said.rank is not None}
+    if not lines:
+        return
+    size = book.world_size or (max(waiting) + 1 if waiting else 0)
+    spoke = book.spoke
+    missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting and rank not in spoke)
+    missing = missing if len(missing) < len(waiting) and not spoke - waiting else ()
+    yield Candidate(
+        cause="not_entered" if missing else "all_entered",
+        kind="hang",
+        rank_class="hang",
+        ranks=missing,
+        what=f"{who(sorted(waiting), 'a rank')} waited {(lines[0].number('timeout_ms') or 0) / 1e3:.0f} s "
+        "for a message of gloo that did not come"
+        + (f", and {who(missing).lower()} printed nothing" if missing else ""),
+        why=f"{lines[0].place}: {lines[0].message[:120]}",
+        lines=tuple(lines),
+        is_proven=False,
+        evidence={"waiting_ranks": sorted(waiting)},
+        collect=COLLECT["hang"],
+    )
+
+
+def _unnumbered(book: LogBook) -> Iterator[Candidate]:
+    """A call was given up, and no line numbers it (torch before 1.12, vLLM, a second-hand report): no rank compares."""
+    lines = list(book.of("watchdog_timeout", "call_timeout"))
+    lines = [said for said in lines if standing(said, book) != "survived"]
+    if lines:
+        waiting = sorted({said.rank for said in lines if said.rank is not None})
+        yield Candidate(
+            cause="all_entered",
+            kind="hang",
+            rank_class="hang" if any(said.kind == "watchdog_timeout" for said in lines) else "victim",
+            ranks=(),
+            what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for whom",
+            why=lines[0].quoted,
+            lines=tuple(lines[:20]),
+            is_proven=False,
+            evidence={"waiting_ranks": waiting},
+            collect=COLLECT["hang"],
+        )

@@ -1,0 +1,276 @@
+"""Lines of NCCL's watchdogs combined: which ranks wait in which call, and which are missing from it.
+
+1. Of one group, another operation or size at the same number is a mismatch: proven, whatever ranks wait that are ahead.
+   So is a rank whose own line says that it enqueued less than the others wait for.
+2. A lower number than the others': they completed what it waits in. Its device or its process stopped, or it made fewer
+   calls: a suspicion.
+3. All the same: a rank of the group that prints nothing is suspected; where all print, the network or a device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from analyzers.logs.candidate import Candidate, listed, who
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.wording import COLLECT
+
+__all__ = ["fewer_of", "watchdog_candidates"]
+
+SIZED = ("ALLREDUCE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE", "ALLGATHER", "_ALLGATHER_BASE", "REDUCE", "BROADCAST")
+"""Operations whose input has one size on all ranks."""
+ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALESCED", "UNKNOWN")
+"""Operations that a member may complete before another enters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The call that a rank's watchdog gave up first."""
+
+    rank: int
+    seq: int
+    op: str
+    num_elements: int | None
+    ran_s: float
+    enqueued: int | None
+    completed: int | None
+    group: str
+    said: LogLine
+
+    @property
+    def call(self) -> str:
+        """`ALLREDUCE 1580 of 466 elements`"""
+        return f"{self.op or 'call'} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
+
+
+def _waits(book: LogBook) -> dict[int, Wait]:
+    """The first call that each rank's watchdog gave up, with what the rank says of its group's numbers."""
+    states: dict[int, list[LogLine]] = {}
+    for said in book.of("watchdog_state"):
+        rank = said.rank if said.rank is not None else said.number("group_rank")
+        if rank is not None:
+            states.setdefault(rank, []).append(said)
+    waits: dict[int, Wait] = {}
+    for said in book.of("watchdog_timeout"):
+        rank, seq = said.rank, said.number("seq")
+        if rank is None or rank in waits or seq is None:
+            continue
+        state = next((state for state in states.get(rank, ()) if state.number("seq") == seq), None)
+        waits[rank] = Wait(
+            rank=rank, seq=seq, op=said.text("op"), num_elements=said.number("numel_in"),
+            ran_s=(said.number("ran_ms") or said.number("timeout_ms") or 0) / 1e3, said=said,
+            group=_group(state) if state else "",
+            enqueued=state.number("enqueued") if state else None,
+            completed=state.number("completed") if state else None,
+        )  # fmt: skip
+    for rank, found in states.items():
+        if rank not in waits and found[0].number("seq") not in (None, -1):
+            state = found[0]
+            waits[rank] = Wait(
+                rank=rank, seq=state.number("seq") or 0, op="", num_elements=None, ran_s=0.0, group=_group(state),
+                enqueued=state.number("enqueued"), completed=state.number("completed"), said=state,
+            )  # fmt: skip
+    return waits
+
+
+def _group(state: LogLine) -> str:
+    """A name that is the same on all ranks: torch's GUID, else the number of the group."""
+    return state.text("guid") or state.text("pg")
+
+
+def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
+    waits = _waits(book)
+    named = {wait.group for wait in waits.values() if wait.group}
+    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group is most often of the same one
+    groups: dict[str, dict[int, Wait]] = {}
+    for rank, wait in waits.items():
+        groups.setdefault(wait.group or only, {})[rank] = wait
+    if not groups:
+        return
+    # Where ranks wait in several groups, the one with the most of them is looked at first: the rest follows from it.
+    members = max(groups.values(), key=lambda found: (len(found), -min(wait.seq for wait in found.values())))
+    elsewhere = {rank: wait for rank, wait in waits.items() if rank not in members}
+    yield _judged(book, members, elsewhere)
+
+
+def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, Wait]) -> Candidate:
+    seqs = {rank: wait.seq for rank, wait in members.items()}
+    least = min(seqs.values())
+    for seq in sorted(set(seqs.values())):
+        mismatch = _mismatched({rank: wait for rank, wait in members.items() if wait.seq == seq}, members)
+        if mismatch is not None:
+            return mismatch
+    if len(set(seqs.values())) > 1:
+        return _apart(members, least)
+    behind = {rank: wait for rank, wait in _states(book).items() if rank not in members and wait < least}
+    first = next(iter(members.values()))
+    if behind and not elsewhere:
+        ranks = tuple(sorted(behind))
+        return _candidate(
+            "not_entered", ranks, members, is_proven=True,
+            what=f"{who(ranks)} did not reach {first.call}, in which rank{'s' * (len(members) > 1)} "
+            f"{listed(tuple(members))} wait{'s' * (len(members) == 1)}",
+            why=f"by its own line it had enqueued {min(behind.values())} calls, the others {least}",
+        )  # fmt: skip
+    missing = _missing(book, members)
+    if missing:
+        return _candidate(
+            "not_entered", missing, members, is_proven=False,
+            what=f"{who(missing)} printed nothing while rank{'s' * (len(members) > 1)} {listed(tuple(members))} waited "
+            f"in {first.call}{_for(first)}",
+            why="every rank that waits in the call reports a timeout, and these ranks reported none",
+        )  # fmt: skip
+    whole = book.world_size is not None and len(members) >= book.world_size
+    everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
+    unseen = _unseen(book, members)
+    others = f"; {who(unseen).lower()} printed nothing in these files" if unseen else ""
+    found = _candidate(
+        "all_entered", (), members, is_proven=False,
+        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never ended{others}",
+        why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
+    )  # fmt: skip
+    if whole or not unseen:
+        return found
+    do = "Add the logs of the other ranks: one that is missing there, or failed before, explains it. Else look at the "
+    return replace(found, evidence={**found.evidence, "do": f"{do}devices and links of these ranks (`dmesg -T`)."})
+
+
+def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidate | None:
+    """Compare the calls of the ranks that wait at one number.
+
+    Where others wait at another number and no line names the group, ranks of two groups may meet at a number by chance:
+    only a majority at that number tells that they are of one.
+    """
+    if len(at) < len(members) and not all(wait.group for wait in at.values()):
+        calls = Counter((wait.op, wait.num_elements) for wait in at.values())
+        if max(calls.values()) < 2 or max(calls.values()) <= len(at) / 2:
+            return None
+    ops = {rank: wait.op for rank, wait in at.items() if wait.op}
+    if len(set(ops.values())) > 1:
+        return _differing(at, members, ops, "mismatch_operation", "different operations")
+    sizes = {rank: wait.num_elements for rank, wait in at.items() if wait.num_elements is not None}
+    if len(set(sizes.values())) > 1 and (set(ops.values()) <= set(SIZED) or _are_gathers(at)):
+        return _differing(at, members, sizes, "mismatch_size", "different sizes")
+    return None
+
+
+def _for(wait: Wait) -> str:
+    return f" for {wait.ran_s:.0f} s" if wait.ran_s else ""
+
+
+def _are_gathers(members: Mapping[int, Wait]) -> bool:
+    """Return True if coalesced calls are gathers or scatters of equal parts: input and output differ by one factor."""
+    sizes = {tuple(sorted((wait.num_elements or 0, wait.said.number("numel_out") or 0))) for wait in members.values()}
+    factors = {large // small if small and large % small == 0 else 0 for small, large in sizes}
+    return len(factors) == 1 and min(factors) > 1
+
+
+def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
+    low = tuple(sorted(rank for rank, wait in members.items() if wait.seq == least))
+    high = {rank: wait for rank, wait in members.items() if wait.seq > least}
+    first, other = members[low[0]], min(high.values(), key=lambda wait: wait.seq)
+    ahead = [wait.completed for wait in high.values() if wait.completed is not None]
+    passed = bool(ahead) and min(ahead) >= least and first.op not in ONE_SIDED
+    ran_ahead = first.enqueued is not None and first.enqueued >= other.seq
+    if passed and ran_ahead and len(low) <= len(high):
+        return _candidate(
+            "device_stuck", low, members, is_proven=False,
+            what=f"{who(low)} did not complete {first.call}, which rank{'s' * (len(high) > 1)} {listed(tuple(high))} "
+            f"completed: {'their' if len(low) > 1 else 'its'} device stopped",
+            why=f"it had enqueued {first.enqueued} calls, and the others completed {min(ahead)}",
+        )  # fmt: skip
+    fewer = low if len(low) < len(high) else tuple(sorted(high)) if len(high) < len(low) else ()
+    return _candidate(
+        "desync", fewer, members, is_proven=False,
+        what=f"Ranks wait in different calls of one group: rank{'s' * (len(low) > 1)} {listed(low)} in {first.call}, "
+        f"rank{'s' * (len(high) > 1)} {listed(tuple(high))} in {other.call}",
+        why="the ranks did not make the same calls, or one of them stopped in an earlier one",
+    )  # fmt: skip
+
+
+def _differing(
+    at: Mapping[int, Wait], members: Mapping[int, Wait], values: Mapping[int, object], cause: str, what: str
+) -> Candidate:
+    fewer = fewer_of(values)
+    shown = dict.fromkeys((*fewer, *sorted(values)))
+    calls = "; ".join(f"rank {rank}: {at[rank].call}" for rank in sorted(list(shown)[:4]))
+    if len(fewer) == len(values):
+        calls += "; no majority among the ranks in these files tells which of them is the odd one"
+    return _candidate(
+        cause, fewer, members, is_proven=True, what=f"Ranks made calls of {what} at the same place: {calls}",
+        why=f"{members[fewer[0]].said.place}: number {members[fewer[0]].seq} on each of them",
+    )  # fmt: skip
+
+
+def _candidate(
+    cause: str, ranks: Sequence[int], members: Mapping[int, Wait], *, is_proven: bool, what: str, why: str
+) -> Candidate:
+    waiting = [rank for rank in sorted(members) if rank not in ranks]
+    first = min(members.values(), key=lambda wait: wait.rank)
+    return Candidate(
+        cause=cause,
+        kind="hang",
+        rank_class="mismatch" if cause.startswith("mismatch") else "hang",
+        ranks=tuple(ranks),
+        what=what,
+        why=why if ":" in why else f"{first.said.place}: {why}",
+        lines=tuple(wait.said for wait in members.values()),
+        is_proven=is_proven,
+        evidence={
+            "op": first.op, "seq": first.seq, "waiting_ranks": waiting[:64], "silent_s": round(first.ran_s, 1),
+            "numbers": {str(rank): wait.seq for rank, wait in sorted(members.items())[:32]},
+        },
+        collect=COLLECT["hang"],
+    )  # fmt: skip
+
+
+def _states(book: LogBook) -> dict[int, int]:
+    """Calls of the default group that each rank enqueued, by its newest line."""
+    found: dict[int, int] = {}
+    for said in book.of("watchdog_state"):
+        rank, enqueued = said.rank, said.number("enqueued")
+        if rank is not None and enqueued is not None:
+            found[rank] = enqueued
+    return found
+
+
+def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
+    """Ranks that must exist and waited in nothing: below the world's size, or between those that waited."""
+    size = book.world_size or max(members) + 1
+    if size > 4096 or len(members) < 2:
+        return ()
+    spoke = book.spoke
+    known = {said.rank for said in book.of("watchdog_stuck")} | spoke | members.keys()
+    missing = _with_log([rank for rank in range(size) if rank not in known], book)
+    # Who lost a peer proves a death: a rank that prints nothing may be one that the launcher ended for it.
+    return missing if len(missing) < len(members) and not spoke - members.keys() else ()
+
+
+def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
+    """Ranks that must exist, of whom no line of any file is."""
+    size = book.world_size or max(members) + 1
+    known = {*book.seen, *members}
+    return tuple(rank for rank in range(size) if rank not in known) if size <= 4096 else ()
+
+
+def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:
+    """Leave out the ranks of nodes whose log is not there, where each file holds the ranks of its node."""
+    nodes: dict[str, set[int]] = {}
+    for said in book.lines:
+        if said.rank is not None:
+            nodes.setdefault(said.source, set()).add(said.rank)
+    size = max((max(found) - min(found) + 1 for found in nodes.values()), default=0)
+    if len(nodes) < 2 or size < 2:
+        return tuple(ranks)  # all in one file, or a file a rank
+    with_log = {rank // size for found in nodes.values() for rank in found}
+    return tuple(rank for rank in ranks if rank // size in with_log)
+
+
+def fewer_of(values: Mapping[int, object]) -> tuple[int, ...]:
+    """The ranks that differ from most; all where there is no majority."""
+    counts = Counter(values.values())
+    most = max(counts.values(), default=0)
+    fewer = tuple(sorted(rank for rank, value in values.items() if counts[value] < most))
+    return fewer or tuple(sorted(values))

@@ -1,0 +1,52 @@
+"""A possible cause that lines of a log name: what it is, whose, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from analyzers.logs.log_events import LogBook, LogLine
+
+__all__ = ["PRECEDENCE", "Candidate", "listed", "who"]
+
+PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "late", "victim")
+"""host: kernel or scheduler. own: a process names its own cause. late: an error that is no proof, because of when it
+came. The first class that has a candidate is the verdict's; within a class the earliest line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One cause. `is_proven`: a line states it; otherwise it is suspected, and `collect` would settle it."""
+
+    cause: str
+    kind: str
+    rank_class: str
+    ranks: tuple[int, ...]
+    what: str
+    why: str
+    lines: tuple[LogLine, ...]
+    is_proven: bool = True
+    severity: str = "critical"
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    collect: tuple[str, ...] = ()
+
+    def order(self, book: LogBook) -> tuple[int, bool, int]:
+        """Order of candidates: class, proof, time."""
+        first = min((book.position(said) for said in self.lines), default=len(book.lines))
+        return (PRECEDENCE.index(self.rank_class), not self.is_proven, first)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Ranks for a sentence: `0, 2, 3` or `0, 1, 2, ... 15 (16 ranks)`."""
+    ranks = sorted(ranks)
+    if len(ranks) <= 8:
+        return ", ".join(map(str, ranks))
+    return f"{ranks[0]}, {ranks[1]}, {ranks[2]}, ... {ranks[-1]} ({len(ranks)} ranks)"
+
+
+def who(ranks: Sequence[int], otherwise: str = "a rank that the log does not name") -> str:
+    """`Rank 3`, `Ranks 1, 2`, or what to say where no rank is known."""
+    if not ranks:
+        return otherwise[:1].upper() + otherwise[1:]
+    return f"Rank{'s' * (len(ranks) > 1)} {listed(ranks)}"

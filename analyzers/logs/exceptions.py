@@ -1,0 +1,109 @@
+"""Exceptions in logs: their type, whether they are a launcher's summary, and whether they only speak of a peer."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.policy import LogPolicy
+from analyzers.run.endings import LOST_PEER
+from store.readers.logs.rules import cause_of
+
+__all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "own_frame", "standing", "text_of", "type_of"]
+
+Standing = Literal["own", "survived", "after", "aside"]
+"""own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls "
+ "itself a warning. after: the launcher was
+ending the job already. aside: of a thread or a destructor, which end no process."""
+
+_LAUNCHERS = (
+    "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
+    "SignalException", "RendezvousGracefulExitError", "RendezvousConnectionError", "ActorDiedError", "RayActorError",
+    "WorkerCrashedError",
+)  # fmt: skip
+_BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
+_TIMEOUTS = ("Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck")
+_UNNAMED = (
+    "RuntimeError",
+    "Exception",
+    "OSError",
+    "UnknownError",
+    "AbortedError",
+    "InternalError",
+    "HorovodInternalError",
+)
+"""Types that a library raises for anything; ValueError, KeyError and their like are about the caller's own data."""
+_CALLS = re.compile(
+    r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
+)
+"""Modules whose functions wait for other ranks."""
+_OTHERS = re.compile(
+    r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
+)
+"""Parts of a message about the fault of another rank."""
+_LIBRARIES = re.compile(r"hccl|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
+"""Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_INNER = re.compile(r"RayTaskError\((\w+)\)")
+
+
+def type_of(said: LogLine) -> str:
+    name = said.text("type").rsplit(".", 1)[-1]
+    inner = _INNER.search(f"{said.text('type')} {said.message}")
+    return inner[1] if inner else name
+
+
+def text_of(said: LogLine) -> str:
+    return f"{said.text('type')}: {said.text('message')} {said.message}"
+
+
+def is_launchers(said: LogLine) -> bool:
+    return type_of(said) in _LAUNCHERS or "detected that one or more processes exited" in said.text("message")
+
+
+def is_stop(said: LogLine) -> bool:
+    return type_of(said) == "KeyboardInterrupt"
+
+
+def is_victims(said: LogLine) -> bool:
+    """Return True if an exception reports a peer's end or an aborted call, and no cause of its own."""
+    text = text_of(said)
+    rule = cause_of(text)
+    if rule is not None:
+        return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
+    if type_of(said) in _BACKENDS or any(mark in text for mark in _TIMEOUTS) or LOST_PEER.search(text) is not None:
+        return True
+    return type_of(said) in _UNNAMED and _is_of_communication(said, text)
+
+
+def _is_of_communication(said: LogLine, text: str) -> bool:
+    """Return True if an error without a cause of its own came out of a call that waits for other ranks."""
+    if _OTHERS.search(text):
+        return True
+    frames = _FRAME.findall(said.text("traceback"))
+    return _LIBRARIES.search(text) is not None and (not frames or _CALLS.search(frames[-1][0]) is not None)
+
+
+def standing(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> Standing:
+    """Judge a line by its place in its file."""
+    policy = policy or LogPolicy()
+    is_over = any(one.source == said.source and one.line > said.line for one in book.of("finished"))
+    if (said.number("later_steps") or 0) >= policy.survived_steps or said.number("is_warning") or is_over:
+        return "survived"
+    before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == said.source
+              and one.line < said.line]  # fmt: skip
+    last = max(before, key=lambda one: one.line, default=None)
+    if last is None:
+        return "own"
+    if last.kind == "in_thread":
+        return "aside" if said.kind == "exception" and said.line - last.line <= 2 else "own"
+    return "after" if last.kind == "teardown" else "own"
+
+
+def own_frame(traceback: str) -> str:
+    """The innermost line that is not in an installed package: `data/loader.py:41 in __getitem__`."""
+    frames = [(m[1], m[2], m[3]) for m in _FRAME.finditer(traceback)]
+    own = [f for f in frames if not re.search(r"(site|dist)-packages|/lib/python\d|<frozen|<string>", f[0])]
+    chosen = (own or frames)[-1:]
+    return "".join(f"{'/'.join(path.split('/')[-2:])}:{line} in {function}" for path, line, function in chosen)

@@ -1,0 +1,115 @@
+"""Findings of per-operation files: the worker or the stage that the slowdown comes from.
+
+findings, what_if, facts = judge_jobs(survey, name="trace")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analyzers.finding import Finding
+from analyzers.whatif.pipeline_jobs import PASSES, judge_operations
+from analyzers.whatif.what_if import WhatIf
+from analyzers.wording import ranks_text
+from store.readers.external_files import SourceError, Survey
+from store.readers.operations import Operations, read_operations
+
+__all__ = ["PipelineJobPolicy", "judge_jobs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineJobPolicy:
+    """When a slowdown is reported, and what it is put down to."""
+
+    min_slowdown_ratio: float = 1.1
+    """S from which a job counts as straggling. Source: Lin et al., OSDI 2025."""
+    min_share_ratio: float = 0.5
+    """M_W and M_S from which the slowdown is put down to the worst workers or the last stage. Source: Lin et al., OSDI
+    2025."""
+
+
+def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], WhatIf | None, dict[str, Any]]:
+    """Judge the first file that can be read; the others are listed in `found.problems`."""
+    for path in found.paths:
+        try:
+            jobs = read_operations(path)
+            what_if = judge_operations(jobs)
+        except SourceError as error:
+            found.add_problem(path, str(error))
+            continue
+        if jobs.left_out:
+            found.add_problem(path, f"{jobs.left_out:,} operations without all their numbers were left out")
+        for other in found.paths[found.paths.index(path) + 1 :]:
+            found.add_problem(other, f"is a second job: {path.name} was read")
+        facts = {"run_id": name, "num_ranks": len(np.unique(jobs.rank)), "steps": len(np.unique(jobs.step))}
+        return _findings(jobs, what_if), what_if, facts
+    return [Finding.insufficient("operations", "straggler", "No per-operation table could be read.")], None, {}
+
+
+def _findings(jobs: Operations, what_if: WhatIf, policy: PipelineJobPolicy | None = None) -> list[Finding]:
+    policy = policy or PipelineJobPolicy()
+    if what_if.slowdown < policy.min_slowdown_ratio or not what_if.is_beyond_error:
+        return []
+    lost = f"balanced workers would make the step {what_if.slowdown:.2f}x faster"
+    stage, worker = what_if.last_stage_ratio or 0.0, what_if.worst_ranks_ratio or 0.0
+    if max(stage, worker) < policy.min_share_ratio:
+        return []
+    evidence = {"slowdown_ratio": round(what_if.slowdown, 4), "replay_error_ratio": round(what_if.error_ratio, 4)}
+    if stage >= worker:
+        last = int(jobs.stage.max())
+        ranks = tuple(int(rank) for rank in np.unique(jobs.rank[jobs.stage == last]))
+        work = _work_ms(jobs)
+        return [
+            Finding(
+                analyzer="operations", kind="stage_imbalance", severity="warning", status="fired", ranks=ranks,
+                cause="last_stage", cost_s=_cost_s(jobs, what_if),
+                summary=f"The last pipeline stage ({last}) takes {work[-1] / max(float(np.mean(work)), 1e-9):.2f}x the "
+                f"mean of all stages: {lost}.",
+                evidence={**evidence, "work_ms_by_coordinate": [round(value, 3) for value in work],
+                          "removed_by_last_stage_ratio": round(stage, 3)},
+                advice="stage-imbalance",
+            )
+        ]  # fmt: skip
+    who = ranks_text(what_if.worst_ranks)
+    return [
+        Finding(
+            analyzer="operations", kind="straggler", severity="warning", status="fired", ranks=what_if.worst_ranks,
+            cause="compute", cost_s=_cost_s(jobs, what_if),
+            summary=f"{who.capitalize()} slow{'s' * (len(what_if.worst_ranks) == 1)} the job: {lost}.",
+            evidence={**evidence, "phase_factors_ratio": _factors(jobs, what_if.worst_ranks),
+                      "removed_by_worst_ranks_ratio": round(worker, 3),
+                      "slowdown_by_rank_ratio": {str(r): round(v, 4) for r, v in list(what_if.by_rank.items())[:8]}},
+            advice="straggler-compute",
+        )
+    ]  # fmt: skip
+
+
+def _factors(jobs: Operations, ranks: tuple[int, ...]) -> dict[str, float]:
+    """Factor by which the passes of some ranks take longer than those of the others, by kind of pass."""
+    chosen, found = np.isin(jobs.rank, ranks), {}
+    for number, name in enumerate(jobs.optype):
+        rows = jobs.kind == number
+        others = jobs.duration_ms[rows & ~chosen]
+        if name in PASSES and len(others) and others.mean() > 0:
+            found[name.removesuffix("-compute")] = round(
+                float(jobs.duration_ms[rows & chosen].mean() / others.mean()), 4
+            )
+    return found
+
+
+def _work_ms(jobs: Operations) -> list[float]:
+    """Milliseconds of computation a step of one worker, by stage."""
+    computes = np.isin(jobs.kind, [number for number, name in enumerate(jobs.optype) if name in PASSES])
+    found = []
+    for stage in np.unique(jobs.stage):
+        rows = computes & (jobs.stage == stage)
+        workers = len(np.unique(np.stack([jobs.dp_rank[rows], jobs.step[rows]]), axis=1).T)
+        found.append(float(jobs.duration_ms[rows].sum()) / max(1, workers))
+    return found
+
+
+def _cost_s(jobs: Operations, what_if: WhatIf) -> float:
+    return float((what_if.step_ms - what_if.ideal_step_ms) / 1e3 * len(np.unique(jobs.step)))

@@ -1,0 +1,274 @@
+"""Diagnosis of profiler traces: the parts of each rank's steps, and the ranks that are slower than their peers.
+
+    findings, facts = judge_traces(survey(folder), name="traces")
+    facts["trace"]["ranks"][3]      # {"rank": 3, "step_ms": 212.0, "compute_ms": ..., "exposed_ms": ...}
+
+1. In each step's window: compute, communication, their overlap, communication that nothing hides (exposed), and idle
+   (neither). Times of different ranks are never compared by clock, only by length.
+2. A rank's own time is its step without exposed communication: a late rank waits little. Stragglers are found in
+   it by the rules of `straggler` (same persistence, same peers: ranks of one pipeline stage).
+3. Of the exposed communication, what even the last to arrive sees is transfer; the rest is waiting for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analyzers.account.timings import OWN_PHASES, Matrix, Timings
+from analyzers.communication.policy import CommunicationPolicy
+from analyzers.finding import Finding
+from analyzers.source import Floats
+from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
+from analyzers.stragglers.policy import StragglerPolicy
+from analyzers.wording import ranks_text
+from store.arrays import Ints
+from store.readers.ascend_steps import is_ascend_steps, read_ascend_steps
+from store.readers.confined import confined
+from store.readers.external_files import NO_RANK, SourceError, Survey, head
+from store.readers.intervals import intersection, overlap, union
+from store.readers.kineto import RankTrace, read_trace
+from store.readers.nsys import is_nsys, read_nsys
+
+__all__ = ["breakdown", "judge_traces"]
+
+MAX_LISTED = 4096
+PARTS = ("step", "compute", "communication", "exposed", "idle", "data")
+
+
+def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings of the traces, and facts for the report. What cannot be read is listed in `found.problems`."""
+    by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
+    unnamed: list[tuple[Path, str]] = []
+    traces: list[RankTrace] = []
+    for path in found.paths:
+        try:
+            traces.append(_read(path, is_only=len(found.paths) == 1))
+        except SourceError as error:
+            if str(error).startswith(NO_RANK):
+                unnamed.append((path, str(error)))
+            else:
+                found.add_problem(path, str(error))
+    if len(unnamed) == 1 and not traces:  # the others could not be read
+        traces.append(_read(unnamed.pop()[0], is_only=True))
+    for path, problem in unnamed:
+        found.add_problem(path, problem)
+    for trace in traces:
+        path = trace.path
+        if trace.problem:
+            found.add_problem(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
+        if trace.damaged_events:
+            found.add_problem(path, f"{trace.damaged_events:,} damaged events were left out")
+        read = (trace, breakdown(trace))
+        if trace.rank in by_rank:
+            before = by_rank[trace.rank]
+            if not (trace.marked and before[0].marked) or np.isin(trace.steps, before[0].steps).any():
+                found.add_problem(path, f"is a second trace of rank {trace.rank}: {before[0].path.name} was read")
+                continue
+            read = _joined(before, read)
+        by_rank[trace.rank] = read
+    ranks = [by_rank[rank] for rank in sorted(by_rank)]
+    findings = _findings(ranks) if ranks else [_insufficient("no trace could be read")]
+    return findings, _facts(name, ranks, found)
+
+
+def _read(path: Path, *, is_only: bool) -> RankTrace:
+    is_steps = is_ascend_steps(head(path, 4096))
+    read_one = read_ascend_steps if is_steps else read_nsys if is_nsys(path) else read_trace
+    return confined(read_one, path, is_only=is_only)
+
+
+def _joined(
+    a: tuple[RankTrace, dict[str, Floats]], b: tuple[RankTrace, dict[str, Floats]]
+) -> tuple[RankTrace, dict[str, Floats]]:
+    """Two cycles of the profiler's schedule, each a file of its own, as one trace of more steps."""
+    steps = np.concatenate([a[0].steps, b[0].steps])
+    order = np.argsort(steps)
+    parts = {part: np.concatenate([a[1][part], b[1][part]])[order] for part in PARTS}
+    return replace(a[0], steps=steps[order]), parts
+
+
+def breakdown(trace: RankTrace) -> dict[str, Floats]:
+    """Milliseconds of each step: step, compute, communication, exposed, idle, data."""
+    busy = union(*(np.concatenate(pair) for pair in zip(trace.compute, trace.communication, strict=True)))
+    hidden = intersection(trace.communication, trace.compute)
+    windows = (trace.begin_us, trace.end_us)
+    step = trace.end_us - trace.begin_us
+    communication = overlap(trace.communication, *windows)
+    exposed = communication - overlap(hidden, *windows)
+    idle = step - overlap(busy, *windows)
+    data = overlap(trace.data, *windows)
+    if trace.device != "cpu":  # loading costs the device only where it idles for it
+        data = data - overlap(intersection(trace.data, busy), *windows)
+    parts = dict(zip(PARTS, (step, overlap(trace.compute, *windows), communication, exposed, idle, data), strict=True))
+    return {part: np.maximum(values, 0.0) / 1e3 for part, values in parts.items()}
+
+
+def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Finding]:
+    policy = StragglerPolicy()
+    unmarked = [trace.rank for trace, _ in every if not trace.marked]
+    if len(unmarked) == len(every):  # each whole trace is one step
+        timings = _timings(every)
+        why = f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop"
+        return [_insufficient(why), *(_exposed(timings) if len(every) > 1 else ())]
+    ranks = _comparable([read for read in every if read[0].marked], policy.persistence.min_length)
+    timings = _timings(ranks)
+    findings = [_straggler(straggler, timings, policy) for straggler in find_stragglers(timings, policy)]
+    if len(ranks) > 1:
+        findings += _exposed(timings)
+    compared = {trace.rank for trace, _ in ranks}
+    if short := [trace.rank for trace, _ in every if trace.marked and trace.rank not in compared]:
+        findings.append(_insufficient(f"the traces of {ranks_text(short)} lack most steps of the others"))
+    if unmarked:
+        findings.append(_insufficient(f"no ProfilerStep# marks on {ranks_text(unmarked)}"))
+    absent = _absent(every)
+    if absent:
+        findings.append(_insufficient(f"there is no trace of {ranks_text(absent)}"))
+    if not any(len(peers) > 1 for peers in timings.peers):
+        findings.append(_insufficient("traces of two ranks with the same work are needed"))
+    elif len(timings.steps) < policy.persistence.min_length:
+        needed = policy.persistence.min_length
+        too_few = f"only {len(timings.steps)} steps are in all traces. Record {needed} with schedule(active={needed})"
+        findings.append(_insufficient(too_few))
+    return findings
+
+
+def _comparable(
+    ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], needed: int
+) -> Sequence[tuple[RankTrace, dict[str, Floats]]]:
+    """All traces, or where they share fewer than `needed` steps, those that have most of what the others have.
+
+    A trace that is cut off would else leave nothing to compare.
+    """
+    steps, counts = np.unique(np.concatenate([trace.steps for trace, _ in ranks]), return_counts=True)
+    usual = steps[2 * counts > len(ranks)]
+    kept = sorted(ranks, key=lambda read: int(np.isin(usual, read[0].steps).sum()))
+    while len(kept) > 2 and len(_common(kept)) < min(needed, len(usual)):
+        kept = kept[1:]
+    return sorted(kept, key=lambda read: read[0].rank)
+
+
+def _common(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Ints:
+    common = ranks[0][0].steps
+    for trace, _ in ranks[1:]:
+        common = np.intersect1d(common, trace.steps)
+    return common
+
+
+def _absent(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[int]:
+    world_size = max((trace.world_size or 0 for trace, _ in ranks), default=0)
+    there = {trace.rank for trace, _ in ranks}
+    return [rank for rank in range(min(world_size, 1_000_000)) if rank not in there]
+
+
+def _timings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Timings:
+    """The steps that every rank has, as the straggler analyzer takes them."""
+    common = _common(ranks)
+    rows: dict[str, list[Any]] = {part: [] for part in PARTS}
+    for trace, parts in ranks:
+        at = np.searchsorted(trace.steps, common)
+        for part in PARTS:
+            rows[part].append(parts[part][at])
+    matrix: dict[str, Matrix] = {part: np.array(values, dtype=np.float32) for part, values in rows.items()}
+    own: dict[str, Matrix] = {phase: np.zeros_like(matrix["step"]) for phase in OWN_PHASES}
+    own["data"] = matrix["data"]
+    # All that is neither data nor waiting: operators and kernels, and the host's own time between them.
+    own["forward"] = np.maximum(matrix["step"] - matrix["exposed"] - matrix["data"], 0.0)
+    stages = np.array([trace.stage for trace, _ in ranks])
+    return Timings(
+        attempt=0,
+        ranks=np.array([trace.rank for trace, _ in ranks]),
+        steps=common,
+        own=own,
+        wait=matrix["exposed"],
+        duration=matrix["step"],
+        peers=tuple(np.flatnonzero(stages == stage) for stage in np.unique(stages)),
+    )
+
+
+def _straggler(straggler: Straggler, timings: Timings, policy: StragglerPolicy) -> Finding:
+    slowdown = straggler.step_ms / straggler.step_without_ms
+    return Finding(
+        analyzer="kineto",
+        kind="straggler",
+        severity="critical" if slowdown >= policy.critical_slowdown_ratio else "warning",
+        status="fired",
+        ranks=(straggler.rank,),
+        first_step=straggler.first_step,
+        last_step=straggler.last_step,
+        cause=straggler.cause,
+        summary=f"Rank {straggler.rank} was slow in steps {straggler.first_step} to {straggler.last_step} of the "
+        f"traces: +{straggler.excess_ms:.3g} ms of {'data loading' if straggler.cause == 'data' else straggler.cause} "
+        f"per step ({straggler.factor:.2f}x).",
+        evidence={
+            "factor_ratio": round(straggler.factor, 3),
+            "excess_ms": round(straggler.excess_ms, 3),
+            "phase_factors_ratio": {straggler.cause: round(straggler.factor, 3)},
+            "phase_excess_ms": {straggler.cause: round(straggler.excess_ms, 3)},
+            "peers_wait_more_ms": round(straggler.peers_wait_more_ms, 3),
+            "step_ms": round(straggler.step_ms, 3),
+            "step_without_it_ms": round(straggler.step_without_ms, 3),
+            "speedup_without_it_ratio": round(slowdown, 3),
+            "steps_slow": straggler.num_steps,
+            "steps_in_traces": len(timings.steps),
+        },
+        advice=f"straggler-{straggler.cause}",
+        cost_s=round((straggler.step_ms - straggler.step_without_ms) * straggler.num_steps / 1e3, 3),
+    )
+
+
+def _exposed(timings: Timings) -> list[Finding]:
+    if not len(timings.steps):
+        return []
+    transfer_ms = float(np.median(np.nanmin(timings.wait, axis=0)))
+    step_ms = float(np.nanmedian(timings.duration))
+    if step_ms <= 0 or transfer_ms < CommunicationPolicy().exposed_ratio * step_ms:
+        return []
+    return [
+        Finding.advise(
+            "kineto",
+            "exposed_communication",
+            f"Communication that no compute hides takes {100 * transfer_ms / step_ms:.0f} % of a step "
+            f"({transfer_ms:.3g} of {step_ms:.3g} ms), even on the rank that waits least.",
+            first_step=int(timings.steps[0]),
+            last_step=int(timings.steps[-1]),
+            cause="transfer",
+            evidence={
+                "exposed_ms": round(transfer_ms, 3),
+                "step_ms": round(step_ms, 3),
+                "exposed_ratio": round(transfer_ms / step_ms, 3),
+            },
+        )
+    ]
+
+
+def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], found: Survey) -> dict[str, Any]:
+    rows = []
+    for trace, parts in ranks[:MAX_LISTED]:
+        means = {f"{part}_ms": round(float(np.mean(parts[part])), 4) for part in PARTS}
+        communication = float(np.sum(parts["communication"]))
+        hidden = 1.0 - float(np.sum(parts["exposed"])) / communication if communication else None
+        rows.append(
+            {"rank": trace.rank, "device": trace.device, "steps": len(trace.steps), **means}
+            | {"overlap_ratio": None if hidden is None else round(hidden, 4)}
+        )
+    steps = np.concatenate([parts["step"] for _, parts in ranks]) if ranks else np.zeros(0)
+    return {
+        "run_id": name,
+        "input": "kineto",
+        "num_ranks": len(ranks),
+        "devices": sorted({trace.device for trace, _ in ranks}),
+        "steps": max((len(trace.steps) for trace, _ in ranks), default=None),
+        "step_ms_median": round(float(np.median(steps)), 3) if len(steps) else None,
+        "ended": "not in the traces",
+        "trace": {"ranks": rows},
+        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
+    }
+
+
+def _insufficient(why: str) -> Finding:
+    return Finding.insufficient("kineto", "straggler", f"Ranks were not compared in full: {why}.")

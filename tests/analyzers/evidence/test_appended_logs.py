@@ -1,0 +1,87 @@
+"""A file to which a requeued job appended its attempts: the last one is judged, the ends before it are listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analyzers.diagnose import Diagnosis
+from analyzers.evidence.diagnose_files import diagnose_files
+
+PREEMPTED = (
+    "slurmstepd-n1: error: *** STEP 1.1 ON n1 CANCELLED AT 2026-11-23T01:17:33 DUE TO PREEMPTION ***\n"
+    "slurmstepd-n1: error: *** JOB 1 ON n1 CANCELLED AT 2026-11-23T01:17:33 DUE TO PREEMPTION ***\n"
+    "srun: Job step aborted: Waiting up to 122 seconds for job step to finish.\n"
+    "step     7  Stopped as requested; saved step 7.\n"
+    "srun: error: n1: task 0: Exited with exit code 143\n"
+)
+NODE_LOST = (
+    "slurmstepd-n2: error: *** JOB 1 ON n2 CANCELLED AT 2026-11-23T01:19:24 DUE TO NODE FAILURE, SEE SLURMCTLD ***\n"
+    "srun: error: Node failure on n3\n"
+    "Preempted. Received SIGTERM. Nothing was saved at this stop: a resume continues from the newest checkpoint.\n"
+    "srun: error: n2: task 0: Exited with exit code 143\n"
+)
+FINISHED = "Finished after 1 restart. Next: rankscope analyze /data/runs/1/gpt\n"
+CRASH = (
+    "[rank1]: Traceback (most recent call last):\n"
+    '[rank1]:   File "/job/train.py", line 7, in step\n[rank1]: ValueError: label 99\n'
+)
+
+
+def launched(*nodes: int, resumed: bool = True) -> str:
+    how = "resumed: " if resumed else ""
+    return "".join(f"node {node}: {how}run /data/runs/1/gpt  2 ranks \n(dp_replicate 2)  120 steps\n" for node in nodes)
+
+
+def steps(first: int, last: int) -> str:
+    return "".join(f"step {step:5d}/120  loss 2.5  1 k tokens/s  80 ms/step\n" for step in range(first, last))
+
+
+def analyzed(folder: Path, text: str) -> Diagnosis:
+    (folder / "slurm-1.log").write_text(text, encoding="utf-8")
+    return diagnose_files([folder / "slurm-1.log"])
+
+
+def test_a_job_that_finished_after_a_preemption_and_a_lost_node_is_well(tmp_path: Path) -> None:
+    text = launched(0, 1, resumed=False) + steps(1, 7) + PREEMPTED + launched(0, 1) + steps(7, 99) + NODE_LOST
+    found = analyzed(tmp_path, text + launched(0, 1) + steps(96, 120) + FINISHED)
+    assert found.fired == ()
+    assert found.verdict.startswith("The job finished (slurm-1.log:144")
+    ends = [(end["cause"], end["host"]) for end in found.run["logs"]["earlier_ends"]]
+    assert ends == [("preempted", "n1"), ("node_failed", "n3")]
+    assert found.run["ended"] == "finished, after 2 earlier attempts: preempted (n1), node_failed (n3)"
+
+
+def test_the_error_of_the_last_attempt_is_the_verdict(tmp_path: Path) -> None:
+    (finding,) = analyzed(tmp_path, launched(0, 1) + PREEMPTED + launched(0, 1) + steps(7, 20) + CRASH).fired
+    assert (finding.cause, finding.ranks) == ("exception", (1,))
+
+
+def test_an_error_before_the_preemption_is_of_the_earlier_attempt(tmp_path: Path) -> None:
+    (finding,) = analyzed(tmp_path, CRASH + PREEMPTED + launched(0, 1) + steps(7, 20) + NODE_LOST).fired
+    assert finding.cause == "node_failed"
+
+
+def test_without_a_start_after_it_a_preemption_is_the_end(tmp_path: Path) -> None:
+    found = analyzed(tmp_path, launched(0, 1, resumed=False) + steps(1, 7) + PREEMPTED)
+    assert [one.cause for one in found.fired] == ["preempted"]
+    assert found.run["ended"] == "not in the logs"
+
+
+def test_the_node_that_failed_is_named_and_not_the_one_that_reports_it(tmp_path: Path) -> None:
+    (finding,) = analyzed(tmp_path, launched(0, 1) + steps(1, 9) + NODE_LOST).fired
+    assert (finding.cause, finding.evidence["host"]) == ("node_failed", "n3")
+    assert "(n3)" in finding.summary
+
+
+def test_torchrun_that_a_scheduler_queued_again_is_a_new_attempt(tmp_path: Path) -> None:
+    start = (
+        "W1123 01:20:51.736000 12128 torch/distributed/run.py:874] Setting OMP_NUM_THREADS environment variable for "
+        "each process to be 1 in default\n"
+    )
+    (finding,) = analyzed(tmp_path, start + CRASH + NODE_LOST + start + steps(1, 9) + PREEMPTED).fired
+    assert finding.cause == "preempted"
+
+
+def test_the_second_nodes_start_does_not_hide_the_error_of_the_first(tmp_path: Path) -> None:
+    (finding,) = analyzed(tmp_path, launched(0, resumed=False) + CRASH + launched(1, resumed=False)).fired
+    assert finding.cause == "exception"

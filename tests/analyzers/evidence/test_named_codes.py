@@ -1,0 +1,153 @@
+"""Advice and meaning that go with a line's own wording: fabric manager, a silent GPU, a quota, CANN's codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.logs.wording import next_step
+from tests.analyzers.evidence.written import diagnosed
+
+RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n    step()\n{error}\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "advice"),
+    [
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+         "device_setup", "fabric manager"),
+        ("OSError: [Errno 122] Disk quota exceeded", "disk_full", "quota -s"),
+        ("OSError: [Errno 28] No space left on device", "disk_full", "Free space"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "device_error", "compute-sanitizer"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "device_error", "Drain the node"),
+        ("requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://hub/x", "download", "log in"),
+        ("ImportError: /env/ext_cuda.cpython-311.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+         "version_mismatch", "built for another version of torch"),
+        ("ImportError: /env/torch/lib/libtorch_cuda.so: undefined symbol: ncclAlltoAll", "version_mismatch",
+         "LD_LIBRARY_PATH"),
+        ("RuntimeError: HIP error: invalid device function", "version_mismatch", "architecture"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "exception",
+         "memory is full"),
+        ("RuntimeError: NPU function error: AclrtSynchronizeStreamWithTimeout(s), error code is 507035",
+         "device_error", "errorStr"),
+    ],
+)  # fmt: skip
+def test_each_wording_of_a_cause_has_its_own_advice(tmp_path: Path, error: str, cause: str, advice: str) -> None:
+    first = diagnosed(tmp_path, "job.log", RAISED.format(error=error)).fired[0]
+    assert first.cause == cause
+    assert advice in next_step(first)
+
+
+def test_a_gpu_that_nvidia_smi_cannot_open_is_the_devices_error(tmp_path: Path) -> None:
+    text = "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n"
+    first = diagnosed(tmp_path, "smi.txt", text).fired[0]
+    assert (first.cause, "3B:00.0" in first.summary) == ("device_error", True)
+    assert "reset the GPU" in next_step(first)
+
+
+def test_a_code_of_the_runtime_is_said_with_its_meaning(tmp_path: Path) -> None:
+    error = "RuntimeError: NPU function error: AclrtSynchronizeStreamWithTimeout(s), error code is 507035"
+    assert "507035: vector core exception" in diagnosed(tmp_path, "job.log", RAISED.format(error=error)).verdict
+
+
+def test_a_code_of_hccl_is_said_with_its_meaning_and_blames_no_rank(tmp_path: Path) -> None:
+    text = "[rank1]: EI0006: [PID: 7] Getting socket times out. Remote Rank did not send the data\n"
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert "EI0006: no socket to another rank within the timeout" in first.summary
+    assert first.ranks == ()
+
+
+def test_a_fatal_error_of_a_switch_is_named_and_others_are_not(tmp_path: Path) -> None:
+    text = "[  9.1] nvidia-nvswitch3: open (major=509)\n[ 10.2] nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): {error}\n"
+    quiet = diagnosed(tmp_path, "a.txt", text.format(error="12028, Non-fatal, Link 45 egress non-posted PRIV error"))
+    assert quiet.fired == ()
+    first = diagnosed(tmp_path, "a.txt", text.format(error="20034, Fatal, Link 30 LTSSM Fault Up")).fired[0]
+    assert "An NVSwitch reported a fatal error: SXid 20034, Link 30 LTSSM Fault Up" in first.summary
+
+
+def test_a_checkpoint_of_another_vocabulary_is_named_with_the_parameter_and_blames_no_rank(tmp_path: Path) -> None:
+    error = (
+        "RuntimeError: Error(s) in loading state_dict for Model:\n\tsize mismatch for embed.weight: copying a param "
+        "with shape torch.Size([99, 8]) from checkpoint, the shape in current model is torch.Size([96, 8])."
+    )
+    text = "".join(f"[rank1]: {line}\n" for line in RAISED.format(error=error).splitlines())
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("checkpoint_differs", ())
+    assert "size mismatch for embed.weight" in first.summary
+
+
+def test_a_pod_that_failed_is_named_by_its_operator(tmp_path: Path) -> None:
+    text = "1.7085e+09\tDEBUG\tevents\tPod: team.job-worker-3 exited with code 1\t{}\n"
+    first = diagnosed(tmp_path, "operator.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("exit", ())
+    assert "A process of job-worker-3 ended with exit code 1" in first.summary
+
+
+# ---- calls and addresses ----
+
+TIMEOUT = (
+    "[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=BROADCAST, NumelIn=64, "
+)
+TIMEOUT += "NumelOut=64, Timeout(ms)=600000) ran for 600030 milliseconds before timing out.\n"
+
+
+def test_the_rank_in_what_terminate_repeats_is_that_of_the_call(tmp_path: Path) -> None:
+    text = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [Rank 6] NCCL watchdog "
+    text += "thread terminated with exception: " + TIMEOUT.format(rank=6)
+    verdict = diagnosed(tmp_path, "job.log", text).verdict
+    assert "Rank 6 waited in the same BROADCAST #9 of 64 elements" in verdict
+    assert "ranks 0, 1, 2, 3, 4, 5 printed nothing in these files" in verdict
+
+
+def test_ranks_of_a_node_without_a_log_are_asked_for_before_the_network_is_blamed(tmp_path: Path) -> None:
+    text = "".join(f"[rank{rank}]:[E501 08:30:00.1 ProcessGroupNCCL.cpp:607] {TIMEOUT.format(rank=rank)}"
+                   for rank in range(8, 16))  # fmt: skip
+    first = diagnosed(tmp_path, "node1.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("all_entered", ())
+    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 printed nothing" in first.summary
+    assert "no rank is missing" not in next_step(first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RAISED.format(error="RuntimeError: [gloo/tcp/pair.cc:761] connect [127.0.1.1]:4711: Connection refused"),
+        "Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.\n"
+        + RAISED.format(error="RuntimeError: Gloo connectFullMesh failed with [gloo/tcp/pair.cc:152] timed out "
+                              "connecting: Connection refused, remote=[127.0.0.1]:14215"),
+    ],
+)  # fmt: skip
+def test_gloo_on_a_hosts_own_address_is_the_wrong_interface(tmp_path: Path, text: str) -> None:
+    first = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (first.cause, first.ranks) == ("no_interface", ())
+    assert "GLOO_SOCKET_IFNAME" in next_step(first)
+
+
+# ---- the loss scale of fp16 ----
+
+LINE = " iteration {step:8}/ 9000 | elapsed time per iteration (ms): 80.0 | lm loss 6.5E+00 | loss scale {scale} |\n"
+
+
+def scales(values: list[float]) -> str:
+    return "".join(LINE.format(step=100 * place, scale=value) for place, value in enumerate(values, 1))
+
+
+def test_a_printed_loss_scale_that_falls_to_its_floor_is_exhausted(tmp_path: Path) -> None:
+    first = diagnosed(tmp_path, "job.log", scales([4096.0, 64.0, 8.0, 2.0, 1.0, 0.5, 0.5])).fired[0]
+    assert first.kind == "non_finite"
+    assert "from 4096 at step 100 to 1 at step 500" in first.summary
+    assert "bf16" in next_step(first)
+
+
+@pytest.mark.parametrize("values", [[1.0] * 9, [2.0**32, 65536.0, 32768.0, 65536.0], [64.0, 1.0, 2.0, 4.0, 8.0]])
+def test_a_loss_scale_that_is_constant_or_recovers_is_none(tmp_path: Path, values: list[float]) -> None:
+    assert diagnosed(tmp_path, "job.log", scales(values)).fired == ()
+
+
+def test_a_scaler_that_goes_below_one_is_exhausted(tmp_path: Path) -> None:
+    text = scales([8.0]) + "".join(
+        f"Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to {scale}\n"
+        for scale in ("1.0", "0.5", "0.25", "2.9e-39")
+    )
+    assert "loss scale is exhausted" in diagnosed(tmp_path, "job.log", text).verdict
