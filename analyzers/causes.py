@@ -18,7 +18,7 @@ from typing import Literal
 
 from analyzers.wording import ranks_text
 
-__all__ = ["CAUSES", "COLLECT_OTHER", "SIGNALS", "Blame", "Cause", "anchor", "names", "next_step"]
+__all__ = ["CAUSES", "COLLECT", "SIGNALS", "Blame", "Cause", "anchor", "names", "next_step"]
 
 Blame = Literal["rank", "link", "job"]
 """rank: the rank that reports it is the culprit. link: it lies between ranks. job: it lies in the job's settings."""
@@ -248,12 +248,14 @@ SIGNALS: Mapping[str, Cause] = {
         collect=("df -h /dev/shm # on the host of that rank", _KERNEL)),
 }  # fmt: skip
 """The cause `signal` where the signal says more."""
-COLLECT_OTHER: Mapping[str, tuple[str, ...]] = {
+COLLECT: Mapping[str, tuple[str, ...]] = {
+    **{row.name: row.collect for row in CAUSES.values() if row.collect},
+    **{signal: row.collect for signal, row in SIGNALS.items()},
     "contested": ("the logs with a time on each line: torchrun --log-dir logs --tee 3", _KERNEL),
     "ray": ("ls -t /tmp/ray/session_latest/logs/worker-*.err # on the node of that worker", _KERNEL),
     "hang": (_STACKS, _DUMPS, _KERNEL),
 }
-"""What to collect where no one cause is known: causes that contradict each other, a worker of Ray, any hang."""
+"""What to collect, by cause or signal, and where no one cause is known: errors that contradict each other, any hang."""
 
 
 def names(kind: str, *, by_user: bool = False) -> frozenset[str]:

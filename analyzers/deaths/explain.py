@@ -50,7 +50,10 @@ def _next_exception(finding: Finding, rank: str) -> str:
         return f"{where}he log of {rank} has the assertion, its kernel and its thread (search it for `Assertion`)."
     if is_of_kernel(message) and raised_at:
         return f"Check {raised_at} and the kernels before it: CUDA_LAUNCH_BLOCKING=1 names the one that failed."
-    return f"Check {raised_at}." if raised_at else f"Read the traceback in the log of {rank}."
+    if raised_at:
+        return f"Check {raised_at}."
+    in_a_text = bool(finding.evidence.get("lines"))  # that was read already
+    return next_step("exception", finding.ranks) if in_a_text else f"Read the traceback in the log of {rank}."
 
 
 def _next_out_of_memory(finding: Finding, rank: str) -> str:
@@ -66,6 +69,8 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
         return "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had the bytes, in parts too small."
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
+    if of.get("lines"):  # of a text, which has no memory over the steps
+        return next_step("out_of_memory", finding.ranks)
     return f"Compare the memory of {rank} over the steps and with that of its peers."
 
 

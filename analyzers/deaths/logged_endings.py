@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
-from analyzers.logs.wording import COLLECT
 
 __all__ = ["Ended", "death_candidates", "endings"]
 

@@ -20,7 +20,6 @@ from analyzers.logs.exceptions import (
     is_launchers,
     is_stop,
     is_victims,
-    own_frame,
     standing,
     text_of,
     type_of,
@@ -28,6 +27,7 @@ from analyzers.logs.exceptions import (
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import DO_OF_LINE
 from analyzers.memory.allocator_message import memory_of_message
+from analyzers.run.exceptions import own_frame_text
 from store.readers.logs.rules import Rule, cause_of
 
 __all__ = ["process_candidates"]
@@ -113,7 +113,7 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
     codes = list(dict.fromkeys(code for said in lines[:8] for code in codes_in(text_of(said))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
-    at = own_frame(first.text("traceback"))
+    at = own_frame_text(first.text("traceback"))
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
     what = (row.text or CAUSES["exception"].text).format(who=subject, error=name, at=f" ({at})" if at else "")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from analyzers.causes import COLLECT
 from analyzers.health.xids import xid_table
 from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
-from analyzers.logs.wording import COLLECT, DO_OF_LINE
+from analyzers.logs.wording import DO_OF_LINE
 
 __all__ = ["host_candidates", "host_of", "limited_by"]
 

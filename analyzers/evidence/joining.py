@@ -25,7 +25,7 @@ from analyzers.logs.wording import ANALYZER
 __all__ = ["join", "join_recorded"]
 
 _STANDSTILL = ("hang", "rank_lost")
-_OF_LOG = ("assertion", "kernel", "basis", "holders", "others_bytes")
+_OF_LOG = ("assertion", "kernel", "holders", "others_bytes")
 _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "ranks_without_dump")
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analyzers.causes import anchor
+from analyzers.causes import COLLECT, anchor
 from analyzers.deaths.logged_endings import Ended, death_candidates, endings
 from analyzers.deaths.logged_errors import process_candidates
 from analyzers.deaths.logged_hosts import host_candidates
@@ -26,7 +26,7 @@ from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import standing, text_of
 from analyzers.logs.log_events import LogBook, LogLine
-from analyzers.logs.wording import ANALYZER, COLLECT
+from analyzers.logs.wording import ANALYZER
 from analyzers.numerics.printed_values import DO
 from analyzers.source import Source
 
@@ -312,6 +312,8 @@ def _finding(candidate: Candidate, ended: Ended) -> Finding:
     }
     if host is not None:
         evidence["host"] = host
+    if candidate.kind == "hang":
+        evidence["host_only"] = True  # a line is the host's: whether its device entered the call is not in a log
     if candidate.collect:
         evidence["collect"] = list(candidate.collect)
     step = candidate.evidence.get("step")

@@ -21,7 +21,7 @@ from analyzers.hangs.culprits import TOGETHER
 from analyzers.hangs.dumped_view import DumpedWorld
 from analyzers.hangs.wait_graph import oldest_calls, waits_of
 from analyzers.run.recorded_calls import Call
-from analyzers.wording import listed, ranks_text, sentence
+from analyzers.wording import ranks_text, sentence
 
 __all__ = ["with_calls_of_each", "with_stuck_device"]
 
@@ -130,7 +130,7 @@ def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:
     calls: dict[str, list[int]] = {}
     for rank, call in sorted(awaited.items()):
         calls.setdefault(call, []).append(rank)
-    each = ", ".join(f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} in {call}" for call, ranks in _first(calls))
+    each = ", ".join(f"{ranks_text(ranks)} in {call}" for call, ranks in _first(calls))
     return replace(
         hang, summary=f"{hang.summary} The others wait for {each}.", evidence={**hang.evidence, "awaited": calls}
     )

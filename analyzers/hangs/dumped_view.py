@@ -251,8 +251,8 @@ def _gave_up(dump: RankDump) -> bool:
 def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]:
     """When the dumps were written, and whether that is believable: the times of files, which a copy may have changed.
 
-    A watchdog dumps when a call's timeout is over, so a time much later than that is a copy's. Without times in the
-    records nothing is known of the silence.
+    A watchdog dumps when a call's timeout is over, so a time much later than that is a copy's: then, as without times
+    in the records, how long the ranks were silent was not measured.
     """
     last_ns = view.last_ns
     if last_ns < FIRST_WALL_NS:
@@ -261,8 +261,7 @@ def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]
     open_calls = [call for dump in dumps for calls in dump.calls.values() for call in calls.values() if not call.done]
     # The first watchdog that gives a call up makes all ranks dump.
     timeout_ns = min((call.timeout_ms for call in open_calls if call.timeout_ms), default=0) * 10**6
-    if timeout_ns and written_ns > last_ns + timeout_ns + MARGIN_NS:
-        return last_ns + timeout_ns, False
-    if written_ns > last_ns + LONGEST_SILENCE_NS:
+    longest_ns = timeout_ns + MARGIN_NS if timeout_ns else LONGEST_SILENCE_NS
+    if written_ns > last_ns + longest_ns:
         return last_ns, False
     return max(written_ns, last_ns), written_ns > last_ns

@@ -123,7 +123,7 @@ def _hang(world: DumpedWorld) -> Finding | None:
         "ranks_that_lost_records": list(world.dropped)[:MAX_LISTED],
         "timed_out_ranks": list(world.timed_out[:MAX_LISTED]),
     }
-    if not world.clock_is_known and world.reference_ns <= world.view.last_ns:
+    if not world.clock_is_known:
         evidence |= {"silent_s": None, "limit_s": None}
         found = replace(found, cost_s=None)
     doubts = []

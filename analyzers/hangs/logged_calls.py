@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from analyzers.causes import COLLECT
 from analyzers.hangs.watchdogs import fewer_of, watchdog_candidates
-from analyzers.logs.candidate import Candidate, listed, who
+from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import LogBook
-from analyzers.logs.wording import COLLECT
+from analyzers.wording import ranks_text
 
 __all__ = ["call_candidates"]
 
@@ -225,7 +226,7 @@ def _stuck(book: LogBook) -> Iterator[Candidate]:
             kind="hang",
             rank_class="hang",
             ranks=(),
-            what=f"The watchdog thread of rank{'s' * (len(ranks) != 1)} {listed(ranks) or '?'} was blocked for "
+            what=f"The watchdog thread of {ranks_text(ranks)} was blocked for "
             f"{f'{stuck_s} s' if stuck_s else 'too long'} in a CUDA call or waiting for Python's GIL",
             why=f"{lines[0].place}: no timeout of a call was reported, so the rank that caused it is unknown",
             lines=tuple(lines),

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analyzers.logs.candidate import Candidate, listed, who
+from analyzers.causes import COLLECT
+from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.log_events import LogBook, LogLine
-from analyzers.logs.wording import COLLECT
+from analyzers.wording import ranks_text
 
 __all__ = ["fewer_of", "watchdog_candidates"]
 
@@ -110,15 +111,15 @@ def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, 
         ranks = tuple(sorted(behind))
         return _candidate(
             "not_entered", ranks, members, is_proven=True,
-            what=f"{who(ranks)} did not reach {first.call}, in which rank{'s' * (len(members) > 1)} "
-            f"{listed(tuple(members))} wait{'s' * (len(members) == 1)}",
+            what=f"{who(ranks)} did not reach {first.call}, in which "
+            f"{ranks_text(sorted(members))} wait{'s' * (len(members) == 1)}",
             why=f"by its own line it had enqueued {min(behind.values())} calls, the others {least}",
         )  # fmt: skip
     missing = _missing(book, members)
     if missing:
         return _candidate(
             "not_entered", missing, members, is_proven=False,
-            what=f"{who(missing)} printed nothing while rank{'s' * (len(members) > 1)} {listed(tuple(members))} waited "
+            what=f"{who(missing)} printed nothing while {ranks_text(sorted(members))} waited "
             f"in {first.call}{_for(first)}",
             why="every rank that waits in the call reports a timeout, and these ranks reported none",
         )  # fmt: skip
@@ -177,15 +178,15 @@ def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
     if passed and ran_ahead and len(low) <= len(high):
         return _candidate(
             "device_stuck", low, members, is_proven=False,
-            what=f"{who(low)} did not complete {first.call}, which rank{'s' * (len(high) > 1)} {listed(tuple(high))} "
+            what=f"{who(low)} did not complete {first.call}, which {ranks_text(sorted(high))} "
             f"completed: {'their' if len(low) > 1 else 'its'} device stopped",
             why=f"it had enqueued {first.enqueued} calls, and the others completed {min(ahead)}",
         )  # fmt: skip
     fewer = low if len(low) < len(high) else tuple(sorted(high)) if len(high) < len(low) else ()
     return _candidate(
         "desync", fewer, members, is_proven=False,
-        what=f"Ranks wait in different calls of one group: rank{'s' * (len(low) > 1)} {listed(low)} in {first.call}, "
-        f"rank{'s' * (len(high) > 1)} {listed(tuple(high))} in {other.call}",
+        what=f"Ranks wait in different calls of one group: {ranks_text(low)} in {first.call}, "
+        f"{ranks_text(sorted(high))} in {other.call}",
         why="the ranks did not make the same calls, or one of them stopped in an earlier one",
     )  # fmt: skip
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.wording import ranks_text
 
-__all__ = ["PRECEDENCE", "Candidate", "listed", "who"]
+__all__ = ["PRECEDENCE", "Candidate", "who"]
 
 PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "late", "victim")
 """host: kernel or scheduler. own: a process names its own cause. late: an error that is no proof, because of when it
@@ -37,16 +38,7 @@ class Candidate:
         return (PRECEDENCE.index(self.rank_class), not self.is_proven, first)
 
 
-def listed(ranks: Sequence[int]) -> str:
-    """Ranks for a sentence: `0, 2, 3` or `0, 1, 2, ... 15 (16 ranks)`."""
-    ranks = sorted(ranks)
-    if len(ranks) <= 8:
-        return ", ".join(map(str, ranks))
-    return f"{ranks[0]}, {ranks[1]}, {ranks[2]}, ... {ranks[-1]} ({len(ranks)} ranks)"
-
-
 def who(ranks: Sequence[int], otherwise: str = "a rank that the log does not name") -> str:
-    """`Rank 3`, `Ranks 1, 2`, or what to say where no rank is known."""
-    if not ranks:
-        return otherwise[:1].upper() + otherwise[1:]
-    return f"Rank{'s' * (len(ranks) > 1)} {listed(ranks)}"
+    """Begin a sentence: `Rank 3`, `Ranks 1 and 2`, or `otherwise` where no rank is known."""
+    text = ranks_text(sorted(ranks)) if ranks else otherwise
+    return text[:1].upper() + text[1:]

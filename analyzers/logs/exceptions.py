@@ -8,9 +8,10 @@ from typing import Literal
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.run.endings import LOST_PEER
+from analyzers.run.exceptions import read_traceback
 from store.readers.logs.rules import cause_of
 
-__all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "own_frame", "standing", "text_of", "type_of"]
+__all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "standing", "text_of", "type_of"]
 
 Standing = Literal["own", "survived", "after", "aside"]
 """own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls "
@@ -44,7 +45,6 @@ _OTHERS = re.compile(
 """Parts of a message about the fault of another rank."""
 _LIBRARIES = re.compile(r"hccl|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
@@ -81,8 +81,8 @@ def _is_of_communication(said: LogLine, text: str) -> bool:
     """Return True if an error without a cause of its own came out of a call that waits for other ranks."""
     if _OTHERS.search(text):
         return True
-    frames = _FRAME.findall(said.text("traceback"))
-    return _LIBRARIES.search(text) is not None and (not frames or _CALLS.search(frames[-1][0]) is not None)
+    links = read_traceback(said.text("traceback"))
+    return _LIBRARIES.search(text) is not None and (not links or _CALLS.search(links[-1].frames[-1].path) is not None)
 
 
 def standing(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> Standing:
@@ -99,11 +99,3 @@ def standing(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> S
     if last.kind == "in_thread":
         return "aside" if said.kind == "exception" and said.line - last.line <= 2 else "own"
     return "after" if last.kind == "teardown" else "own"
-
-
-def own_frame(traceback: str) -> str:
-    """The innermost line that is not in an installed package: `data/loader.py:41 in __getitem__`."""
-    frames = [(m[1], m[2], m[3]) for m in _FRAME.finditer(traceback)]
-    own = [f for f in frames if not re.search(r"(site|dist)-packages|/lib/python\d|<frozen|<string>", f[0])]
-    chosen = (own or frames)[-1:]
-    return "".join(f"{'/'.join(path.split('/')[-2:])}:{line} in {function}" for path, line, function in chosen)

@@ -1,22 +1,13 @@
-"""Sentences of causes: names, advice, and the commands that collect what is missing."""
+"""Next steps of lines whose cause asks for different ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from analyzers.causes import CAUSES, COLLECT_OTHER, SIGNALS, names
-from analyzers.causes import next_step as of_cause
-from analyzers.finding import Finding
-from analyzers.memory.allocator_message import holders_text, others_hold_it
-from analyzers.wording import sentence
-
-__all__ = ["ANALYZER", "COLLECT", "DO", "DO_OF_LINE", "HANGS", "WHAT", "next_step", "why"]
+__all__ = ["ANALYZER", "DO_OF_LINE"]
 
 ANALYZER = "logs"
 
-WHAT: Mapping[str, str] = {row.name: row.text for row in CAUSES.values() if row.text}
-"""By cause; `{who}`, `{error}`, `{at}` are filled in."""
-DO: Mapping[str, str] = {row.name: row.do for row in CAUSES.values()}
 DO_OF_LINE: Mapping[str, str] = {
     "driver_library_differ": "The kernel module and the libraries of the driver are of two versions, as after an "
     "update: "
@@ -49,27 +40,3 @@ DO_OF_LINE: Mapping[str, str] = {
     "GPUs and the processes per node with `nvidia-smi -L` there.",
 }
 """By kind of line, where the lines of one cause ask for different steps."""
-HANGS = names("hang")
-"""Causes of which ranks hang; of all others a rank ends."""
-COLLECT: Mapping[str, tuple[str, ...]] = {
-    **{row.name: row.collect for row in CAUSES.values() if row.collect},
-    **{signal: row.collect for signal, row in SIGNALS.items()},
-    **COLLECT_OTHER,
-}
-"""By cause or signal: exact commands, with capitals where something has to be filled in."""
-
-
-def why(finding: Finding) -> str:
-    """The line that proves or suggests it."""
-    return f"{str(finding.evidence.get('basis', '')).rstrip('.')}."
-
-
-def next_step(finding: Finding) -> str:
-    """Advice; where the logs prove nothing, the first command that would settle it."""
-    collect = list(finding.evidence.get("collect") or ())
-    settle = f"To settle it: {collect[0]}." if collect and finding.status == "suspect" else ""
-    signal = str(finding.evidence.get("signal"))
-    do = str(finding.evidence.get("do") or of_cause(finding.cause, finding.ranks, signal=signal, devices_first=True))
-    if finding.cause == "out_of_memory" and others_hold_it(finding.evidence):
-        do = sentence(f"end or move the other processes on that device: {holders_text(finding.evidence)}")
-    return " ".join(part for part in (do, settle) if part)

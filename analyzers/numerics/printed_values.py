@@ -24,6 +24,7 @@ DO = (
     "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
     "names the operation."
 )
+"""Next step where no rank is known."""
 
 
 def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:

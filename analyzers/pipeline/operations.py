@@ -5,30 +5,19 @@ findings, what_if, facts = judge_jobs(survey, name="trace")
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from analyzers.finding import Finding
+from analyzers.pipeline.policy import PipelineJobPolicy
 from analyzers.whatif.pipeline_jobs import PASSES, judge_operations
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
 from store.readers.external_files import SourceError, Survey
 from store.readers.operations import Operations, read_operations
 
-__all__ = ["PipelineJobPolicy", "judge_jobs"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineJobPolicy:
-    """When a slowdown is reported, and what it is put down to."""
-
-    min_slowdown_ratio: float = 1.1
-    """S from which a job counts as straggling. Source: Lin et al., OSDI 2025."""
-    min_share_ratio: float = 0.5
-    """M_W and M_S from which the slowdown is put down to the worst workers or the last stage. Source: Lin et al., OSDI
-    2025."""
+__all__ = ["judge_jobs"]
 
 
 def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], WhatIf | None, dict[str, Any]]:

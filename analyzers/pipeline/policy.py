@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PipelinePolicy"]
+__all__ = ["PipelineJobPolicy", "PipelinePolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +27,14 @@ class PipelinePolicy:
     """The same share from which it is a warning. Source: convention."""
     min_lighten_ratio: float = 0.02
     """Work of the heaviest stage over the mean that is worth moving; a layer is seldom less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineJobPolicy:
+    """When a slowdown is reported, and what it is put down to."""
+
+    min_slowdown_ratio: float = 1.1
+    """S from which a job counts as straggling. Source: Lin et al., OSDI 2025."""
+    min_share_ratio: float = 0.5
+    """M_W and M_S from which the slowdown is put down to the worst workers or the last stage. Source: Lin et al., OSDI
+    2025."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Frame", "Link", "frame_texts", "own_frame", "read_traceback"]
+__all__ = ["Frame", "Link", "frame_texts", "own_frame", "own_frame_text", "read_traceback"]
 
 MAX_CHARACTERS = 64 << 10
 """Of a traceback's end that are read; `probes` writes 20,000."""
@@ -24,7 +24,7 @@ _NEXT = re.compile(
     r"|During handling of the above exception, another exception occurred:)$",
     re.MULTILINE,
 )
-_FRAME = re.compile(r'^ {1,4}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? ?(.{0,200})$')
+_FRAME = re.compile(r'^ {0,12}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? ?(.{0,200})$')
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w.]{0,200}\.)?([A-Za-z_]\w{0,100})(?::\s?(.{0,4000}))?$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
 _OURS = re.compile(
@@ -88,6 +88,14 @@ def own_frame(link: Link) -> Frame | None:
     """The innermost frame of the user's own code; where there is none, the innermost that is not ours."""
     of_others = [frame for frame in link.frames if _OURS.search(frame.path) is None] or list(link.frames)
     return next((f for f in reversed(of_others) if not f.is_library), of_others[-1] if of_others else None)
+
+
+def own_frame_text(traceback: str) -> str:
+    """The user's line in the last exception that has one: `data/loader.py:41 in __getitem__`; empty without frames."""
+    links = read_traceback(traceback)
+    frames = [frame for link in reversed(links) if (frame := own_frame(link)) is not None]
+    chosen = next((frame for frame in frames if not frame.is_library), frames[0] if frames else None)
+    return chosen.text if chosen is not None else ""
 
 
 def frame_texts(link: Link) -> list[str]:

@@ -11,33 +11,21 @@ findings, facts = judge_inspector(survey, name="nccl-inspector-771")
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.source import Floats, Ints
+from analyzers.stragglers.policy import InspectorPolicy
 from store.readers.confined import confined
 from store.readers.external_files import SourceError, Survey
 from store.readers.inspector import InspectedCalls, read_inspector
 
-__all__ = ["InspectorPolicy", "judge_inspector"]
+__all__ = ["judge_inspector"]
 
 MAX_LISTED = 4096
 Calls = dict[int, InspectedCalls]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InspectorPolicy:
-    """When a rank is suspected to be late."""
-
-    min_calls: int = 50
-    """Collectives that all ranks of a communicator completed. Source: convention, as for a percentage."""
-    min_last_ratio: float = 0.5
-    """Share of them in which it came last; by chance it is one of the number of ranks. Source: convention."""
-    min_wait_ratio: float = 0.3
-    """Share of the others' time in them that is waiting for it. Source: as `exposed_ratio`, convention."""
 
 
 def judge_inspector(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
@@ -114,7 +102,7 @@ def _late(
         return None
     median_ms = float(np.median(waited_us[:, is_last])) / 1e3
     return Finding(
-        analyzer="inspector",
+        analyzer="straggler",
         kind="straggler",
         severity="warning",
         status="suspect",
@@ -135,4 +123,4 @@ def _late(
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("inspector", "straggler", f"Late ranks were not fully checked: {why}.")
+    return Finding.insufficient("straggler", "straggler", f"Late ranks were not fully checked: {why}.")

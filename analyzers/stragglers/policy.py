@@ -14,13 +14,14 @@ __all__ = [
     "ChangePolicy",
     "CorroborationPolicy",
     "DevicePolicy",
+    "InspectorPolicy",
     "PausePolicy",
     "PeriodicPolicy",
     "PersistencePolicy",
     "StragglerPolicy",
     "SuspectPolicy",
     "ThroughputPolicy",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,3 +324,15 @@ class PeriodicPolicy:
     """Difference of equal distances, as a share of them; one line at least."""
     skip_first: int = 5
     """Steps of the start, which are slow by themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectorPolicy:
+    """When a rank is suspected to be late."""
+
+    min_calls: int = 50
+    """Collectives that all ranks of a communicator completed. Source: convention, as for a percentage."""
+    min_last_ratio: float = 0.5
+    """Share of them in which it came last; by chance it is one of the number of ranks. Source: convention."""
+    min_wait_ratio: float = 0.3
+    """Share of the others' time in them that is waiting for it. Source: as `exposed_ratio`, convention."""

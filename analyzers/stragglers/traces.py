@@ -5,8 +5,8 @@
 
 1. In each step's window: compute, communication, their overlap, communication that nothing hides (exposed), and idle
    (neither). Times of different ranks are never compared by clock, only by length.
-2. A rank's own time is its step without exposed communication: a late rank waits little. Stragglers are found in
-   it by the rules of `straggler` (same persistence, same peers: ranks of one pipeline stage).
+2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step
+   whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage.
 3. Of the exposed communication, what even the last to arrive sees is transfer; the rest is waiting for others.
 """
 
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.account.timings import OWN_PHASES, Matrix, Timings
+from analyzers.account.timings import WHOLE_STEP, Matrix, Timings
 from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding
 from analyzers.source import Floats
-from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
+from analyzers.stragglers.analyze import slow_ranks
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.wording import ranks_text
 from store.arrays import Ints
@@ -32,6 +32,7 @@ from store.readers.confined import confined
 from store.readers.external_files import NO_RANK, SourceError, Survey, head
 from store.readers.intervals import intersection, overlap, union
 from store.readers.kineto import RankTrace, read_trace
+from store.readers.memory_store import MemoryStore
 from store.readers.nsys import is_nsys, read_nsys
 
 __all__ = ["breakdown", "judge_traces"]
@@ -117,7 +118,8 @@ def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Find
         return [_insufficient(why), *(_exposed(timings) if len(every) > 1 else ())]
     ranks = _comparable([read for read in every if read[0].marked], policy.persistence.min_length)
     timings = _timings(ranks)
-    findings = [_straggler(straggler, timings, policy) for straggler in find_stragglers(timings, policy)]
+    with MemoryStore() as no_records:  # a trace has no calls, stacks or readings that would say more
+        findings, _ = slow_ranks(no_records, timings, policy)
     if len(ranks) > 1:
         findings += _exposed(timings)
     compared = {trace.rank for trace, _ in ranks}
@@ -174,50 +176,17 @@ def _timings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Timings:
         for part in PARTS:
             rows[part].append(parts[part][at])
     matrix: dict[str, Matrix] = {part: np.array(values, dtype=np.float32) for part, values in rows.items()}
-    own: dict[str, Matrix] = {phase: np.zeros_like(matrix["step"]) for phase in OWN_PHASES}
-    own["data"] = matrix["data"]
-    # All that is neither data nor waiting: operators and kernels, and the host's own time between them.
-    own["forward"] = np.maximum(matrix["step"] - matrix["exposed"] - matrix["data"], 0.0)
+    # All that is neither data nor waiting: operators and kernels, and the host's time between them.
+    work = np.maximum(matrix["step"] - matrix["exposed"] - matrix["data"], 0.0)
     stages = np.array([trace.stage for trace, _ in ranks])
     return Timings(
         attempt=0,
         ranks=np.array([trace.rank for trace, _ in ranks]),
         steps=common,
-        own=own,
+        own={"data": matrix["data"], WHOLE_STEP: work},
         wait=matrix["exposed"],
         duration=matrix["step"],
         peers=tuple(np.flatnonzero(stages == stage) for stage in np.unique(stages)),
-    )
-
-
-def _straggler(straggler: Straggler, timings: Timings, policy: StragglerPolicy) -> Finding:
-    slowdown = straggler.step_ms / straggler.step_without_ms
-    return Finding(
-        analyzer="kineto",
-        kind="straggler",
-        severity="critical" if slowdown >= policy.critical_slowdown_ratio else "warning",
-        status="fired",
-        ranks=(straggler.rank,),
-        first_step=straggler.first_step,
-        last_step=straggler.last_step,
-        cause=straggler.cause,
-        summary=f"Rank {straggler.rank} was slow in steps {straggler.first_step} to {straggler.last_step} of the "
-        f"traces: +{straggler.excess_ms:.3g} ms of {'data loading' if straggler.cause == 'data' else straggler.cause} "
-        f"per step ({straggler.factor:.2f}x).",
-        evidence={
-            "factor_ratio": round(straggler.factor, 3),
-            "excess_ms": round(straggler.excess_ms, 3),
-            "phase_factors_ratio": {straggler.cause: round(straggler.factor, 3)},
-            "phase_excess_ms": {straggler.cause: round(straggler.excess_ms, 3)},
-            "peers_wait_more_ms": round(straggler.peers_wait_more_ms, 3),
-            "step_ms": round(straggler.step_ms, 3),
-            "step_without_it_ms": round(straggler.step_without_ms, 3),
-            "speedup_without_it_ratio": round(slowdown, 3),
-            "steps_slow": straggler.num_steps,
-            "steps_in_traces": len(timings.steps),
-        },
-        advice=f"straggler-{straggler.cause}",
-        cost_s=round((straggler.step_ms - straggler.step_without_ms) * straggler.num_steps / 1e3, 3),
     )
 
 
@@ -230,7 +199,7 @@ def _exposed(timings: Timings) -> list[Finding]:
         return []
     return [
         Finding.advise(
-            "kineto",
+            "communication",
             "exposed_communication",
             f"Communication that no compute hides takes {100 * transfer_ms / step_ms:.0f} % of a step "
             f"({transfer_ms:.3g} of {step_ms:.3g} ms), even on the rank that waits least.",
@@ -271,4 +240,4 @@ def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], foun
 
 
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("kineto", "straggler", f"Ranks were not compared in full: {why}.")
+    return Finding.insufficient("straggler", "straggler", f"Ranks were not compared in full: {why}.")

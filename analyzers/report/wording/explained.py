@@ -15,7 +15,6 @@ from functools import cache, partial
 
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS, OUR_KINDS
-from analyzers.logs import wording as logs
 from analyzers.plugin_calls.calls import explain as explain_by_plugin
 from analyzers.report.runbook_sections import explain_command
 from analyzers.whatif.what_if import exceeds_error
@@ -27,21 +26,27 @@ Explanations = Mapping[str, Callable[[Finding], str]]
 
 
 def why(finding: Finding) -> str:
-    """The evidence of a finding in one sentence; its summary where nothing more is known."""
-    if finding.analyzer == logs.ANALYZER and finding.kind in OUR_KINDS:
-        return logs.why(finding)
+    """The evidence of a finding in one sentence: the line of a file that shows it, else that of its package; its
+    summary where nothing more is known."""
+    if finding.kind in OUR_KINDS and (basis := finding.evidence.get("basis")):
+        return f"{str(basis).rstrip('.')}."
     explain = _explanation(finding.kind, "WHY")
     return (explain(finding) if explain is not None else "") or finding.summary
 
 
 def next_step(finding: Finding) -> str:
-    """The next step, and the command that prints the section of the runbook."""
+    """The next step, the first command that would settle a suspicion, and the command that prints the runbook."""
     explain = _explanation(finding.kind, "NEXT")
-    advice = explain(finding) if explain is not None else ""
-    if finding.analyzer == logs.ANALYZER and finding.kind in OUR_KINDS:
-        advice = logs.next_step(finding)
+    advice = str(finding.evidence.get("do") or "") if finding.kind in OUR_KINDS else ""
+    if not advice and explain is not None:
+        advice = explain(finding)
     where = f"See `{explain_command(finding.advice)}`." if finding.advice else ""
-    return " ".join(part for part in (advice, _gain(finding), where) if part)
+    return " ".join(part for part in (advice, _settling(finding), _gain(finding), where) if part)
+
+
+def _settling(finding: Finding) -> str:
+    collect = finding.evidence.get("collect") if finding.kind in OUR_KINDS and finding.status == "suspect" else None
+    return f"To settle it: {collect[0]}." if isinstance(collect, list) and collect else ""
 
 
 @cache

@@ -81,7 +81,7 @@ def test_an_error_of_a_thread_ends_no_process(tmp_path: Path, mark: str) -> None
 def test_errors_in_files_without_times_are_not_ordered_by_name(tmp_path: Path) -> None:
     first = diagnose(tmp_path, rank_2=raised(""), rank_5=raised("", "IndexError: 9")).fired[0]
     assert (first.status, first.ranks) == ("suspect", ())
-    assert "Ranks 2, 5 each raised" in first.summary
+    assert "Ranks 2 and 5 each raised" in first.summary
 
 
 def test_times_order_errors_of_several_files(tmp_path: Path) -> None:
