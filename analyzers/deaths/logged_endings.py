@@ -53,62 +53,62 @@ class Ended:
 def endings(book: LogBook) -> Ended:
     """Victims, signals and exit codes by rank."""
     ended = Ended()
-    for said, _ in book.of_role("victim"):
-        ended.victim_lines.append(said)
-        if said.rank is not None:
-            ended.victims.setdefault(said.rank, said)
-    for said in book.of("exception"):
-        if is_victims(said):
-            ended.victim_lines.append(said)
-            if said.rank is not None:
-                ended.victims.setdefault(said.rank, said)
-    for said in book.of(*_ENDS):
-        _take_ending(said, ended)
-    for said in book.of("trainers_aborted"):
-        _take_aborted(said, ended)
-    for said in book.of("fatal_python"):
-        number = _HOW.get(said.text("error"))
+    for entry, _ in book.of_role("victim"):
+        ended.victim_lines.append(entry)
+        if entry.rank is not None:
+            ended.victims.setdefault(entry.rank, entry)
+    for entry in book.of("exception"):
+        if is_victims(entry):
+            ended.victim_lines.append(entry)
+            if entry.rank is not None:
+                ended.victims.setdefault(entry.rank, entry)
+    for entry in book.of(*_ENDS):
+        _take_ending(entry, ended)
+    for entry in book.of("trainers_aborted"):
+        _take_aborted(entry, ended)
+    for entry in book.of("fatal_python"):
+        number = _HOW.get(entry.text("error"))
         if number not in (None, 6):  # by itself Python aborts for many reasons, none of them another rank's
-            ended.signals.setdefault(said.rank if said.rank is not None else -1, (_SIGNALS[number], said))
-    for said in book.of("other_failures"):
-        _take_others(said, ended)
+            ended.signals.setdefault(entry.rank if entry.rank is not None else -1, (_SIGNALS[number], entry))
+    for entry in book.of("other_failures"):
+        _take_others(entry, ended)
     return ended
 
 
-def _take_ending(said: LogLine, ended: Ended) -> None:
-    code = said.number("exitcode")
-    ranks = said.ranks() or ((said.rank,) if said.rank is not None else (-1,))
-    how = said.text("how")
-    number = _HOW.get(how) or said.number("number")
-    signal = said.text("signal") or (_SIGNALS.get(number, f"signal {number}") if number else "")
+def _take_ending(entry: LogLine, ended: Ended) -> None:
+    code = entry.number("exitcode")
+    ranks = entry.ranks() or ((entry.rank,) if entry.rank is not None else (-1,))
+    how = entry.text("how")
+    number = _HOW.get(how) or entry.number("number")
+    signal = entry.text("signal") or (_SIGNALS.get(number, f"signal {number}") if number else "")
     if how.startswith("Exited with exit code"):
         code = int(how.split()[-1])
     if not signal and code is not None and (code < 0 or 128 < code < 160):
         signal = _SIGNALS.get(-code if code < 0 else code - 128, f"signal {-code if code < 0 else code - 128}")
-    seen_s = _seconds(said.text("time"))
-    if seen_s is None and said.wall_ns is not None:
-        seen_s = said.wall_ns / 1e9
+    seen_s = _seconds(entry.text("time"))
+    if seen_s is None and entry.wall_ns is not None:
+        seen_s = entry.wall_ns / 1e9
     for rank in ranks:
         if seen_s is not None:
             ended.times_s.setdefault(rank, seen_s)
         if signal:
-            ended.signals.setdefault(rank, (signal, said))
+            ended.signals.setdefault(rank, (signal, entry))
         elif code:
-            ended.exits.setdefault(rank, (code, said))
+            ended.exits.setdefault(rank, (code, entry))
 
 
-def _take_aborted(said: LogLine, ended: Ended) -> None:
+def _take_aborted(entry: LogLine, ended: Ended) -> None:
     """The only process that Paddle's launcher found ended: a signal in a line without a rank was its own."""
-    if len(ranks := said.ranks()) == 1:
+    if len(ranks := entry.ranks()) == 1:
         if -1 in ended.signals:
             ended.signals.setdefault(ranks[0], ended.signals.pop(-1))
         elif ranks[0] not in ended.signals:
-            ended.exits.setdefault(ranks[0], (0, said))
+            ended.exits.setdefault(ranks[0], (0, entry))
 
 
-def _take_others(said: LogLine, ended: Ended) -> None:
+def _take_others(entry: LogLine, ended: Ended) -> None:
     """The failures that torchrun lists beside the root cause: as early as that one, they are as suspect."""
-    for part in said.text("others").split(", "):
+    for part in entry.text("others").split(", "):
         rank, _, time = part.partition("@")
         seen_s = _seconds(time)
         if rank.isdecimal() and seen_s is not None:
@@ -131,20 +131,20 @@ def death_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
 
 
 def _gave_up(book: LogBook) -> set[int | None]:
-    return {said.rank for said in book.of("watchdog_timeout", "watchdog_stuck", "watchdog_abort")}
+    return {entry.rank for entry in book.of("watchdog_timeout", "watchdog_stuck", "watchdog_abort")}
 
 
 def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
-    raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
+    raised = {entry.rank for entry in book.of("exception") if not is_launchers(entry)}
     gave_up = _gave_up(book)
     abort_text = next(
         iter(book.of("heap_damaged", "fatal_python", "assert_text", "device_error", "kernel_fault")), None
     )
     groups: dict[str, list[tuple[int, LogLine]]] = {}
-    for rank, (signal, said) in ended.signals.items():
+    for rank, (signal, entry) in ended.signals.items():
         if signal == "SIGTERM" or (signal == "SIGABRT" and (gave_up or ended.victim_lines or rank in ended.victims)):
             continue
-        groups.setdefault(signal, []).append((rank, said))
+        groups.setdefault(signal, []).append((rank, entry))
     for signal, group in groups.items():
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
@@ -162,7 +162,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             ranks=() if is_bare_abort else ranks,
             what=what,
             why=group[0][1].quoted,
-            lines=(*(said for _, said in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
+            lines=(*(entry for _, entry in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
             is_proven=signal != "SIGKILL" and not is_bare_abort,
             evidence={"signal": signal},
             collect=COLLECT.get(signal, COLLECT["signal"]),
@@ -170,19 +170,19 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 
 
 def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
-    raised = {said.rank for said in book.of("exception") if not is_launchers(said)}
+    raised = {entry.rank for entry in book.of("exception") if not is_launchers(entry)}
     explained = raised | _gave_up(book) | set(ended.victims)
     explained |= {None} if any(book.of("nonfinite", "loss_scale_floor")) else set()
-    silent = [(rank, code, said) for rank, (code, said) in ended.exits.items() if not {rank, None} & explained]
+    silent = [(rank, code, entry) for rank, (code, entry) in ended.exits.items() if not {rank, None} & explained]
     if not silent or _has_hard_signal(ended):
         return
     first = _earliest([rank for rank, _, _ in silent], ended)
     ranks = tuple(sorted(rank for rank in first if rank >= 0))
-    code, said = next(((code, said) for rank, code, said in silent if rank in first), silent[0][1:])
+    code, entry = next(((code, entry) for rank, code, entry in silent if rank in first), silent[0][1:])
     are_timed = set(ranks) <= set(ended.times_s)
     more = (" in the same second" if are_timed else " in an unknown order") if len(ranks) > 1 else ""
     is_first = (len(ranks) == 1 or are_timed) and not _is_one_node_of_several(book)
-    pod = said.text("host") if not ranks else ""
+    pod = entry.text("host") if not ranks else ""
     with_code = f" with exit code {code}" if code else ""
     subject = f"a process of {pod}" if pod else "a rank that the log does not name"
     yield Candidate(
@@ -193,8 +193,8 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
         if len(ranks) > 1
         else f"{who(ranks, subject)} ended{with_code}, and its own error is not in these files",
-        why=said.quoted,
-        lines=tuple(said for *_, said in silent),
+        why=entry.quoted,
+        lines=tuple(entry for *_, entry in silent),
         is_proven=False,
         evidence={"exit_code": code or None},
         collect=COLLECT["exit"],
@@ -204,8 +204,8 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 def _is_one_node_of_several(book: LogBook) -> bool:
     """Return True if of a job on several nodes only one's table is there: its first end may be a consequence."""
     tables = list(book.of("root_failure"))
-    is_several = any(said.number("rank") != said.number("local_rank") for said in tables)
-    return is_several and len({said.text("host") for said in tables}) < 2
+    is_several = any(entry.number("rank") != entry.number("local_rank") for entry in tables)
+    return is_several and len({entry.text("host") for entry in tables}) < 2
 
 
 def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = None) -> list[int]:
@@ -236,7 +236,9 @@ def _has_hard_signal(ended: Ended) -> bool:
 
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("ray_actor_died", "worker_proc_died"))
-    ranks = tuple(sorted({said.rank for said in lines if said.kind == "worker_proc_died" and said.rank is not None}))
+    ranks = tuple(
+        sorted({entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None})
+    )
     hung = any(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout"))
     if lines and not hung:
         yield Candidate(
@@ -270,7 +272,7 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
 
 
 def _stops(book: LogBook) -> Iterator[Candidate]:
-    stops = [said for said in book.of("exception") if is_stop(said)]
+    stops = [entry for entry in book.of("exception") if is_stop(entry)]
     if stops:
         yield Candidate(
             cause="cancelled",

@@ -40,49 +40,51 @@ _NO_EVIDENCE = ("traceback", "type", "message", "ranks", "after_step", "is_warni
 
 def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     """Every cause that a process or its launcher states."""
-    first_timeout = {said.rank: book.position(said) for said in reversed(list(book.of("watchdog_timeout")))}
+    first_timeout = {entry.rank: book.position(entry) for entry in reversed(list(book.of("watchdog_timeout")))}
     found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
-    for said in book.of("exception"):
-        if is_launchers(said) or is_victims(said) or is_stop(said):
+    for entry in book.of("exception"):
+        if is_launchers(entry) or is_victims(entry) or is_stop(entry):
             continue
-        gave_up = first_timeout.get(said.rank)
-        if gave_up is not None and gave_up < book.position(said):
+        gave_up = first_timeout.get(entry.rank)
+        if gave_up is not None and gave_up < book.position(entry):
             continue  # its watchdog had ended it already
-        rule = cause_of(text_of(said))
-        if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(said):
+        rule = cause_of(text_of(entry))
+        if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(
+            entry
+        ):
             continue  # the line itself is judged
-        cause = _cause(said, rule)
-        key = _NUMBERS.sub("#", f"{type_of(said)}: {said.text('message')[:120]}") if cause == "exception" else ""
-        how = "aside" if cause == "exception" and _was_killed_later(said, ended) else standing(said, book)
-        found.setdefault((cause, key), []).append((said, how))
-    for said, rule in book.of_role("root"):
-        gave_up = first_timeout.get(said.rank)
-        if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(said)):
+        cause = _cause(entry, rule)
+        key = _NUMBERS.sub("#", f"{type_of(entry)}: {entry.text('message')[:120]}") if cause == "exception" else ""
+        how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else standing(entry, book)
+        found.setdefault((cause, key), []).append((entry, how))
+    for entry, rule in book.of_role("root"):
+        gave_up = first_timeout.get(entry.rank)
+        if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(entry)):
             continue
-        found.setdefault((_cause(said, rule), ""), []).append((said, standing(said, book)))
+        found.setdefault((_cause(entry, rule), ""), []).append((entry, standing(entry, book)))
     candidates = []
     for (cause, _), group in found.items():
-        aside = [said for said, how in group if how == "aside"]
-        proven = [said for said, how in group if how == "own" and not _is_last_line_of(said, aside)]
-        rest = [said for said, how in group if how in ("after", "aside")]
+        aside = [entry for entry, how in group if how == "aside"]
+        proven = [entry for entry, how in group if how == "own" and not _is_last_line_of(entry, aside)]
+        rest = [entry for entry, how in group if how in ("after", "aside")]
         # Standard output may be buffered and come late: what seems survived is a suspicion where something ended.
-        rest += [said for said, how in group if how == "survived" and any(book.of_role("death", "victim"))]
+        rest += [entry for entry, how in group if how == "survived" and any(book.of_role("death", "victim"))]
         if proven or rest:
             candidates.append(_candidate(cause, proven or rest, book, is_own=bool(proven)))
     return candidates
 
 
-def _was_killed_later(said: LogLine, ended: Ended) -> bool:
+def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
     """Return True for an exception without a traceback of a rank that a signal ended: the rank had gone on after it."""
-    signal, end = ended.signals.get(said.rank if said.rank is not None else -1, ("", said))
+    signal, end = ended.signals.get(entry.rank if entry.rank is not None else -1, ("", entry))
     is_end = signal not in ("", "SIGTERM", "SIGABRT") and end.rank is not None
-    return is_end and not said.text("traceback") and end.source == said.source and end.line > said.line
+    return is_end and not entry.text("traceback") and end.source == entry.source and end.line > entry.line
 
 
-def _is_last_line_of(said: LogLine, tracebacks: list[LogLine]) -> bool:
+def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
     """Return True if a line is the end of one of these tracebacks, which was read with it already."""
-    return not said.text("traceback") and any(
-        one.source == said.source and one.rank == said.rank and one.line < said.line for one in tracebacks
+    return not entry.text("traceback") and any(
+        one.source == entry.source and one.rank == entry.rank and one.line < entry.line for one in tracebacks
     )
 
 
@@ -91,27 +93,27 @@ _NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier",
 _NOT_LINES = ("ray_memory", *_NAMES_RANKS)
 
 
-def _cause(said: LogLine, rule: Rule | None) -> str:
+def _cause(entry: LogLine, rule: Rule | None) -> str:
     if rule is None or rule.role == "victim":
-        return "host_out_of_memory" if type_of(said) == "MemoryError" else "exception"
+        return "host_out_of_memory" if type_of(entry) == "MemoryError" else "exception"
     if rule.role == "nccl":
         return "nccl_error"
-    if rule.cause == "data_worker" and "Bus error" in text_of(said):
+    if rule.cause == "data_worker" and "Bus error" in text_of(entry):
         return "shared_memory"
-    if rule.cause == "disk_full" and ("/dev/shm" in text_of(said) or "shared memory" in text_of(said)):
+    if rule.cause == "disk_full" and ("/dev/shm" in text_of(entry) or "shared memory" in text_of(entry)):
         return "shared_memory"
     return rule.cause
 
 
 def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool) -> Candidate:
-    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
-    first = next((said for said in lines if said.kind == "exception"), lines[0])
+    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+    first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
     row = CAUSES.get(cause, CAUSES["exception"])
     rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
     rank_class = rank_class if is_own else "late"
     text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
     name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
-    codes = list(dict.fromkeys(code for said in lines[:8] for code in codes_in(text_of(said))))
+    codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     at = own_frame_text(first.text("traceback"))
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
@@ -132,7 +134,7 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     if cause == "out_of_memory":
         evidence |= memory_of_message(str(first.fields.get("message") or first.message))
     if cause == "device_assert":
-        asserted = next((said for said in book.of("assert_text")), None)
+        asserted = next((entry for entry in book.of("assert_text")), None)
         evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
     return Candidate(
         cause=cause,
@@ -164,7 +166,7 @@ def _one_line(text: object, cause: str) -> str:
     return line.rstrip(".;, ") if len(line) <= 160 else line[:157].rstrip(".;,: ") + "…"
 
 
-def _is_refused(said: LogLine, cause: str) -> bool:
+def _is_refused(entry: LogLine, cause: str) -> bool:
     """A refused connection, or a mesh that was not built, may be due to a peer that died."""
-    text = f"{said.message} {said.text('error')}".lower()
+    text = f"{entry.message} {entry.text('error')}".lower()
     return cause == "unreachable" and ("refused" in text or "connectfullmesh" in text)

@@ -36,33 +36,33 @@ def host_candidates(book: LogBook) -> list[Candidate]:
 
 def _devices(book: LogBook) -> Iterator[Candidate]:
     by_device: dict[tuple[str | None, str], list[LogLine]] = {}
-    for said in book.of("xid", "gpu_lost"):
-        if said.kind == "gpu_lost" or _xid(said) not in APPLICATION_XIDS:
-            by_device.setdefault((said.host, said.text("bus")), []).append(said)
-    named = {(said.source, said.line) for said in book.of("gpu_lost") if said.text("bus")}
+    for entry in book.of("xid", "gpu_lost"):
+        if entry.kind == "gpu_lost" or _xid(entry) not in APPLICATION_XIDS:
+            by_device.setdefault((entry.host, entry.text("bus")), []).append(entry)
+    named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, bus), every in by_device.items():
         if not bus:  # the driver's text spreads over three lines, and the first has the address
-            every = [said for said in every
-                     if not any((said.source, said.line - apart) in named for apart in range(1, 5))]  # fmt: skip
-        lines = [said for said in every if _when(said, book) != "another time"]
+            every = [entry for entry in every
+                     if not any((entry.source, entry.line - apart) in named for apart in range(1, 5))]  # fmt: skip
+        lines = [entry for entry in every if _when(entry, book) != "another time"]
         if not lines:
             continue
-        is_sure = any(_when(said, book) == "the job's" for said in lines)
-        codes = list(dict.fromkeys(code for said in lines if (code := _xid(said)) is not None))
-        ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+        is_sure = any(_when(entry, book) == "the job's" for entry in lines)
+        codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))
+        ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
         table = xid_table()["xid"]
         known = (table[str(code)]["meaning"] for code in codes if str(code) in table)
         meaning = next(known, lines[0].text("text")[:80] or lines[0].message[:80])
         where = f"GPU {bus}" if bus else "a GPU"
         where += f" of {host}" if host else ""
-        errors = [said for said in book.of("pcie_error") if said.host == host]
+        errors = [entry for entry in book.of("pcie_error") if entry.host == host]
         before = f" after {len(errors)} PCIe error{'s' * (len(errors) > 1)}" if errors else ""
         if codes:
             what = f"{who(ranks, f'the rank on {where}')} lost its GPU: the kernel reports XID "
             what += f"{', '.join(map(str, codes))} ({meaning}){before}"
         else:
             fell = "does not answer its driver"
-            if any(text in said.message for said in lines for text in _FELL):
+            if any(text in entry.message for entry in lines for text in _FELL):
                 fell = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
             what += f": {who(ranks)} ran on it" if ranks else ""
@@ -90,10 +90,10 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
 
 def _switches(book: LogBook) -> Iterator[Candidate]:
     """Fatal errors of NVSwitches: every GPU behind one loses its NVLinks."""
-    lines = [said for said in book.of("nvswitch_fatal") if _when(said, book) != "another time"]
+    lines = [entry for entry in book.of("nvswitch_fatal") if _when(entry, book) != "another time"]
     if lines:
         first = lines[0]
-        host = next((said.host for said in lines if said.host), None)
+        host = next((entry.host for entry in lines if entry.host), None)
         yield Candidate(
             cause="device_error",
             kind="rank_lost",
@@ -113,11 +113,11 @@ def _tested(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("dcgm_failed"))
     if not lines:
         return
-    devices = list(dict.fromkeys(number for said in lines for number in said.text("devices").split(", ") if number))
-    host = next((said.host for said in lines if said.host), None)
+    devices = list(dict.fromkeys(number for entry in lines for number in entry.text("devices").split(", ") if number))
+    host = next((entry.host for entry in lines if entry.host), None)
     where = f"GPU{'s' * (len(devices) > 1)} {', '.join(devices)}" if devices else "a GPU"
     where += f" of {host}" if host else ""
-    tests = ", ".join(dict.fromkeys(said.text("test") for said in lines))
+    tests = ", ".join(dict.fromkeys(entry.text("test") for entry in lines))
     yield Candidate(
         cause="device_error",
         kind="rank_lost",
@@ -133,7 +133,7 @@ def _tested(book: LogBook) -> Iterator[Candidate]:
 
 def _drained(book: LogBook) -> Iterator[Candidate]:
     """Nodes that Slurm takes no more jobs on, and why: the reason may be of this job's end, or older."""
-    lines = [said for said in book.of("node_drained") if said.text("reason")]
+    lines = [entry for entry in book.of("node_drained") if entry.text("reason")]
     if lines:
         first = lines[0]
         reason, is_device = first.text("reason"), bool(_OF_DEVICE.search(first.text("reason")))
@@ -158,44 +158,44 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
         )
 
 
-def _xid(said: LogLine) -> int | None:
+def _xid(entry: LogLine) -> int | None:
     """The code, or that of the error which this line says caused it."""
-    return said.number("previous") or said.number("xid")
+    return entry.number("previous") or entry.number("xid")
 
 
-def _when(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
+def _when(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
     """Relation of a kernel's line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
 
     A process of the job that the line names settles it.
     """
     policy = policy or LogPolicy()
-    if said.pid is not None and any(one.pid == said.pid and one.rank is not None for one in book.of("nccl_comm")):
+    if entry.pid is not None and any(one.pid == entry.pid and one.rank is not None for one in book.of("nccl_comm")):
         return "the job's"
     times = [one.wall_ns for one, rule in book.of_role("exception", "death", "hang", "victim", "root", "context")
              if one.wall_ns is not None]  # fmt: skip
-    if said.wall_ns is None or not times:
+    if entry.wall_ns is None or not times:
         return "the job's"
-    apart_s = max(min(times) - said.wall_ns, said.wall_ns - max(times)) / 1e9
+    apart_s = max(min(times) - entry.wall_ns, entry.wall_ns - max(times)) / 1e9
     if apart_s <= policy.kernel_slack_s:
         return "the job's"
     return "another time" if apart_s > policy.kernel_other_s else "unsure"
 
 
 def _memory(book: LogBook) -> Iterator[Candidate]:
-    lines = [said for said in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
-             if said.kind != "oom_kill" or _when(said, book) != "another time"]  # fmt: skip
+    lines = [entry for entry in book.of("oom_kill", "slurm_oom", "kubernetes_oom", "ray_memory")
+             if entry.kind != "oom_kill" or _when(entry, book) != "another time"]  # fmt: skip
     if not lines:
         return
-    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
     ranks = ranks or tuple(sorted(_killed_ranks(book)))
-    host = next((said.host for said in lines if said.host), None)
-    rss_kb = max((said.number("rss_kb") or 0 for said in lines), default=0)
-    names = [f"{said.text('name')} ({said.number('pid')})" for said in lines if said.text("name")]
-    in_cgroup = any(said.text("cgroup") or "emory cgroup" in said.message or "CONSTRAINT_MEMCG" in said.message
-                    for said in lines)  # fmt: skip
+    host = next((entry.host for entry in lines if entry.host), None)
+    rss_kb = max((entry.number("rss_kb") or 0 for entry in lines), default=0)
+    names = [f"{entry.text('name')} ({entry.number('pid')})" for entry in lines if entry.text("name")]
+    in_cgroup = any(entry.text("cgroup") or "emory cgroup" in entry.message or "CONSTRAINT_MEMCG" in entry.message
+                    for entry in lines)  # fmt: skip
     held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
     # A kernel's log reaches back for days: of a process that nothing else speaks of, it may be another job's.
-    is_jobs = bool(ranks) or any(said.kind != "oom_kill" for said in lines) or _was_killed(book)
+    is_jobs = bool(ranks) or any(entry.kind != "oom_kill" for entry in lines) or _was_killed(book)
     yield Candidate(
         cause="host_out_of_memory",
         kind="rank_lost",
@@ -215,41 +215,41 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
             "host": host,
             "resident_bytes": rss_kb * 1024 or None,
             "processes": names[:8] or None,
-            "cgroup": next((said.text("cgroup") for said in lines if said.text("cgroup")), None),
+            "cgroup": next((entry.text("cgroup") for entry in lines if entry.text("cgroup")), None),
         },
     )
 
 
 def _was_killed(book: LogBook) -> bool:
     """Return True if a launcher reports SIGKILL, or only the kernel wrote lines."""
-    deaths = [said for said, _ in book.of_role("death")]
-    killed = any(said.number("exitcode") in (-9, 137) or said.text("signal") == "SIGKILL" for said in deaths)
-    return killed or not any(said for said, rule in book.of_role("exception", "death", "hang", "root", "outside"))
+    deaths = [entry for entry, _ in book.of_role("death")]
+    killed = any(entry.number("exitcode") in (-9, 137) or entry.text("signal") == "SIGKILL" for entry in deaths)
+    return killed or not any(entry for entry, rule in book.of_role("exception", "death", "hang", "root", "outside"))
 
 
 def _killed_ranks(book: LogBook) -> set[int]:
     killed = {
-        said.rank
-        for said in book.of("root_failure", "worker_failed", "process_terminated")
-        if said.number("exitcode") in (-9, 137) or said.text("signal") == "SIGKILL"
+        entry.rank
+        for entry in book.of("root_failure", "worker_failed", "process_terminated")
+        if entry.number("exitcode") in (-9, 137) or entry.text("signal") == "SIGKILL"
     }
     return {rank for rank in killed if rank is not None}
 
 
-def limited_by(said: LogLine) -> str:
+def limited_by(entry: LogLine) -> str:
     """Why a scheduler ended a job; empty where it only passed an end on."""
-    if said.kind == "node_failed":
+    if entry.kind == "node_failed":
         return "node_failed"
-    resource = said.text("resource").lower()
-    if said.kind == "evicted" and resource.startswith("memory"):
+    resource = entry.text("resource").lower()
+    if entry.kind == "evicted" and resource.startswith("memory"):
         return "host_out_of_memory"
-    if said.kind == "evicted" and resource.startswith(("ephemeral-storage", "nodefs", "imagefs", "disk")):
+    if entry.kind == "evicted" and resource.startswith(("ephemeral-storage", "nodefs", "imagefs", "disk")):
         return "disk_full"
-    if said.kind in ("preempted", "evicted"):
+    if entry.kind in ("preempted", "evicted"):
         return "preempted"
-    if said.kind == "launch_failed":
+    if entry.kind == "launch_failed":
         return "launch_failed"
-    reason = said.text("reason").upper()
+    reason = entry.text("reason").upper()
     for word, cause in (
         ("TIME", "time_limit"),
         ("RUNLIMIT", "time_limit"),
@@ -263,11 +263,11 @@ def limited_by(said: LogLine) -> str:
     return ""
 
 
-def host_of(said: LogLine) -> str:
+def host_of(entry: LogLine) -> str:
     """Host that a scheduler's line is about; empty for a failed node that a job's own step reports from a live one."""
-    if said.text("at") and limited_by(said) == "node_failed":
+    if entry.text("at") and limited_by(entry) == "node_failed":
         return ""
-    return said.text("host") or said.text("node") or said.host or ""
+    return entry.text("host") or entry.text("node") or entry.host or ""
 
 
 def _outside(book: LogBook) -> Iterator[Candidate]:
@@ -280,25 +280,25 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
         "launch_failed": "The launcher could not start processes on a node",
     }
     by_cause: dict[str, list[LogLine]] = {}
-    for said in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
-        if cause := limited_by(said):
-            by_cause.setdefault(cause, []).append(said)
+    for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
+        if cause := limited_by(entry):
+            by_cause.setdefault(cause, []).append(entry)
     for cause, lines in by_cause.items():
-        said = next((one for one in lines if host_of(one)), lines[0])
-        host = host_of(said)
+        entry = next((one for one in lines if host_of(one)), lines[0])
+        host = host_of(entry)
         yield Candidate(
             cause=cause,
             kind="rank_lost",
             rank_class="host",
             ranks=(),
             what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
-            why=said.quoted,
-            lines=(said,),
+            why=entry.quoted,
+            lines=(entry,),
             severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
-            evidence={"host": host or None, "reason": said.text("reason") or said.text("error") or None},
+            evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
             collect=COLLECT.get(cause, ()),
         )
-    plain = [said for said in book.of("slurm_cancelled", "agent_signalled") if not limited_by(said)]
+    plain = [entry for entry in book.of("slurm_cancelled", "agent_signalled") if not limited_by(entry)]
     if plain and not by_cause:
         yield Candidate(
             cause="cancelled",

@@ -22,14 +22,14 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
     """Attempts after which the job began again, as schedulers and launchers report them, one entry each."""
     found: list[dict[str, str | None]] = []
     last: tuple[str, str, int] | None = None
-    for said in sorted(book.earlier, key=lambda said: (said.source, said.line)):
-        cause, host = limited_by(said), host_of(said) or None
+    for entry in sorted(book.earlier, key=lambda entry: (entry.source, entry.line)):
+        cause, host = limited_by(entry), host_of(entry) or None
         if not cause:
             continue
-        is_same = last is not None and last[:2] == (said.source, cause) and said.line - last[2] <= _SAME_END_LINES
-        last = (said.source, cause, said.line)
+        is_same = last is not None and last[:2] == (entry.source, cause) and entry.line - last[2] <= _SAME_END_LINES
+        last = (entry.source, cause, entry.line)
         if not is_same:
-            found.append({"cause": cause, "host": host, "line": said.place})
+            found.append({"cause": cause, "host": host, "line": entry.place})
         elif found[-1]["host"] is None:
             found[-1]["host"] = host
     return found

@@ -49,64 +49,64 @@ def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
         if source not in ("log", "flight_recorder")
         for finding in findings
     ]
-    said = next((one for one in logs if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
-    shown = next((one for one in dumps if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
-    if said is None or shown is None:
+    logged = next((one for one in logs if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
+    dumped = next((one for one in dumps if one.kind in _STANDSTILL and one.status in ("fired", "suspect")), None)
+    if logged is None or dumped is None:
         return [*logs, *dumps, *rest]
-    logs.remove(said)
-    dumps.remove(shown)
-    if said.ranks and set(said.ranks) & set(shown.ranks):
-        return [_one(said, shown), *logs, *_settled(dumps, said), *rest]
-    if said.status == "suspect" and shown.status == "fired":
-        return [_with_lines(shown, said), *logs, *dumps, *rest]
-    if said.kind != "hang" and not said.ranks and shown.ranks and shown.cause not in ("all_entered", "no_dump"):
-        if said.cause == "device_error" and shown.cause == "device_stuck":
-            return [_with_lines(shown, said), *logs, *dumps, *rest]
-        return [shown, replace(said, status="suspect", severity="warning"), *logs, *dumps, *rest]
-    if not shown.ranks or shown.cause == "all_entered" or (said.status == "fired" and shown.status == "suspect"):
-        return [_one(said, shown), *logs, *dumps, *rest]
-    if not said.ranks and said.kind == shown.kind == "hang":
-        return [_with_lines(shown, said), *logs, *dumps, *rest]
-    return [said, shown, *logs, *dumps, *rest]
+    logs.remove(logged)
+    dumps.remove(dumped)
+    if logged.ranks and set(logged.ranks) & set(dumped.ranks):
+        return [_one(logged, dumped), *logs, *_settled(dumps, logged), *rest]
+    if logged.status == "suspect" and dumped.status == "fired":
+        return [_with_lines(dumped, logged), *logs, *dumps, *rest]
+    if logged.kind != "hang" and not logged.ranks and dumped.ranks and dumped.cause not in ("all_entered", "no_dump"):
+        if logged.cause == "device_error" and dumped.cause == "device_stuck":
+            return [_with_lines(dumped, logged), *logs, *dumps, *rest]
+        return [dumped, replace(logged, status="suspect", severity="warning"), *logs, *dumps, *rest]
+    if not dumped.ranks or dumped.cause == "all_entered" or (logged.status == "fired" and dumped.status == "suspect"):
+        return [_one(logged, dumped), *logs, *dumps, *rest]
+    if not logged.ranks and logged.kind == dumped.kind == "hang":
+        return [_with_lines(dumped, logged), *logs, *dumps, *rest]
+    return [logged, dumped, *logs, *dumps, *rest]
 
 
 def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
     """All findings; `recorded` are those of runs, `read` those of files."""
     runs, files = list(recorded), list(read)
-    for said in [one for one in files if one.kind == "rank_lost" and one.ranks and one.analyzer == ANALYZER]:
-        same = [one for one in runs if one.kind == "rank_lost" and one.status == "fired" and one.ranks == said.ranks]
+    for logged in [one for one in files if one.kind == "rank_lost" and one.ranks and one.analyzer == ANALYZER]:
+        same = [one for one in runs if one.kind == "rank_lost" and one.status == "fired" and one.ranks == logged.ranks]
         if not same:
             continue
         newest = same[-1]
         more = {
-            name: said.evidence[name] for name in _OF_LOG if said.evidence.get(name) and name not in newest.evidence
+            name: logged.evidence[name] for name in _OF_LOG if logged.evidence.get(name) and name not in newest.evidence
         }
         runs[runs.index(newest)] = replace(
             newest,
-            summary=f"{newest.summary} {said.summary}"
-            if said.cause not in ("exception", newest.cause)
+            summary=f"{newest.summary} {logged.summary}"
+            if logged.cause not in ("exception", newest.cause)
             else newest.summary,
-            evidence={**newest.evidence, **more, "lines": said.evidence.get("lines", [])[:8], "logs": said.summary},
+            evidence={**newest.evidence, **more, "lines": logged.evidence.get("lines", [])[:8], "logs": logged.summary},
         )
-        files.remove(said)
+        files.remove(logged)
     return [*runs, *files]
 
 
-def _one(said: Finding, shown: Finding) -> Finding:
+def _one(logged: Finding, dumped: Finding) -> Finding:
     """The log's cause with the dumps' call; certain if one of them is."""
-    if said.status == "suspect" and shown.status == "fired":
-        return _with_lines(shown, said)
-    call = {name: shown.evidence[name] for name in _CALL if shown.evidence.get(name) not in (None, [], "")}
-    evidence = {**said.evidence, **call, "dumps": shown.summary}
-    return replace(said, evidence=evidence, cost_s=shown.cost_s)
+    if logged.status == "suspect" and dumped.status == "fired":
+        return _with_lines(dumped, logged)
+    call = {name: dumped.evidence[name] for name in _CALL if dumped.evidence.get(name) not in (None, [], "")}
+    evidence = {**logged.evidence, **call, "dumps": dumped.summary}
+    return replace(logged, evidence=evidence, cost_s=dumped.cost_s)
 
 
-def _with_lines(shown: Finding, said: Finding) -> Finding:
+def _with_lines(dumped: Finding, logged: Finding) -> Finding:
     return replace(
-        shown, evidence={**shown.evidence, "lines": said.evidence.get("lines", [])[:8], "logs": said.summary}
+        dumped, evidence={**dumped.evidence, "lines": logged.evidence.get("lines", [])[:8], "logs": logged.summary}
     )
 
 
-def _settled(dumps: Sequence[Finding], said: Finding) -> list[Finding]:
+def _settled(dumps: Sequence[Finding], logged: Finding) -> list[Finding]:
     """Without the remarks on missing dumps: the logs say how the rank ended."""
-    return [one for one in dumps if one.status != "insufficient_data" or said.status != "fired"]
+    return [one for one in dumps if one.status != "insufficient_data" or logged.status != "fired"]

@@ -40,10 +40,10 @@ def with_facts(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
 
 def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candidate:
     """An error without a rank is that of the only rank which did not give up a call, if its GPU has that number."""
-    waited = {said.rank for said in book.of("watchdog_timeout", "gloo_timeout") if said.rank is not None}
+    waited = {entry.rank for entry in book.of("watchdog_timeout", "gloo_timeout") if entry.rank is not None}
     waited |= ended.victims.keys()
     match = _OF_GPU.search(f"{candidate.lines[0].text('message')} {candidate.lines[0].message} "
-                           f"{' '.join(said.message for said in candidate.lines)}")  # fmt: skip
+                           f"{' '.join(entry.message for entry in candidate.lines)}")  # fmt: skip
     device = int(match[1] or match[2]) if match else None
     size = book.world_size or max((*waited, -1)) + 1
     missing = [rank for rank in range(min(size, 4096)) if rank not in waited]
@@ -68,11 +68,11 @@ def _on_missing_rank(candidate: Candidate, book: LogBook, ended: Ended) -> Candi
 
 def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
     """The last bar of other work than training that had not come to its end."""
-    lines = [said for said in book.of("working") if said.number("of")]
-    open_bars = [said for said in lines[-5:] if (said.number("done") or 0) < (said.number("of") or 0)]
+    lines = [entry for entry in book.of("working") if entry.number("of")]
+    open_bars = [entry for entry in lines[-5:] if (entry.number("done") or 0) < (entry.number("of") or 0)]
     if not open_bars or (lines and lines[-1].number("done") == lines[-1].number("of")):
         return candidate
-    last = max(open_bars, key=lambda said: (said.number("done") or 0) / (said.number("of") or 1))
+    last = max(open_bars, key=lambda entry: (entry.number("done") or 0) / (entry.number("of") or 1))
     spent = f" after {last.text('spent')}" if last.text("spent") else ""
     work = f"{last.text('work').strip()}: {last.number('done'):,} of {last.number('of'):,}{spent}"
     return replace(
@@ -84,51 +84,53 @@ def _with_work(candidate: Candidate, book: LogBook) -> Candidate:
 
 def peer_addresses(lines: tuple[LogLine, ...]) -> list[str]:
     """Addresses of the other ends of connections that broke or were not made."""
-    found = (_PEER.findall(f"{said.text('message')} {said.message}") for said in lines)
+    found = (_PEER.findall(f"{entry.text('message')} {entry.message}") for entry in lines)
     return list(dict.fromkeys(address.strip("[]") for every in found for address in every))
 
 
 def interface_candidates(book: LogBook) -> list[Candidate]:
     """NCCL or gloo took an interface that the other hosts cannot reach: loopback, or a link-local address."""
     taken = list(book.of("nccl_interface"))
-    hosts = {said.host for said in taken if said.host}
+    hosts = {entry.host for entry in taken if entry.host}
     first_of: dict[str | None, LogLine] = {}
-    for said in taken:
-        first_of.setdefault(said.host, said)  # NCCL takes the first that it lists
-    local = [said for said in first_of.values() if _LOCAL.match(said.text("address"))]
-    broken = [said for said, rule in book.of_role("root", "victim", "nccl", "exception")
-              if _REFUSED.search(f"{said.text('message')} {said.message}")]  # fmt: skip
-    broken += [said for said in book.of("nccl_warning") if _REFUSED.search(said.message)]
+    for entry in taken:
+        first_of.setdefault(entry.host, entry)  # NCCL takes the first that it lists
+    local = [entry for entry in first_of.values() if _LOCAL.match(entry.text("address"))]
+    broken = [entry for entry, rule in book.of_role("root", "victim", "nccl", "exception")
+              if _REFUSED.search(f"{entry.text('message')} {entry.message}")]  # fmt: skip
+    broken += [entry for entry in book.of("nccl_warning") if _REFUSED.search(entry.message)]
     if local and len(hosts) > 1 and broken:
-        said = local[0]
-        names = f"{said.text('interface')}:{said.text('address')}"
+        entry = local[0]
+        names = f"{entry.text('interface')}:{entry.text('address')}"
         return [_wrong_interface(f"NCCL uses {names} although the job spans {len(hosts)} hosts: the others cannot "
                                  f"reach "
                                  "that address", local, broken, "NCCL_SOCKET_IFNAME")]  # fmt: skip
-    reached = [(said, address) for said in broken for address in _addresses(said) if _LINK_LOCAL.match(address)]
-    loops = [(said, address) for said in broken for address in _addresses(said) if _LOCAL.match(address)]
-    own_name = [(said, address) for said, address in loops if address.startswith(_OWN_NAME)]
+    reached = [(entry, address) for entry in broken for address in _addresses(entry) if _LINK_LOCAL.match(address)]
+    loops = [(entry, address) for entry in broken for address in _addresses(entry) if _LOCAL.match(address)]
+    own_name = [(entry, address) for entry, address in loops if address.startswith(_OWN_NAME)]
     if not reached and loops and (_hosts(book) > 1 or any(book.of("gloo_loopback"))):
         reached = loops
     reached = reached or own_name
     if reached:
-        said, address = reached[0]
+        entry, address = reached[0]
         name = (
-            "GLOO_SOCKET_IFNAME" if "gloo" in f"{said.text('message')} {said.message}".lower() else "NCCL_SOCKET_IFNAME"
+            "GLOO_SOCKET_IFNAME"
+            if "gloo" in f"{entry.text('message')} {entry.message}".lower()
+            else "NCCL_SOCKET_IFNAME"
         )
         reach = "host" if _LOCAL.match(address) else "link"
         what = f"A connection went to {address}, which is valid on one {reach} only: the wrong interface was chosen"
-        return [_wrong_interface(what, [said], [], name)]
+        return [_wrong_interface(what, [entry], [], name)]
     return []
 
 
-def _addresses(said: LogLine) -> list[str]:
-    text = said.text("address")
-    return [*([text.strip("[]")] if text else []), *peer_addresses((said,))]
+def _addresses(entry: LogLine) -> list[str]:
+    text = entry.text("address")
+    return [*([text.strip("[]")] if text else []), *peer_addresses((entry,))]
 
 
 def _hosts(book: LogBook) -> int:
-    return len({said.host for said in book.lines if said.host and not said.host[:1].isdigit()})
+    return len({entry.host for entry in book.lines if entry.host and not entry.host[:1].isdigit()})
 
 
 def _wrong_interface(what: str, lines: list[LogLine], broken: list[LogLine], name: str) -> Candidate:

@@ -92,7 +92,7 @@ def _are_ordered(one: LogLine, other: LogLine) -> bool:
 
 
 def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A kernel's word and the process's own of the same are one: the exception joins what the kernel said."""
+    """A kernel's word and the process's own of the same are one: the exception joins what the kernel entry."""
     kept: list[Candidate] = []
     hosts = [candidate for candidate in candidates if candidate.rank_class == "host"]
     for candidate in candidates:
@@ -108,7 +108,7 @@ def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
         what = candidate.what
         if ranks and not candidate.ranks:
             what = f"{who(ranks)}: {what[:1].lower()}{what[1:]}"
-        also = [f"{said.place}: {said.message[:120]}" for one in same for said in one.lines[:1]]
+        also = [f"{entry.place}: {entry.message[:120]}" for one in same for entry in one.lines[:1]]
         evidence = {**candidate.evidence, **({"also": also} if also else {})}
         joined.append(replace(candidate, ranks=ranks, what=what, evidence=evidence))
     return joined
@@ -151,14 +151,14 @@ def _numerics(book: LogBook) -> list[Candidate]:
     floor = list(book.of("loss_scale_floor"))
     if floor and not any(book.of("nonfinite")):
         return [_exhausted_scale(floor, list(book.of("overflow")))]
-    norms = [said for said in book.of("gradient_norms") if said.number("nonfinite")]
+    norms = [entry for entry in book.of("gradient_norms") if entry.number("nonfinite")]
     lines = [*book.of("nonfinite", "loss_scale_floor"), *norms]
     if not lines:
         return []
-    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
+    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
     if norms:  # the norms of all ranks: only where some are finite do the others say something of a rank
         ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
-    step = next((said.number("step") for said in lines if said.number("step") is not None), None)
+    step = next((entry.number("step") for entry in lines if entry.number("step") is not None), None)
     after = None if step is not None else lines[0].number("after_step")
     where = f" at step {step}" if step is not None else f" after the line of step {after}" if after is not None else ""
     return [
@@ -177,7 +177,7 @@ def _numerics(book: LogBook) -> list[Candidate]:
 
 def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidate:
     """Every step overflowed in fp16 until the loss scale could not be lowered any more."""
-    steps = [step for said in overflows if (step := said.number("after_step")) is not None]
+    steps = [step for entry in overflows if (step := entry.number("after_step")) is not None]
     since = f" since about step {steps[0]}" if steps else ""
     count = f": {len(overflows)} overflow{'s' * (len(overflows) > 1)} in the log{since}" if overflows else ""
     return Candidate(
@@ -200,9 +200,9 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
 
 def _barriers(book: LogBook) -> list[Candidate]:
     """The last that the log holds is that ranks wait for others to join: how many are missing, and not who."""
-    lines = [said for said in book.of("store_barrier") if standing(said, book) != "survived"]
+    lines = [entry for entry in book.of("store_barrier") if standing(entry, book) != "survived"]
     size = book.world_size
-    arrived = max((said.number("arrived") or 0 for said in lines), default=0)
+    arrived = max((entry.number("arrived") or 0 for entry in lines), default=0)
     if size is None or not lines or arrived >= size:
         return []
     return [
@@ -216,7 +216,7 @@ def _barriers(book: LogBook) -> list[Candidate]:
             lines=tuple(lines[-20:]),
             is_proven=False,
             evidence={
-                "waiting_ranks": sorted({rank for said in lines if (rank := said.number("waiting")) is not None})
+                "waiting_ranks": sorted({rank for entry in lines if (rank := entry.number("waiting")) is not None})
             },
             collect=COLLECT["rendezvous"],
         )
@@ -225,10 +225,10 @@ def _barriers(book: LogBook) -> list[Candidate]:
 
 def _nccls(book: LogBook) -> list[Candidate]:
     """Nothing else is there than what NCCL reports: an error or a warning of a call that failed, without a cause."""
-    failed = [said for said, _ in book.of_role("nccl")]
-    lines = failed or [said for said in book.of("nccl_warning") if _FAILED.search(said.text("text"))
-                       and not _ADVICE.search(said.text("text"))]  # fmt: skip
-    lines = [said for said in lines if standing(said, book) != "survived"]
+    failed = [entry for entry, _ in book.of_role("nccl")]
+    lines = failed or [entry for entry in book.of("nccl_warning") if _FAILED.search(entry.text("text"))
+                       and not _ADVICE.search(entry.text("text"))]  # fmt: skip
+    lines = [entry for entry in lines if standing(entry, book) != "survived"]
     if not lines:
         return []
     text = lines[0].text("text") or lines[0].message
@@ -245,7 +245,7 @@ def _nccls(book: LogBook) -> list[Candidate]:
             is_proven=False,
             severity="critical" if failed else "warning",
             evidence={
-                "reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})[:64],
+                "reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})[:64],
                 "do": "NCCL_DEBUG was on and these lines name no cause: compare what the other ranks' logs say at "
                 "that time."
                 if is_on
@@ -261,13 +261,13 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     victims = tuple(sorted(ended.victims))
     size = book.world_size
     missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)
-    named = {rank for said in book.of("jax_task_lost") for rank in said.ranks()}
+    named = {rank for entry in book.of("jax_task_lost") for rank in entry.ranks()}
     suspects = (
         tuple(sorted(named)) if len(named) == 1 else missing if victims and 0 < len(missing) < len(victims) else ()
     )
     lines = tuple(sorted(ended.victim_lines, key=book.position)[:20])
     peers = peer_addresses(lines) if not suspects else []
-    codes = list(dict.fromkeys(code for said in lines for code in codes_in(text_of(said))))
+    codes = list(dict.fromkeys(code for entry in lines for code in codes_in(text_of(entry))))
     coded = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
     return Candidate(
@@ -303,11 +303,11 @@ def _finding(candidate: Candidate, ended: Ended) -> Finding:
     are_apart = bool(candidate.ranks) or candidate.kind != "hang"  # in a hang of unknown cause any may be the culprit
     suffered = f" {who(victims)} failed as a consequence." if victims and are_apart else ""
     doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."
-    host = next((said.host for said in candidate.lines if said.host), None)
+    host = next((entry.host for entry in candidate.lines if entry.host), None)
     evidence = {
         **{key: value for key, value in candidate.evidence.items() if value is not None},
         "basis": candidate.why,
-        "lines": [f"{said.place}: {said.message[:200]}" for said in candidate.lines[:8]],
+        "lines": [f"{entry.place}: {entry.message[:200]}" for entry in candidate.lines[:8]],
         "victims": victims[:64],
     }
     if host is not None:

@@ -31,11 +31,11 @@ class Outcome:
 
 def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[str, Any]]) -> Outcome:
     """The end that the lines show, with the line that shows it."""
-    said = next(iter(book.of("finished")), None)
+    entry = next(iter(book.of("finished")), None)
     extent = _extent(steps)
-    if said is not None:
+    if entry is not None:
         return Outcome(
-            ended="finished", text=f"The job finished ({said.quoted}). {extent}No failure seen.", is_known=True
+            ended="finished", text=f"The job finished ({entry.quoted}). {extent}No failure seen.", is_known=True
         )
     if step := is_at_end(steps):
         return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No "

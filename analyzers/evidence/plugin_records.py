@@ -37,11 +37,12 @@ def judge_rows(
 
 def not_in_logs(findings: Sequence[Finding], of_logs: Sequence[Finding]) -> list[Finding]:
     """Those that the logs do not report: one event of a rank is one finding, with the lines that show it."""
-    told = [one for one in of_logs if one.status in ("fired", "suspect")]
+    reported = [one for one in of_logs if one.status in ("fired", "suspect")]
     return [
         one
         for one in findings
         if not any(
-            other.kind == one.kind and (other.ranks == one.ranks or not (one.ranks and other.ranks)) for other in told
+            other.kind == one.kind and (other.ranks == one.ranks or not (one.ranks and other.ranks))
+            for other in reported
         )
     ]

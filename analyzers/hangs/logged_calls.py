@@ -43,7 +43,7 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
     yield from _detail(book)
     yield from _culprits(book)
     lines = list(book.of("desync_not_joined", "monitored_barrier", "jax_barrier"))
-    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    ranks = tuple(sorted({rank for entry in lines for rank in entry.ranks()}))
     if ranks:
         first = lines[0]
         call = f"collective {first.number('seq')}" if first.kind == "desync_not_joined" else "the barrier"
@@ -62,7 +62,7 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
 
 def _culprits(book: LogBook) -> Iterator[Candidate]:
     """Mismatches as torchfrtrace prints them, against the first rank's call: most may be listed for one's fault."""
-    lines = [said for said in book.of("trace_culprits") if said.ranks()]
+    lines = [entry for entry in book.of("trace_culprits") if entry.ranks()]
     if not lines:
         return
     first, size = lines[0], book.world_size or 0
@@ -86,7 +86,7 @@ def _culprits(book: LogBook) -> Iterator[Candidate]:
 
 def _trace_missing(book: LogBook) -> Iterator[Candidate]:
     """Calls without some ranks as torchfrtrace prints them: not made, or their dumps were not there."""
-    lines = [said for said in book.of("trace_missing") if said.ranks()]
+    lines = [entry for entry in book.of("trace_missing") if entry.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[0].ranks())))
         yield Candidate(
@@ -115,14 +115,14 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
             why=lines[0].quoted,
             lines=tuple(lines),
             is_proven=False,
-            evidence={"reported_by_ranks": sorted({said.rank for said in lines if said.rank is not None})},
+            evidence={"reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})},
             collect=COLLECT["hang"],
         )
 
 
 def _stalled(book: LogBook) -> Iterator[Candidate]:
     """Horovod lists the ranks that have not submitted a tensor, again and again: the last list is how it ended."""
-    lines = [said for said in book.of("stalled_ranks") if said.ranks()]
+    lines = [entry for entry in book.of("stalled_ranks") if entry.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[-1].ranks())))
         yield Candidate(
@@ -140,10 +140,10 @@ def _stalled(book: LogBook) -> Iterator[Candidate]:
 
 def _ras(book: LogBook) -> Iterator[Candidate]:
     """NCCL's RAS counts operations while the job runs: who is behind may be on its way, so it is a suspicion."""
-    lines = [said for said in book.of("ras_state") if said.ranks()]
-    largest = max((said.number("members") or 0 for said in lines), default=0)
-    lines = [said for said in lines if (said.number("members") or 0) == largest]  # the rest follows from it
-    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    lines = [entry for entry in book.of("ras_state") if entry.ranks()]
+    largest = max((entry.number("members") or 0 for entry in lines), default=0)
+    lines = [entry for entry in lines if (entry.number("members") or 0) == largest]  # the rest follows from it
+    ranks = tuple(sorted({rank for entry in lines for rank in entry.ranks()}))
     if not ranks:
         return
     first = lines[0]
@@ -165,8 +165,8 @@ def _ras(book: LogBook) -> Iterator[Candidate]:
 
 def _first_calls(book: LogBook) -> Iterator[Candidate]:
     """The first call of a group: all fetch an id that its first rank publishes when it makes that call."""
-    lines = [said for said in book.of("unique_id_timeout") if "timeout" in said.text("error").lower()]
-    ranks = tuple(sorted({rank for said in lines for rank in said.ranks()}))
+    lines = [entry for entry in book.of("unique_id_timeout") if "timeout" in entry.text("error").lower()]
+    ranks = tuple(sorted({rank for entry in lines for rank in entry.ranks()}))
     if ranks:
         yield Candidate(
             cause="not_entered",
@@ -177,7 +177,7 @@ def _first_calls(book: LogBook) -> Iterator[Candidate]:
             "publishes there",
             why=f"{lines[0].place}: {lines[0].message[:200]}",
             lines=tuple(lines),
-            evidence={"waiting_ranks": sorted({said.rank for said in lines if said.rank is not None} - set(ranks))},
+            evidence={"waiting_ranks": sorted({entry.rank for entry in lines if entry.rank is not None} - set(ranks))},
             collect=COLLECT["hang"],
         )
 
@@ -188,12 +188,12 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
     if not lines:
         return
     called: dict[int, tuple[str, str, str, int | None]] = {}
-    for said in lines:
+    for entry in lines:
         for side in ("a", "b"):
-            rank = said.number(f"rank_{side}")
+            rank = entry.number(f"rank_{side}")
             if rank is not None and (rank not in called or not called[rank][1]):
-                called[rank] = (said.text(f"op_{side}"), said.text(f"shape_{side}"), said.text(f"dtype_{side}"),
-                                said.number(f"seq_{side}"))  # fmt: skip
+                called[rank] = (entry.text(f"op_{side}"), entry.text(f"shape_{side}"), entry.text(f"dtype_{side}"),
+                                entry.number(f"seq_{side}"))  # fmt: skip
     ops, shapes, dtypes = ({value[i] for value in called.values() if value[i]} for i in range(3))
     cause = "mismatch_operation" if len(ops) > 1 else "mismatch_dtype" if len(dtypes) > 1 else "mismatch_size"
     if len(called) == 1:
@@ -218,8 +218,8 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
 
 def _stuck(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("watchdog_stuck"))
-    ranks = tuple(sorted({said.rank for said in lines if said.rank is not None}))
-    stuck_s = next((found for said in lines if (found := said.number("stuck_s"))), None)
+    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+    stuck_s = next((found for entry in lines if (found := entry.number("stuck_s"))), None)
     if lines and not any(book.of("watchdog_timeout")):
         yield Candidate(
             cause="watchdog_stuck",
@@ -239,7 +239,7 @@ def _stuck(book: LogBook) -> Iterator[Candidate]:
 def _timed_out(book: LogBook) -> Iterator[Candidate]:
     """gloo names no call; who did not print is suspected."""
     lines = list(book.of("gloo_timeout"))
-    waiting = {said.rank for said in lines if said.rank is not None}
+    waiting = {entry.rank for entry in lines if entry.rank is not None}
     if not lines:
         return
     size = book.world_size or (max(waiting) + 1 if waiting else 0)
@@ -265,13 +265,13 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
 def _unnumbered(book: LogBook) -> Iterator[Candidate]:
     """A call was given up, and no line numbers it (torch before 1.12, vLLM, a second-hand report): no rank compares."""
     lines = list(book.of("watchdog_timeout", "call_timeout"))
-    lines = [said for said in lines if standing(said, book) != "survived"]
+    lines = [entry for entry in lines if standing(entry, book) != "survived"]
     if lines:
-        waiting = sorted({said.rank for said in lines if said.rank is not None})
+        waiting = sorted({entry.rank for entry in lines if entry.rank is not None})
         yield Candidate(
             cause="all_entered",
             kind="hang",
-            rank_class="hang" if any(said.kind == "watchdog_timeout" for said in lines) else "victim",
+            rank_class="hang" if any(entry.kind == "watchdog_timeout" for entry in lines) else "victim",
             ranks=(),
             what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for whom",
             why=lines[0].quoted,

@@ -38,7 +38,7 @@ class Wait:
     enqueued: int | None
     completed: int | None
     group: str
-    said: LogLine
+    entry: LogLine
 
     @property
     def call(self) -> str:
@@ -49,19 +49,19 @@ class Wait:
 def _waits(book: LogBook) -> dict[int, Wait]:
     """The first call that each rank's watchdog gave up, with what the rank says of its group's numbers."""
     states: dict[int, list[LogLine]] = {}
-    for said in book.of("watchdog_state"):
-        rank = said.rank if said.rank is not None else said.number("group_rank")
+    for entry in book.of("watchdog_state"):
+        rank = entry.rank if entry.rank is not None else entry.number("group_rank")
         if rank is not None:
-            states.setdefault(rank, []).append(said)
+            states.setdefault(rank, []).append(entry)
     waits: dict[int, Wait] = {}
-    for said in book.of("watchdog_timeout"):
-        rank, seq = said.rank, said.number("seq")
+    for entry in book.of("watchdog_timeout"):
+        rank, seq = entry.rank, entry.number("seq")
         if rank is None or rank in waits or seq is None:
             continue
         state = next((state for state in states.get(rank, ()) if state.number("seq") == seq), None)
         waits[rank] = Wait(
-            rank=rank, seq=seq, op=said.text("op"), num_elements=said.number("numel_in"),
-            ran_s=(said.number("ran_ms") or said.number("timeout_ms") or 0) / 1e3, said=said,
+            rank=rank, seq=seq, op=entry.text("op"), num_elements=entry.number("numel_in"),
+            ran_s=(entry.number("ran_ms") or entry.number("timeout_ms") or 0) / 1e3, entry=entry,
             group=_group(state) if state else "",
             enqueued=state.number("enqueued") if state else None,
             completed=state.number("completed") if state else None,
@@ -71,7 +71,7 @@ def _waits(book: LogBook) -> dict[int, Wait]:
             state = found[0]
             waits[rank] = Wait(
                 rank=rank, seq=state.number("seq") or 0, op="", num_elements=None, ran_s=0.0, group=_group(state),
-                enqueued=state.number("enqueued"), completed=state.number("completed"), said=state,
+                enqueued=state.number("enqueued"), completed=state.number("completed"), entry=state,
             )  # fmt: skip
     return waits
 
@@ -163,7 +163,7 @@ def _for(wait: Wait) -> str:
 
 def _are_gathers(members: Mapping[int, Wait]) -> bool:
     """Return True if coalesced calls are gathers or scatters of equal parts: input and output differ by one factor."""
-    sizes = {tuple(sorted((wait.num_elements or 0, wait.said.number("numel_out") or 0))) for wait in members.values()}
+    sizes = {tuple(sorted((wait.num_elements or 0, wait.entry.number("numel_out") or 0))) for wait in members.values()}
     factors = {large // small if small and large % small == 0 else 0 for small, large in sizes}
     return len(factors) == 1 and min(factors) > 1
 
@@ -201,7 +201,7 @@ def _differing(
         calls += "; no majority among the ranks in these files tells which of them is the odd one"
     return _candidate(
         cause, fewer, members, is_proven=True, what=f"Ranks made calls of {what} at the same place: {calls}",
-        why=f"{members[fewer[0]].said.place}: number {members[fewer[0]].seq} on each of them",
+        why=f"{members[fewer[0]].entry.place}: number {members[fewer[0]].seq} on each of them",
     )  # fmt: skip
 
 
@@ -216,8 +216,8 @@ def _candidate(
         rank_class="mismatch" if cause.startswith("mismatch") else "hang",
         ranks=tuple(ranks),
         what=what,
-        why=why if ":" in why else f"{first.said.place}: {why}",
-        lines=tuple(wait.said for wait in members.values()),
+        why=why if ":" in why else f"{first.entry.place}: {why}",
+        lines=tuple(wait.entry for wait in members.values()),
         is_proven=is_proven,
         evidence={
             "op": first.op, "seq": first.seq, "waiting_ranks": waiting[:64], "silent_s": round(first.ran_s, 1),
@@ -230,8 +230,8 @@ def _candidate(
 def _states(book: LogBook) -> dict[int, int]:
     """Calls of the default group that each rank enqueued, by its newest line."""
     found: dict[int, int] = {}
-    for said in book.of("watchdog_state"):
-        rank, enqueued = said.rank, said.number("enqueued")
+    for entry in book.of("watchdog_state"):
+        rank, enqueued = entry.rank, entry.number("enqueued")
         if rank is not None and enqueued is not None:
             found[rank] = enqueued
     return found
@@ -243,7 +243,7 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     if size > 4096 or len(members) < 2:
         return ()
     spoke = book.spoke
-    known = {said.rank for said in book.of("watchdog_stuck")} | spoke | members.keys()
+    known = {entry.rank for entry in book.of("watchdog_stuck")} | spoke | members.keys()
     missing = _with_log([rank for rank in range(size) if rank not in known], book)
     # Who lost a peer proves a death: a rank that prints nothing may be one that the launcher ended for it.
     return missing if len(missing) < len(members) and not spoke - members.keys() else ()
@@ -259,9 +259,9 @@ def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
 def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:
     """Leave out the ranks of nodes whose log is not there, where each file holds the ranks of its node."""
     nodes: dict[str, set[int]] = {}
-    for said in book.lines:
-        if said.rank is not None:
-            nodes.setdefault(said.source, set()).add(said.rank)
+    for entry in book.lines:
+        if entry.rank is not None:
+            nodes.setdefault(entry.source, set()).add(entry.rank)
     size = max((max(found) - min(found) + 1 for found in nodes.values()), default=0)
     if len(nodes) < 2 or size < 2:
         return tuple(ranks)  # all in one file, or a file a rank

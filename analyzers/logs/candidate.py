@@ -34,7 +34,7 @@ class Candidate:
 
     def order(self, book: LogBook) -> tuple[int, bool, int]:
         """Order of candidates: class, proof, time."""
-        first = min((book.position(said) for said in self.lines), default=len(book.lines))
+        first = min((book.position(entry) for entry in self.lines), default=len(book.lines))
         return (PRECEDENCE.index(self.rank_class), not self.is_proven, first)
 
 

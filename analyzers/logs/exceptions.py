@@ -48,54 +48,54 @@ _LIBRARIES = re.compile(r"hccl|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
-def type_of(said: LogLine) -> str:
-    name = said.text("type").rsplit(".", 1)[-1]
-    inner = _INNER.search(f"{said.text('type')} {said.message}")
+def type_of(entry: LogLine) -> str:
+    name = entry.text("type").rsplit(".", 1)[-1]
+    inner = _INNER.search(f"{entry.text('type')} {entry.message}")
     return inner[1] if inner else name
 
 
-def text_of(said: LogLine) -> str:
-    return f"{said.text('type')}: {said.text('message')} {said.message}"
+def text_of(entry: LogLine) -> str:
+    return f"{entry.text('type')}: {entry.text('message')} {entry.message}"
 
 
-def is_launchers(said: LogLine) -> bool:
-    return type_of(said) in _LAUNCHERS or "detected that one or more processes exited" in said.text("message")
+def is_launchers(entry: LogLine) -> bool:
+    return type_of(entry) in _LAUNCHERS or "detected that one or more processes exited" in entry.text("message")
 
 
-def is_stop(said: LogLine) -> bool:
-    return type_of(said) == "KeyboardInterrupt"
+def is_stop(entry: LogLine) -> bool:
+    return type_of(entry) == "KeyboardInterrupt"
 
 
-def is_victims(said: LogLine) -> bool:
+def is_victims(entry: LogLine) -> bool:
     """Return True if an exception reports a peer's end or an aborted call, and no cause of its own."""
-    text = text_of(said)
+    text = text_of(entry)
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
-    if type_of(said) in _BACKENDS or any(mark in text for mark in _TIMEOUTS) or LOST_PEER.search(text) is not None:
+    if type_of(entry) in _BACKENDS or any(mark in text for mark in _TIMEOUTS) or LOST_PEER.search(text) is not None:
         return True
-    return type_of(said) in _UNNAMED and _is_of_communication(said, text)
+    return type_of(entry) in _UNNAMED and _is_of_communication(entry, text)
 
 
-def _is_of_communication(said: LogLine, text: str) -> bool:
+def _is_of_communication(entry: LogLine, text: str) -> bool:
     """Return True if an error without a cause of its own came out of a call that waits for other ranks."""
     if _OTHERS.search(text):
         return True
-    links = read_traceback(said.text("traceback"))
+    links = read_traceback(entry.text("traceback"))
     return _LIBRARIES.search(text) is not None and (not links or _CALLS.search(links[-1].frames[-1].path) is not None)
 
 
-def standing(said: LogLine, book: LogBook, policy: LogPolicy | None = None) -> Standing:
+def standing(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> Standing:
     """Judge a line by its place in its file."""
     policy = policy or LogPolicy()
-    is_over = any(one.source == said.source and one.line > said.line for one in book.of("finished"))
-    if (said.number("later_steps") or 0) >= policy.survived_steps or said.number("is_warning") or is_over:
+    is_over = any(one.source == entry.source and one.line > entry.line for one in book.of("finished"))
+    if (entry.number("later_steps") or 0) >= policy.survived_steps or entry.number("is_warning") or is_over:
         return "survived"
-    before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == said.source
-              and one.line < said.line]  # fmt: skip
+    before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == entry.source
+              and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)
     if last is None:
         return "own"
     if last.kind == "in_thread":
-        return "aside" if said.kind == "exception" and said.line - last.line <= 2 else "own"
+        return "aside" if entry.kind == "exception" and entry.line - last.line <= 2 else "own"
     return "after" if last.kind == "teardown" else "own"

@@ -99,41 +99,41 @@ class LogBook:
 
     def of(self, *kinds: str) -> Iterator[LogLine]:
         """Lines of these kinds, in order."""
-        return (said for said in self.lines if said.kind in kinds)
+        return (entry for entry in self.lines if entry.kind in kinds)
 
     def of_role(self, *roles: str) -> Iterator[tuple[LogLine, Rule]]:
         """Lines whose rule has one of these roles, with the rule."""
         rules = {rule.kind: rule for rule in load_rules()}
-        return ((said, rules[said.kind]) for said in self.lines if rules[said.kind].role in roles)
+        return ((entry, rules[entry.kind]) for entry in self.lines if rules[entry.kind].role in roles)
 
-    def position(self, said: LogLine) -> int:
+    def position(self, entry: LogLine) -> int:
         """Place of a line among all."""
         if not self._positions:
             self._positions.update((id(one), place) for place, one in enumerate(self.lines))
-        return self._positions[id(said)]
+        return self._positions[id(entry)]
 
     @property
     def seen(self) -> tuple[int, ...]:
         """Ranks that any line belongs to, those that only the kernel or a launcher names left out."""
-        return tuple(sorted({said.rank for said in self.lines if said.rank is not None}))
+        return tuple(sorted({entry.rank for entry in self.lines if entry.rank is not None}))
 
     @property
     def spoke(self) -> frozenset[int]:
         """Ranks that reported how their job ended: an exception, or that they lost another rank."""
-        said_by = (said for said, _ in self.of_role("exception", "victim", "nccl", "root"))
-        return frozenset(said.rank for said in said_by if said.rank is not None)
+        reports = (entry for entry, _ in self.of_role("exception", "victim", "nccl", "root"))
+        return frozenset(entry.rank for entry in reports if entry.rank is not None)
 
     @property
     def world_size(self) -> int | None:
         """Number of ranks, where a line states it: NCCL's nranks, the rendezvous, sizes of gathered tensors."""
-        stated = [size for said in self.lines if (size := said.number("world_size"))]
-        for said in self.of("watchdog_timeout"):
-            small, large = sorted((said.number("numel_in") or 0, said.number("numel_out") or 0))
+        stated = [size for entry in self.lines if (size := entry.number("world_size"))]
+        for entry in self.of("watchdog_timeout"):
+            small, large = sorted((entry.number("numel_in") or 0, entry.number("numel_out") or 0))
             if (
                 small
                 and large > small
                 and large % small == 0
-                and said.text("op").lower().strip("_").startswith(("allgather", "reduce_scatter", "all_gather"))
+                and entry.text("op").lower().strip("_").startswith(("allgather", "reduce_scatter", "all_gather"))
             ):
                 stated.append(large // small)
         return max(stated, default=None)
@@ -147,39 +147,39 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
     """
     files: dict[str, list[LogLine]] = {}
-    for said in lines:
-        files.setdefault(said.source, []).append(said)
+    for entry in lines:
+        files.setdefault(entry.source, []).append(entry)
     begins = {source: _last_begin(found) for source, found in files.items()}
     apart: tuple[list[LogLine], list[LogLine]] = [], []
-    for said in lines:
-        is_earlier = said.line < begins[said.source] and (
-            _ROLES[said.kind] in (*_END_ROLES, "context") and said.kind not in ("nccl_comm", "nodes", "restarted")
+    for entry in lines:
+        is_earlier = entry.line < begins[entry.source] and (
+            _ROLES[entry.kind] in (*_END_ROLES, "context") and entry.kind not in ("nccl_comm", "nodes", "restarted")
         )
-        apart[is_earlier].append(said)
+        apart[is_earlier].append(entry)
     return apart
 
 
 def _last_begin(lines: list[LogLine]) -> int:
     """Line at which the last attempt of a file begins; 0 where it holds one."""
-    lines = sorted(lines, key=lambda said: said.line)
+    lines = sorted(lines, key=lambda entry: entry.line)
     stopped, begin = False, 0
     launches: Counter[int] = Counter()
-    for said in lines:
-        if said.kind in _SCHEDULER_ENDS:
+    for entry in lines:
+        if entry.kind in _SCHEDULER_ENDS:
             stopped = True
-        elif said.kind == "started":
-            node = said.number("node")
+        elif entry.kind == "started":
+            node = entry.number("node")
             before = max(launches.values(), default=0)
             if node is not None:
                 launches[node] += 1
-            is_new = max(launches.values(), default=0) > max(before, 1) or (node is None and said.text("how") != "")
+            is_new = max(launches.values(), default=0) > max(before, 1) or (node is None and entry.text("how") != "")
             if stopped or is_new:
-                begin = said.line
+                begin = entry.line
             stopped = False
-    restart = max((said.line for said in lines if said.kind == "restarted"), default=0)
+    restart = max((entry.line for entry in lines if entry.kind == "restarted"), default=0)
     again = any(
-        said.line > restart and _ROLES[said.kind] in _END_ROLES and _ROLES[said.kind] not in ("victim", "nccl")
-        for said in lines
+        entry.line > restart and _ROLES[entry.kind] in _END_ROLES and _ROLES[entry.kind] not in ("victim", "nccl")
+        for entry in lines
     )
     return max(begin, restart if again else 0)
 
@@ -187,14 +187,14 @@ def _last_begin(lines: list[LogLine]) -> int:
 def _in_order(lines: Iterable[LogLine]) -> list[LogLine]:
     """By time; a line without one stands right after the line before it in its file."""
     by_file: dict[str, list[LogLine]] = {}
-    for said in lines:
-        by_file.setdefault(said.source, []).append(said)
+    for entry in lines:
+        by_file.setdefault(entry.source, []).append(entry)
     keyed: list[tuple[int, str, int, LogLine]] = []
     for name, found in sorted(by_file.items()):
-        found.sort(key=lambda said: said.line)
-        last = min((said.wall_ns for said in found if said.wall_ns is not None), default=0)
-        for said in found:
-            last = max(last, said.wall_ns or 0)
-            keyed.append((last, name, said.line, said))
+        found.sort(key=lambda entry: entry.line)
+        last = min((entry.wall_ns for entry in found if entry.wall_ns is not None), default=0)
+        for entry in found:
+            last = max(last, entry.wall_ns or 0)
+            keyed.append((last, name, entry.line, entry))
     keyed.sort(key=lambda key: key[:3])
-    return [said for *_, said in keyed]
+    return [entry for *_, entry in keyed]
