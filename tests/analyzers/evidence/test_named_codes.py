@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.logs.wording import next_step
+from analyzers.report.wording.explained import next_step
 from tests.analyzers.evidence.written import diagnosed
 
 RAISED = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in main\n    step()\n{error}\n'
@@ -97,7 +97,7 @@ def test_the_rank_in_what_terminate_repeats_is_that_of_the_call(tmp_path: Path) 
     text += "thread terminated with exception: " + TIMEOUT.format(rank=6)
     verdict = diagnosed(tmp_path, "job.log", text).verdict
     assert "Rank 6 waited in the same BROADCAST #9 of 64 elements" in verdict
-    assert "ranks 0, 1, 2, 3, 4, 5 printed nothing in these files" in verdict
+    assert "ranks 0-5 printed nothing in these files" in verdict
 
 
 def test_ranks_of_a_node_without_a_log_are_asked_for_before_the_network_is_blamed(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_ranks_of_a_node_without_a_log_are_asked_for_before_the_network_is_blame
                    for rank in range(8, 16))  # fmt: skip
     first = diagnosed(tmp_path, "node1.log", text).fired[0]
     assert (first.cause, first.ranks) == ("all_entered", ())
-    assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 printed nothing" in first.summary
+    assert "ranks 0-7 printed nothing" in first.summary
     assert "no rank is missing" not in next_step(first)
 
 
