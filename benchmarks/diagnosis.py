@@ -42,8 +42,8 @@ from typing import Any
 from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.finding import Finding
 from analyzers.numerics.nonfinite import WITHIN_GROUP
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
-from analyzers.verdict.policy import VerdictPolicy
 from analyzers.verdict.verdict import EXPLAINS_GAIN
 from benchmarks.diagnosis_summary import analyses_of, offered, print_table, summarize
 from benchmarks.labelled import EXPECTED, Case, Expected, make
@@ -126,7 +126,7 @@ def judge(case: Case) -> Outcome:
 def contradiction(diagnosis: Diagnosis) -> str:
     """A verdict without problems although balanced ranks would be faster, beyond the error; empty if there is none."""
     gain = diagnosis.what_if
-    if gain is None or not gain.is_beyond_error or gain.gain < 1 + VerdictPolicy().min_gain_ratio:
+    if gain is None or not gain.is_beyond_error or gain.gain < 1 + SHARED.min_gain_ratio:
         return ""
     is_explained = any(finding.kind in EXPLAINS_GAIN for finding in diagnosis.fired)
     clean = diagnosis.verdict.startswith("No problems found")

@@ -21,6 +21,7 @@ from itertools import pairwise
 from analyzers.analysis import Analysis
 from analyzers.checkpoints.policy import CheckpointPolicy
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, every_kth_rank, lacking
@@ -160,19 +161,19 @@ def _cost(source: Source, policy: CheckpointPolicy) -> Finding | None:
         [every_kth_rank(source, "steps")],
     )
     ((num_disk,),) = source.rows("SELECT count(*) FROM checkpoints WHERE tier = 'disk' AND state = 'complete'")
-    if num_saves < policy.min_saves or not whole_s or not num_attempts:
+    if num_saves < SHARED.min_times or not whole_s or not num_attempts:
         return None
     share = (stood_s or 0.0) / whole_s
     is_late = num_disk and delayed >= max(policy.min_delayed, policy.delayed_ratio * num_disk)
-    if share < policy.cost_ratio and not is_late:
+    if share < SHARED.saving_ratio and not is_late:
         return None
     late = f"{delayed} saves waited for the previous one to be written. The longest write took {took_s or 0:.3g} s."
     stall = f"Saves stall training for {100 * share:.1f} % of the time, {stall_ms or 0:.3g} ms each."
     return Finding.advise(
         "checkpoints",
         "checkpoint_cost",
-        " ".join([stall] * (share >= policy.cost_ratio) + [late] * bool(is_late)),
-        cause="stall" if share >= policy.cost_ratio else "slow",
+        " ".join([stall] * (share >= SHARED.saving_ratio) + [late] * bool(is_late)),
+        cause="stall" if share >= SHARED.saving_ratio else "slow",
         cost_s=round(stood_s or 0.0, 3),
         evidence={
             "stall_ratio": round(share, 4),

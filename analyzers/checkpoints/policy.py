@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analyzers.policy import SHARED
+
 __all__ = ["CheckpointPolicy", "FailurePolicy"]
 
 
@@ -15,10 +17,6 @@ class CheckpointPolicy:
     """Steps since the last good save over the steps between saves (ratio). Source: convention; two may be missed."""
     min_age_steps: int = 20
     """Age (steps) below which a save is never old. Source: convention."""
-    cost_ratio: float = 0.05
-    """Share of the time that saves may take. Source: convention; ByteRobust's 10 to 40 ms a save are far below."""
-    min_saves: int = 3
-    """Saves (count) from which a share counts. Source: convention."""
     delayed_ratio: float = 0.2
     """Share of saves that began late because the one before was still being written. Source: convention."""
     min_delayed: int = 2
@@ -32,10 +30,7 @@ class FailurePolicy:
     device_mtbf_s: float = 50_700 * 3600.0
     """Mean time between failures of one device (seconds). Source: Llama 3 405B, 419 unexpected interruptions in 54
     days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours a GPU."""
-    min_failures: int = 3
-    """Failures (count) from which a run's own rate is known well enough to advise by. Source: convention; one failure
-    in the first minutes of a run says little about its next days."""
 
     def knows_rate(self, num_failures: int) -> bool:
         """Return True unless the rate is that of a failure or two; without any it is the assumed one."""
-        return not 0 < num_failures < self.min_failures
+        return not 0 < num_failures < SHARED.min_times

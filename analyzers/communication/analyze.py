@@ -28,6 +28,7 @@ from analyzers.communication.bandwidth import CallClass, call_classes, latency_m
 from analyzers.communication.policy import CommunicationPolicy
 from analyzers.communication.trace_check import against_traces
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
@@ -64,7 +65,7 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
             others = ranks_text(sorted(away))
             return [_insufficient(f"there are no records of {others}, so waiting for them would look like a transfer")]
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
-        measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + policy.warm_up_steps))
+        measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + SHARED.warm_up_steps))
         check = against_traces(source, attempt) if is_stamped(source, attempt) else None
         if check is not None and check.gap_ratio > policy.max_trace_gap_ratio:
             return [
@@ -73,12 +74,12 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
                     f"compute stream {percent(check.stamped_ratio)}"
                 )
             ]
-        if measured.num_steps >= policy.min_steps:
+        if measured.num_steps >= SHARED.min_steps:
             return _judged(source, attempt, measured, policy, _planned_ratio(scope.manifest))
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     if num_ranks < 2:
         return []
-    return [_insufficient(f"it needs {policy.min_steps} steps with collectives after the first {policy.warm_up_steps}")]
+    return [_insufficient(f"it needs {SHARED.min_steps} steps with collectives after the first {SHARED.warm_up_steps}")]
 
 
 def _planned_ratio(manifest: Mapping[str, Any]) -> float | None:
@@ -99,7 +100,7 @@ def _judged(
         )
     ]
     classes = call_classes(source, attempt, phases=phases)
-    found = [_exposed(attempt, measured, classes, policy, planned_ratio)]
+    found = [_exposed(attempt, measured, classes, planned_ratio)]
     if slow := _slow_dimension(attempt, classes, policy):
         found.append(slow)
     ((num_steps,),) = source.rows("SELECT count(DISTINCT step) FROM collectives WHERE attempt = ?", [attempt])
@@ -117,14 +118,13 @@ def _exposed(
     attempt: int,
     measured: Exposure,
     classes: Sequence[CallClass],
-    policy: CommunicationPolicy,
     planned_ratio: float | None,
 ) -> Finding:
     exposed, transfer = measured.ratio(measured.exposed_ms), measured.ratio(measured.transfer_ms)
     busy = float(measured.busy_ms.sum())
     hidden = float(measured.overlapped_ms.sum()) / busy if busy else 0.0
     step_ms = float(np.median(measured.step_ms))
-    is_much = transfer >= policy.exposed_ratio
+    is_much = transfer >= SHARED.cost_ratio
     planned = "" if planned_ratio is None else f" (planned: {percent(planned_ratio)})"
     return Finding(
         analyzer="communication",
@@ -218,7 +218,7 @@ def _small_buckets(
             if (one.process_group, one.op) == (group, op)
             and (op, group, one.num_bytes) not in activations
             and one.num_bytes >= policy.min_bucket_bytes
-            and latency_ms(one, best) >= policy.latency_ratio * one.transfer_ms
+            and latency_ms(one, best) >= SHARED.explained_ratio * one.transfer_ms
         ]
         calls = sum(one.num_calls for one in small) / num_steps
         if calls < policy.min_buckets:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.communication.policy import LinkHistoryPolicy, SlowLinkPolicy
+from analyzers.communication.policy import SlowLinkPolicy
 from analyzers.communication.slow_link import SlowLink, join_groups, join_pairs, join_with_pairs, narrow_to_member
 from analyzers.communication.transfers import (
     Groups,
@@ -31,6 +31,7 @@ from analyzers.communication.transfers import (
     pair_transfers,
     shared_windows,
 )
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.source import Floats, Source
 
@@ -55,7 +56,7 @@ def slow_links(
     """Slow links of one attempt."""
     policy = policy or SlowLinkPolicy()
     members = group_members(source, attempt)
-    classes = group_transfers(source, attempt, policy.window_steps, since_step)
+    classes = group_transfers(source, attempt, SHARED.block_steps, since_step)
     compared: list[SlowLink] = []
     risen: list[SlowLink] = []
     for (_, op, num_bytes), groups in classes.items():
@@ -75,8 +76,8 @@ def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[i
     """(row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
     num_groups = len(transfers_ms)
     slow = []
-    least = policy.min_factor_pair if num_groups == 2 else policy.min_factor
-    min_windows = policy.min_windows_pair if num_groups == 2 else policy.min_windows
+    least = SHARED.beyond_few_factor if num_groups == 2 else policy.min_factor
+    min_windows = policy.min_windows_unsure if num_groups == 2 else policy.min_windows
     for row in range(num_groups):
         others = np.median(np.delete(transfers_ms, row, axis=0), axis=0)
         factor = transfers_ms[row] / np.maximum(others, 1e-6)
@@ -85,18 +86,17 @@ def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[i
         gains = np.cumsum(factor[begin:] - (1 + least) / 2)
         end = begin + int(np.argmax(gains)) + 1
         agreement = float(np.mean(factor[begin:end] >= least))
-        if end - begin >= min_windows and agreement >= policy.agreement_ratio:
+        if end - begin >= min_windows and agreement >= SHARED.agreement_ratio:
             slow.append((row, begin, end, float(np.median(factor[begin:end]))))
     return slow
 
 
-def find_rise(transfers_ms: Floats, policy: LinkHistoryPolicy | None = None) -> Rise | None:
+def find_rise(transfers_ms: Floats) -> Rise | None:
     """Find the rise of one row of windows that lasts to the newest; None without one. Pure."""
-    policy = policy or LinkHistoryPolicy()
     total = len(transfers_ms)
     logs = np.log(np.maximum(transfers_ms, 1e-6))
     best: tuple[float, int] | None = None
-    for begin in range(policy.min_windows_before, total - policy.min_windows + 1):
+    for begin in range(SHARED.min_times, total - SHARED.min_times + 1):
         rise = float(logs[begin:].mean() - logs[:begin].mean())
         # Likelihood of a change: its size, and the number of windows on both sides.
         gain = rise * math.sqrt(begin * (total - begin) / total)
@@ -110,10 +110,12 @@ def find_rise(transfers_ms: Floats, policy: LinkHistoryPolicy | None = None) -> 
     factor = now / max(middle, 1e-6)
     steps = np.concatenate([np.diff(logs[:begin]), np.diff(logs[begin:])])
     noise = sigma(steps, center=0.0) / math.sqrt(2)
-    slow = float(np.mean(after >= (1 + policy.min_factor) / 2 * middle))
-    if factor < policy.min_factor or slow < policy.agreement_ratio or math.log(factor) < policy.min_sigmas * noise:
+    slow = float(np.mean(after >= (1 + SHARED.beyond_few_factor) / 2 * middle))
+    if factor < SHARED.beyond_few_factor or slow < SHARED.agreement_ratio:
         return None
-    if now < policy.precedent_factor * float(before.max()):
+    if math.log(factor) < SHARED.certain_sigmas * noise:
+        return None
+    if now < SHARED.beyond_factor * float(before.max()):
         return None
     return Rise(begin=begin, factor=factor, before_ms=middle, after_ms=now)
 
@@ -129,12 +131,12 @@ def _slower_than_others(
     found = []
     for row, begin, end, factor in find_slow_rows(transfers, policy):
         is_ongoing = end == len(parts)
-        if not is_ongoing and end - begin < policy.min_windows_ended:
+        if not is_ongoing and end - begin < policy.min_windows_unsure:
             continue
         windows = [groups[names[row]][part] for part in parts[begin:end]]
         others_ms = float(np.median(np.delete(transfers, row, axis=0)[:, begin:end]))
         transfer_ms = float(np.median(transfers[row, begin:end]))
-        excess_ms = (transfer_ms - others_ms) * _calls_per_step(windows, policy)
+        excess_ms = (transfer_ms - others_ms) * _calls_per_step(windows)
         if excess_ms >= policy.min_excess_ms:
             found.append(
                 SlowLink(
@@ -153,11 +155,11 @@ def _slower_than_before(
     found = []
     for name, parts in groups.items():
         order = sorted(parts)
-        rise = find_rise(np.array([parts[part].transfer_ms for part in order]), policy.history)
+        rise = find_rise(np.array([parts[part].transfer_ms for part in order]))
         if rise is None:
             continue
         windows = [parts[part] for part in order[rise.begin :]]
-        excess_ms = (rise.after_ms - rise.before_ms) * _calls_per_step(windows, policy)
+        excess_ms = (rise.after_ms - rise.before_ms) * _calls_per_step(windows)
         found.append(
             SlowLink(
                 ranks=members.get(name, ()), groups=(name,), op=op, num_bytes=num_bytes, factor=rise.factor,
@@ -178,7 +180,7 @@ def _without_common_rise(found: list[SlowLink], groups: Groups) -> list[SlowLink
 
 def _slow_pairs(source: Source, attempt: int, policy: SlowLinkPolicy, since_step: int) -> list[SlowLink]:
     """Slow links between two ranks, from their messages."""
-    classes, members = pair_transfers(source, attempt, policy.window_steps, since_step)
+    classes, members = pair_transfers(source, attempt, SHARED.block_steps, since_step)
     found: dict[str, SlowLink] = {}
     for (num_bytes, _), groups in classes.items():
         compared = _slower_than_others("send", num_bytes, groups, members, policy) if len(groups) > 2 else []
@@ -200,15 +202,15 @@ def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, poli
         before, after = waited_ms[step < link.first_step], waited_ms[step >= link.first_step]
         if not len(before) or not len(after):
             return False
-        return bool(np.median(after) - np.median(before) >= policy.host_share_ratio * link.excess_ms)
+        return bool(np.median(after) - np.median(before) >= SHARED.explained_ratio * link.excess_ms)
     waited = core_wait_ms(source, attempt, link.ranks, link.first_step, link.last_step)
-    if waited is None or waited < policy.host_share_ratio * link.excess_ms:
+    if waited is None or waited < SHARED.explained_ratio * link.excess_ms:
         return False
-    if link.excess_ms < policy.min_excess_crowded_ratio * waited:
+    if link.excess_ms < SHARED.explained_ratio * waited:
         return True
-    num_windows = (link.last_step - link.first_step + 1) // policy.window_steps
-    return link.factor < policy.clear_factor or num_windows < policy.min_windows_crowded
+    num_windows = (link.last_step - link.first_step + 1) // SHARED.block_steps
+    return link.factor < policy.clear_factor or num_windows < policy.min_windows_unsure
 
 
-def _calls_per_step(windows: Sequence[Window], policy: SlowLinkPolicy) -> float:
-    return max(1.0, float(np.median([window.num_calls for window in windows])) / policy.window_steps)
+def _calls_per_step(windows: Sequence[Window]) -> float:
+    return max(1.0, float(np.median([window.num_calls for window in windows])) / SHARED.block_steps)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzers.communication.policy import NetworkLinkPolicy
+from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
 
 __all__ = ["NetworkLink", "network_links", "slowest_link", "stalled_link"]
@@ -73,7 +74,7 @@ def slowest_link(
     slow = [
         link
         for link in network_links(source, attempt, policy)
-        if link.factor >= policy.min_factor and link.rank in ranks and link.peer in ranks
+        if link.factor >= SHARED.beyond_few_factor and link.rank in ranks and link.peer in ranks
     ]
     if not slow or len({(link.rank, link.peer) for link in slow}) > 1:
         return None

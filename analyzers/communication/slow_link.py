@@ -20,6 +20,7 @@ import numpy as np
 from analyzers.communication.network_links import NetworkLink
 from analyzers.communication.policy import SlowLinkPolicy
 from analyzers.communication.transfers import Classes, Groups, Window, shared_windows
+from analyzers.policy import SHARED
 from analyzers.wording import ranks_text
 
 __all__ = ["SlowLink", "join_groups", "join_pairs", "join_with_pairs", "narrow_to_member"]
@@ -49,7 +50,7 @@ class SlowLink:
     def is_significant(self, step_ms: float, policy: SlowLinkPolicy) -> bool:
         """Decide whether it costs enough of the step, given how clear it is."""
         is_clear = self.has_peers and self.factor >= policy.clear_factor
-        return self.excess_ms >= (policy.min_clear_share_ratio if is_clear else policy.min_step_share_ratio) * step_ms
+        return self.excess_ms >= (SHARED.min_share_ratio if is_clear else policy.min_step_share_ratio) * step_ms
 
     @property
     def is_pair(self) -> bool:
@@ -149,7 +150,7 @@ def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> li
     usual = np.median([window.num_calls for window in windows.values()])
     # A newest window that is not half full says little.
     parts = [p for p in shared_windows(groups) if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
-    parts = parts[-max(policy.min_windows_crossing, len(parts) // 2) :]
+    parts = parts[-max(SHARED.min_times, len(parts) // 2) :]
     if len(groups) < 2 or len(parts) < policy.min_windows:
         return []
     transfers = np.array([[windows[part].transfer_ms for part in parts] for windows in groups.values()])
@@ -157,7 +158,7 @@ def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> li
     for row, name in enumerate(groups):
         factors = transfers[row] / np.maximum(np.median(np.delete(transfers, row, axis=0), axis=0), 1e-6)
         agreement = np.mean(factors >= (1 + policy.crossing_factor) / 2)
-        if agreement >= policy.agreement_ratio and np.median(factors) >= policy.crossing_factor:
+        if agreement >= SHARED.agreement_ratio and np.median(factors) >= policy.crossing_factor:
             slower.append(name)
     return slower
 

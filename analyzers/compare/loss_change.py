@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzers.compare.policy import ComparePolicy
+from analyzers.policy import SHARED
 from analyzers.robust import MAD_TO_SIGMA
 from analyzers.source import Source, floats, ints, missing_tables
 
@@ -47,7 +47,7 @@ def _losses(source: Source) -> dict[int, float]:
     return dict(zip(ints(table["step"]).tolist(), floats(table["loss"]).tolist(), strict=True))
 
 
-def loss_change(a: Source, b: Source, policy: ComparePolicy, *, equal_tokens: bool = True) -> LossChange | None:
+def loss_change(a: Source, b: Source, *, equal_tokens: bool = True) -> LossChange | None:
     """The second run's loss over the first one's; None with fewer than 20 common steps."""
     if missing_tables(a, "steps") or missing_tables(b, "steps"):
         return None
@@ -65,7 +65,7 @@ def loss_change(a: Source, b: Source, policy: ComparePolicy, *, equal_tokens: bo
         common_steps=len(steps),
         difference=difference,
         noise=noise,
-        is_real=abs(difference) > policy.loss_sigmas * noise,
+        is_real=abs(difference) > SHARED.outlier_sigmas * noise,
         equal_tokens=equal_tokens,
         first_different_step=int(steps[unequal[0]]) if len(unequal) else None,
     )

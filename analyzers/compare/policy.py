@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ComparePolicy", "ScalingPolicy"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparePolicy:
-    """When two runs differ."""
-
-    loss_sigmas: float = 4.0
-    """Difference of two losses / its standard error from which it is real (ratio). Source: convention; white noise
-    passes once in some sixteen thousand comparisons."""
+__all__ = ["ScalingPolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

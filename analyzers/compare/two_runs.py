@@ -20,7 +20,6 @@ from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, WAITED, own
 from analyzers.compare.answer import answer, most_of_it
 from analyzers.compare.conditions import SAME_RATIO, Difference, Run, conditions, tokens_of_step
 from analyzers.compare.loss_change import LossChange, loss_change
-from analyzers.compare.policy import ComparePolicy
 from analyzers.printable import escaped
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, missing_tables
@@ -126,7 +125,7 @@ class Comparison:
         }  # fmt: skip
 
 
-def compare(a: Side, b: Side, policy: ComparePolicy = ComparePolicy()) -> Comparison:
+def compare(a: Side, b: Side) -> Comparison:
     """Everything that differs between two runs; what one of them did not record is None."""
     times_a, times_b = step_times(a.source), step_times(b.source)
     speed = between(times_a, times_b) if times_a is not None and times_b is not None else None
@@ -146,7 +145,7 @@ def compare(a: Side, b: Side, policy: ComparePolicy = ComparePolicy()) -> Compar
         advice=_advice(a.diagnosis, b.diagnosis),
         speed=speed,
         phases={name: (phases_a.get(name), phases_b.get(name)) for name in _PLACES},
-        loss=loss_change(a.source, b.source, policy, equal_tokens=_equal_tokens(times_a, times_b)),
+        loss=loss_change(a.source, b.source, equal_tokens=_equal_tokens(times_a, times_b)),
         validation=_validation(a.source, b.source),
         only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),

@@ -25,6 +25,9 @@ from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "fingerprints"]
 
+MAX_TENSORS = 16
+"""Tensor names listed in the evidence."""
+
 _SETTLED = """
     SELECT attempt, min(newest_ns) FROM (SELECT attempt, rank, max(start_ns) AS newest_ns FROM steps GROUP BY ALL)
     GROUP BY attempt
@@ -104,7 +107,7 @@ def _finding(
         cause={"model": "parameter", "optimizer": "optimizer"}.get(cause, "unknown"),
         summary=f"At step {step}, {found.text}. {response.text}",
         evidence={
-            "tensors": list(found.tensors[: policy.max_tensors]),
+            "tensors": list(found.tensors[:MAX_TENSORS]),
             "num_tensors": len(found.tensors),
             "replica_groups": list(found.groups),
             "num_replicas": found.num_replicas if found.groups else None,

@@ -14,8 +14,6 @@ class FingerprintPolicy:
     response_steps: int = 3
     """Steps after a check within which a rollback counts as the response to it. Source: the trainer judges a state at
     most two steps after its fingerprint was taken (one later on a GPU), plus one."""
-    max_tensors: int = 16
-    """Tensor names listed in the evidence. Source: convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from analyzers.analysis import Analysis
 from analyzers.data.padding import padding
 from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
@@ -74,7 +75,7 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
     """Recognise the rhythm of the waiting. Pure."""
     waits = data_ms >= policy.share_ratio * step_ms
     heavy = data_ms > np.maximum(policy.heavy_factor * np.median(data_ms), policy.min_ms)
-    if waits.mean() >= policy.steady_ratio:
+    if waits.mean() >= SHARED.agreement_ratio:
         return Rhythm(cause="steady", every_steps=0, heavy_steps=int(waits.sum()))
     places = step[heavy]
     starts = (
@@ -83,11 +84,11 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
     gaps = np.diff(starts)
     if len(gaps) >= 2:
         gap = float(np.median(gaps))
-        tolerance = max(1.0, policy.gap_tolerance_ratio * gap)
+        tolerance = max(1.0, SHARED.equal_ratio * gap)
         equal = np.abs(gaps - gap) <= tolerance
-        if equal.mean() >= policy.regular_ratio:
+        if equal.mean() >= SHARED.agreement_ratio:
             starts_so = starts[0] - step[0] <= tolerance or starts[0] % gap <= 1
-            cause = "epoch_start" if gap >= policy.epoch_steps and starts_so else "periodic"
+            cause = "epoch_start" if gap >= 2 * SHARED.min_steps and starts_so else "periodic"
             return Rhythm(cause=cause, every_steps=round(gap), heavy_steps=len(places))
     return Rhythm(cause="irregular", every_steps=0, heavy_steps=len(places))
 
@@ -110,7 +111,7 @@ def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tu
 
 def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
     """Find the first step from which the run is data-bound to its end; None if it is not."""
-    if _share(data_ms[-policy.min_steps :], step_ms[-policy.min_steps :]) < policy.onset_ratio:
+    if _share(data_ms[-policy.min_steps :], step_ms[-policy.min_steps :]) < policy.share_ratio / 2:
         return None  # it is over, or never was
     from_here = np.cumsum(data_ms[::-1])[::-1], np.cumsum(step_ms[::-1])[::-1]
     blocks = np.arange(0, len(data_ms) - policy.min_steps + 1, policy.block_steps)
@@ -118,7 +119,7 @@ def _onset(data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> int | None:
     if not (shares >= policy.share_ratio).any():
         return None
     # The onset has the largest sum of data time beyond `onset_ratio`: steps before it did not wait.
-    excess = from_here[0] - policy.onset_ratio * from_here[1]
+    excess = from_here[0] - policy.share_ratio / 2 * from_here[1]
     begin = int(np.argmax(excess[: len(data_ms) - policy.min_steps + 1]))
     mean_ms = float(data_ms[begin:].mean())
     is_bound = _share(data_ms[begin:], step_ms[begin:]) >= policy.share_ratio and mean_ms >= policy.min_ms
@@ -140,7 +141,7 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
         """,
         [attempt, first, last],
     )
-    waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.onset_ratio]
+    waiting = [rank for rank, ratio in rows if ratio is not None and ratio >= policy.share_ratio / 2]
     is_all = len(waiting) == len(rows)
     is_printed = not source.rows("SELECT max(forward_ns) FROM steps")[0][0] and len(rows) == 1
     who = "The steps" if is_printed else "All ranks" if is_all else f"{len(waiting)} of {len(rows)} ranks"

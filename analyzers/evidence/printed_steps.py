@@ -29,7 +29,7 @@ __all__ = ["judge_steps"]
 
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
 """A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
-DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3, onset_ratio=0.15)
+DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
 MANY_SPIKES = 3

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.fleet.run_speed import RunSpeed
+from analyzers.policy import SHARED
 
 __all__ = ["ConfigurationSpeed", "SpeedChange", "SpeedChangePolicy", "SpeedStatus", "speeds"]
 
@@ -54,8 +55,6 @@ class SpeedChangePolicy:
     family_error_ratio: float = 0.01
     """Probability of a change in any configuration where there is none (ratio). Source: convention, Bonferroni; below
     0.05 because the list is judged again after each run."""
-    least_runs: int = 3
-    """Runs on each side of a change (count). Source: convention; one or two may share a bad host."""
     least_change_ratio: float = 0.02
     """Change of the median speed (ratio). Source: repeated runs of one configuration commonly differ by 1 to 2 %."""
 
@@ -128,7 +127,7 @@ def speeds(runs: Sequence[RunSpeed], policy: SpeedChangePolicy = SpeedChangePoli
     for run in sorted(runs, key=lambda run: (run.started_ns, run.run_id)):
         groups[run.fingerprint].append(run)
     known = {name: of[-MAX_RUNS:] for name, of in groups.items() if len(of) > 1}
-    tested = sum(_is_enough(len(of), policy.family_error_ratio, policy) for of in known.values())
+    tested = sum(_is_enough(len(of), policy.family_error_ratio) for of in known.values())
     limit = policy.family_error_ratio / max(1, tested)
     found = [_judged(name, of, limit, policy) for name, of in known.items()]
     order = ("slower", "faster", "no_change", "too_few_runs")
@@ -148,7 +147,7 @@ def _judged(name: str, runs: Sequence[RunSpeed], limit: float, policy: SpeedChan
         )
         for place, index in enumerate(sorted(splits))
     )  # fmt: skip
-    status: SpeedStatus = "no_change" if _is_enough(len(runs), limit, policy) else "too_few_runs"
+    status: SpeedStatus = "no_change" if _is_enough(len(runs), limit) else "too_few_runs"
     if changes:
         status = "slower" if changes[-1].ratio < 1 else "faster"
     return ConfigurationSpeed(
@@ -158,18 +157,18 @@ def _judged(name: str, runs: Sequence[RunSpeed], limit: float, policy: SpeedChan
     )  # fmt: skip
 
 
-def _is_enough(count: int, limit: float, policy: SpeedChangePolicy) -> bool:
+def _is_enough(count: int, limit: float) -> bool:
     """Decide whether a perfect separation of so many runs could pass; an odd number has two middles."""
     orders = math.comb(count, count // 2) / (2 if count % 2 == 0 else 4)
-    return count >= 2 * policy.least_runs and _TESTS / orders < limit
+    return count >= 2 * SHARED.min_times and _TESTS / orders < limit
 
 
 def _splits(values: Floats, offset: int, limit: float, policy: SpeedChangePolicy) -> list[tuple[int, float]]:
     """(index, p-value) of each possible change."""
-    if not _is_enough(len(values), limit, policy):
+    if not _is_enough(len(values), limit):
         return []
     ranks = _ranks(values)
-    for arcs in (_Arcs.to_the_newest(len(values), policy.least_runs), _Arcs.between(len(values), policy.least_runs)):
+    for arcs in (_Arcs.to_the_newest(len(values), SHARED.min_times), _Arcs.between(len(values), SHARED.min_times)):
         p_value, best = _test(arcs, ranks, limit / _TESTS)
         if _TESTS * p_value < limit:
             break

@@ -27,6 +27,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.hangs.policy import DesyncPolicy
+from analyzers.policy import SHARED
 from analyzers.run.device_calls import device_groups
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import attempts
@@ -123,7 +124,7 @@ def change_of(
     shifts = [own[step].first_seq - others[step].first_seq for step in steps]
     before = next((i for i, shift in enumerate(shifts) if shift != shifts[0]), len(shifts))
     after = shifts[before:]
-    if before < policy.min_steps_before or len(after) < policy.min_steps_after or shifts[0] in after:
+    if before < SHARED.min_times or len(after) < policy.min_steps_after or shifts[0] in after:
         return None
     first, following = steps[before - 1], steps[before]
     between = sorted(step for step in own.keys() | others.keys() if first <= step < following)

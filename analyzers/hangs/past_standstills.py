@@ -2,7 +2,7 @@
 
 1. A rank's own time in a step: without waiting in collectives, without waiting for a core that others had, and without
    checkpoints and evaluation, which have limits of their own. It stood still where that is more than
-   `StallPolicy.floor_s`, `step_factor` median steps and `longest_factor` of its longest steps shortly before. An
+   `StallPolicy.floor_s`, `step_factor` median steps and twice its longest steps shortly before. An
    attempt's first step compiles and warms up.
 2. Other ranks waited for it in collectives meanwhile, in the same step or, where it stood between two, in the next one.
    Where no rank waited, it is reported only if `watch` had seen a hang.
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.run.open_findings import reported_findings
 from analyzers.run.policy import StallPolicy, stall_policy
@@ -103,7 +104,7 @@ def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
         FROM long JOIN steps USING (attempt, step, rank) LEFT JOIN before USING (attempt, step, rank)
         WHERE own_ns > ? * coalesce(before_ns, 0) ORDER BY attempt, step, rank
         """,
-        [scope.attempt, scope.since_step, policy.floor_s * 1e9, policy.step_factor, policy.longest_factor],
+        [scope.attempt, scope.since_step, policy.floor_s * 1e9, policy.step_factor, SHARED.beyond_few_factor],
     )
     return [_placed(source, _Still(*row)) for row in rows]
 

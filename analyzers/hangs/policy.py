@@ -26,9 +26,6 @@ class DeviceEvidencePolicy:
 class DesyncPolicy:
     """Steps that show that a rank's collectives were in sync with the others', and are no longer."""
 
-    min_steps_before: int = 3
-    """Steps in which the numbers of two ranks agreed. Source: convention; ranks without a common program rarely agree
-    three times in a row."""
     min_steps_after: int = 2
     """Steps since, in all of which they differ. Source: convention; the call after a lost record is back in sync."""
     recent_steps: int = 100

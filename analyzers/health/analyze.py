@@ -21,6 +21,7 @@ from analyzers.finding import Finding, Severity
 from analyzers.health.counters import disk_latency_findings, host_counter_findings, rise
 from analyzers.health.policy import HealthPolicy
 from analyzers.health.xids import xid_findings
+from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
@@ -65,7 +66,7 @@ def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = No
             _insufficient(f"GPU and host health was not checked: {not_recorded(absent)}.", missing(absent)),
         ]
     found += _memory_errors(source, ranks, policy)
-    found += _throttled(source, ranks, policy)
+    found += _throttled(source, ranks)
     found += _links(source, ranks, policy)
     found += _hosts(source, policy)
     found += host_counter_findings(source, policy)
@@ -96,7 +97,7 @@ def _memory_errors(source: Source, ranks: Mapping[str, tuple[int, ...]], policy:
             cause = "remapped"
             rows = _count(remapped, "row") if remapped else "rows"
             what = f"{rows} of its memory remapped" + (", in effect after a reset" if pending else "")
-        elif (corrected or 0) >= policy.corrected_errors:
+        elif (corrected or 0) >= policy.many_errors:
             cause, what = "corrected", f"{corrected:,} memory errors that ECC corrected, during this run"
         if cause:
             numbers = {"uncorrected": uncorrected, "corrected": corrected, "remapped_rows": remapped}
@@ -105,7 +106,7 @@ def _memory_errors(source: Source, ranks: Mapping[str, tuple[int, ...]], policy:
     return findings
 
 
-def _throttled(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthPolicy) -> list[Finding]:
+def _throttled(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Finding]:
     bits = list(THROTTLE_BITS)
     counts = ", ".join(f"count(*) FILTER (throttle_reasons & {bit} <> 0)" for bit in bits)
     findings = []
@@ -115,10 +116,10 @@ def _throttled(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: Hea
         WHERE device <> 'host' AND throttle_reasons IS NOT NULL AND coalesce(gpu_utilization_ratio, 1.0) >= ?
         GROUP BY node, device ORDER BY node, device
         """,
-        [policy.loaded_ratio],
+        [SHARED.loaded_ratio],
     ):
         share, bit = max((hit / readings, bit) for hit, bit in zip(hits, bits, strict=True))
-        if readings < policy.min_readings or share < policy.throttled_ratio:
+        if readings < SHARED.min_steps or share < SHARED.cost_ratio:
             continue
         cause, words = THROTTLE_BITS[bit]
         what = f"slowed by {words} in {100 * share:.0f} % of its readings under load"
@@ -138,10 +139,10 @@ def _links(source: Source, ranks: Mapping[str, tuple[int, ...]], policy: HealthP
         """
     ):
         numbers = {"pcie_replays": replays, "nvlink_errors": nvlink}
-        if (nvlink or 0) >= policy.nvlink_errors:
+        if (nvlink or 0) >= 1:
             what = f"{_count(nvlink, 'error')} on its NVLinks during this run"
             findings.append(_device("link_errors", "nvlink", "warning", (node, device), ranks, what, numbers))
-        elif (replays or 0) >= policy.pcie_replays:
+        elif (replays or 0) >= policy.many_errors:
             what = f"{replays:,} packets resent over PCIe during this run"
             findings.append(_device("link_errors", "pcie", "warning", (node, device), ranks, what, numbers))
     return findings
@@ -207,7 +208,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
                     advice="host-pressure-disk",
                 )
             )  # fmt: skip
-        if cpus and (waiting or 0.0) >= policy.queue_ratio:
+        if cpus and (waiting or 0.0) >= SHARED.explained_ratio:
             findings.append(
                 Finding.advise(
                     "health",

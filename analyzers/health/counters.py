@@ -13,6 +13,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.health.policy import HealthPolicy
+from analyzers.policy import SHARED
 from analyzers.source import Source, lacking
 
 __all__ = ["disk_latency_findings", "host_counter_findings", "rise"]
@@ -44,8 +45,8 @@ def host_counter_findings(source: Source, policy: HealthPolicy) -> list[Finding]
     ):
         found += _links(node, errors, downs, policy)
         found += _tcp(node, again, sent, policy)
-        if readings >= policy.min_readings and took_s > 0:
-            found += _pressure(node, stopped_s, stalls, took_s, policy)
+        if readings >= SHARED.min_steps and took_s > 0:
+            found += _pressure(node, stopped_s, stalls, took_s)
     return found
 
 
@@ -63,7 +64,7 @@ def disk_latency_findings(source: Source, policy: HealthPolicy) -> list[Finding]
             """,
             [policy.disk_latency_s],
         ):
-            if slow >= max(policy.min_readings, policy.disk_latency_ratio * readings):
+            if slow >= max(SHARED.min_steps, SHARED.explained_ratio * readings):
                 worst[node] = max(worst.get(node, (0.0, 0.0, "")), (slow / readings, median_s, request))
     return [
         Finding.advise(
@@ -81,11 +82,11 @@ def disk_latency_findings(source: Source, policy: HealthPolicy) -> list[Finding]
 
 def _links(node: str, errors: int | None, downs: int | None, policy: HealthPolicy) -> Iterator[Finding]:
     numbers = {"infiniband_errors": errors, "infiniband_downs": downs}
-    if (downs or 0) >= policy.infiniband_downs:
+    if (downs or 0) >= 1:
         times = "once" if downs == 1 else f"{downs:,} times"
         what = f"An InfiniBand or RoCE port of host {node} lost or recovered its link {times} during this run."
         yield _finding("link_errors", "infiniband_down", node, what, numbers)
-    elif (errors or 0) >= policy.infiniband_errors:
+    elif (errors or 0) >= policy.many_errors:
         what = f"The InfiniBand or RoCE ports of host {node} counted {errors:,} errors during this run."
         yield _finding("link_errors", "infiniband", node, what, numbers)
 
@@ -98,14 +99,12 @@ def _tcp(node: str, again: int | None, sent: int | None, policy: HealthPolicy) -
     yield _finding("link_errors", "tcp", node, what, numbers)
 
 
-def _pressure(
-    node: str, stopped_s: float | None, stalls: float | None, took_s: float, policy: HealthPolicy
-) -> Iterator[Finding]:
-    if stopped_s is not None and stopped_s >= policy.throttled_cgroup_ratio * took_s:
+def _pressure(node: str, stopped_s: float | None, stalls: float | None, took_s: float) -> Iterator[Finding]:
+    if stopped_s is not None and stopped_s >= SHARED.saving_ratio * took_s:
         what = f"The CPU limit of the container on host {node} stopped its processes for {stopped_s:.1f} s of this run."
         numbers = {"throttled_s": stopped_s, "throttled_ratio": stopped_s / took_s}
         yield _finding("host_pressure", "cpu_limit", node, what, numbers)
-    if stalls is not None and stalls >= policy.memory_pressure_ratio:
+    if stalls is not None and stalls >= SHARED.cost_ratio:
         what = f"Processes on host {node} waited for memory {100 * stalls:.0f} % of the time."
         yield _finding("host_pressure", "memory", node, what, {"memory_pressure_ratio": stalls})
 

@@ -26,6 +26,7 @@ from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.memory.limits import limits
 from analyzers.memory.policy import MemoryPolicy
+from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
@@ -67,7 +68,7 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     """The growth of a rank if it lasts, else None. Pure: bytes at each step, in order."""
     keep = slice(int(policy.skip_ratio * len(step)), None)
     step, memory = step[keep], memory[keep]
-    if len(step) < (1 - policy.skip_ratio) * policy.min_steps or len(np.unique(memory)) < policy.min_samples:
+    if len(step) < (1 - policy.skip_ratio) * policy.min_steps or len(np.unique(memory)) < SHARED.history:
         return None
     if not (np.diff(step) > 0).all():  # after a rollback steps come again: what counts is how many were taken
         step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
@@ -82,7 +83,7 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     rises = int((np.diff(level) > 0).sum())
     if total < max(policy.min_growth_bytes, policy.min_growth_ratio * float(level[0])):
         return None
-    if rises < policy.min_rises or late < policy.lasting_ratio * a_step:
+    if rises < policy.min_rises or late < SHARED.explained_ratio * a_step:
         return None
     return Growth(a_step=a_step, first=float(level[0]), last=float(memory[-1]))
 
@@ -190,7 +191,7 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
     worst: tuple[float, int, float, float] | None = None
     for stage_number in {place for *_, place in rows}:
         peers = [(rank, float(held)) for rank, held, place in rows if place == stage_number]
-        if len(peers) < policy.min_peers:
+        if len(peers) < SHARED.min_times:
             continue
         of_others = others_median(np.array([[held] for _, held in peers]))[:, 0]
         for (rank, held), usual in zip(peers, of_others.tolist(), strict=True):

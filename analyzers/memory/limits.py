@@ -15,6 +15,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.memory.policy import MemoryPolicy
+from analyzers.policy import SHARED
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source, lacking
 from analyzers.wording import size_text
@@ -25,7 +26,7 @@ __all__ = ["limits"]
 
 def limits(source: Source, policy: MemoryPolicy) -> list[Finding]:
     """At most one finding of hosts and one of devices: a warning of retries stands in the place of the advice."""
-    short = _retries(source, policy)
+    short = _retries(source)
     return short + [found for found in _readings(source, policy) if not short or found.status != "advice"]
 
 
@@ -89,7 +90,7 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]], policy: MemoryPolicy
     )
 
 
-def _retries(source: Source, policy: MemoryPolicy) -> list[Finding]:
+def _retries(source: Source) -> list[Finding]:
     """Ranks whose allocator was repeatedly short of memory, in the newest attempt with retries."""
     log = EventLog.load(source, (event_kinds.ALLOCATION_RETRIES,))
     events = log.of(event_kinds.ALLOCATION_RETRIES)
@@ -98,7 +99,7 @@ def _retries(source: Source, policy: MemoryPolicy) -> list[Finding]:
     for event in events:
         if event.attempt == newest and event.rank >= 0:
             by_rank.setdefault(event.rank, []).append(event)
-    short = {rank: own for rank, own in by_rank.items() if len(own) >= policy.min_retry_events}
+    short = {rank: own for rank, own in by_rank.items() if len(own) >= SHARED.min_times}
     if not short:
         return []
     worst = max(short, key=lambda rank: len(short[rank]))

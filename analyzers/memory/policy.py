@@ -15,8 +15,6 @@ class MemoryPolicy:
 
     min_steps: int = 200
     """Steps from which a slope counts. Source: measured; a healthy run fills its allocators in the first hundred."""
-    min_samples: int = 12
-    """Different readings (count). Source: convention; on a host memory is read once a second."""
     skip_ratio: float = 0.2
     """First share of the run, in which caches and allocators fill up. Source: convention."""
     min_growth_ratio: float = 0.05
@@ -25,18 +23,12 @@ class MemoryPolicy:
     """The same in bytes. Source: measured; below, the arenas of an allocator are seen."""
     min_rises: int = 4
     """Rises between the six parts of the samples, of five. Source: convention; one part may fall."""
-    lasting_ratio: float = 0.5
-    """Slope of the last third over that of the whole. Source: convention; what levels off is no leak."""
     imbalance_factor: float = 1.5
     """Memory of a rank over the median of its peers (ratio). Source: convention."""
     imbalance_bytes: int = 1 << 30
     """Least difference for that (bytes). Source: convention."""
-    min_peers: int = 3
-    """Ranks of a stage from which they are compared (count). Source: a median needs two others."""
     limit_ratio: float = 0.95
     """Use (ratio) from which a host or device is near its limit. Source: convention."""
     small_ratio: float = 0.2
     """Tensors of the ranks over the use of their device (ratio), below which others are named. Source: convention; a
     cache is rarely five times what it ever held."""
-    min_retry_events: int = 3
-    """Seconds in which a rank's allocator retried. Source: convention; once or twice is a large batch or new shapes."""

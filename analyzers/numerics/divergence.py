@@ -28,6 +28,7 @@ from analyzers.finding import Finding
 from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.numerics.policy import DivergencePolicy
 from analyzers.numerics.policy_loss import policy_attempts
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
@@ -92,12 +93,12 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = Divergence
     to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
     scaled = {step: to_scale(loss) for step, loss in losses.items()}
     blocks = _blocks(scaled, policy)
-    if len(blocks) <= policy.rising_blocks:
+    if len(blocks) <= SHARED.min_times:
         return None
-    noise = _Noise(scaled, policy, least=policy.min_signed_noise if is_signed else policy.min_log_noise)
+    noise = _Noise(scaled, policy, least=1e-9 if is_signed else policy.min_log_noise)
     rise: Rise | None = None
     for newest, lowest in enumerate(_lowest_so_far([level for _, level in blocks])):
-        if newest < policy.rising_blocks:
+        if newest < SHARED.min_times:
             continue
         first_step, level = blocks[newest]
         total = level - blocks[lowest.number][1]
@@ -106,9 +107,9 @@ def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = Divergence
         if rise is not None and level > to_scale(rise.low_loss) + least:
             high, z = max(rise.high_loss, from_scale(level)), total / noise.standard_error(first_step)
             rise = replace(rise, last_step=last_step, high_loss=high, noise_z=max(rise.noise_z, z))
-        elif rise is None and total >= least and _climbs(blocks, newest, lowest, policy):
+        elif rise is None and total >= least and _climbs(blocks, newest, lowest):
             z = total / noise.standard_error(first_step)
-            if z < policy.noise_z:
+            if z < SHARED.certain_sigmas:
                 continue
             rise = Rise(
                 first_step=blocks[lowest.number][0] + policy.block_steps,
@@ -125,17 +126,17 @@ def _least_rise(lowest: _Lowest, policy: DivergencePolicy, *, is_signed: bool) -
     """Smallest rise over the lowest block, in the scale of the blocks."""
     if not is_signed:
         return math.log1p(policy.rise_ratio)
-    return policy.signed_rise_ratio * lowest.range_before if lowest.number >= policy.signed_blocks else math.inf
+    return SHARED.beyond_few_factor * lowest.range_before if lowest.number >= policy.signed_blocks else math.inf
 
 
-def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest, policy: DivergencePolicy) -> bool:
+def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest) -> bool:
     """True if the newest blocks rise one after the other, and no single one has most of the rise."""
-    window = [level for _, level in blocks[newest - policy.rising_blocks + 1 : newest + 1]]
+    window = [level for _, level in blocks[newest - SHARED.min_times + 1 : newest + 1]]
     total = window[-1] - blocks[lowest.number][1]
     return (
         all(before < after for before, after in itertools.pairwise(window))
-        and newest - lowest.number >= policy.rising_blocks - 1
-        and lowest.largest_rise <= policy.single_block_ratio * total
+        and newest - lowest.number >= SHARED.min_times - 1
+        and lowest.largest_rise <= SHARED.agreement_ratio * total
     )
 
 
@@ -144,7 +145,7 @@ def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple
     members: dict[int, list[float]] = {}
     for step, loss in losses.items():
         members.setdefault((step - 1) // policy.block_steps, []).append(loss)
-    whole = policy.whole_ratio * policy.block_steps
+    whole = SHARED.agreement_ratio * policy.block_steps
     newest = max(losses, default=0)
     return [
         (number * policy.block_steps + 1, median(own))

@@ -18,6 +18,7 @@ import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import ExpertLoadPolicy
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, ints, missing_tables
 from analyzers.wording import ranks_text
@@ -90,17 +91,17 @@ def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertL
     The manifest has how many experts a token chooses; without it one is assumed.
     """
     chosen = read(ModelFacts, scope.manifest).experts_per_token or 1.0
-    attempt, layers = layer_loads(source, policy.window_samples, scope)
+    attempt, layers = layer_loads(source, SHARED.window_samples, scope)
     if attempt is None:
         if not read(ModelFacts, scope.manifest).num_experts:
             return []
         return [_insufficient("no loads of experts were recorded", None)]
-    if max(len(layer.steps) for layer in layers) < policy.min_samples:
-        return [_insufficient(f"there are fewer than {policy.min_samples} samples", attempt)]
+    if max(len(layer.steps) for layer in layers) < SHARED.min_times:
+        return [_insufficient(f"there are fewer than {SHARED.min_times} samples", attempt)]
     found = [
         _hot(source, attempt, layers, chosen, policy),
         _dead(attempt, layers, policy),
-        _dropped(attempt, layers, policy),
+        _dropped(attempt, layers),
     ]
     return [finding for finding in found if finding is not None]
 
@@ -117,7 +118,7 @@ def _hot(
     hot = [
         (float(layer.mean_load[expert]), layer, int(expert))
         for layer in layers
-        for expert in np.flatnonzero((layer.load >= limit).mean(axis=0) >= policy.hot_samples_ratio)
+        for expert in np.flatnonzero((layer.load >= limit).mean(axis=0) >= SHARED.explained_ratio)
     ]
     if not hot:
         return None
@@ -156,7 +157,7 @@ def _dead(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) -> Fi
     )  # fmt: skip
 
 
-def _dropped(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) -> Finding | None:
+def _dropped(attempt: int, layers: list[LayerLoad]) -> Finding | None:
     def share(layer: LayerLoad) -> float:
         return float(layer.dropped.sum() / max(1.0, layer.tokens.sum()))
 
@@ -164,7 +165,7 @@ def _dropped(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) ->
     over_all = sum(float(layer.dropped.sum()) for layer in layers) / max(
         1.0, sum(float(layer.tokens.sum()) for layer in layers)
     )
-    if over_all < policy.dropped_ratio:
+    if over_all < SHARED.cost_ratio:
         return None
     return _finding(
         "dropped",
@@ -174,7 +175,7 @@ def _dropped(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) ->
         f"({100 * share(worst):.0f} %)",
         "",
         {"dropped_ratio": round(over_all, 4), "worst_layer": worst.layer, "worst_ratio": round(share(worst), 4),
-         "limit_ratio": policy.dropped_ratio},
+         "limit_ratio": SHARED.cost_ratio},
     )  # fmt: skip
 
 

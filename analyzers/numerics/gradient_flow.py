@@ -26,10 +26,14 @@ from statistics import median
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import GradientFlowPolicy
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
 __all__ = ["block_of", "gradient_flow", "judge_sample", "risen_since"]
+
+MAX_BLOCKS = 16
+"""Blocks listed in the evidence."""
 
 _BLOCK = re.compile(r"^(.*?\.?\d+)\.")
 _KINDS = ("vanishing_gradients", "exploding_gradients")
@@ -54,20 +58,20 @@ def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = Gra
     ((attempt,),) = source.rows(
         "SELECT max(attempt) FROM gradients WHERE attempt = coalesce(?, attempt)", [scope.attempt]
     )
-    samples, totals = _samples(source, attempt, scope.since_step, policy)
-    newest = sorted(samples)[-policy.window_samples :]
+    samples, totals = _samples(source, attempt, scope.since_step)
+    newest = sorted(samples)[-SHARED.window_samples :]
     judged = [(step, judge_sample(samples[step], policy)) for step in newest if samples[step]]
     findings = []
     for kind in _KINDS:
         steps_of = {
             block: steps
             for block in (judged[-1][1] if judged else ())
-            if len(steps := _steps_in_a_row(judged, block, kind)) >= policy.min_samples
+            if len(steps := _steps_in_a_row(judged, block, kind)) >= SHARED.min_times
         }
         if steps_of:
-            findings.append(_finding(kind, attempt, steps_of, dict(judged), samples, policy))
+            findings.append(_finding(kind, attempt, steps_of, dict(judged), samples))
     if not any(found.kind == "exploding_gradients" for found in findings):
-        middles = {step: median(norms.values()) for step, norms in samples.items() if len(norms) >= policy.min_blocks}
+        middles = {step: median(norms.values()) for step, norms in samples.items() if len(norms) >= SHARED.min_times}
         if risen := risen_since({step: totals[step] for step in middles}, middles, policy):
             findings.append(_whole(attempt, risen, totals))
     return findings
@@ -81,7 +85,7 @@ def block_of(parameter: str) -> str:
 
 def judge_sample(norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()) -> dict[str, Wrong]:
     """Wrong blocks of one step, from the norm by block; none where there are too few to compare. Pure."""
-    if len(norms) < policy.min_blocks:
+    if len(norms) < SHARED.min_times:
         return {}
     alive = {block: norm for block, norm in norms.items() if norm > 0}
     middle = median(alive.values()) if alive else 0.0
@@ -90,7 +94,7 @@ def judge_sample(norms: Mapping[str, float], policy: GradientFlowPolicy = Gradie
         for block in norms
         if block not in alive
     }
-    if len(alive) < policy.min_blocks:
+    if len(alive) < SHARED.min_times:
         return wrong
     usual = dict.fromkeys(alive, middle)
     for chain in _chains(norms):
@@ -129,18 +133,16 @@ def risen_since(
     high: list[int] = []
     for step in reversed(steps[num_past:]):
         if any(
-            values[step] <= policy.own_factor * max(values[early] for early in past) for values in (totals, middles)
+            values[step] <= policy.trend_factor * max(values[early] for early in past) for values in (totals, middles)
         ):
             break
         high.append(step)
-    if len(high) < policy.min_samples or not all(totals[step] > 0 for step in past):
+    if len(high) < SHARED.min_times or not all(totals[step] > 0 for step in past):
         return None
     return high[::-1], max(totals[step] for step in past)
 
 
-def _samples(
-    source: Source, attempt: int, since_step: int, policy: GradientFlowPolicy
-) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
+def _samples(source: Source, attempt: int, since_step: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
     """By step: norm of each block, and of all gradients together."""
     rows = source.rows(
         """
@@ -150,7 +152,7 @@ def _samples(
         SELECT step, parameter, max(norm) FROM gradients SEMI JOIN chosen USING (step)
         WHERE attempt = ? AND isfinite(norm) GROUP BY step, parameter
         """,
-        [attempt, since_step, policy.window_samples, policy.window_samples, attempt],
+        [attempt, since_step, SHARED.window_samples, SHARED.window_samples, attempt],
     )
     blocks: dict[int, dict[str, float]] = {}
     totals: dict[int, float] = {}
@@ -174,7 +176,7 @@ def _chains(blocks: Mapping[str, float]) -> list[list[str]]:
 
 def _trend(points: Sequence[tuple[int, float]], policy: GradientFlowPolicy) -> tuple[float, float] | None:
     """Norm at the output end, and the factor from a block to the one before it; None where there is no trend."""
-    if len(points) < policy.min_blocks:
+    if len(points) < SHARED.min_times:
         return None
     logs = [(place, math.log(norm)) for place, norm in points]
     slope = median((a[1] - b[1]) / (b[0] - a[0]) for a, b in combinations(logs, 2))
@@ -219,7 +221,6 @@ def _finding(
     steps_of: Mapping[str, Sequence[int]],
     judged: Mapping[int, Mapping[str, Wrong]],
     samples: Mapping[int, Mapping[str, float]],
-    policy: GradientFlowPolicy,
 ) -> Finding:
     first, last = min(steps[0] for steps in steps_of.values()), max(steps[-1] for steps in steps_of.values())
     now = judged[last]
@@ -239,7 +240,7 @@ def _finding(
         cause=causes[0],
         summary=_summary(kind, worst, len(blocks) - 1, wrong, f"in steps {first} to {last}"),
         evidence={
-            "blocks": blocks[: policy.max_blocks],
+            "blocks": blocks[:MAX_BLOCKS],
             "num_blocks": len(blocks),
             "num_blocks_of_model": len(norms),
             "norm": wrong.norm,

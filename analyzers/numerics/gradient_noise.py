@@ -26,12 +26,16 @@ import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import GradientNoisePolicy
+from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 
 __all__ = ["Noise", "Samples", "gradient_noise", "noise_scale", "samples"]
+
+MAX_POINTS = 10
+"""Windows of the noise scale's course over the run."""
 
 _ONE_DATA_RANK = "one data rank has no local gradient beside the global one"
 
@@ -163,9 +167,9 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
         why = f"squared local norms are {ratio:.3g}x the global one, so the gradients were scaled in an unknown way"
         return _insufficient(why, attempt=attempt)
     noise = noise_scale(
-        found.local_square[newest], found.global_square[newest], found.rank_tokens, batch, policy.sigmas
+        found.local_square[newest], found.global_square[newest], found.rank_tokens, batch, SHARED.interval_sigmas
     )
-    if noise.square + policy.sigmas * noise.square_error <= 0:
+    if noise.square + SHARED.interval_sigmas * noise.square_error <= 0:
         return _insufficient("local and global norms give a mean gradient with a negative square", attempt=attempt)
     advice = "larger" if policy.far_ratio * batch <= noise.low_tokens else ""
     advice = "smaller" if batch >= policy.far_ratio * noise.high_tokens else advice
@@ -217,11 +221,11 @@ def _signal(batch: float, scale: float) -> float:
 
 def _course(found: Samples, policy: GradientNoisePolicy) -> list[dict[str, float | None]]:
     """The scale in windows over the run, the oldest first."""
-    count = min(policy.max_points, len(found.step) // policy.min_samples)
+    count = min(MAX_POINTS, len(found.step) // policy.min_samples)
     course: list[dict[str, float | None]] = []
     for part in np.array_split(np.arange(len(found.step)), max(1, count)):
         local, whole = found.local_square[part], found.global_square[part]
-        noise = noise_scale(local, whole, found.rank_tokens, found.batch_tokens, policy.sigmas)
+        noise = noise_scale(local, whole, found.rank_tokens, found.batch_tokens, SHARED.interval_sigmas)
         course.append({"step": int(found.step[part[-1]]), "tokens": _rounded(noise.scale_tokens)})
     return course
 

@@ -16,6 +16,7 @@ from statistics import median
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import LoggedValuePolicy
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.wording import number
@@ -83,7 +84,7 @@ def _contradiction(
     ratios: Mapping[int, float], factors: Mapping[str, float], policy: LoggedValuePolicy
 ) -> tuple[str, float] | None:
     """(what the factor is, the ratio) if it is one of `factors` or its reverse in nearly every step. Pure."""
-    if len(ratios) < policy.min_steps or not factors:
+    if len(ratios) < SHARED.min_steps or not factors:
         return None
     typical = median(ratios.values())
     near = sum(abs(ratio / typical - 1) <= policy.spread_ratio for ratio in ratios.values())

@@ -23,6 +23,9 @@ from probes.tape import event_kinds
 
 __all__ = ["Overflow", "dropped_for_overflow", "loss_scale_collapse", "overflows"]
 
+LOWEST_SCALE = 1.0
+"""Scale that `torch.amp.GradScaler` cannot halve."""
+
 SERIES = "loss_scale"
 """Name of the scale among the scalars of an attached loop (`probes.attach.loss_scaling`)."""
 
@@ -90,7 +93,7 @@ def _collapse(found: Sequence[Overflow], policy: LossScalePolicy) -> list[Overfl
         last = number + policy.max_overflows - 1
         if last < len(late) and late[last].step - overflow.step < policy.window_steps:
             return late[number:]
-    lowest = [number for number, overflow in enumerate(found) if overflow.scale <= policy.lowest_scale]
+    lowest = [number for number, overflow in enumerate(found) if overflow.scale <= LOWEST_SCALE]
     return list(found[: lowest[0] + 1]) if lowest else []
 
 

@@ -25,6 +25,7 @@ from analyzers.finding import Finding
 from analyzers.numerics.policy import LossSpikePolicy
 from analyzers.numerics.policy_loss import policy_attempts
 from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
+from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
@@ -69,7 +70,7 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector differs from the run's own until its memory is full.
     settled = policy.detector.history + policy.detector.level_window if scope.since_step > 0 else 0
-    found = find_spikes(observations, policy, highest_loss=_first_losses(source, scope.since_step, policy))
+    found = find_spikes(observations, policy, highest_loss=_first_losses(source, scope.since_step))
     spikes = [spike for spike in found if spike.indices[0] >= settled]
     return [
         _finding(observations, spike, log)
@@ -88,7 +89,7 @@ def find_spikes(
     for i, verdict in enumerate(verdicts):
         if not verdict.is_spike:
             continue
-        if groups and i - groups[-1][-1] <= policy.join_steps + 1 and not _rolled_back(observations, groups[-1][-1], i):
+        if groups and i - groups[-1][-1] <= SHARED.min_times + 1 and not _rolled_back(observations, groups[-1][-1], i):
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -103,15 +104,11 @@ def _rolled_back(observations: Sequence[Observation], before: int, now: int) -> 
 
 def _cause(observations: Sequence[Observation], group: Sequence[int], policy: LossSpikePolicy) -> str:
     first = group[0]
-    rates = [
-        o.lr
-        for o in observations[max(0, first - policy.rate_history_steps - policy.rate_reach_steps) : first + 1]
-        if o.lr
-    ]
-    if len(rates) > policy.rate_reach_steps + 1:
-        before = sorted(rates[: -policy.rate_reach_steps - 1])
+    rates = [o.lr for o in observations[max(0, first - SHARED.history - SHARED.min_times) : first + 1] if o.lr]
+    if len(rates) > SHARED.min_times + 1:
+        before = sorted(rates[: -SHARED.min_times - 1])
         usual = before[len(before) // 2]
-        if max(rates[-policy.rate_reach_steps - 1 :]) >= policy.rate_jump_ratio * usual:
+        if max(rates[-SHARED.min_times - 1 :]) >= policy.rate_jump_ratio * usual:
             return "learning_rate"
     return "divergence" if len(group) >= policy.divergence_steps else "batch"
 
@@ -133,14 +130,14 @@ def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> l
     return list(_with_turns(rows))
 
 
-def _first_losses(source: Source, since_step: int, policy: LossSpikePolicy) -> float:
+def _first_losses(source: Source, since_step: int) -> float:
     """Highest loss of the run's first steps, of those before `since_step`; 0 if none is known."""
     ((highest,),) = source.rows(
         """
         SELECT max(loss) FROM (SELECT loss FROM steps WHERE step < ? AND loss IS NOT NULL AND isfinite(loss)
                                ORDER BY attempt, start_ns NULLS LAST, step LIMIT ?)
         """,
-        [since_step, policy.first_rows],
+        [since_step, SHARED.history],
     )
     return float(highest or 0.0)
 

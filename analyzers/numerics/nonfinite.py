@@ -30,7 +30,6 @@ from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respon
 from analyzers.finding import Finding
 from analyzers.numerics.loss_scale import dropped_for_overflow
 from analyzers.numerics.nonfinite_origin import Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
-from analyzers.numerics.policy import NonFinitePolicy
 from analyzers.numerics.replay_result import REPLAY_EVENTS, Origin, ReplayResult, find_replay
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
@@ -40,6 +39,9 @@ from probes.tape import event_kinds
 
 __all__ = ["WITHIN_GROUP", "non_finite_values"]
 
+MAX_EPISODES = 50
+"""Episodes that are explained one by one: a run with more has one cause that the first show."""
+
 INPUT_GRADIENT = "input_gradient_norm"
 """Series of `probes.collectives.input_gradient`: a rank's gradient at the first layer, before any reduction."""
 WITHIN_GROUP = "tensor_parallel_group"
@@ -48,7 +50,7 @@ WITHIN_GROUP = "tensor_parallel_group"
 _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.LOSS_SCALE)
 
 
-def non_finite_values(source: Source, scope: Scope, policy: NonFinitePolicy = NonFinitePolicy()) -> list[Finding]:
+def non_finite_values(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `non_finite`, one an episode.
 
     Of all attempts even while the run lives: a restart may be quicker than a tick, and the bad steps of the attempt
@@ -58,7 +60,7 @@ def non_finite_values(source: Source, scope: Scope, policy: NonFinitePolicy = No
         why = "Non-finite values were not checked: no steps were recorded."
         return [Finding.insufficient("nonfinite", "non_finite", why)]
     log = EventLog.load(source, _EVENTS)
-    return [_explain(source, log, episode) for episode in _episodes(source, scope, log)[: policy.max_episodes]]
+    return [_explain(source, log, episode) for episode in _episodes(source, scope, log)[:MAX_EPISODES]]
 
 
 # ---- from the store ----

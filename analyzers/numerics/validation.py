@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from analyzers.finding import Finding
-from analyzers.numerics.policy import OverfittingPolicy
+from analyzers.numerics.policy import DivergencePolicy, OverfittingPolicy
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.run.evaluations import evaluations
 from analyzers.scope import Scope
@@ -34,7 +35,7 @@ def overfitting(source: Source, scope: Scope, policy: OverfittingPolicy = Overfi
     if lowest is None or lacking(source, steps=("step", "start_ns")):
         return []
     low, newest = found[lowest], found[-1]
-    before, after = (_training_loss(source, each.step, policy.train_steps) for each in (low, newest))
+    before, after = (_training_loss(source, each.step, DivergencePolicy().block_steps) for each in (low, newest))
     if before is None or after is None or after >= before:
         return []
     rise = newest.loss - low.loss
@@ -71,12 +72,12 @@ def _lowest_before_rise(losses: Sequence[float], policy: OverfittingPolicy) -> i
     if len(losses) < policy.min_evaluations:
         return None
     lowest = int(np.argmin(losses))
-    if len(losses) - 1 - lowest < policy.rising:
+    if len(losses) - 1 - lowest < SHARED.min_times:
         return None
     # Second differences have no linear trend in them, and the variance of six evaluations.
     noise = sigma(np.diff(np.asarray(losses), 2)) / math.sqrt(6)
-    least = losses[lowest] + max(policy.rise_ratio * abs(losses[lowest]), policy.noise_z * noise)
-    return lowest if min(losses[-policy.rising :]) > least else None
+    least = losses[lowest] + max(policy.rise_ratio * abs(losses[lowest]), SHARED.outlier_sigmas * noise)
+    return lowest if min(losses[-SHARED.min_times :]) > least else None
 
 
 def _training_loss(source: Source, step: int, num_steps: int) -> float | None:

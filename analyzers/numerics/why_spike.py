@@ -22,15 +22,13 @@ from typing import Any
 
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.numerics.loss_spike import loss_spikes
-from analyzers.numerics.policy import WhySpikePolicy
 from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
+from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
 __all__ = ["LayerShare", "RankShare", "SampleShare", "SpikeError", "WhySpike", "explain"]
-
-POLICY = WhySpikePolicy()
 
 
 class SpikeError(ValueError):
@@ -94,7 +92,7 @@ class WhySpike:
         if not self.ranks:
             return f"{jump} The losses of single ranks are not recorded."
         largest = self.ranks[0]
-        if largest.jump_ratio > POLICY.outstanding_ratio / len(self.ranks):
+        if largest.jump_ratio > SHARED.beyond_few_factor / len(self.ranks):
             return f"{jump} Rank {largest.rank} accounts for {100 * largest.jump_ratio:.0f} % of the rise."
         return f"{jump} All {len(self.ranks)} data-parallel ranks rose about equally."
 
@@ -173,7 +171,7 @@ def _usual(source: Source, attempt: int, start_ns: int) -> float:
     rows = source.rows(
         "SELECT loss FROM steps WHERE attempt = ? AND start_ns < ? AND committed AND isfinite(loss) AND rank = "
         "(SELECT min(rank) FROM steps WHERE attempt = ? AND loss IS NOT NULL) ORDER BY start_ns DESC LIMIT ?",
-        [attempt, start_ns, attempt, POLICY.history_steps],
+        [attempt, start_ns, attempt, SHARED.history],
     )
     return median(float(loss) for (loss,) in rows) if rows else math.nan
 
@@ -192,7 +190,7 @@ def _ranks(source: Source, attempt: int, step: int, turn: int) -> tuple[RankShar
         SELECT own.rank, any_value(own.local_loss), median(earlier.local_loss) FROM own JOIN earlier USING (rank)
         GROUP BY own.rank ORDER BY own.rank
         """,
-        [attempt, step, turn, attempt, POLICY.history_steps],
+        [attempt, step, turn, attempt, SHARED.history],
     )
     same_rows = _data_ranks(source, attempt)
     seen: dict[Any, tuple[int, float, float]] = {}
@@ -249,7 +247,7 @@ def _layers(source: Source, attempt: int, step: int) -> tuple[LayerShare, ...]:
         )
         SELECT step, parameter, sum(norm * norm) FROM once GROUP BY step, parameter
         """,
-        [attempt, step, POLICY.history_steps + 1, attempt],
+        [attempt, step, SHARED.history + 1, attempt],
     )
     squares: dict[int, dict[str, float]] = {}
     for number, parameter, square in rows:

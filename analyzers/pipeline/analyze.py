@@ -30,12 +30,19 @@ from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.pipeline.pipeline_bubble import Bubble, Pipeline, load_pipeline, summarise
 from analyzers.pipeline.policy import PipelinePolicy
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from probes.settings.described import ParallelFacts
 from probes.settings.section import read
 
 __all__ = ["ANALYSES", "heaviest", "pipeline"]
+
+MAX_PIPELINES = 16
+"""Pipelines that are read."""
+
+MAX_STEPS = 120
+"""Steps that are read, evenly over the run."""
 
 
 def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None) -> list[Finding]:
@@ -51,12 +58,12 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
         why = "spans are those of the host, which runs ahead of its device"
         return [_insufficient(attempt, why), *_on_devices(source, attempt, every, policy)]
-    members = every[: policy.max_pipelines]
+    members = every[:MAX_PIPELINES]
     loaded = (
-        load_pipeline(source, attempt, ranks, first_steps=policy.warm_up_steps, max_steps=policy.max_steps)
+        load_pipeline(source, attempt, ranks, first_steps=SHARED.warm_up_steps, max_steps=MAX_STEPS)
         for ranks in members
     )
-    measured = [one for one in loaded if one is not None and len(one.steps) >= policy.min_steps]
+    measured = [one for one in loaded if one is not None and len(one.steps) >= SHARED.min_steps]
     bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule, policy)
     if bubble is None:
         return [_insufficient(attempt, "too few steps have all spans of all ranks")]
@@ -74,14 +81,14 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
 
 def _on_devices(source: Source, attempt: int, every: Sequence[Sequence[int]], policy: PipelinePolicy) -> list[Finding]:
     """Judge the stages by the steps of their ranks without waits."""
-    timings = load_timings(source, attempt, skip_first=policy.warm_up_steps)
-    if timings is None or len(timings.steps) < policy.min_steps:
+    timings = load_timings(source, attempt, skip_first=SHARED.warm_up_steps)
+    if timings is None or len(timings.steps) < SHARED.min_steps:
         return []
     row = {int(rank): number for number, rank in enumerate(timings.ranks)}
     if any(rank not in row for ranks in every for rank in ranks):
         return []
     own_ns, third = timings.compute.astype(np.float64) * 1e6, len(timings.steps) // 3
-    pipelines_ns = [own_ns[[row[rank] for rank in ranks]] for ranks in every[: policy.max_pipelines]]
+    pipelines_ns = [own_ns[[row[rank] for rank in ranks]] for ranks in every[:MAX_PIPELINES]]
     parts = (slice(None, third), slice(-third, None))
     work = [[np.nanmedian(own[:, part], axis=1).tolist() for part in parts] for own in pipelines_ns]
     heavy = heaviest(work, policy)

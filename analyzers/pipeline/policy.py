@@ -13,14 +13,6 @@ class PipelinePolicy:
 
     excess_ratio: float = 1.15
     """Work / median of the other stages: less than a layer more in ten is how layers divide."""
-    min_steps: int = 12
-    """Steps from which a median of a third of them is reliable."""
-    warm_up_steps: int = 3
-    """First steps, which allocate and compile."""
-    max_steps: int = 120
-    """Steps that are read, evenly over the run."""
-    max_pipelines: int = 16
-    """Pipelines that are read."""
     bubble_ratio: float = 0.2
     """Share of the run beyond what the schedule makes idle from which an alert is information. Source: convention."""
     bubble_alert_ratio: float = 0.3

@@ -34,7 +34,8 @@ class Policy:
 
 
 def policies() -> Iterator[tuple[str, list[Policy]]]:
-    """(package, its policies), in the order of the verdict; the guard's and those of preflight last."""
+    """(package, its policies): what several share, then by package in the order of the verdict, then others'."""
+    yield "analyzers", [one for path in sorted(_ANALYZERS.glob("*.py")) for one in _in_module(path, _ANALYZERS.parent)]
     for package in (*packages(), *sorted({path.name for path in _ANALYZERS.iterdir()} - set(packages()))):
         found = [policy for path in _modules(_ANALYZERS / package) for policy in _in_module(path, _ANALYZERS.parent)]
         if found:

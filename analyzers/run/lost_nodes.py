@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from analyzers.run.endings import Death
 from analyzers.run.event_log import Event, EventLog
-from analyzers.run.policy import NodeLossPolicy
+from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import AttemptView
 from probes.tape import event_kinds
 
@@ -25,7 +25,7 @@ __all__ = ["lost_node"]
 
 
 def lost_node(
-    view: AttemptView, log: EventLog, deaths: Sequence[Death], policy: NodeLossPolicy = NodeLossPolicy()
+    view: AttemptView, log: EventLog, deaths: Sequence[Death], policy: StallPolicy = StallPolicy()
 ) -> Event | None:
     """The event of the silence of a node that was lost; None where none was, or a rank had failed before."""
     silences = (event for event in log.of(event_kinds.NODE_SILENT, attempt=view.attempt) if event.integers("ranks"))
@@ -36,9 +36,9 @@ def lost_node(
     began_ns = lost.wall_ns - (lost.number("silent_s") or 0.0) * 1e9
     if any(not death.collateral and death.when_ns < began_ns and death.rank not in ranks for death in deaths):
         return None
-    if view.stood_still_ns is not None and view.last_ns < began_ns - policy.apart_s * 1e9:
+    if view.stood_still_ns is not None and view.last_ns < began_ns - policy.watch_late_s * 1e9:
         return None
-    return None if view.last_ns > lost.wall_ns + policy.apart_s * 1e9 else lost
+    return None if view.last_ns > lost.wall_ns + policy.watch_late_s * 1e9 else lost
 
 
 def _reported_again(silence: Event, view: AttemptView, log: EventLog, deaths: Sequence[Death]) -> bool:

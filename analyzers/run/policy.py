@@ -12,33 +12,10 @@ from typing import Any
 from probes.settings.section import read
 from probes.settings.sections import RecoverySettings
 
-__all__ = ["NodeLossPolicy", "StallPolicy", "stall_policy"]
+__all__ = ["StallPolicy", "stall_policy"]
 
 
 _DEFAULT = RecoverySettings()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnwatchedPolicy:
-    """When a gap between the readings of a host shows that its `watch` was gone."""
-
-    gap_s: float = 60.0
-    """Gap with steps in it (seconds). Source: convention; a launcher replaces a silent `watch` within 15 s, and reads a
-    new one's first sign of life within 90 s."""
-    period_s: float = 5.0
-    """Longest median period of readings that are a sign of life (seconds). Source: convention; five of ours, 1 s."""
-    min_readings: int = 20
-    """Readings of a host at least (count). Source: convention; fewer give no period."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLossPolicy:
-    """When the silence of a node and the last records of the ranks are of one loss."""
-
-    apart_s: float = 15.0
-    """Time between a node's silence and the last record of any rank (seconds). A standstill older by this is not of the
-    node's loss, and ranks that go on for this long have lost no node. Source: a digest a second, and the pauses of a
-    busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +26,6 @@ class StallPolicy:
     """Shortest silence that counts (seconds); `recovery.hang_floor_s`. Source: above a full garbage collection."""
     step_factor: float = 5.0
     """Silence in median steps (ratio). Source: convention; a step holds dozens of records, so one step is long."""
-    longest_factor: float = 2.0
-    """Silence in longest recent steps, without evaluation and checkpoint (ratio). Source: convention; uneven steps."""
     startup_s: float = _DEFAULT.startup_s
     """Before the first finished step of an attempt and outside of steps (seconds); `recovery.startup_s`. Source:
     convention; imports, compilation, first batch, rendezvous, teardown."""
@@ -65,31 +40,27 @@ class StallPolicy:
     disk take little processor time."""
     compile_s: float = 600.0
     """In a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
-    checkpoint_s: float = 120.0
-    """In a span `checkpoint` (seconds). Source: convention; a slow file system is a fault of its own, not a hang."""
-    evaluate_s: float = 120.0
-    """In a span `evaluate` (seconds), which may leave no record inside. Source: convention."""
-    replay_s: float = 120.0
-    """In a span `replay` (seconds). Source: measured; checking every operation takes several times a step."""
-    profile_s: float = 120.0
-    """In a span `profile` (seconds). Source: measured, 10 us an event on a crowded machine when torch.profiler stops;
-    a capture of 30 s may hold millions."""
+    span_s: float = 120.0
+    """In a span `checkpoint`, `evaluate`, which may leave no record inside, `replay` or `profile` (seconds). Source:
+    convention; a slow file system is a fault of its own, not a hang. Checking every operation takes several times a
+    step, and torch.profiler 10 us an event on a crowded machine when it stops: a capture may hold millions."""
     unwatched_s: float = 60.0
-    """Silence (seconds) after which a run without a `watch` counts as dead. Source: convention; with a `watch`, the
-    processes themselves are checked."""
+    """Silence (seconds) after which a run without a `watch` counts as dead, and gap with steps in it between the
+    readings of a host that shows that its `watch` was gone. Source: convention; with a `watch`, the processes
+    themselves are checked, and a launcher replaces a silent one within 15 s."""
     watch_late_s: float = 15.0
-    """Seconds that a `watch` may be behind the ranks before the state says so. Source: twice its longest pause."""
+    """Seconds that a `watch` may be behind the ranks before the state says so, and between a node's silence and the
+    last record of any rank: a standstill older by this is not of the node's loss, and ranks that go on for this long
+    have lost no node. Source: twice its longest pause on a busy machine."""
+    sign_of_life_s: float = 5.0
+    """Longest median period of readings of a host that show whether its `watch` lives (seconds). Source: convention;
+    five of ours, 1 s."""
 
     def of_phase(self, phase: str) -> float:
         """Limit of a span's kind (seconds); 0 where it has none."""
-        return {
-            "compile": self.compile_s,
-            "checkpoint": self.checkpoint_s,
-            "evaluate": self.evaluate_s,
-            "eval": self.evaluate_s,
-            "replay": self.replay_s,
-            "profile": self.profile_s,
-        }.get(phase, 0.0)
+        if phase == "compile":
+            return self.compile_s
+        return self.span_s if phase in ("checkpoint", "evaluate", "eval", "replay", "profile") else 0.0
 
 
 def stall_policy(manifest: Mapping[str, Any]) -> StallPolicy:

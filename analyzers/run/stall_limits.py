@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from analyzers.policy import SHARED
 from analyzers.run.endings import all_exited_with_zero
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
@@ -38,7 +39,7 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
     limit = max(
         policy.floor_s,
         policy.step_factor * view.median_step_ns / 1e9,
-        policy.longest_factor * view.longest_step_ns / 1e9,
+        SHARED.beyond_few_factor * view.longest_step_ns / 1e9,
     )
     if any(rank.state == "stopped" for rank in alive):
         return limit  # no phase stops a process

@@ -1,14 +1,15 @@
 """Times in which ranks trained and nothing watched them: `watch` had died or stood still.
 
 1. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without it.
-2. A gap counts if ranks of that host began and finished steps in it, over at least `UnwatchedPolicy.gap_s`.
+2. A gap counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`.
 3. Hosts with few readings, or without health readings, are left out: nothing is known of their watch.
 """
 
 from __future__ import annotations
 
 from analyzers.finding import Finding
-from analyzers.run.policy import UnwatchedPolicy
+from analyzers.policy import SHARED
+from analyzers.run.policy import StallPolicy
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking, missing_tables
 
@@ -35,15 +36,15 @@ _STEPS = """
 _NEVER = 1 << 62
 
 
-def unwatched_times(source: Source, scope: Scope, policy: UnwatchedPolicy | None = None) -> list[Finding]:
+def unwatched_times(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
     """One finding of kind `records` for each attempt with such a time, about the longest."""
-    policy = policy or UnwatchedPolicy()
+    policy = policy or StallPolicy()
     needed = {"health": ("node", "device", "sample_ns"), "ranks": ("host",)}
     if scope.is_live or missing_tables(source, *needed, "steps") or lacking(source, **needed):
         return []
-    gap_ns = int(policy.gap_s * 1e9)
+    gap_ns = int(policy.unwatched_s * 1e9)
     longest: dict[int, tuple[int, str, int, int]] = {}
-    for node, begin, end in source.rows(_GAPS, [policy.min_readings, int(policy.period_s * 1e9), gap_ns]):
+    for node, begin, end in source.rows(_GAPS, [SHARED.history, int(policy.sign_of_life_s * 1e9), gap_ns]):
         found = source.rows(_STEPS, [begin, end or _NEVER, node])
         for attempt, first, last, from_ns, to_ns in found:
             if to_ns - from_ns > max(gap_ns, longest.get(attempt, (0,))[0]):

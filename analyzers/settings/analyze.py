@@ -19,6 +19,7 @@ from analyzers.analysis import Analysis
 from analyzers.checkpoints.interval import suggest
 from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.settings.plan_deviation import against_plan, planned_step_s
@@ -223,7 +224,7 @@ def _interval(run: _Run) -> Advice:
     length = max(int(read(TrainFacts, run.manifest).steps or 0), recorded)
     steps = min(best.steps, length)  # a longer interval than the run is one save, at its end
     now, then = lost_ratio(interval * step_s), lost_ratio(steps * step_s if steps < best.steps else best.interval_s)
-    if now - then < run.policy.interval_loss_ratio:
+    if now - then < SHARED.min_gain_ratio:
         return None
     return (
         f"`checkpoint.interval = {interval:.0f}` costs {percent(now)} of the time in saves and repeated steps. "
@@ -248,7 +249,7 @@ def _workers(run: _Run) -> Advice:
     if read(DataFacts, run.manifest).num_workers != 0:
         return None
     share = _share(run, own("data"))
-    if share < run.policy.share_ratio:
+    if share < SHARED.cost_ratio:
         return None
     return (
         f"`data.num_workers = 0` makes batches in the training process, {100 * share:.0f} % of a step.",
@@ -260,7 +261,7 @@ def _evaluation(run: _Run) -> Advice:
     """Evaluation takes a large part of the run."""
     interval = read(TrainFacts, run.manifest).eval_interval
     share = _share(run, own("evaluate"))
-    if not interval or share < run.policy.share_ratio:
+    if not interval or share < SHARED.cost_ratio:
         return None
     return (
         f"`train.eval_interval = {interval:.0f}` spends {100 * share:.0f} % of the time on evaluation.",
@@ -275,7 +276,7 @@ def _share(run: _Run, expression: str) -> float:
         SELECT CAST(sum({expression}) AS DOUBLE) / sum(duration_ns) FROM steps
         WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > ? AND rank % ? = 0
         """,
-        [run.policy.warm_up_steps, every_kth_rank(run.source, "steps")],
+        [SHARED.warm_up_steps, every_kth_rank(run.source, "steps")],
     )
     return float(share or 0.0)
 
@@ -290,9 +291,9 @@ def _plan(run: _Run) -> Advice:
         SELECT median(duration_ns) / 1e9, count(DISTINCT step) FROM steps
         WHERE rank >= 0 AND duration_ns IS NOT NULL AND step > ? AND attempt = (SELECT max(attempt) FROM steps)
         """,
-        [run.policy.warm_up_steps],
+        [SHARED.warm_up_steps],
     )
-    if count < run.policy.min_planned_steps:
+    if count < SHARED.min_steps:
         return None
     off = [
         (each.what, each.ratio, size_text(each.measured_bytes), size_text(each.planned_bytes))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.settings.policy import PlanPolicy
 from analyzers.source import Source
@@ -46,7 +47,7 @@ class Against:
     @property
     def as_planned(self) -> bool:
         """True within the tolerance of `PlanPolicy`."""
-        return abs(self.ratio - 1) <= PlanPolicy().tolerance_ratio
+        return abs(self.ratio - 1) <= SHARED.equal_ratio
 
 
 def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:

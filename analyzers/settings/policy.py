@@ -27,19 +27,11 @@ class ConfigurationPolicy:
     feedback keeps is bounded where the compression suits the gradients."""
     compression_samples: int = 8
     """Measured steps of a beginning and of an end (count). Source: convention."""
-    share_ratio: float = 0.1
-    """Share of the time for data or evaluation. Source: convention."""
-    interval_loss_ratio: float = 0.01
-    """Share of the run that another interval between saves would gain. Source: convention."""
-    warm_up_steps: int = 5
-    """First steps of a run (count) whose time is in no share. Source: convention; caches settle in them."""
     utilisation_ratio: float = 0.9
     """GPU utilisation (ratio, median over samples and devices) with advice below. Source: convention; the counter
     includes every kernel, so a device below it is idle for certain, and one above it may still be."""
     min_samples: int = 60
     """Samples of a device's utilisation (count) from which that is known: a minute. Source: convention."""
-    min_planned_steps: int = 10
-    """Steps after the first ones (count) from which a run is compared with its plan. Source: convention."""
     slower_than_planned_ratio: float = 1.5
     """Time of a step over the planned one. Source: convention; a plan assumes half of the devices' peak."""
     min_run_s: float = 600.0
@@ -52,23 +44,14 @@ class StartupPolicy:
 
     slow_s: float = 20.0
     """Least length of a part (seconds). Source: convention; torch alone takes a few seconds to import from a disk."""
-    share_ratio: float = 0.05
-    """Share of the run so far that the part takes. Source: convention."""
-    rank_factor: float = 2.0
-    """Time of a rank over that of the median one from which it is named (ratio). Source: convention."""
     rank_s: float = 5.0
     """Least difference for that (seconds). Source: convention."""
-    min_steps: int = 5
-    """Steps of a rank (count) from which its usual step, and so what its first one took more, is known. Source:
-    convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPolicy:
     """When a plan was right."""
 
-    tolerance_ratio: float = 0.1
-    """Deviation of measured from planned bytes. Source: convention; allocators round up."""
     smallest_memory_bytes: int = 512 << 20
     """Planned memory of a device (bytes) from which it is compared. Source: measured; workspaces of libraries, which
     depend on the device, take up to 64 MiB, and more than the tolerance of less."""

@@ -23,6 +23,7 @@ from functools import partial
 from statistics import median
 
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
@@ -60,7 +61,7 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
     needed = {"steps": ("start_ns", "duration_ns"), "ranks": ("wall_ns",), "events": ("wall_ns",)}
     if absent := lacking(source, **needed):
         return [_insufficient(not_recorded(absent), missing(absent))]
-    starts = measure(source, policy)
+    starts = measure(source)
     if not any(start.by_rank for start in starts):
         return [_insufficient("neither a launch nor a first record of a rank is recorded")]
     ((run_s,),) = source.rows(
@@ -71,16 +72,16 @@ def slow_startup(source: Source, scope: Scope, policy: StartupPolicy | None = No
         slow = [
             piece
             for piece in PIECES
-            if start.longest(piece) >= max(policy.slow_s, policy.share_ratio * float(run_s or 0.0))
+            if start.longest(piece) >= max(policy.slow_s, SHARED.saving_ratio * float(run_s or 0.0))
         ]
         if slow:
             findings.append(_finding(start, max(slow, key=start.longest), policy))
     return findings
 
 
-def measure(source: Source, policy: StartupPolicy | None = None) -> list[Startup]:
+def measure(source: Source) -> list[Startup]:
     """The start of each attempt that has come to a step."""
-    min_steps = (policy or StartupPolicy()).min_steps
+    min_steps = SHARED.block_steps
     log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.ATTEMPT_STARTED, event_kinds.RANK_EXIT))
     firsts = source.rows(
         """
@@ -123,7 +124,7 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
     of = start.by_rank[piece]
     slowest = max(of, key=lambda rank: of[rank])
     usual = median(seconds for rank, seconds in of.items() if rank != slowest) if len(of) > 1 else of[slowest]
-    alone = of[slowest] >= policy.rank_factor * usual and of[slowest] - usual >= policy.rank_s
+    alone = of[slowest] >= SHARED.beyond_few_factor * usual and of[slowest] - usual >= policy.rank_s
     # The first step of the others is the waiting for the slow one.
     alone = alone and piece != "launch"
     whom = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""

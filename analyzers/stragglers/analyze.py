@@ -29,6 +29,7 @@ from analyzers.analysis import Analysis
 from analyzers.communication.link_search import slow_links
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import against_peer
 from analyzers.run.event_log import EventLog
@@ -84,13 +85,13 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
     for attempt in attempts(source):
         if scope.attempt not in (None, attempt):
             continue
-        timings = load_timings(source, attempt, since_step=scope.since_step, skip_first=policy.warm_up_steps)
+        timings = load_timings(source, attempt, since_step=scope.since_step, skip_first=SHARED.warm_up_steps)
         if timings is None or len(timings.ranks) < 2 or not len(timings.steps):
             continue
         timings = timings.until_all_have(policy.node_lag_s)
         if not len(timings.steps):
             continue
-        judged |= _can_judge(timings, policy) and WHOLE_STEP not in timings.own
+        judged |= _can_judge(timings) and WHOLE_STEP not in timings.own
         is_whole |= WHOLE_STEP in timings.own
         slow, suspected = slow_ranks(source, timings, policy)
         findings += [*slow, *slow_link_findings(source, timings, policy, suspected)]
@@ -99,8 +100,8 @@ def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = No
         if world_size > 1 and is_whole:
             return [_insufficient("no phase of a step was recorded, and ranks in lockstep have equal steps")]
         if world_size > 1:
-            with_peers = policy.warm_up_steps + policy.persistence.min_length
-            by_itself = policy.warm_up_steps + policy.change.min_before + policy.change.min_length
+            with_peers = SHARED.warm_up_steps + SHARED.min_steps
+            by_itself = with_peers + SHARED.history
             why = f"it needs {with_peers} steps of ranks with the same work, {by_itself} of a rank without peers"
             return [_insufficient(why)]
     if scope.is_live:
@@ -113,24 +114,24 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
     """Report slow ranks in the steps of `timings`, which may be a part of an attempt; with the suspects behind them."""
     slow = [*find_stragglers(timings, policy), *find_slower_than_before(timings, policy)]
     if DEVICE in timings.own:
-        slow = [one for one in slow if _is_waited_for(source, timings, one, policy)]
+        slow = [one for one in slow if _is_waited_for(source, timings, one)]
         slow = _without_ends_of_links(source, timings, slow, policy)
         slow = [one for one in slow if not any(_follows(source, timings, one, other) for other in slow)]
-    found = _suspects(source, timings, without_side_effects(slow, policy), policy)
+    found = _suspects(source, timings, without_side_effects(slow), policy)
     known = {rank for suspect in found for rank in suspect.ranks}
     more_work = [one for one in find_more_work(source, timings, policy) if one.rank not in known]
     found += _suspects(source, timings, more_work, policy)
     return [_finding(source, timings, suspect, policy) for suspect in found], found
 
 
-def _is_waited_for(source: Source, timings: Timings, slow: Straggler, policy: StragglerPolicy) -> bool:
+def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
     """Return False if others in its groups cause far more waiting than the rank. Calls show the least that it waited,
     so that a rank that waits in many calls, as in a group with a slow link, seems to work for the rest."""
     if not slow.has_peers:
         return True
     arrivals = load_arrivals(source, timings.attempt, slow.rank, slow.first_step, slow.last_step, within_stages=True)
     caused, most = arrivals.caused_wait_ratio, arrivals.most_caused_wait_ratio
-    return caused is None or most is None or most - caused < policy.device_other_wait_ratio
+    return caused is None or most is None or most - caused < SHARED.minor_ratio
 
 
 def _follows(source: Source, timings: Timings, one: Straggler, slower: Straggler) -> bool:
@@ -160,26 +161,23 @@ def _without_ends_of_links(
     return [one for one in slow if one.cause == "data" or not any(is_end(one, link) for link in clear)]
 
 
-def _can_judge(timings: Timings, policy: StragglerPolicy) -> bool:
+def _can_judge(timings: Timings) -> bool:
     """Check that there are enough steps to compare a rank with its peers, or with its own past if it has none."""
     num_steps, has_peers = len(timings.steps), any(len(peers) > 1 for peers in timings.peers)
-    least = policy.persistence.min_length if has_peers else policy.change.min_before + policy.change.min_length
-    return num_steps >= least
+    return num_steps >= SHARED.min_steps + (0 if has_peers else SHARED.history)
 
 
 def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], policy: StragglerPolicy) -> list[Suspect]:
     if not slow:
         return []
-    counters: dict[tuple[int, str], Counters] = {
-        (one.rank, one.cause): _counters(source, timings, one, policy) for one in slow
-    }
+    counters: dict[tuple[int, str], Counters] = {(one.rank, one.cause): _counters(source, timings, one) for one in slow}
     dated = [_with_onset(source, timings, one, counters[one.rank, one.cause], policy) for one in slow]
     nodes = _nodes(source, timings.attempt)
     found = suspects(dated, counters, nodes, int(timings.steps.min()), policy)
-    return [_with_device(source, timings, suspect, policy) for suspect in found]
+    return [_with_device(source, timings, suspect) for suspect in found]
 
 
-def _counters(source: Source, timings: Timings, slow: Straggler, policy: StragglerPolicy) -> Counters:
+def _counters(source: Source, timings: Timings, slow: Straggler) -> Counters:
     peers = _peers_of(timings, slow) if slow.has_peers else timings.ranks.tolist()
     spans = [(int(timings.steps[part.begin]), int(timings.steps[part.end - 1])) for part in slow.segments]
     judged = (int(timings.steps.min()), int(timings.steps.max()))
@@ -190,7 +188,6 @@ def _counters(source: Source, timings: Timings, slow: Straggler, policy: Straggl
         peers,
         judged=judged,
         means=slow.paused_ratio > 0,
-        policy=policy.corroboration,
     )
     if DEVICE in timings.own or is_stamped(
         source, timings.attempt
@@ -208,7 +205,7 @@ def _with_onset(
     """Date a rank by the place that holds its excess, else by its CPU time where that shows that it computes more than
     its peers."""
     peers = _peers_of(timings, slow) if slow.has_peers else []
-    placed = with_place_onset(timings, slow, peers, policy)
+    placed = with_place_onset(timings, slow, peers)
     if is_stamped(source, timings.attempt):
         return with_unstamped_onset(source, timings, placed, peers) if peers and not slow.paused_ratio else placed
     if placed is not slow:
@@ -222,11 +219,11 @@ def _with_onset(
     return with_onset(source, timings, slow, _peers_of(timings, slow), policy)
 
 
-def _with_device(source: Source, timings: Timings, suspect: Suspect, policy: StragglerPolicy) -> Suspect:
+def _with_device(source: Source, timings: Timings, suspect: Suspect) -> Suspect:
     worst = suspect.worst
     peers = [rank for rank in _peers_of(timings, worst) if rank not in suspect.ranks]
     span = (worst.rank, worst.first_step, worst.last_step)
-    return with_device(suspect, load_device(source, timings.attempt, span, peers, policy.device), policy.device)
+    return with_device(suspect, load_device(source, timings.attempt, span, peers))
 
 
 def _peers_of(timings: Timings, straggler: Straggler) -> list[int]:
@@ -267,26 +264,26 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "episodes": sum(len(member.segments) for member in suspect.members),
         "ongoing": suspect.ongoing,
     }
-    place = worst.place(policy.place_ratio)
+    place = worst.place()
     place = "" if place == WHOLE_STEP else place
     is_least, side = DEVICE in timings.own, ""
     peers = _peers_of(timings, worst) if worst.has_peers else []
     if is_least:
         evidence["measured_by"] = "durations of calls over their members"
     if is_least and place in ("", DEVICE):
-        place = host_gap(source, timings.attempt, worst, peers, policy)
+        place = host_gap(source, timings.attempt, worst, peers)
         if place:
             evidence["place_measured_by"] = "gaps between the host's spans"
     if worst.by_cpu:
         evidence["measured_by"] = "CPU time"
     if worst.cause == "compute" and (is_least or is_stamped(source, timings.attempt)):
         by_gap = is_least and place in GAPS
-        side = "host" if by_gap else late_side(source, timings.attempt, worst, peers, policy)
+        side = "host" if by_gap else late_side(source, timings.attempt, worst, peers)
     if side:
         evidence["late_side"] = side
     if place:
         evidence["place"] = place
-    phase = named_phase(source, timings.attempt, worst, peers, policy) if not place or place in GAPS else ""
+    phase = named_phase(source, timings.attempt, worst, peers) if not place or place in GAPS else ""
     if phase:
         evidence["named_phase"] = phase
     if not worst.has_peers:

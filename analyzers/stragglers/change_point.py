@@ -11,8 +11,8 @@ slowdown of 2 or 5 % only among many ranks. That the distance *changed*, and sta
    is the test. It is the generalised likelihood ratio of a change of unknown size at an unknown time, of which CUSUM is
    the running form. The limit grows with the number of ranks and onsets tried.
 3. Noise is not white on a shared machine. Its size is measured over windows of several lengths, and the largest counts.
-4. No other rank may have changed by as much (`peer_factor`), no window of the same length elsewhere may have come near
-   (`precedent_factor`), and the rank's own time must have grown: with one peer only, that separates the rank that got
+4. No other rank may have changed by as much, no window of the same length elsewhere may have come near
+, and the rank's own time must have grown: with one peer only, that separates the rank that got
    slower from the one that got faster.
 
 Only slowdowns that last to the newest observation are searched.
@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.timings import Matrix
+from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma
 from analyzers.stragglers.persistence import Segment
 from analyzers.stragglers.policy import ChangePolicy
@@ -34,6 +35,8 @@ __all__ = ["find_changes"]
 
 _GROUP_SAMPLES = 9
 """Observations of a group from which its median is taken."""
+_WINDOWS = (1, 2, 4, 8)
+"""Blocks over which noise is measured."""
 MAX_OBSERVATIONS = 2_000
 """Of longer histories observations are averaged in groups: an onset is then known to the group."""
 
@@ -52,25 +55,26 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     group = max(1, -(-num_observations // MAX_OBSERVATIONS))
     offset = num_observations % group
     values = _grouped(excess, group)
-    if values.shape[1] < policy.min_before + policy.min_length or num_rows < 2:
+    if values.shape[1] < SHARED.history + SHARED.min_steps or num_rows < 2:
         return []
     sigma = max(difference_sigma(values), policy.min_noise_ratio / math.sqrt(group))
     middle = np.median(values, axis=1, keepdims=True)
-    clipped = middle + np.clip(values - middle, -policy.clip_sigmas * sigma, policy.clip_sigmas * sigma)
-    least = policy.min_sigmas_few if num_rows <= policy.few_peers else policy.min_sigmas
-    limit = max(least, 1.5 + math.sqrt(2 * math.log(values.size)))
-    scores, onsets = _scan(clipped, [(1, sigma)], policy)
+    clipped = middle + np.clip(values - middle, -SHARED.outlier_sigmas * sigma, SHARED.outlier_sigmas * sigma)
+    limit = 1.5 + math.sqrt(2 * math.log(values.size))
+    if num_rows < SHARED.many_peers:
+        limit = max(policy.min_sigmas_few, limit)
+    scores, onsets = _scan(clipped, [(1, sigma)])
     suspected = np.flatnonzero(scores >= limit)
     if not len(suspected):
         return []
-    per_window = _noise_by_window(_without_changes(clipped, suspected, onsets, policy), sigma, policy)
-    scores, onsets = _scan(clipped, per_window, policy)
+    per_window = _noise_by_window(_without_changes(clipped, suspected, onsets), sigma)
+    scores, onsets = _scan(clipped, per_window)
     found = []
-    crowding = _crowding(whole_ms[:, -policy.newest :])
+    crowding = _crowding(whole_ms)
     noisy = [(size, noise) for size, noise in per_window if noise >= policy.lasting_noise * sigma]
     for row in suspected[scores[suspected] >= limit]:
         segment = _judge(values, clipped, int(row), int(onsets[row]), per_window, policy)
-        if segment is None or not _grew(own_ms, segment, offset + segment.begin * group, policy):
+        if segment is None or not _grew(own_ms, segment, offset + segment.begin * group):
             continue
         begin = offset + segment.begin * group
         length = _num_required(segment.effect, crowding, noisy, policy)
@@ -87,10 +91,10 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
 
 def _num_required(effect: float, crowding: float, noisy: list[tuple[int, float]], policy: ChangePolicy) -> float:
     """Return the observations after the onset that noise asks for; noise that the change dwarfs asks for none."""
-    crowded = min(crowding / policy.calm_noise_ratio, policy.clear_ratio * crowding / effect)
-    disturbing = (size for size, noise in noisy if policy.clear_ratio * noise / math.sqrt(size) > effect)
-    lasting = next((size for size in disturbing if size >= policy.lasting_window), 0)
-    return max(policy.min_length * max(1.0, crowded), policy.lasting_factor * lasting)
+    crowded = min(crowding / policy.calm_noise_ratio, SHARED.burst_sigmas * crowding / effect)
+    disturbing = (size for size, noise in noisy if SHARED.burst_sigmas * noise / math.sqrt(size) > effect)
+    lasting = next((size for size in disturbing if size >= SHARED.min_steps), 0)
+    return max(SHARED.min_steps * max(1.0, crowded), policy.lasting_factor * lasting)
 
 
 def _crowding(whole_ms: Matrix) -> float:
@@ -109,23 +113,23 @@ def _grouped(excess: Matrix, group: int) -> Floats:
     return np.median(newest[:, :, ::every], axis=2).astype(np.float64)
 
 
-def _without_changes(values: Floats, rows: Indices, onsets: Indices, policy: ChangePolicy) -> Floats:
+def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
     """Remove the changes that are judged: they are not their own noise."""
     flat = values.copy()
     for row in rows:
         onset = int(onsets[row])
-        mirrored = [row] if len(values) > policy.few_peers else list(range(len(values)))
+        mirrored = [row] if len(values) >= SHARED.many_peers else list(range(len(values)))
         flat[mirrored, onset:] -= flat[mirrored, onset:].mean(axis=1, keepdims=True)
         flat[mirrored, :onset] -= flat[mirrored, :onset].mean(axis=1, keepdims=True)
     return flat
 
 
-def _noise_by_window(values: Floats, sigma: float, policy: ChangePolicy) -> list[tuple[int, float]]:
+def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
     """(length, standard deviation x sqrt(length)) of window means: constant for white noise, growing for what lasts."""
     found = [(1, sigma)]
-    for length in policy.noise_windows:
+    for length in (SHARED.block_steps * blocks for blocks in _WINDOWS):
         count = values.shape[1] // length
-        if count < 3 or len(values) * (count - 1) < policy.min_window_differences:
+        if count < 3 or len(values) * (count - 1) < SHARED.history:
             break
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
@@ -141,10 +145,10 @@ def _scaled(per_window: list[tuple[int, float]], length: int) -> float:
     return max(noise for size, noise in per_window if size <= max(length, 1))
 
 
-def _scan(values: Floats, per_window: list[tuple[int, float]], policy: ChangePolicy) -> tuple[Floats, Indices]:
+def _scan(values: Floats, per_window: list[tuple[int, float]]) -> tuple[Floats, Indices]:
     """Find the largest test statistic of each row over all onsets, and its onset."""
     total = values.shape[1]
-    onsets = np.arange(policy.min_before, total - policy.min_length + 1)
+    onsets = np.arange(SHARED.history, total - SHARED.min_steps + 1)
     sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
     after = (sums[:, -1:] - sums[:, onsets]) / (total - onsets)
     before = sums[:, onsets] / onsets
@@ -168,25 +172,26 @@ def _judge(
     effect = float(change[row])
     level = float(before[row]) + effect / 2
     length = values.shape[1] - onset
-    block = policy.agreement_block if length >= policy.agreement_block else 1
+    block = SHARED.block_steps
     blocks = values[row, onset + length % block :].reshape(-1, block)
     agreement = float(np.mean(np.median(blocks, axis=1) > level))
     others = np.delete(change, row)
     # Upwards only: among few peers the excess of the others falls as that of one grows.
     spread = max(0.0, float(np.max(others)))
-    beyond = policy.peer_factor_many if len(values) >= policy.many_peers else policy.peer_factor
-    if effect < policy.min_effect_ratio or agreement < policy.agreement_ratio or effect < beyond * spread:
+    beyond = SHARED.beyond_factor if len(values) >= SHARED.many_peers else SHARED.beyond_few_factor
+    if effect < policy.min_effect_ratio or agreement < SHARED.agreement_ratio or effect < beyond * spread:
         return None
-    if effect < policy.precedent_factor * _precedent(clipped, row, onset, length, policy):
+    if effect < _precedent(clipped, row, onset, length):
         return None
     noise = _uncertainty(per_window, onset, values.shape[1])
     return Segment(row=row, begin=onset, end=values.shape[1], effect=effect, agreement=agreement, noise=noise,
-                   peer_spread=spread, ongoing=True, num_required=policy.min_length)  # fmt: skip
+                   peer_spread=spread, ongoing=True, num_required=SHARED.min_steps)  # fmt: skip
 
 
-def _precedent(values: Floats, row: int, onset: int, length: int, policy: ChangePolicy) -> float:
-    """Find the largest deviation of a window from its rank's own mean, before the onset (of the others also after)."""
-    length = min(length, max(policy.min_length, onset // 3), 100)
+def _precedent(values: Floats, row: int, onset: int, length: int) -> float:
+    """Return the effect beyond the largest deviation of a window from its rank's own mean, before the onset (of the
+    others also after)."""
+    length = min(length, max(SHARED.min_steps, onset // 3), 100)
     largest, number = 0.0, 0
     for first, last, without in ((0, onset, -1), (onset, values.shape[1], row)):
         part = values[:, first:last] - values[:, :onset].mean(axis=1, keepdims=True)
@@ -198,11 +203,11 @@ def _precedent(values: Floats, row: int, onset: int, length: int, policy: Change
                 max(largest, float(np.abs(means).max() if without < 0 else means.max())),
                 number + means.size,
             )
-    return largest if number >= policy.min_precedents else largest * policy.few_precedents_factor
+    return largest * (SHARED.beyond_factor if number >= SHARED.history else SHARED.beyond_few_factor)
 
 
-def _grew(own_ms: Matrix, segment: Segment, begin: int, policy: ChangePolicy) -> bool:
+def _grew(own_ms: Matrix, segment: Segment, begin: int) -> bool:
     """Decide whether the rank's own time became longer, and not that of its peers shorter."""
     own = own_ms[segment.row]
     before, after = float(np.median(own[:begin])), float(np.median(own[begin:]))
-    return after - before >= policy.own_growth_ratio * segment.effect * before
+    return after - before >= SHARED.explained_ratio * segment.effect * before

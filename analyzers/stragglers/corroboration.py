@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from analyzers.policy import SHARED
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.policy import CorroborationPolicy
 
@@ -75,9 +76,10 @@ class Counters:
     """True if the rank computes on the host's CPU, so that its CPU time is its work."""
     num_steps: int = 0
 
-    def is_crowded(self, policy: CorroborationPolicy) -> bool:
+    @property
+    def is_crowded(self) -> bool:
         """Return True if these ranks wait for cores at other times as well: their machine has too few."""
-        return (self.usual_core_wait_ratio or 0.0) >= policy.crowded_ratio
+        return (self.usual_core_wait_ratio or 0.0) >= SHARED.explained_ratio
 
     def has_own_core(self, policy: CorroborationPolicy) -> bool:
         """Return True if it waits for a core for much longer than its peers, and than all do at other times.
@@ -87,19 +89,19 @@ class Counters:
         """
         if self.run_delay_ms is None or self.own_run_delay_ms is None:
             return True
-        if self.is_crowded(policy) and self.slow_s is not None and self.slow_s < policy.crowded_s:
+        if self.is_crowded and self.slow_s is not None and self.slow_s < policy.crowded_s:
             return False
         others_ms = max(self.own_run_delay_ms - self.run_delay_ms, self.usual_run_delay_ms or 0.0)
-        return self.own_run_delay_ms - others_ms >= policy.own_core_ratio * self.own_run_delay_ms
+        return self.own_run_delay_ms - others_ms >= SHARED.minor_ratio * self.own_run_delay_ms
 
     def is_share_of_waits(self, excess_ms: float, policy: CorroborationPolicy) -> bool:
         """Return True if an excess of computing is small against what the rank waits for a core on a crowded machine,
         and its CPU time hardly above its peers'. Healthy ranks differ by as much there, whatever part of the excess the
         medians of their waits show."""
         own_ms = self.own_run_delay_ms
-        if not self.on_cpu or own_ms is None or not self.is_crowded(policy):
+        if not self.on_cpu or own_ms is None or not self.is_crowded:
             return False
-        return excess_ms < policy.own_core_ratio * own_ms and (self.cpu_ratio or 0.0) < policy.crowded_cpu_ratio
+        return excess_ms < SHARED.minor_ratio * own_ms and (self.cpu_ratio or 0.0) < policy.crowded_cpu_ratio
 
     def evidence(self) -> dict[str, Any]:
         """Known values for a finding's evidence."""
@@ -130,22 +132,22 @@ def attribute(
     """Attribute an excess that the wall clock puts in `cause` (compute or data): `excess_ms` per step, `factor` times
     what the peers take. Pure."""
     policy = policy or CorroborationPolicy()
-    enough = policy.explained_ratio * max(excess_ms, 1e-9)
+    enough = SHARED.explained_ratio * max(excess_ms, 1e-9)
     is_waiting = counters.run_delay_ms is not None and counters.run_delay_ms >= enough
     if counters.gc_ms is not None and counters.gc_ms >= enough:
         return Attribution(cause="host", reason="gc", confirmed=True)
-    computes_more = (counters.cpu_ratio or 0.0) >= policy.same_factor_ratio * max(factor - 1, 1e-9)
-    if cause != "data" and counters.on_cpu and computes_more and not _has_more_tokens(counters, factor, policy):
+    computes_more = (counters.cpu_ratio or 0.0) >= SHARED.explained_ratio * max(factor - 1, 1e-9)
+    if cause != "data" and counters.on_cpu and computes_more and not _has_more_tokens(counters, factor):
         return Attribution(cause=cause, confirmed=True)
     waits_of_work_ms = _waits_of_more_work_ms(counters) if cause != "data" else 0.0
     if counters.run_delay_ms is not None and counters.run_delay_ms - waits_of_work_ms >= enough:
         return Attribution(cause="host", reason="core", confirmed=True, is_waiting=True)
-    if _has_more_tokens(counters, factor, policy):
+    if _has_more_tokens(counters, factor):
         return Attribution(cause="sequence_length", confirmed=True)
     if cause != "compute" or not counters.on_cpu or counters.cpu_ms is None:
         return Attribution(cause=cause)
     is_waiting = is_waiting and (counters.cpu_ratio or 0.0) < policy.more_work_ratio
-    if counters.cpu_ms + waits_of_work_ms >= policy.worked_ratio * excess_ms:
+    if counters.cpu_ms + waits_of_work_ms >= SHARED.explained_ratio * excess_ms:
         return Attribution(cause=cause, confirmed=True, is_waiting=is_waiting)
     if counters.major_faults is not None and counters.major_faults >= policy.paging_faults:
         return Attribution(cause="host", reason="paging", confirmed=True)
@@ -165,8 +167,8 @@ def _waits_of_more_work_ms(counters: Counters) -> float:
     return max(0.0, min(counters.run_delay_ms, own * ratio / (1 + ratio)))
 
 
-def _has_more_tokens(counters: Counters, factor: float, policy: CorroborationPolicy) -> bool:
-    return factor > 1 and (counters.tokens_ratio or 0.0) >= policy.explained_ratio * (factor - 1)
+def _has_more_tokens(counters: Counters, factor: float) -> bool:
+    return factor > 1 and (counters.tokens_ratio or 0.0) >= SHARED.explained_ratio * (factor - 1)
 
 
 def some_peers(peers: Sequence[int], rank: int) -> list[int]:
@@ -183,7 +185,6 @@ def load_counters(
     *,
     judged: tuple[int, int] | None = None,
     means: bool = False,
-    policy: CorroborationPolicy | None = None,
 ) -> Counters:
     """Read the newest steps of `slow`: (rank, its slow stretches), and of its peers; empty if not recorded.
 
@@ -230,7 +231,7 @@ def load_counters(
     if judged is None:
         return counters
     slow_s, usual_ns, wait_ratio, num_usual = _usual_waits(source, attempt, slow, ranks, judged, means)
-    if num_usual < (policy or CorroborationPolicy()).min_usual_steps:
+    if num_usual < SHARED.min_steps:
         waits, worked = (float(np.nansum(floats(table[name])[~own])) for name in ("run_delay_ns", "cpu_ns"))
         usual_ns, wait_ratio = None, waits / worked if worked else None
     return replace(counters, usual_run_delay_ms=_ms(usual_ns), usual_core_wait_ratio=wait_ratio, slow_s=slow_s)

@@ -18,6 +18,7 @@ import numpy as np
 from analyzers.account.timings import Timings
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Severity
+from analyzers.policy import SHARED
 from analyzers.source import Source
 from analyzers.stragglers.peer_comparison import Straggler
 from analyzers.stragglers.policy import StragglerPolicy
@@ -53,7 +54,7 @@ class Cost:
             return "warning"
         if self.speedup >= policy.critical_slowdown_ratio:
             return "critical"
-        return "info" if self.speedup < policy.min_warning_slowdown_ratio else "warning"
+        return "info" if self.speedup < 1 + SHARED.min_gain_ratio else "warning"
 
     def evidence(self) -> dict[str, Any]:
         """Values for a finding's evidence."""

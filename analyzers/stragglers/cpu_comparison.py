@@ -21,6 +21,7 @@ import numpy as np
 
 from analyzers.account.device_timings import DEVICE
 from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.policy import SHARED
 from analyzers.source import Ints, Source, floats, ints
 from analyzers.stragglers.peer_comparison import Straggler, complete, measured, outlasts_bursts
 from analyzers.stragglers.persistence import find_segments
@@ -35,20 +36,19 @@ MOST_MISSING = 0.1
 def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
     """Ranks that persistently work more than their peers by CPU time, on a crowded machine; else none."""
     limits = policy.corroboration
-    if DEVICE in timings.own or not _is_crowded(source, timings, limits.crowded_ratio):
+    if DEVICE in timings.own or not _is_crowded(source, timings):
         return []
     found: list[Straggler] = []
     clear = replace(
         policy.persistence,
         min_effect_ratio=limits.crowded_cpu_ratio,
-        pair_effect_ratio=max(limits.crowded_cpu_ratio, policy.persistence.pair_effect_ratio),
-        min_length=policy.persistence.min_length_ended,
+        lone_effect_ratio=max(limits.crowded_cpu_ratio, policy.persistence.lone_effect_ratio),
     )
     for peers in timings.peers:
         if len(peers) < 2 or (cpu_ms := cpu_times(source, timings, peers)) is None:
             continue
         of_others: Matrix = np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
-        for segment in find_segments(cpu_ms / of_others - 1, clear):
+        for segment in find_segments(cpu_ms / of_others - 1, clear, min_length=clear.min_length_ended):
             excess_ms = cpu_ms - of_others
             slow = measured(timings, (peers, segment.row), "compute", [segment], excess_ms)
             if slow.peers_wait_more_ms > 0 and outlasts_bursts(timings, segment, policy):
@@ -81,7 +81,7 @@ def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
     return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
 
 
-def _is_crowded(source: Source, timings: Timings, ratio: float) -> bool:
+def _is_crowded(source: Source, timings: Timings) -> bool:
     if not source.has("ranks"):
         return False
     ((num_others,),) = source.rows(
@@ -91,7 +91,7 @@ def _is_crowded(source: Source, timings: Timings, ratio: float) -> bool:
         "SELECT sum(run_delay_ns), sum(cpu_ns) FROM steps WHERE attempt = ? AND step >= ?",
         [timings.attempt, int(timings.steps[0])],
     )
-    return not num_others and bool(worked) and float(waited or 0) >= ratio * float(worked)
+    return not num_others and bool(worked) and float(waited or 0) >= SHARED.explained_ratio * float(worked)
 
 
 def _listed(ranks: Sequence[int] | Ints) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from analyzers.health.analyze import THROTTLE_BITS
+from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
-from analyzers.stragglers.policy import DevicePolicy
 
 __all__ = ["DeviceComparison", "load_device"]
 
@@ -35,12 +35,11 @@ class DeviceComparison:
     throttle_words: str = ""
     load_per_cpu: float | None = None
 
-    def explains(self, factor: float, policy: DevicePolicy | None = None) -> str:
+    def explains(self, factor: float) -> str:
         """Sentence on why the rank takes `factor` times as long, if the clock is the reason; else an empty text."""
-        policy = policy or DevicePolicy()
         if not self.clock_hertz or not self.peers_clock_hertz or factor <= 1:
             return ""
-        if self.peers_clock_hertz / self.clock_hertz - 1 < policy.explained_ratio * (factor - 1):
+        if self.peers_clock_hertz / self.clock_hertz - 1 < SHARED.explained_ratio * (factor - 1):
             return ""
         own, peers = self.clock_hertz / 1e9, self.peers_clock_hertz / 1e9
         details = [self.throttle_words] if self.throttle_words else []
@@ -63,11 +62,11 @@ class DeviceComparison:
 
 
 def load_device(
-    source: Source, attempt: int, slow: tuple[int, int, int], peers: Sequence[int], policy: DevicePolicy | None = None
+    source: Source, attempt: int, slow: tuple[int, int, int], peers: Sequence[int]
 ) -> DeviceComparison | None:
     """Read them for `slow`: (rank, first step, last step). None where no reading lies in those steps."""
     rank, first_step, last_step = slow
-    loaded = (policy or DevicePolicy()).loaded_ratio
+    loaded = SHARED.loaded_ratio
     if missing_tables(source, "health", "ranks"):
         return None
     ((begin, end),) = source.rows(

@@ -1,6 +1,6 @@
 """Side of a slow rank on a GPU: was its device late for its calls, or its host?
 
-    late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2], policy)     # "device", "host", or "" if not told
+    late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2])     # "device", "host", or "" if not told
 
 Where steps were stamped, the part of the rank's excess in which its device waited for its host says so. Else a call
 that the host had handed over before the device's work in front of it began was delayed by the device. One that started
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from analyzers.account.device_timings import is_stamped
 from analyzers.account.time_classes import GAPS, OWN_PHASES, late
+from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
 from analyzers.stragglers.newest_steps import in_newest_steps
 from analyzers.stragglers.peer_comparison import Straggler
-from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["late_side"]
 
@@ -25,10 +25,10 @@ MAX_STEPS = 200
 """Newest slow steps that are read."""
 
 
-def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy) -> str:
+def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     """Return the side that most of the slow steps show."""
     if is_stamped(source, attempt):
-        return _stamped_side(source, attempt, slow, peers, policy)
+        return _stamped_side(source, attempt, slow, peers)
     if missing_tables(source, "nccl_calls"):
         return ""
     first = max(slow.first_step, slow.last_step - MAX_STEPS)
@@ -48,22 +48,22 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
         SELECT count(*), count(*) FILTER (handed_over_ns <= 0), count(*) FILTER (handed_over_ns >= ? * took_ns)
         FROM latest
         """,
-        [attempt, slow.rank, attempt, slow.rank, first, slow.last_step, policy.host_late_ratio],
+        [attempt, slow.rank, attempt, slow.rank, first, slow.last_step, 1 - SHARED.equal_ratio],
     )
-    least = policy.place_ratio * num_steps
+    least = SHARED.agreement_ratio * num_steps
     if num_steps and by_device >= least:
         return "device"
     return "host" if num_steps and by_host >= least else ""
 
 
-def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy) -> str:
+def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     found = in_newest_steps(source, attempt, slow, peers, _median_late_ms)
     if not all(found):
         return ""
     more_ms = found[0]["late"] - found[1]["late"]
-    if more_ms >= policy.place_ratio * slow.excess_ms:
+    if more_ms >= SHARED.agreement_ratio * slow.excess_ms:
         return "host"
-    return "device" if more_ms <= (1 - policy.place_ratio) * slow.excess_ms else ""
+    return "device" if more_ms <= (1 - SHARED.agreement_ratio) * slow.excess_ms else ""
 
 
 def _median_late_ms(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.communication.policy import SlowLinkPolicy
 from analyzers.communication.transfers import group_transfers, pair_transfers
 from analyzers.figures import focus, rank_step, stacked, straggler
 from analyzers.figures.moment import moment
@@ -15,13 +14,14 @@ from analyzers.figures.theme import CATEGORY
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.health.figures import clock_of_rank
+from analyzers.policy import SHARED
 from analyzers.source import Floats, Ints, Source
 from analyzers.stragglers.throughput import step_times
 
 __all__ = ["FIGURES", "link", "shared_time", "work"]
 
 MAX_STEPS = 2_000
-WINDOW_STEPS = SlowLinkPolicy().window_steps
+WINDOW_STEPS = SHARED.block_steps
 """Steps whose median transfer is one point."""
 
 

@@ -1,6 +1,6 @@
 """The gap between phases in which the host of a rank on a GPU is longer than the hosts of its peers.
 
-    host_gap(source, attempt=0, slow=straggler, peers=[0, 1, 2], policy=policy)      # "after_optimizer", or ""
+    host_gap(source, attempt=0, slow=straggler, peers=[0, 1, 2])      # "after_optimizer", or ""
 
 Calls tell that such a rank is slow, and not where. The host's gaps are known by its spans, and a host that sleeps or
 computes between two phases makes its device late. But a loop that reads a value back waits there for its device, and
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from analyzers.policy import SHARED
 from analyzers.source import Source
 from analyzers.stragglers.newest_steps import in_newest_steps
 from analyzers.stragglers.peer_comparison import Straggler
-from analyzers.stragglers.policy import StragglerPolicy
 from probes.step_clock import GAPS, PHASE_COLUMNS
 from probes.tape.schema import TABLES
 
@@ -25,15 +25,15 @@ _GAP_BEFORE = {kind: _NAMES[columns.gap] for kind, columns in PHASE_COLUMNS.item
 _TRANSFERS = ("send", "recv")
 
 
-def host_gap(source: Source, attempt: int, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy) -> str:
+def host_gap(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     """Return the gap that holds a slow rank's excess on its host; empty if none does, or a device may cause it."""
     own, usual = in_newest_steps(source, attempt, slow, peers, _median_gaps_ms)
     excess = {gap: own[gap] - usual[gap] for gap in own if gap in usual}
     if not excess:
         return ""
     place = max(excess, key=lambda gap: excess[gap])
-    is_enough = excess[place] >= policy.place_ratio * slow.excess_ms
-    return place if is_enough and usual[place] <= policy.host_gap_of_peers_ratio * excess[place] else ""
+    is_enough = excess[place] >= SHARED.agreement_ratio * slow.excess_ms
+    return place if is_enough and usual[place] <= (1 - SHARED.agreement_ratio) * excess[place] else ""
 
 
 def _median_gaps_ms(

@@ -1,6 +1,6 @@
 """The phase under a name of the loop's own in which a slow rank spends what its peers do not.
 
-    named_phase(source, attempt=0, slow=straggler, peers=[0, 1, 2], policy=policy)      # "reward", or ""
+    named_phase(source, attempt=0, slow=straggler, peers=[0, 1, 2])      # "reward", or ""
 
 The step's columns know forward, backward and optimizer; sampling completions or scoring them lies in a gap between
 them. Spans tell which of them it is. Of two, one inside the other, the shorter says more.
@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analyzers.account.named_phases import KNOWN_KINDS, phase_name
+from analyzers.policy import SHARED
 from analyzers.source import Source
 from analyzers.stragglers.newest_steps import in_newest_steps
 from analyzers.stragglers.peer_comparison import Straggler
-from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["named_phase"]
 
 
-def named_phase(source: Source, attempt: int, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy) -> str:
+def named_phase(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     """Return the phase that holds a slow rank's excess over the mean of its peers; empty if none does."""
     own, usual = in_newest_steps(source, attempt, slow, peers, _mean_ms)
-    least_ms = policy.place_ratio * slow.excess_ms
+    least_ms = SHARED.agreement_ratio * slow.excess_ms
     holding = [name for name in own if own[name] - usual.get(name, 0.0) >= least_ms]
     return phase_name(min(holding, key=lambda name: own[name], default=""))
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.corroboration import some_peers
@@ -36,7 +37,7 @@ def with_onset(
     source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy
 ) -> Straggler:
     """The rank with its first segment's begin where its CPU time rose; unchanged where that is not clear."""
-    segment, reach = slow.segments[0], policy.onset_reach
+    segment, reach = slow.segments[0], SHARED.min_steps
     first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + 2 * reach)
     steps = timings.steps[first:last]
     if segment.begin - first < reach + _LEAST or last - segment.begin < 2 * _LEAST or (np.diff(steps) <= 0).any():
@@ -49,7 +50,7 @@ def with_onset(
     noise, noise_after = (
         max(difference_sigma(part), policy.change.min_noise_ratio) for part in (excess[:low], excess[high:])
     )
-    if after - before < policy.onset_sigmas * noise:
+    if after - before < SHARED.sure_sigmas * noise:
         return slow
     level = before + (after - before) * noise / (noise + noise_after)
     votes = np.clip(excess, before, after) - level

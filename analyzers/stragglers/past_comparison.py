@@ -12,9 +12,9 @@ stage), but one that became slow can:
 2. `change_point` finds ranks whose time over that of the others, in the same observations, grew and stayed so. What all
    have in common (longer sequences, a host that others use) cancels out.
 3. What does not cancel out, because it affects stages differently, makes the others grow, too: the rank's own time must
-   have grown by `past_others_factor` times as much as that of any other.
+   have grown by twice as much as that of any other.
 4. Who waits long for a slow stage is slower itself afterwards, by what its caches lost. A rank whose time grew by far
-   less than all work of another (`second_cause_ratio`) is not named.
+   less than all work of another is not named.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import replace
 import numpy as np
 
 from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.policy import SHARED
 from analyzers.stragglers.change_point import find_changes
 from analyzers.stragglers.peer_comparison import (
     Cause,
@@ -54,8 +55,8 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     own: dict[Cause, Matrix] = {"compute": complete(timings.compute), "data": complete(timings.own["data"])}
     single = {"compute": timings.without_peers(timings.peers), "data": timings.without_peers(timings.data_peers)}
     whole = own["compute"] + own["data"]
-    usual = _usual(whole, policy.change.min_before)
-    change = replace(policy.change, min_effect_ratio=policy.past_effect_ratio)
+    usual = _usual(whole)
+    change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
     for place in timings.places("compute"):  # noise of other places is not in it
@@ -70,9 +71,9 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
             if is_lasting and _is_its_own(values, whole, segment, policy):
                 straggler = replace(_measure(timings, segment, cause, values, whole), found_in=place)
                 is_known = any(one.rank == straggler.rank and one.cause == cause for one in found)
-                if not is_known and is_significant(straggler, policy):
+                if not is_known and is_significant(straggler):
                     found.append(straggler)
-    return sorted(without_side_effects(found, policy), key=lambda straggler: -straggler.excess_ms)
+    return sorted(without_side_effects(found), key=lambda straggler: -straggler.excess_ms)
 
 
 def _grown(values: Matrix, begin: int) -> Matrix:
@@ -81,8 +82,9 @@ def _grown(values: Matrix, begin: int) -> Matrix:
     return (after - before).astype(np.float32)
 
 
-def _usual(whole: Matrix, length: int) -> Matrix:
-    """Median of each row's fastest block of `length` observations; the first block begins with the first one."""
+def _usual(whole: Matrix) -> Matrix:
+    """Median of each row's fastest block of as many observations as a history has; the first begins with the first."""
+    length = SHARED.history
     count = max(1, whole.shape[1] // length)
     blocks = whole[:, : count * length].reshape(len(whole), count, -1)
     usual: Matrix = np.maximum(np.median(blocks, axis=2).min(axis=1, keepdims=True), _LEAST_MS).astype(np.float32)
@@ -100,7 +102,11 @@ def _is_its_own(values: Matrix, whole: Matrix, segment: Segment, policy: Straggl
     before = np.maximum(np.median(whole[:, : segment.begin], axis=1), _LEAST_MS)
     grown, of_all = _grown(values, segment.begin) / before, _grown(whole, segment.begin) / before
     others, others_of_all = (float(np.max(np.delete(growth, segment.row))) for growth in (grown, of_all))
-    least = (policy.past_effect_ratio, policy.past_others_factor * others, policy.second_cause_ratio * others_of_all)
+    least = (
+        policy.persistence.lone_effect_ratio,
+        SHARED.beyond_few_factor * others,
+        SHARED.minor_ratio * others_of_all,
+    )
     return bool(grown[segment.row] >= max(least))
 
 

@@ -19,6 +19,7 @@ import math
 import numpy as np
 
 from analyzers.account.timings import Matrix
+from analyzers.policy import SHARED
 from analyzers.stragglers.persistence import Segment
 from analyzers.stragglers.policy import PausePolicy
 
@@ -32,12 +33,12 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segme
     """Find ranks that pause, the worst first. `excess[rank, observation]` is a ratio; the effect is a mean."""
     policy = policy or PausePolicy()
     num_rows, num_observations = excess.shape
-    if num_rows < 2 or num_observations < policy.min_pauses:
+    if num_rows < 2 or num_observations < SHARED.min_steps:
         return []
     noise = _QUARTILE_TO_SIGMA * float(np.quantile(np.abs(np.diff(excess, axis=1)), 0.25)) / math.sqrt(2)
-    is_pause = excess >= max(policy.min_excess_ratio, policy.min_sigmas * noise)
+    is_pause = excess >= max(policy.min_excess_ratio, SHARED.certain_sigmas * noise)
     found = []
-    for row in np.flatnonzero(is_pause.sum(axis=1) >= policy.min_pauses):
+    for row in np.flatnonzero(is_pause.sum(axis=1) >= SHARED.min_steps):
         places = np.flatnonzero(is_pause[row])
         begin, end = int(places[0]), int(places[-1]) + 1
         share = len(places) / (end - begin)
@@ -45,11 +46,11 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segme
         longest_gap = int(np.diff(places).max())
         if (
             share < policy.min_share_ratio
-            or longest_gap > policy.max_gap_ratio * (end - begin)
+            or longest_gap > SHARED.minor_ratio * (end - begin)
             or policy.peer_factor * others > len(places)
         ):
             continue
-        ongoing = num_observations - end <= policy.newest_gaps / share
+        ongoing = num_observations - end <= SHARED.minor_ratio * (end - begin)
         if not ongoing and end - begin < policy.min_length_ended:
             continue
         end = num_observations if ongoing else end

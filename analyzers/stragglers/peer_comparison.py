@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.timings import WHOLE_STEP, Matrix, Timings, others_median
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.source import Ints
 from analyzers.stragglers.change_point import find_changes
@@ -83,14 +84,14 @@ class Straggler:
     by_cpu: bool = False
     """Whether CPU time was compared, and excess and factor are of it."""
 
-    def place(self, min_ratio: float) -> str:
-        """Phase or gap that holds so much of the excess; empty if none does (a rank that is slow everywhere)."""
+    def place(self) -> str:
+        """Phase or gap that holds nearly all of the excess; empty if none does (a rank that is slow everywhere)."""
         if self.found_in or self.by_cpu:  # the wall clock, which knows the places, shows no excess
             return self.found_in
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
         # Not of `excess_ms`: medians of parts do not add up to the median of the whole.
-        least = min_ratio * sum(max(0.0, v) for v in of_cause.values())
+        least = SHARED.agreement_ratio * sum(max(0.0, v) for v in of_cause.values())
         if of_cause[place] >= least:
             return place
         # Time before the first forward pass of an attached loop belongs to the end of the step before it.
@@ -103,7 +104,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
     policy = policy or StragglerPolicy()
     found: list[Straggler] = []
     for peers in timings.peers:
-        if len(peers) < 2 or len(timings.steps) < policy.persistence.min_length:
+        if len(peers) < 2 or len(timings.steps) < SHARED.min_steps:
             continue
         compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
         together = compute + data
@@ -122,31 +123,31 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
             if row not in ranks:
                 ranks[row] = [straggler]
             else:
-                ranks[row] = [_placed(known, straggler, policy) for known in ranks[row]]
+                ranks[row] = [_placed(known, straggler) for known in ranks[row]]
         all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
         excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
         for segment in find_pauses(excess_ms / whole, policy.pauses):
             if not outlasts_bursts(timings, segment, policy) or _is_explained(
-                segment, excess_ms[segment.row], ranks.get(segment.row, []), policy
+                segment, excess_ms[segment.row], ranks.get(segment.row, [])
             ):
                 continue
             # A pause hits the rank in any phase: one finding, of the phase that it mostly hit.
             at = slice(segment.begin, segment.end)
             lost_in_data, lost = data_excess[segment.row, at].mean(), excess_ms[segment.row, at].mean()
-            cause = "data" if lost_in_data > policy.pause_share_ratio * lost else "compute"
+            cause = "data" if lost_in_data > SHARED.agreement_ratio * lost else "compute"
             straggler = measured(timings, (peers, segment.row), cause, [segment], excess_ms, segment.agreement)
-            if is_significant(straggler, policy):
+            if is_significant(straggler):
                 ranks[segment.row] = [straggler]
         found += [straggler for stragglers in ranks.values() for straggler in stragglers]
-    return sorted(without_side_effects(found, policy), key=lambda straggler: -straggler.excess_ms)
+    return sorted(without_side_effects(found), key=lambda straggler: -straggler.excess_ms)
 
 
-def without_side_effects(stragglers: Sequence[Straggler], policy: StragglerPolicy) -> list[Straggler]:
+def without_side_effects(stragglers: Sequence[Straggler]) -> list[Straggler]:
     """Drop the causes of a rank that are small against its largest one."""
     largest: dict[int, float] = {}
     for straggler in stragglers:
         largest[straggler.rank] = max(straggler.excess_ms, largest.get(straggler.rank, 0.0))
-    return [s for s in stragglers if s.excess_ms >= policy.second_cause_ratio * largest[s.rank]]
+    return [s for s in stragglers if s.excess_ms >= SHARED.minor_ratio * largest[s.rank]]
 
 
 def _steady(
@@ -164,7 +165,7 @@ def _steady(
             by_row.setdefault(segment.row, [segment])
     for row, segments in by_row.items():
         straggler = measured(timings, (ranks, row), cause, segments, excess_ms)
-        if is_significant(straggler, policy):
+        if is_significant(straggler):
             yield row, straggler
 
 
@@ -177,7 +178,7 @@ def _in_one_place(
     """
     whole, together = own
     total_excess_ms = together - others_median(together)
-    clear = replace(policy.change, min_effect_ratio=policy.place_effect_ratio)
+    clear = replace(policy.change, min_effect_ratio=policy.persistence.min_effect_ratio)
     best: dict[int, tuple[float, Straggler]] = {}
     for place in timings.places("compute"):
         values = complete(timings.own[place][peers])
@@ -190,30 +191,30 @@ def _in_one_place(
         for segment in found:
             row, at = segment.row, slice(segment.begin, segment.end)
             if (
-                _has_moved(excess_ms[row, at], total_excess_ms[row, at], policy)
+                _has_moved(excess_ms[row, at], total_excess_ms[row, at])
                 or not outlasts_bursts(timings, segment, policy)
                 or segment.effect <= best.get(row, (0.0,))[0]
             ):
                 continue
             straggler = replace(measured(timings, (peers, row), "compute", [segment], excess_ms), found_in=place)
-            if is_significant(straggler, policy):
+            if is_significant(straggler):
                 best[row] = (segment.effect, straggler)
     yield from ((row, straggler) for row, (_, straggler) in best.items())
 
 
-def _has_moved(in_place_ms: Vector, in_all_ms: Vector, policy: StragglerPolicy) -> bool:
+def _has_moved(in_place_ms: Vector, in_all_ms: Vector) -> bool:
     """Decide whether the rank's other work is shorter for sure by a good part of what this place takes longer."""
     others_ms = in_all_ms - in_place_ms
     error_ms = sigma(others_ms) / math.sqrt(max(len(others_ms), 1))
-    most_ms = float(np.median(others_ms)) + policy.moved_sigmas * error_ms
-    return most_ms < -policy.place_total_ratio * float(np.median(in_place_ms))
+    most_ms = float(np.median(others_ms)) + SHARED.interval_sigmas * error_ms
+    return most_ms < -SHARED.explained_ratio * float(np.median(in_place_ms))
 
 
-def _placed(known: Straggler, in_place: Straggler, policy: StragglerPolicy) -> Straggler:
+def _placed(known: Straggler, in_place: Straggler) -> Straggler:
     """Name the place of a slow rank whose other phases are too noisy to tell, if it holds most of the excess."""
-    if known.cause == "data" or known.place(policy.place_ratio):
+    if known.cause == "data" or known.place():
         return known
-    holds_most = in_place.excess_ms >= policy.place_ratio * known.excess_ms
+    holds_most = in_place.excess_ms >= SHARED.agreement_ratio * known.excess_ms
     return replace(known, found_in=in_place.found_in) if holds_most else known
 
 
@@ -230,13 +231,13 @@ def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
     return with_rest
 
 
-def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler], policy: StragglerPolicy) -> bool:
+def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -> bool:
     """Decide whether most of what a rank loses by pauses lies where it is slow in most steps anyway."""
     slow = np.zeros(len(excess_ms), dtype=bool)
     for segment in (segment for straggler in steady for segment in straggler.segments):
         slow[segment.begin : segment.end] = True
     lost = excess_ms[pauses.begin : pauses.end]
-    return bool(lost[slow[pauses.begin : pauses.end]].sum() >= policy.pause_share_ratio * lost.sum())
+    return bool(lost[slow[pauses.begin : pauses.end]].sum() >= SHARED.agreement_ratio * lost.sum())
 
 
 def outlasts_bursts(timings: Timings, segment: Segment, policy: StragglerPolicy) -> bool:
@@ -246,10 +247,10 @@ def outlasts_bursts(timings: Timings, segment: Segment, policy: StragglerPolicy)
     return num_steps_of(timings.steps, segment) * step_s >= segment.num_required * policy.burst_step_s
 
 
-def is_significant(straggler: Straggler, policy: StragglerPolicy) -> bool:
+def is_significant(straggler: Straggler) -> bool:
     """Decide whether it costs enough of a step."""
     share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
-    return straggler.excess_ms >= policy.min_excess_ms and share >= policy.min_step_share_ratio
+    return straggler.excess_ms >= SHARED.min_excess_ms and share >= SHARED.min_share_ratio
 
 
 def places_of(timings: Timings, cause: Cause) -> tuple[str, ...]:

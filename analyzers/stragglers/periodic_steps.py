@@ -13,6 +13,7 @@ import numpy as np
 
 from analyzers.account.time_classes import TRAINING
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source, floats, ints, missing_tables
 from analyzers.stragglers.policy import PeriodicPolicy
@@ -31,8 +32,8 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
         "GROUP BY step ORDER BY step",
         [scope.since_step],
     )
-    step, took_ms = ints(table["step"])[policy.skip_first :], floats(table["took"])[policy.skip_first :]
-    if len(step) < policy.min_steps:
+    step, took_ms = ints(table["step"])[SHARED.warm_up_steps :], floats(table["took"])[SHARED.warm_up_steps :]
+    if len(step) < 2 * SHARED.history:
         return []
     usual_ms = float(np.median(took_ms))
     slow = took_ms >= policy.min_factor * usual_ms
@@ -43,11 +44,11 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
     if len(places) < policy.min_times or not usual_ms:
         return []
     gap = int(np.median(gaps))
-    equal = float((np.abs(gaps - gap) <= max(stride, policy.tolerance_ratio * gap)).mean())
+    equal = float((np.abs(gaps - gap) <= max(stride, SHARED.equal_ratio * gap)).mean())
     excess_ms = float((took_ms[slow] - usual_ms).sum())
     cost_ratio = excess_ms / float(took_ms.sum())
     is_to_end = step[-1] - places[-1] <= 2 * gap
-    if equal < policy.regular_ratio or gap < 2 * stride or cost_ratio < policy.min_cost_ratio or not is_to_end:
+    if equal < SHARED.agreement_ratio or gap < 2 * stride or cost_ratio < policy.min_cost_ratio or not is_to_end:
         return []
     slow_ms = float(np.median(took_ms[slow]))
     return [

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.timings import Matrix
+from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma, sigma
 from analyzers.stragglers.policy import PersistencePolicy
 
@@ -47,8 +48,11 @@ class Segment:
     """Observations that it had to last for, in the noise that there was."""
 
 
-def find_segments(excess: Matrix, policy: PersistencePolicy | None = None) -> list[Segment]:
-    """Find all segments of a group of peers, the largest effect first. `excess[rank, observation]` is a ratio."""
+def find_segments(
+    excess: Matrix, policy: PersistencePolicy | None = None, *, min_length: int = SHARED.min_steps
+) -> list[Segment]:
+    """Find all segments of a group of peers, the largest effect first. `excess[rank, observation]` is a ratio;
+    `min_length`: observations of one that is still there at the end, where the noise allows."""
     policy = policy or PersistencePolicy()
     found: list[Segment] = []
     finest = 0.0
@@ -56,21 +60,21 @@ def find_segments(excess: Matrix, policy: PersistencePolicy | None = None) -> li
     if num_rows < 2:
         return found
     for scale in policy.scales:
-        length = policy.block * scale
+        length = SHARED.block_steps * scale
         num_blocks = num_observations // length
         if num_blocks < 2 and scale > 1:
             break
-        if num_observations < policy.min_length:
+        if num_observations < min_length:
             break
         offset = num_observations - num_blocks * length  # blocks end at the newest observation
         blocks = np.median(excess[:, offset:].reshape(num_rows, num_blocks, length), axis=2)
         finest = finest or _noise(blocks, policy)
         noise = max(_noise(blocks, policy), finest / math.sqrt(scale))  # few long blocks estimate it badly
         smallest = _smallest(policy, scale, num_rows)
-        limits = _Limits(smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size)
-        for row, first, last in _runs(
-            blocks, max(policy.candidate_ratio * smallest, policy.candidate_sigmas * noise), policy.max_gap_blocks
-        ):
+        limits = _Limits(
+            smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size, least=min_length
+        )
+        for row, first, last in _runs(blocks, max(smallest, SHARED.outlier_sigmas * noise) / 2):
             begin, end = offset + first * length, offset + last * length
             if any(seen.row == row and seen.begin < end and begin < seen.end for seen in found):
                 continue
@@ -83,10 +87,10 @@ def find_segments(excess: Matrix, policy: PersistencePolicy | None = None) -> li
 
 def _has_precedent(excess: Matrix, segment: Segment, found: list[Segment], policy: PersistencePolicy) -> bool:
     """Search windows as long as the segment, outside of all segments, that come near its effect."""
-    length = min(segment.end - segment.begin, policy.max_precedent)
+    length = min(segment.end - segment.begin, SHARED.block_steps * max(policy.scales))
     num_rows, num_observations = excess.shape
     if num_observations < 2 * length:
-        length = max(policy.min_length, num_observations // 4)
+        length = max(SHARED.min_steps, num_observations // 4)
     taken = np.zeros(excess.shape, dtype=bool)
     for other in found:
         taken[other.row, other.begin : other.end] = True
@@ -100,14 +104,14 @@ def _has_precedent(excess: Matrix, segment: Segment, found: list[Segment], polic
         if free.any():
             middles = np.median(excess[:, shift : shift + count * length].reshape(windows), axis=2)
             largest = max(largest, float(middles[free].max()))
-    factor = policy.precedent_factor if segment.ongoing else policy.precedent_factor_ended
+    factor = SHARED.beyond_factor if segment.ongoing else SHARED.beyond_few_factor
     return segment.effect < factor * largest
 
 
 def _smallest(policy: PersistencePolicy, scale: int, num_rows: int) -> float:
     if num_rows == 2:
-        return policy.pair_effect_ratio
-    weak = scale == max(policy.scales) and num_rows >= policy.weak_peers
+        return policy.lone_effect_ratio
+    weak = scale == max(policy.scales) and num_rows >= SHARED.many_peers
     return policy.weak_effect_ratio if weak else policy.min_effect_ratio
 
 
@@ -118,24 +122,26 @@ def _noise(blocks: npt.NDArray[np.float32], policy: PersistencePolicy) -> float:
     return max(difference_sigma(blocks), policy.min_noise_ratio)
 
 
-def _runs(blocks: npt.NDArray[np.float32], threshold: float, max_gap: int) -> Iterator[tuple[int, int, int]]:
-    """(row, first block, one after the last) of runs above the threshold; `max_gap` blocks below do not end a run."""
+def _runs(blocks: npt.NDArray[np.float32], threshold: float) -> Iterator[tuple[int, int, int]]:
+    """(row, first block, one after the last) of runs above the threshold; a single block below does not end a run."""
     hot = blocks >= threshold
     for row in np.flatnonzero(hot.any(axis=1)):
         places = np.flatnonzero(hot[row])
-        for run in np.split(places, np.flatnonzero(np.diff(places) > max_gap + 1) + 1):
+        for run in np.split(places, np.flatnonzero(np.diff(places) > 2) + 1):
             yield int(row), int(run[0]), int(run[-1]) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limits:
-    """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried."""
+    """One scale of the search: smallest effect, observations of a block, its noise (and at scale 1), places tried, and
+    the observations that a slowdown must have."""
 
     smallest: float
     length: int
     finest: float
     noise: float
     num_places: int
+    least: int
 
 
 def _judge(
@@ -146,38 +152,38 @@ def _judge(
     num_rows, num_observations = excess.shape
     rough = float(np.median(excess[row, begin:end]))
     begin, end = _refine(excess[row], begin, end, limits.length, rough / 2)
-    if end - begin < policy.min_length:
+    if end - begin < limits.least:
         return None
     own = excess[row, begin:end]
     effect = float(np.median(own))
     agreement = float(np.mean(own > min(effect / 2, policy.clear_excess_ratio)))
-    ongoing = end >= num_observations - policy.block
-    smallest = limits.smallest if ongoing else policy.ended_effect_ratio
-    least = policy.min_length if ongoing else policy.min_length_ended
-    num_required = least * max(1.0, policy.quiet_ratio * limits.finest / max(effect, 1e-9))
+    ongoing = end >= num_observations - SHARED.block_steps
+    smallest = limits.smallest if ongoing else policy.lone_effect_ratio
+    least = limits.least if ongoing else policy.min_length_ended
+    num_required = least * max(1.0, SHARED.burst_sigmas * limits.finest / max(effect, 1e-9))
     if end - begin < num_required:
         return None
     slow = {seen.row for seen in found if seen.begin < end and begin < seen.end}
     others = [i for i in range(num_rows) if i != row and i not in slow]
-    spread, dominated = _spread(excess[others, begin:end], effect, policy)
-    sigmas = max(policy.min_sigmas, 1 + math.sqrt(2 * math.log(max(limits.num_places, 2))))
+    spread, dominated = _spread(excess[others, begin:end], effect)
+    sigmas = max(SHARED.outlier_sigmas, 1 + math.sqrt(2 * math.log(max(limits.num_places, 2))))
     uncertainty = math.hypot(limits.noise / math.sqrt(max(1.0, (end - begin) / limits.length)), spread)
-    if effect < max(smallest, sigmas * uncertainty) or dominated or agreement < policy.agreement_ratio:
+    if effect < max(smallest, sigmas * uncertainty) or dominated or agreement < SHARED.agreement_ratio:
         return None
     return Segment(row=row, begin=begin, end=end, effect=effect, agreement=agreement, noise=limits.noise,
                    peer_spread=spread, ongoing=ongoing, num_required=num_required)  # fmt: skip
 
 
-def _spread(others: Matrix, effect: float, policy: PersistencePolicy) -> tuple[float, bool]:
+def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
     """(robust spread of the peers in these observations, whether one of them is nearly as far off).
 
-    Below `small_group` peers the second answer replaces the first.
+    In a group of few the second answer replaces the first.
     """
     if len(others) < 2:
         return 0.0, False
     middles = np.median(others, axis=1)
-    if len(others) < policy.small_group:
-        return 0.0, effect < policy.peer_factor * float(np.max(np.abs(middles)))
+    if len(others) + 1 < SHARED.many_peers:
+        return 0.0, effect < SHARED.beyond_few_factor * float(np.max(np.abs(middles)))
     # A handful of peers gives a poor estimate: seven ranks give it to a third.
     uncertain = 1 + 2 / len(others)
     return uncertain * sigma(middles), False

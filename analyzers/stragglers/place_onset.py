@@ -1,6 +1,6 @@
 """Onset of a rank that is slow in one place, from that phase or gap alone.
 
-    slow = with_place_onset(timings, slow, peers, policy)      # slow.first_step: 26 instead of 41
+    slow = with_place_onset(timings, slow, peers)      # slow.first_step: 26 instead of 41
 
 A rank is found in all of its work, whose noise on a busy machine may hide the first steps. Where one phase or gap holds
 the excess, and took nothing like it before, that dates it.
@@ -20,9 +20,9 @@ from dataclasses import replace
 import numpy as np
 
 from analyzers.account.timings import Timings, others_median
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.stragglers.peer_comparison import Straggler, complete, num_steps_of
-from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["dated_at", "with_place_onset"]
 
@@ -30,10 +30,10 @@ _LEAST = 5
 """Observations before the onset whose spread is known."""
 
 
-def with_place_onset(timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy) -> Straggler:
+def with_place_onset(timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
     """The rank with its first segment's begin where its place rose; unchanged where none holds the excess, or noise of
     the place itself hides the rise."""
-    place = slow.place(policy.place_ratio)
+    place = slow.place()
     if place not in timings.own or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
         return slow
     segment = slow.segments[0]
@@ -43,12 +43,12 @@ def with_place_onset(timings: Timings, slow: Straggler, peers: Sequence[int], po
     excess = values[own] - others_median(values)[own]
     level = float(np.median(excess[segment.begin :]))
     votes = np.clip(excess, 0.0, level) - level / 2
-    latest = min(segment.begin + policy.onset_reach, segment.end - _LEAST)
+    latest = min(segment.begin + SHARED.min_steps, segment.end - _LEAST)
     begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
     before = excess[:begin]
     if level <= 0 or len(before) < _LEAST:
         return slow
-    if float(np.median(before)) + policy.onset_sigmas * sigma(before) >= level / 2:
+    if float(np.median(before)) + SHARED.sure_sigmas * sigma(before) >= level / 2:
         return slow
     return dated_at(timings, slow, begin)
 

@@ -17,6 +17,7 @@ from analyzers.communication.link_search import slow_links
 from analyzers.communication.network_links import slowest_link
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
 from analyzers.stragglers.cost import cost_of_link
 from analyzers.stragglers.policy import StragglerPolicy
@@ -36,7 +37,7 @@ def slow_link_findings(
     source: Source, timings: Timings, policy: StragglerPolicy, found: Sequence[Suspect]
 ) -> list[Finding]:
     """Report slow links of one attempt that no suspect in `found` explains."""
-    if missing_tables(source, "collectives") or len(timings.steps) < policy.persistence.min_length:
+    if missing_tables(source, "collectives") or len(timings.steps) < SHARED.min_steps:
         return []
     step_ms = float(np.nanmedian(timings.duration))
     return [
@@ -44,15 +45,15 @@ def slow_link_findings(
         for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
         if link.is_significant(step_ms, policy.slow_link)
         and _outlasts_bursts(timings, link, policy)
-        and not any(_explains(suspect, link, timings, policy) for suspect in found)
-        and not (not link.has_peers and _is_crowded(source, timings.attempt, link, policy))
+        and not any(_explains(suspect, link, timings) for suspect in found)
+        and not (not link.has_peers and _is_crowded(source, timings.attempt, link))
     ]
 
 
 def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) -> bool:
     """Decide whether it lasted for longer than another job's burst, in seconds: steps may be short."""
     limits = policy.slow_link
-    least_s = limits.min_windows * limits.window_steps * policy.burst_step_s if link.has_peers else limits.history.min_s
+    least_s = limits.min_windows * SHARED.block_steps * policy.burst_step_s if link.has_peers else limits.min_rise_s
     during = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
     if not during.any():
         return False
@@ -60,7 +61,7 @@ def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) 
     return (link.last_step - link.first_step + 1) * step_s >= least_s
 
 
-def _is_crowded(source: Source, attempt: int, link: SlowLink, policy: StragglerPolicy) -> bool:
+def _is_crowded(source: Source, attempt: int, link: SlowLink) -> bool:
     """Return True if the ranks of a link waited for cores for a good part of their CPU time meanwhile."""
     ranks = ", ".join(map(str, link.ranks[:MAX_RANKS]))
     ((ratio,),) = source.rows(
@@ -68,7 +69,7 @@ def _is_crowded(source: Source, attempt: int, link: SlowLink, policy: StragglerP
         f"AND rank IN ({ranks}) AND run_delay_ns IS NOT NULL AND cpu_ns IS NOT NULL",
         [attempt, link.first_step, link.last_step],
     )
-    return ratio is not None and ratio >= policy.corroboration.crowded_ratio
+    return ratio is not None and ratio >= SHARED.explained_ratio
 
 
 def _with_route(source: Source, attempt: int, link: SlowLink) -> SlowLink:
@@ -77,7 +78,7 @@ def _with_route(source: Source, attempt: int, link: SlowLink) -> SlowLink:
     return link if route is None else replace(link, ranks=tuple(sorted((route.rank, route.peer))), route=route)
 
 
-def _explains(suspect: Suspect, link: SlowLink, timings: Timings, policy: StragglerPolicy) -> bool:
+def _explains(suspect: Suspect, link: SlowLink, timings: Timings) -> bool:
     """Decide whether a slow rank is why transfers with it take longer."""
     if suspect.cause not in SLOWS_TRANSFERS:
         return False
@@ -86,7 +87,7 @@ def _explains(suspect: Suspect, link: SlowLink, timings: Timings, policy: Stragg
         for segment in member.segments if member.rank in link.ranks else ():
             slow[segment.begin : segment.end] = True
     of_link = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
-    return bool(slow[of_link].sum() >= max(1.0, policy.slow_link.explained_share_ratio * of_link.sum()))
+    return bool(slow[of_link].sum() >= max(1.0, SHARED.explained_ratio * of_link.sum()))
 
 
 def _finding(source: Source, timings: Timings, link: SlowLink, policy: StragglerPolicy) -> Finding:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
+from analyzers.policy import SHARED
 from analyzers.stragglers.corroboration import REASONS, Attribution, Counters, attribute
 from analyzers.stragglers.device_comparison import DeviceComparison
 from analyzers.stragglers.peer_comparison import Straggler
-from analyzers.stragglers.policy import DevicePolicy, StragglerPolicy, SuspectPolicy
+from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["GPU_CLOCK", "Pattern", "Suspect", "pattern_of", "suspects", "with_device"]
 
@@ -105,7 +106,7 @@ def suspects(
             straggler.excess_ms, policy.corroboration
         ):
             continue
-        if straggler.factor <= 1 and own.is_crowded(policy.corroboration):
+        if straggler.factor <= 1 and own.is_crowded:
             continue  # its peers are kept from working as long in another phase
         attributed.setdefault((straggler.rank, attribution.cause), []).append((straggler, attribution))
     single: list[Suspect] = []
@@ -116,35 +117,35 @@ def suspects(
                 members=(straggler,),
                 cause=cause,
                 reason=attribution.reason,
-                pattern=pattern_of(straggler, first_step, policy.suspects),
+                pattern=pattern_of(straggler, first_step),
                 confirmed=attribution.confirmed,
                 counters=counters.get((rank, straggler.cause), Counters()),
             )
         )
-    joined = _join_in_turn(_join_nodes(single, nodes, policy.suspects), policy.suspects)
+    joined = _join_in_turn(_join_nodes(single, nodes))
     return sorted(joined, key=lambda suspect: -suspect.worst.excess_ms)
 
 
-def with_device(suspect: Suspect, device: DeviceComparison | None, policy: DevicePolicy | None = None) -> Suspect:
+def with_device(suspect: Suspect, device: DeviceComparison | None) -> Suspect:
     """Add the device's readings: a clock that accounts for slow computing is the cause."""
     if device is None:
         return suspect
-    slowed = suspect.cause == "compute" and device.explains(suspect.worst.factor, policy)
+    slowed = suspect.cause == "compute" and device.explains(suspect.worst.factor)
     return replace(suspect, device=device, cause=GPU_CLOCK if slowed else suspect.cause)
 
 
-def pattern_of(straggler: Straggler, first_step: int, policy: SuspectPolicy | None = None) -> Pattern:
+def pattern_of(straggler: Straggler, first_step: int) -> Pattern:
     """Pattern of one rank's slowness in time; `first_step`: the first that was judged."""
     if straggler.paused_ratio:
         return "pauses"
-    if len(straggler.segments) >= (policy or SuspectPolicy()).min_episodes:
+    if len(straggler.segments) >= SHARED.min_times:
         return "intermittent"
     if not straggler.ongoing:
         return "transient"
     return "chronic" if straggler.segments[0].begin == 0 or straggler.first_step <= first_step else "since"
 
 
-def _join_nodes(single: Sequence[Suspect], nodes: Mapping[int, str], policy: SuspectPolicy) -> list[Suspect]:
+def _join_nodes(single: Sequence[Suspect], nodes: Mapping[int, str]) -> list[Suspect]:
     """Join suspects of one node and cause that are slow at the same time."""
     sizes: dict[str, int] = {}
     for node in nodes.values():
@@ -154,8 +155,8 @@ def _join_nodes(single: Sequence[Suspect], nodes: Mapping[int, str], policy: Sus
         groups.setdefault((nodes.get(suspect.worst.rank, ""), suspect.cause), []).append(suspect)
     found: list[Suspect] = []
     for (node, _), own in groups.items():
-        together = _at_the_same_time(own, policy)
-        if len(sizes) < 2 or len(together) < max(2, policy.node_share_ratio * sizes.get(node, 0)):
+        together = _at_the_same_time(own)
+        if len(sizes) < 2 or len(together) < 2 or len(together) <= SHARED.explained_ratio * sizes.get(node, 0):
             found += own
         else:
             found += [suspect for suspect in own if suspect not in together]
@@ -163,7 +164,7 @@ def _join_nodes(single: Sequence[Suspect], nodes: Mapping[int, str], policy: Sus
     return found
 
 
-def _join_in_turn(found: Sequence[Suspect], policy: SuspectPolicy) -> list[Suspect]:
+def _join_in_turn(found: Sequence[Suspect]) -> list[Suspect]:
     """Join suspects of one cause that are slow one after the other."""
     result: list[Suspect] = []
     for cause in dict.fromkeys(suspect.cause for suspect in found):
@@ -172,7 +173,7 @@ def _join_in_turn(found: Sequence[Suspect], policy: SuspectPolicy) -> list[Suspe
             (segment.begin, segment.end) for suspect in own for member in suspect.members for segment in member.segments
         )
         is_apart = all(after[0] >= before[1] - 2 for before, after in pairwise(episodes))
-        if len(own) < policy.min_in_turn or not is_apart or any(suspect.node for suspect in own):
+        if len(own) < SHARED.min_times or not is_apart or any(suspect.node for suspect in own):
             result += own
         else:
             result.append(replace(_join(own), pattern="rotating"))
@@ -186,12 +187,12 @@ def _join(own: Sequence[Suspect]) -> Suspect:
     return replace(worst, members=tuple(members))
 
 
-def _at_the_same_time(own: Sequence[Suspect], policy: SuspectPolicy) -> list[Suspect]:
+def _at_the_same_time(own: Sequence[Suspect]) -> list[Suspect]:
     """Those whose time overlaps for the most part with that of the one that is slow the longest."""
     if not own:
         return []
     longest = max(own, key=lambda suspect: suspect.last_step - suspect.first_step)
-    least = policy.together_ratio * (longest.last_step - longest.first_step + 1)
+    least = SHARED.explained_ratio * (longest.last_step - longest.first_step + 1)
     return [
         suspect
         for suspect in own

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, TRAINING, WAITED, total
 from analyzers.account.timings import has_host_gaps
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma
 from analyzers.run.token_copies import token_copies
 from analyzers.scope import Scope
@@ -189,7 +190,7 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     rise = after - level
     if (
         rise < policy.min_rise_ratio * level
-        or rise < policy.min_sigmas * noise
+        or rise < SHARED.certain_sigmas * noise
         or is_over
         or agree < policy.agreement_ratio
     ):

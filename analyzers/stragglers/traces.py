@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.timings import WHOLE_STEP, Matrix, Timings
-from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.source import Floats
 from analyzers.stragglers.analyze import slow_ranks
 from analyzers.stragglers.policy import StragglerPolicy
@@ -195,7 +195,7 @@ def _exposed(timings: Timings) -> list[Finding]:
         return []
     transfer_ms = float(np.median(np.nanmin(timings.wait, axis=0)))
     step_ms = float(np.nanmedian(timings.duration))
-    if step_ms <= 0 or transfer_ms < CommunicationPolicy().exposed_ratio * step_ms:
+    if step_ms <= 0 or transfer_ms < SHARED.cost_ratio * step_ms:
         return []
     return [
         Finding.advise(

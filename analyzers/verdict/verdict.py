@@ -16,7 +16,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
 from analyzers.plugins import plugin_of
-from analyzers.verdict.policy import VerdictPolicy
+from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
 
@@ -36,7 +36,6 @@ def verdict(
     findings: Sequence[Finding],
     facts: Mapping[str, Any],
     what_if: WhatIf | None = None,
-    policy: VerdictPolicy = VerdictPolicy(),
     *,
     closed: Collection[str] = (),
 ) -> str:
@@ -51,7 +50,7 @@ def verdict(
     if wrong and wrong[0].summary.startswith(INCOMPLETE):
         incomplete = incomplete.removeprefix(INCOMPLETE)
     missing = f"{incomplete} {missing}".strip()
-    gain = _gain(findings, what_if, policy)
+    gain = _gain(findings, what_if)
     if wrong:
         first, *further = _by_plugin(wrong)
         others = _further(further, closed)
@@ -65,7 +64,7 @@ def verdict(
         if isinstance(count, int) and count
     ]
     seen = f" ({', '.join(extent)})" if extent else ""
-    unjudged_time = _unjudged_time(facts, policy) or _not_recorded(findings, unjudged, facts)
+    unjudged_time = _unjudged_time(facts) or _not_recorded(findings, unjudged, facts)
     dumps = facts.get("dumps")
     if isinstance(dumps, Mapping) and not dumps.get("entries"):  # unreadable or empty: not judged is not healthy
         return " ".join(part for part in ("Nothing was judged: the dumps hold no readable call.", missing) if part)
@@ -134,11 +133,11 @@ def _preempted(facts: Mapping[str, Any]) -> str:
     return f"The run was preempted (SIGTERM) {saved}: continue with `rankscope train --resume`."
 
 
-def _unjudged_time(facts: Mapping[str, Any], policy: VerdictPolicy) -> str:
+def _unjudged_time(facts: Mapping[str, Any]) -> str:
     """Time that was not judged, where it is too much to say that a run has no problems; else empty."""
     not_measured = facts.get("steps_not_measured_ratio") or 0.0
     not_compared = facts.get("steps_not_compared_ratio") or 0.0
-    if not_measured + not_compared <= policy.max_unjudged_ratio:
+    if not_measured + not_compared <= SHARED.cost_ratio:
         return ""
     parts = [
         (not_measured, "was not measured"),
@@ -157,12 +156,12 @@ def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts:
     return "hangs could not be checked" if has_peers and "hang" in unjudged else ""
 
 
-def _gain(findings: Sequence[Finding], what_if: WhatIf | None, policy: VerdictPolicy) -> str:
+def _gain(findings: Sequence[Finding], what_if: WhatIf | None) -> str:
     """A gain of the what-if that no finding explains; advice may."""
     explained_by = {found.status for found in findings if found.kind in EXPLAINS_GAIN}
     if what_if is None or not what_if.is_beyond_error or explained_by & {"fired", "suspect"}:
         return ""
-    if what_if.gain < 1 + policy.min_gain_ratio:
+    if what_if.gain < 1 + SHARED.min_gain_ratio:
         return ""
     why = "the advice says why" if "advice" in explained_by else "no finding explains why"
     return f"Balanced ranks would be {what_if.gain:.2f}x faster, and {why}."

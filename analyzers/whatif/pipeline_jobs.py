@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from analyzers.policy import SHARED
 from analyzers.source import Floats, Ints
 from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, step_ends
@@ -97,7 +98,7 @@ def judge_operations(jobs: Operations, policy: WhatIfPolicy | None = None) -> Wh
     worst = tuple(sorted(list(by_rank)[:num_worst]))
 
     def removed(chosen: npt.NDArray[np.bool_]) -> float | None:
-        if ran <= policy.min_slowdown_ratio * balanced:
+        if ran <= (1 + SHARED.min_share_ratio) * balanced:
             return None
         return (ran - mean_ms(np.where(chosen, ideal, own))) / (ran - balanced)
 

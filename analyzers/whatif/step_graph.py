@@ -28,6 +28,7 @@ import numpy as np
 
 from analyzers.account.device_timings import device_rows, has_device_calls, is_stamped
 from analyzers.account.time_classes import NOT_MEASURED, WAITED
+from analyzers.policy import SHARED
 from analyzers.source import Ints, Source, floats, ints
 from analyzers.whatif.held_out import held_out_error
 from analyzers.whatif.policy import WhatIfPolicy
@@ -64,18 +65,18 @@ def load_graph(
     """The newest whole steps of the range; None where too little is recorded."""
     policy = policy or WhatIfPolicy()
     steps = _whole_steps(source, attempt, first_step, last_step)
-    if len(steps) < policy.min_steps:
+    if len(steps) < SHARED.min_times:
         return None
     if source.has("collectives"):
-        newest = _newest(source, attempt, steps, policy)
-        complete = len(newest) >= policy.min_steps and _waits_agree(source, attempt, newest, policy)
+        newest = _newest(source, attempt, steps)
+        complete = len(newest) >= SHARED.min_times and _waits_agree(source, attempt, newest)
         graph = _from_calls(source, attempt, newest) if complete else None
         found = _checked(graph, "calls", source, attempt, newest) if graph else None
-        if found is not None and found.replay_error_ratio <= policy.max_error_ratio:
+        if found is not None and found.replay_error_ratio <= SHARED.equal_ratio:
             return found
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE attempt = ? AND step = ?",
                                   [attempt, steps[-1]])  # fmt: skip
-    newest = steps[-max(policy.min_steps, min(MAX_STEPS_ONLY, MAX_CALLS // max(1, num_ranks))) :]
+    newest = steps[-max(SHARED.min_times, min(MAX_STEPS_ONLY, MAX_CALLS // max(1, num_ranks))) :]
     table = _step_rows(source, attempt, newest)
     on_device = has_device_calls(source, attempt) or is_stamped(source, attempt)
     measured_ms = _median_ms(table) if on_device else None
@@ -104,16 +105,16 @@ def _whole_steps(source: Source, attempt: int, first_step: int, last_step: int) 
     return run[::-1]
 
 
-def _waits_agree(source: Source, attempt: int, steps: Sequence[int], policy: WhatIfPolicy) -> bool:
+def _waits_agree(source: Source, attempt: int, steps: Sequence[int]) -> bool:
     """True if the calls' waits add up to those of the steps; else a rank waited in a call that is not recorded."""
     bounds = [attempt, steps[0], steps[-1]]
     where = "WHERE attempt = ? AND step BETWEEN ? AND ? AND rank >= 0"
     ((of_calls,),) = source.rows(f"SELECT sum(wait_ns)::DOUBLE FROM collectives {where} AND end_ns IS NOT NULL", bounds)
     ((of_steps,),) = source.rows(f"SELECT sum(collective_wait_ns)::DOUBLE FROM steps {where}", bounds)
-    return bool(of_steps) and abs((of_calls or 0.0) / of_steps - 1) <= policy.max_error_ratio
+    return bool(of_steps) and abs((of_calls or 0.0) / of_steps - 1) <= SHARED.equal_ratio
 
 
-def _newest(source: Source, attempt: int, steps: Sequence[int], policy: WhatIfPolicy) -> list[int]:
+def _newest(source: Source, attempt: int, steps: Sequence[int]) -> list[int]:
     """The newest steps, as many as have at most MAX_CALLS calls."""
     newest = list(steps[-MAX_STEPS:])
     ((num_calls,),) = source.rows(
@@ -122,7 +123,7 @@ def _newest(source: Source, attempt: int, steps: Sequence[int], policy: WhatIfPo
     per_step = max(1.0, num_calls / len(newest))
     return (
         newest[-int(max(0, min(MAX_STEPS, MAX_CALLS // per_step))) :]
-        if MAX_CALLS >= policy.min_steps * per_step
+        if MAX_CALLS >= SHARED.min_times * per_step
         else []
     )
 

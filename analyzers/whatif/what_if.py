@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.account.timings import load_places
+from analyzers.policy import SHARED
 from analyzers.run.snapshot import attempts
 from analyzers.source import Floats, Source, lacking
 from analyzers.whatif.held_out import totals_of
@@ -119,7 +120,7 @@ def measure(source: Source, policy: WhatIfPolicy | None = None) -> WhatIf | None
         )
         if first is None or num_ranks < 2:
             continue
-        found = load_graph(source, attempt, first + policy.warm_up_steps, last, policy)
+        found = load_graph(source, attempt, first + SHARED.warm_up_steps, last, policy)
         if found is not None:
             stage, worker = load_places(source, attempt)
             return measure_graph(found, attempt, stage, worker, policy)
@@ -176,19 +177,17 @@ def measure_graph(
         slowdown=ran / ideal,
         by_rank=by_rank,
         worst_ranks=worst,
-        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, worst), policy),
-        last_stage_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, last), policy)
-        if num_stages > 1
-        else None,
+        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, worst)),
+        last_stage_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, last)) if num_stages > 1 else None,
         launch_delay_ratio=found.launch_delay_ratio,
-        lasting_slowdown=replay(graph, alike * _lasting(graph, stage, of_work, policy), transfer) / ideal,
-        withheld=why_withheld(found, policy),
+        lasting_slowdown=replay(graph, alike * _lasting(graph, stage, of_work), transfer) / ideal,
+        withheld=why_withheld(found),
     )
 
 
-def why_withheld(found: StepGraph, policy: WhatIfPolicy | None = None) -> str:
+def why_withheld(found: StepGraph) -> str:
     """Why a graph says nothing of a step without a slowdown; empty if it does."""
-    if found.launch_delay_ratio <= (policy or WhatIfPolicy()).max_delay_ratio:
+    if found.launch_delay_ratio <= SHARED.cost_ratio:
         return ""
     return f"no recorded work ran in {100 * found.launch_delay_ratio:.0f} % of the time"
 
@@ -241,7 +240,7 @@ def without(
     return found.measured_ms * replay(graph, work, transfer) / max(replay(graph), 1e-9)
 
 
-def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any, policy: WhatIfPolicy) -> Floats:
+def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any) -> Floats:
     """Factor by which the rank of each piece of work lastingly takes longer, or less, than its stage.
 
     Means of blocks of steps are compared, and the difference is reduced by `sure_errors` standard errors of its mean.
@@ -251,7 +250,7 @@ def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any, policy: WhatI
     took = np.zeros((len(ranks), len(steps)))
     for (rank, step, _), ms, delay in zip(graph.work_at, graph.work_ms, graph.delay_ms, strict=True):
         took[rows[rank], steps[step]] += ms - delay
-    size = min(policy.block_steps, max(1, took.shape[1] // 4))
+    size = min(SHARED.block_steps, max(1, took.shape[1] // 4))
     blocks = took[:, : took.shape[1] // size * size].reshape(len(ranks), -1, size).mean(axis=2)
     factor = np.ones(len(ranks))
     for at in {stage.get(rank, 0) for rank in ranks}:
@@ -260,7 +259,7 @@ def _lasting(graph: Graph, stage: Mapping[int, int], of_work: Any, policy: WhatI
         excess = blocks[own] - level
         error = excess.std(axis=1, ddof=1) / np.sqrt(excess.shape[1]) if excess.shape[1] > 1 else np.inf
         mean = excess.mean(axis=1)
-        sure = np.sign(mean) * np.maximum(0.0, np.abs(mean) - policy.sure_errors * error)
+        sure = np.sign(mean) * np.maximum(0.0, np.abs(mean) - SHARED.sure_sigmas * error)
         factor[own] = 1 + sure / max(float(level.mean()), 1e-9)
     by_rank = dict(zip(ranks, factor, strict=True))
     return np.array([by_rank[int(rank)] for rank in of_work])
@@ -311,9 +310,9 @@ def _mixed(inside: Floats, outside: Floats, of_work: Any, ranks: Collection[int]
     return mixed
 
 
-def _removed(graph: Graph, ran: float, ideal: float, work: Floats, policy: WhatIfPolicy) -> float | None:
+def _removed(graph: Graph, ran: float, ideal: float, work: Floats) -> float | None:
     """Share of the slowdown that other work removes; None where there is hardly any slowdown."""
-    if ran <= policy.min_slowdown_ratio * ideal:
+    if ran <= (1 + SHARED.min_share_ratio) * ideal:
         return None
     return (ran - replay(graph, work)) / (ran - ideal)
 

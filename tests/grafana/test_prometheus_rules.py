@@ -14,6 +14,7 @@ import yaml
 from analyzers.communication.policy import CommunicationPolicy
 from analyzers.kinds import KINDS
 from analyzers.pipeline.policy import PipelinePolicy
+from analyzers.policy import SHARED
 from analyzers.report.runbook_sections import section
 from analyzers.settings.policy import ConfigurationPolicy
 from tests.programs import needs, program
@@ -73,7 +74,7 @@ def numbers(name: str) -> set[float]:
 
 def test_alerts_begin_where_advice_does() -> None:
     communication, pipeline, settings = CommunicationPolicy(), PipelinePolicy(), ConfigurationPolicy()
-    assert numbers("CommunicationPartlyExposed") == {communication.exposed_ratio, communication.exposed_alert_ratio}
+    assert numbers("CommunicationPartlyExposed") == {SHARED.cost_ratio, communication.exposed_alert_ratio}
     assert numbers("CommunicationExposed") == {communication.exposed_alert_ratio}
     assert numbers("BubbleModerate") == {pipeline.bubble_ratio, pipeline.bubble_alert_ratio}
     assert numbers("Bubble") == {pipeline.bubble_alert_ratio}

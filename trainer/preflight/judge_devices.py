@@ -103,7 +103,7 @@ def _against_past(
         ratio = getattr(reading, field) / median(own)
         if reading.rank in slow_among(
             {reading.rank: getattr(reading, field), **{-1 - index: value for index, value in enumerate(own)}},
-            slow_ratio=policy.slow_against_past_ratio,
+            slow_ratio=policy.slow_device_ratio,
             policy=policy,
         ):
             text = (

@@ -12,8 +12,8 @@ class PreflightPolicy:
     """When a reading stands out from its peers."""
 
     slow_device_ratio: float = 0.9
-    """Speed of a device over the median of its peers below which it is reported (ratio). Source: healthy GPUs of one
-    model differ by some 5 % in sustained clock."""
+    """Speed of a device over the median of its peers, or of its own past, below which it is reported (ratio). Source:
+    healthy GPUs of one model differ by some 5 % in sustained clock."""
     failed_device_ratio: float = 0.75
     """Speed below which a device fails the check (ratio). Source: every step of a synchronous job would take a third
     longer."""
@@ -54,9 +54,6 @@ class PreflightPolicy:
     """Free disk below which a node is reported (bytes). Source: `rankscope doctor`."""
     least_shared_bytes: int = 1 << 30
     """Free shared memory below which a node is reported (bytes). Source: `rankscope doctor`; Docker gives 64 MiB."""
-    slow_against_past_ratio: float = 0.9
-    """Speed of a device over the median of its own past below which it is reported (ratio). Source: as
-    slow_device_ratio."""
     least_past: int = 3
     """Earlier preflights of a device below which its past says nothing. Source: a median needs three."""
     must_match: tuple[str, ...] = ("python", "torch", "nccl", "cuda", "hip", "rankscope", "device model", "devices")

@@ -15,6 +15,7 @@ from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
+from analyzers.policy import SHARED
 from analyzers.printable import visible
 from analyzers.profiling.capture_lines import capture_line
 from analyzers.report.terminal.trace_table import render_ranks
@@ -24,7 +25,6 @@ from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.settings.policy import PlanPolicy
 from analyzers.wording import batches_text, counted, is_number, ranks_text, sentence
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
     ]
     fits = [each["what"] for each in plan if each["as_planned"]]
     off = f"Not as planned: {', '.join(differs)}." if differs else ""
-    within = f"Within {100 * PlanPolicy().tolerance_ratio:.0f} % of the plan: {', '.join(fits)}." if fits else ""
+    within = f"Within {100 * SHARED.equal_ratio:.0f} % of the plan: {', '.join(fits)}." if fits else ""
     return " ".join(part for part in (off, within) if part)
 
 

@@ -7,7 +7,6 @@ import pytest
 from analyzers.account.goodput import measure
 from analyzers.account.wait_split import split_waits
 from analyzers.communication.analyze import communication
-from analyzers.communication.policy import CommunicationPolicy
 from analyzers.report.wording.account_lines import goodput_line
 from analyzers.report.wording.explained import next_step
 from analyzers.run.analyze import record_coverage
@@ -106,7 +105,7 @@ def test_waits_for_ranks_of_another_nodes_disk_are_not_called_transfers(nproc: i
     split = split_waits(world.store)
     account = measure(world.store)
     assert account is not None
-    (finding,) = communication(world.store, Scope(), CommunicationPolicy(min_steps=5, warm_up_steps=2))
+    (finding,) = communication(world.store, Scope())
     if nproc == 4:
         assert (split.basis, split.late_ratio.keys()) == ("collectives", {(0, 0), (0, 1)})
         assert finding.status != "insufficient_data"

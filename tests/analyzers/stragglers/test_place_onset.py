@@ -37,14 +37,14 @@ def test_noise_in_other_phases_does_not_move_it(seed: int) -> None:
     timings = busy(seed)
     (slow,) = found(timings)
     assert slow.rank == 2
-    dated = with_place_onset(timings, slow, RANKS, StragglerPolicy())
+    dated = with_place_onset(timings, slow, RANKS)
     assert dated.first_step == ONSET
 
 
 def test_noise_of_the_gap_itself_leaves_it_where_all_work_puts_it() -> None:
     timings = busy(0, gap_noise_ms=500.0)
     for slow in found(timings):
-        assert with_place_onset(timings, slow, RANKS, StragglerPolicy()) is slow
+        assert with_place_onset(timings, slow, RANKS) is slow
 
 
 def test_a_rank_that_is_slow_in_all_its_work_has_no_place() -> None:
@@ -54,4 +54,4 @@ def test_a_rank_that_is_slow_in_all_its_work_has_no_place() -> None:
         values[2, timings.steps >= ONSET] *= 1.5
     timings = replace(timings, own=slower)
     slow = found(timings)[0]
-    assert with_place_onset(timings, slow, RANKS, StragglerPolicy()) is slow
+    assert with_place_onset(timings, slow, RANKS) is slow

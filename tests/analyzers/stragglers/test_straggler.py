@@ -8,12 +8,12 @@ import pytest
 
 from analyzers.account.timings import OWN_PHASES, Timings, others_median
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.report.wording.explained import why
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.stragglers.analyze import stragglers
 from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
-from analyzers.stragglers.policy import StragglerPolicy
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
@@ -126,7 +126,7 @@ def test_a_gap_shows_a_rank_that_the_noise_of_its_phases_hides() -> None:
     for seed in range(10):
         found = find_stragglers(with_gap(simulate(seed, ranks=2, steps=90, machine="crowded")))
         assert [one.rank for one in found] in ([], [1]), seed
-        places += [one.place(0.75) for one in found]
+        places += [one.place() for one in found]
     assert set(places) <= {"forward_to_backward", ""}  # a neighbour may slow its phases as well
     assert places.count("forward_to_backward") >= 8
 
@@ -157,9 +157,9 @@ def test_a_batch_made_by_hand_before_each_microbatch_has_a_place() -> None:
         next(iter(find_stragglers(simulate(8, ranks=8, steps=120, faults=[Slow(rank=1, step=20, factor=1.5)])))),
         phase_excess_ms={"forward": 0.1, "before_forward": 10.0, "after_optimizer": 10.2, "backward": 0.4, "data": 0.0},
     )
-    assert straggler.place(0.75) == "before_forward"
+    assert straggler.place() == "before_forward"
     spread = {"forward": 6.0, "before_forward": 5.0, "after_optimizer": 5.0, "backward": 5.0, "data": 0.0}
-    assert replace(straggler, phase_excess_ms=spread).place(0.75) == ""
+    assert replace(straggler, phase_excess_ms=spread).place() == ""
 
 
 def test_the_step_time_without_it() -> None:
@@ -254,7 +254,7 @@ def test_one_rank_that_evaluates_and_saves_for_all_is_nothing() -> None:
 
 
 def test_warm_up_is_left_out() -> None:
-    faults = [Slow(rank=0, step=1, until=StragglerPolicy().warm_up_steps, factor=50.0)]
+    faults = [Slow(rank=0, step=1, until=SHARED.warm_up_steps, factor=50.0)]
     assert judged(stored(simulate(15, steps=40, faults=faults))) == []
 
 

@@ -1,0 +1,79 @@
+"""Thresholds that mean the same in several analyses, each defined once.
+
+    from analyzers.policy import SHARED
+    if len(steps) < SHARED.warm_up_steps + SHARED.min_steps: ...
+
+What only one analysis knows is in the policy of its package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SHARED", "SharedPolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPolicy:
+    """Amounts of data, shares and distances. Source unless a field names another: measured on the simulator, drills and
+    healthy runs on quiet, busy and crowded machines (`benchmarks.diagnosis`)."""
+
+    warm_up_steps: int = 5
+    """First steps of an attempt (count) that are left out: compilation, allocators, connections, loader workers, caches
+    and autotuning."""
+    min_steps: int = 10
+    """Steps (count) from which a median or a share of them is known."""
+    block_steps: int = 5
+    """Neighbouring steps (count) whose median or mean is one observation: single jitters vanish, and two blocks are ten
+    steps to detection."""
+    history: int = 15
+    """Steps, windows or readings (count) from which it is known what is usual, and how far it varies."""
+    min_times: int = 3
+    """Times (count) from which something is no accident: a median needs three values. Source: convention."""
+    many_peers: int = 8
+    """Ranks of a group (count) from which their spread is a robust estimate; below it is their largest deviation."""
+    minor_ratio: float = 1 / 3
+    """Part of a whole below which it is a side effect (ratio). Source: a rank short of CPU is slow in everything."""
+    explained_ratio: float = 0.5
+    """Part of a whole from which it explains the whole (ratio)."""
+    agreement_ratio: float = 0.7
+    """Part of a whole that counts as nearly all of it (ratio): of the observations that must agree, and of an excess
+    that one phase must hold to be named. A rank that is slow in all its computing has some 60 % of it in backward."""
+    interval_sigmas: float = 2.0
+    """Standard errors of a mean that may be chance. Source: convention, 95 %."""
+    sure_sigmas: float = 3.0
+    """The same that is no chance: a rank's mean excess lasts, and a rise dates an onset. Half a rise is then 1.5
+    sigmas, and two steps that are disturbed one after the other are rare."""
+    outlier_sigmas: float = 4.0
+    """Standard deviations from which a single value is none of its peers. Source: where many places are tried, the
+    bound for the largest of as many normal variables is taken if it is higher."""
+    certain_sigmas: float = 6.0
+    """Standard deviations from which a change is certain that nothing else confirms."""
+    burst_sigmas: float = 9.0
+    """Effect / noise from which the least number of observations is enough; below, proportionally more are needed. A
+    burst of another job on a crowded machine is 3 to 6 times the noise and lasts 10 to 20 steps."""
+    beyond_factor: float = 1.4
+    """Effect / the largest that any rank, group or window shows elsewhere."""
+    beyond_few_factor: float = 2.0
+    """The same where few are there to compare with, or where the effect is over. Also a time over the usual one from
+    which one rank is named."""
+    min_excess_ms: float = 0.3
+    """Smallest excess per step (ms): below, the grain of the timer and the scheduler is measured."""
+    min_share_ratio: float = 0.005
+    """Smallest clear excess as a share of the whole step: one in a part of it that takes next to no time costs
+    nothing."""
+    min_gain_ratio: float = 0.01
+    """Part of the time from which its loss is worth acting on (ratio). Source: convention."""
+    saving_ratio: float = 0.05
+    """Part of the time from which a cost that a setting avoids is worth advice (ratio). Source: convention."""
+    window_samples: int = 20
+    """Newest samples of gradients or experts (count) that are judged. Source: convention."""
+    cost_ratio: float = 0.1
+    """Part of the time from which a cost, or time that was not measured, matters (ratio). Source: convention."""
+    loaded_ratio: float = 0.2
+    """GPU utilisation (ratio) from which a reading is one under load. Source: convention."""
+    equal_ratio: float = 0.1
+    """Difference up to which two distances or sizes are equal (ratio). Source: convention."""
+
+
+SHARED = SharedPolicy()
