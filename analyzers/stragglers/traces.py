@@ -116,7 +116,7 @@ def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Find
         timings = _timings(every)
         why = f"no ProfilerStep# marks on {ranks_text(unmarked)}. Call prof.step() in the loop"
         return [_insufficient(why), *(_exposed(timings) if len(every) > 1 else ())]
-    ranks = _comparable([read for read in every if read[0].marked], policy.persistence.min_length)
+    ranks = _comparable([read for read in every if read[0].marked], SHARED.min_steps)
     timings = _timings(ranks)
     with MemoryStore() as no_records:  # a trace has no calls, stacks or readings that would say more
         findings, _ = slow_ranks(no_records, timings, policy)
@@ -132,8 +132,8 @@ def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Find
         findings.append(_insufficient(f"there is no trace of {ranks_text(absent)}"))
     if not any(len(peers) > 1 for peers in timings.peers):
         findings.append(_insufficient("traces of two ranks with the same work are needed"))
-    elif len(timings.steps) < policy.persistence.min_length:
-        needed = policy.persistence.min_length
+    elif len(timings.steps) < SHARED.min_steps:
+        needed = SHARED.min_steps
         too_few = f"only {len(timings.steps)} steps are in all traces. Record {needed} with schedule(active={needed})"
         findings.append(_insufficient(too_few))
     return findings
