@@ -1,11 +1,11 @@
 """Links to a finding in the dashboard and to its section of the runbook, for terminal, JSON, HTML report and alerts.
 
     finding_path(diagnosis.run, finding)     # "/findings?run=demo-...&finding=straggler-0-60-r3"
-    finding_link(diagnosis.run, finding)     # with the address: http://127.0.0.1:8501/findings?run=...
+    finding_link(diagnosis.run, finding)     # with the address: https://ml.example.org/findings?run=...; or ""
     alert_links(manifest).runbook("hang-gil")       # "https://ml.example.org/runbook?section=hang-gil", or ""
 
 `rankscope dashboard` serves the pages. Where people reach it is in `alerts.dashboard_url` of the run, else in
-RANKSCOPE_DASHBOARD_URL. A terminal without either links to this machine; an alert, which is read elsewhere, to nothing.
+RANKSCOPE_DASHBOARD_URL. Without either nothing is linked to: no dashboard may be running.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ def finding_path(facts: Mapping[str, Any], finding: Finding) -> str:
 
 
 def finding_link(facts: Mapping[str, Any], finding: Finding) -> str:
-    """The whole address; empty where there is no page."""
+    """The whole address; empty where there is no page, or where no address of a dashboard is known."""
     path = finding_path(facts, finding)
     if not path:
         return ""
     base = _address(facts.get("dashboard_url")) or _address(os.environ.get("RANKSCOPE_DASHBOARD_URL"))
-    return (base or f"http://127.0.0.1:{DEFAULT_PORT}") + path
+    return base + path if base else ""
 
 
 def _address(value: object) -> str:
