@@ -87,13 +87,23 @@ def _calls(source: Source, attempt: int, rank: int, step: int, start_ns: int) ->
     rows = source.rows(
         f"""
         SELECT op, process_group, seq, bytes, round((issue_ns - ?) / 1e6, 3), round(wait_ns / 1e6, 3),
-               round((end_ns - issue_ns) / 1e6, 3), caller
+               round((end_ns - issue_ns) / 1e6, 3), is_async, caller
         FROM collectives WHERE attempt = ? AND rank = ? AND step = ? AND issue_ns >= ?
         ORDER BY end_ns IS NOT NULL, coalesce(wait_ns, 0) DESC LIMIT {MAX_CALLS}
         """,
         [start_ns, attempt, rank, step, start_ns],
     )
-    names = ("operation", "group", "number", "bytes", "issued at (ms)", "waited (ms)", "in flight (ms)", "caller")
+    names = (
+        "operation",
+        "group",
+        "number",
+        "bytes",
+        "issued at (ms)",
+        "waited (ms)",
+        "in flight (ms)",
+        "asynchronous",
+        "caller",
+    )
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 

@@ -22,7 +22,7 @@ def ranks(source: Source) -> Rows:
         return []
     names = (
         "host", "node_rank", "local_rank", "device", "device_uuid", "pid", "attempt", "pp", "dp_replicate", "dp_shard",
-        "cp", "tp", "ep",
+        "cp", "tp", "ep", "clock_offset_ns",
     )  # fmt: skip
     picked = ", ".join(f"arg_max({name}, (attempt, wall_ns)) AS {name}" for name in names)
     rows = source.rows(f"SELECT rank, {picked} FROM ranks WHERE rank >= 0 GROUP BY rank ORDER BY rank")
@@ -35,17 +35,19 @@ def groups(source: Source) -> Rows:
         return []
     rows = source.rows(
         f"""
-        SELECT process_group, any_value(description), any_value(members), any_value(recorded_by), count(DISTINCT rank)
+        SELECT process_group, any_value(description), any_value(group_name), any_value(members),
+               any_value(recorded_by), count(DISTINCT rank)
         FROM process_groups WHERE attempt = (SELECT max(attempt) FROM process_groups)
         GROUP BY process_group ORDER BY len(any_value(members)) DESC, process_group LIMIT {MAX_GROUPS}
         """
     )
     return [
         {
-            "group": group, "description": description or "", "size": len(members or []), "ranks": _members(members),
+            "group": group, "description": description or "", "torch's name": name or "",
+            "size": len(members or []), "ranks": _members(members),
             "used by ranks": used, "calls recorded by": recorded_by or "wrapper",
         }
-        for group, description, members, recorded_by, used in rows
+        for group, description, name, members, recorded_by, used in rows
     ]  # fmt: skip
 
 

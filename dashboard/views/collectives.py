@@ -13,7 +13,7 @@ from analyzers.figures import collectives as figures
 from analyzers.figures import exposed
 from analyzers.source import Source, floats, lacking
 from analyzers.wording import group_text, rate_unit
-from dashboard.data import queries
+from dashboard.data import call_queries, queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, table, tiles
 from dashboard.frame import View, framed
@@ -49,6 +49,14 @@ def load_exposed_calls(source: Source) -> Any:
     return exposed_calls(source, attempt)
 
 
+def load_below(source: Source) -> dict[str, Any]:
+    """{heading: rows}: sums of steps whose calls were taken out, and what NCCL did below its calls."""
+    return {
+        "Older steps in sums": call_queries.older_totals(source), "As NCCL ran them": call_queries.nccl_kernels(source),
+        "Channels of NCCL": call_queries.nccl_channels(source), "Network links": call_queries.nccl_transfers(source),
+    }  # fmt: skip
+
+
 @framed("Collectives")
 def collectives(view: View) -> None:
     """Draw the exposed share, waiting, bandwidth, and the table of all calls."""
@@ -80,6 +88,9 @@ def collectives(view: View) -> None:
     )
     bandwidth = floats(calls["bus_gb_per_s"])
     unit, scale = rate_unit(float(np.max(bandwidth, initial=0.0, where=np.isfinite(bandwidth))))
+    below = view.ask(load_below)
+    if below:
+        _below(below)
     with st.expander("All calls as a table", expanded=True):
         table(
             {
@@ -90,6 +101,14 @@ def collectives(view: View) -> None:
                 "waited (s)": np.round(floats(calls["wait_s"]), 3),
             }, key="collectives-table",
         )  # fmt: skip
+
+
+def _below(found: dict[str, Any]) -> None:
+    """Draw the sums of older steps and the records of the NCCL plugin, where there are any."""
+    for title, rows in found.items():
+        if rows:
+            st.subheader(title, anchor=False)
+            table(rows, key=f"collectives-{title.lower().replace(' ', '-')}")
 
 
 def _groups(calls: Any) -> list[str]:
@@ -128,18 +147,18 @@ def _exposed(view: View) -> None:
     account = diagnosis.goodput if diagnosis is not None else None
     if account is None or not account.wall_s:
         return
-    share = {name: account.seconds[name] / account.wall_s for name in ("communication", "straggler", "training")}
+    share = {name: seconds / account.wall_s for name, seconds in account.known_seconds.items()}
     tiles(
         [
             (
-                "Exposed", units.percent(share["communication"]), "of the wall time",
+                "Exposed", units.percent(share.get("communication")), "of the wall time",
                 "Share of wall time in which ranks were blocked in transfers. Communication hidden behind computation "
                 "does not count.",
             ),
             (
-                "Late members", units.percent(share["straggler"]), "of the wall time",
+                "Late members", units.percent(share.get("straggler")), "of the wall time",
                 "Share of wall time in which ranks waited in a collective for its last member.",
             ),
-            ("Training", units.percent(share["training"]), "of the wall time", None),
+            ("Training", units.percent(share.get("training")), "of the wall time", None),
         ], key="collectives",
     )  # fmt: skip

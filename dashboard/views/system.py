@@ -96,7 +96,7 @@ def _settings(manifest: Mapping[str, Any]) -> None:
     if matmul := manifest.get("float32_matmul_precision"):
         rows.append({"setting": "torch.float32_matmul_precision", "value": str(matmul)[:80]})
     if rows:
-        table(rows, key="system-settings", height=330)
+        table(rows, key="system-settings")
     else:
         empty_state("The run records no settings of its own.", "A loop that attached keeps its settings to itself.")
     st.caption(
@@ -111,6 +111,7 @@ def _topology(ranks: list[dict[str, Any]]) -> None:
         return
     constant = [name for name in MESH if all(row[name] == 0 for row in ranks)]
     unknown = [name for name in (*MESH, "device_uuid") if all(row[name] is None for row in ranks)]
+    unknown += [] if any(row["clock_offset_ns"] for row in ranks) else ["clock_offset_ns"]
     left_out = {*constant, *unknown}
     table([{name: value for name, value in row.items() if name not in left_out} for row in ranks], key="system-ranks")
     if constant:
