@@ -33,7 +33,7 @@ PAGES = {
     "configuration": "configuration", "system": "system", "compare": "compare-runs", "sql": "sql", "fleet": "fleet",
 }  # fmt: skip
 """{name of the picture: path of the page}."""
-WIDTHS = {"desktop": 1440, "laptop": 1280, "tablet": 800, "narrow": 420}
+WIDTHS = {"desktop": 1440, "laptop": 1280, "tablet": 800, "narrow": 390}
 MAX_HEIGHT = 3_200
 COLOURS = 128
 SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
@@ -61,10 +61,15 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
                     color_scheme=theme,  # type: ignore[arg-type]
                 )
                 page = context.new_page()
+                page.set_default_timeout(120_000)  # a crowded machine starts the server slowly
                 for name in pages:
                     address = PAGES[name] if name != "home" else PAGES["overview"]
                     page.goto(f"{url}/{address}?{urlencode({'run': run})}")
                     if name == "home":  # the server may have been started on one run, which its bare address shows
+                        if page.locator(
+                            "[data-testid=stExpandSidebarButton]"
+                        ).is_visible():  # folded where it is narrow
+                            page.locator("[data-testid=stExpandSidebarButton]").click()
                         page.get_by_role("link", name="Runs", exact=True).click()
                         page.get_by_role("heading", name="Runs", exact=True).wait_for()
                         page.mouse.move(WIDTHS[width] / 2, 2)  # the link under it looks chosen

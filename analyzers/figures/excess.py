@@ -36,6 +36,8 @@ MAX_ROWS = 256
 MAX_NAMED = 5
 NAMED_SCORE = 6.0
 """Score from which a rank is named in the figure. The largest of 4,096 ranks of noise is about 4."""
+MIN_NAMED_PERCENT = 0.5
+"""Excess in percent from which a rank is named: less is certain in a long run, and costs nothing."""
 MIN_SPREAD_RANKS = 8
 """Ranks from which their lasting differences are a spread."""
 MIN_STRETCH = 3
@@ -112,6 +114,7 @@ def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
         unit = "%"
         noise, lasting = _noise(values)
     score, found = _scores(matrix, values, noise, lasting)
+    found = [one for one in found if unit != "%" or one.value >= MIN_NAMED_PERCENT]
     order = np.lexsort((matrix.ranks, *(places.of(matrix.ranks, name) for name in reversed(MESH_ORDER))))
     parts = _parts(order, stages)
     shown = [part[[np.argmax(score[part])]] if score[part].max() >= NAMED_SCORE else part for part in parts]

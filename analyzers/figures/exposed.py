@@ -21,4 +21,4 @@ def draw(step: Ints, transfer_ms: Floats, late_ms: Floats, overlapped_ms: Floats
         ("exposed: waiting for the last", late_ms, CATEGORY["straggler"]),
         ("hidden behind computation", overlapped_ms, SEQUENCE[7]),
     ]
-    return stacked.draw(step, parts, y="communication (ms, mean of the ranks)")
+    return stacked.draw(step, parts, y="ms, mean of the ranks")

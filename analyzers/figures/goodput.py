@@ -46,7 +46,7 @@ def waterfall(account: Account) -> go.Figure:
         base=[start + length if left else start for start, length, left in zip(starts, lengths, is_left, strict=True)],
         marker={"color": colours, "line": {"width": 0}}, text=[_hover(length, wall) for length in lengths],
         textposition=["inside" if long else "outside" for long in is_long], insidetextanchor="middle", textangle=0,
-        insidetextfont={"color": [ink(colour) for colour in colours]},
+        insidetextfont={"color": [ink(colour) for colour in colours]}, outsidetextfont={"size": 10},
         cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
     )  # fmt: skip
     figure.update_xaxes(range=[0, width], ticksuffix=" s")

@@ -17,7 +17,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analyzers.figures.rank_step import Matrix
-from analyzers.figures.theme import HEAT, label, new_figure
+from analyzers.figures.theme import HEAT, heat_range, label, new_figure
 
 __all__ = ["Mark", "draw"]
 
@@ -44,13 +44,14 @@ def draw(matrix: Matrix, *, marks: Sequence[Mark] = ()) -> go.Figure:
     for row in matrix.values:
         known = row[np.isfinite(row)]
         high = max(high, float(np.median(known))) if len(known) else high
+    low, high = heat_range(float(low), float(high))
     unit = matrix.unit
     of_cell = (
         f"largest of {matrix.ranks_per_cell} x {matrix.steps_per_cell} ranks and steps: " if matrix.is_reduced else ""
     )
     figure.add_heatmap(
         x=matrix.steps, y=matrix.ranks, z=np.round(matrix.values, 3).astype(np.float32), colorscale=HEAT,
-        zmin=float(low), zmax=float(max(high, low + 1e-6)),
+        zmin=low, zmax=high,
         colorbar={"title": {"text": unit, "side": "right"}, "thickness": 12, "outlinewidth": 0},
         hovertemplate="rank %{y}, step %{x}<br>" + of_cell + "%{z:.4g} " + label(unit) + "<extra></extra>",
         hoverongaps=False,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from plotly.graph_objects import Figure
 
-from analyzers.figures.theme import HEAT, label, new_figure
+from analyzers.figures.theme import HEAT, heat_range, label, new_figure
 from analyzers.source import Floats, ints
 from probes.collectives.group_label import compact_ranks
 
@@ -51,12 +51,14 @@ def draw(places: Mapping[str, Any], values: Floats, *, rows: str, columns: str, 
             if len(known):
                 names[place] += f", worst {rank[worst]}"
                 told[place] += f"<br>the largest is that of rank {rank[worst]}"
+    low, high = heat_range(float(np.nanmin(grid)), float(np.nanmax(grid))) if np.isfinite(grid).any() else (0.0, 1.0)
     figure = new_figure(
         height=int(min(620, max(200, 120 + 34 * len(up)))), x=DIMENSIONS.get(columns, columns),
         y=DIMENSIONS.get(rows, rows),
     )  # fmt: skip
     figure.add_heatmap(
-        x=[str(value) for value in across], y=[str(value) for value in up], z=grid, colorscale=HEAT,
+        x=[str(value) for value in across], y=[str(value) for value in up], z=grid, colorscale=HEAT, zmin=low,
+        zmax=high,
         text=names if grid.size <= MAX_CELLS_WITH_TEXT else None,
         texttemplate="%{text}" if grid.size <= MAX_CELLS_WITH_TEXT else None, xgap=2, ygap=2,
         customdata=told, hovertemplate="%{customdata}<br>%{z:.4g} " + label(unit) + "<extra></extra>",

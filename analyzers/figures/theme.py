@@ -26,6 +26,7 @@ __all__ = [
     "SEQUENCE",
     "SEVERITY",
     "contrast",
+    "heat_range",
     "ink",
     "label",
     "new_figure",
@@ -63,6 +64,8 @@ PHASE = {
 }  # fmt: skip
 """Colours of spans by kind, and of the time between phases."""
 HEAT = "Viridis"
+MIN_HEAT_RANGE = 0.05
+"""Least share of the values that a scale of colours spans: below some percent ranks and steps differ by chance."""
 _EXCESS = {
     False: [[0, "#eef1f5"], [0.19, "#e3e8ee"], [0.21, "#fbe3b4"], [0.45, "#f5a33d"], [0.7, "#d9482b"], [1, "#7a0c2e"]],
     True: [[0, "#10151c"], [0.19, "#1b232d"], [0.21, "#4a2a12"], [0.45, "#a34a12"], [0.7, "#f0862b"], [1, "#ffe9a8"]],
@@ -97,6 +100,13 @@ def _luminance(colour: str) -> float:
         value = int(colour[i : i + 2], 16) / 255
         linear.append(value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4)
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def heat_range(low: float, high: float) -> tuple[float, float]:
+    """The ends of a scale of colours: at least `MIN_HEAT_RANGE` of the values apart, so that noise looks even."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    half = max(half, MIN_HEAT_RANGE * abs(middle) / 2, 1e-6)
+    return middle - half, middle + half
 
 
 def tint(colour: str, opacity: float) -> str:

@@ -67,6 +67,7 @@ h1 { padding: 0.4rem 0 0.4rem 0 !important; }
 @media (max-width: 640px) { [data-testid="stMainBlockContainer"] { padding: 2.6rem 0.9rem 2rem 0.9rem; } }
 [class*="st-key-tiles-"] { flex-wrap: wrap; gap: 0.6rem; }
 [class*="st-key-tiles-"] > div { flex: 1 1 7.6rem !important; width: auto !important; min-width: 0; max-width: 13rem; }
+@media (max-width: 640px) { [class*="st-key-tiles-"] > div { flex-basis: 9.2rem !important; } }
 [data-testid="stColumn"] { min-width: min(100%, 16rem); }
 .st-key-rank-columns [data-testid="stColumn"] { min-width: min(100%, 24rem); }
 [data-testid="stButtonGroup"] div:has(> button) { flex-wrap: wrap; overflow: visible; max-width: 100%; }

@@ -85,9 +85,9 @@ def findings(view: View) -> None:
         _all(view, known, diagnosis)
 
 
-def verdict_text(diagnosis: Diagnosis) -> str:
-    """The verdict for `st.markdown`; the list of checks that were not made is on the page of findings."""
-    return "  \n".join(map(markdown_text, diagnosis.verdict.replace(LISTED_BELOW, "see Findings").splitlines()))
+def verdict_text(diagnosis: Diagnosis, listed: str = "see Findings") -> str:
+    """The verdict for `st.markdown`. `listed`: where the checks are listed that were not made."""
+    return "  \n".join(map(markdown_text, diagnosis.verdict.replace(LISTED_BELOW, listed).splitlines()))
 
 
 def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> None:
@@ -95,7 +95,7 @@ def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> Non
         if diagnosis is not None:
             if diagnosis.run.get("ended") != "failed":
                 empty_state("No problems were found in this run.")
-            st.markdown(verdict_text(diagnosis))
+            st.markdown(verdict_text(diagnosis, LISTED_BELOW))
     else:
         _list(view, known)
     if diagnosis is not None and diagnosis.advised:
