@@ -136,6 +136,8 @@ def diagnose(
             facts["file_problems"] = file_problems(source)
     try:
         account = goodput.measure(source, stall_policy(manifest), now_ns, views())
+        if account is not None:
+            facts = {**facts, "wall_s": round(account.wall_s, 3)}
     except Exception as error:
         account = None
         findings.append(_failed("goodput", error))

@@ -45,7 +45,7 @@ FIRST_QUERIES: tuple[Query, ...] = (
     (numerics.load_numerics, ()),
     (queries.extent, ()),
     (collectives.load_calls, ()),
-    (pipeline.load_pipelines, ()),
+    (pipeline.load_members, ()),
     (checkpoints.load_timeline, (None,)),
     (health.load_health, ()),
     (events.load_kinds, ()),

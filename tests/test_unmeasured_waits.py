@@ -71,7 +71,7 @@ def test_html(run: RunDir, diagnosis: Diagnosis) -> None:
 def test_metrics(run: RunDir) -> None:
     """The bubble's share was 0 and so were the seconds of training."""
     with Store.open(run) as store:
-        samples = list(account_samples(store, StallPolicy(), time.time_ns()))
+        samples = list(account_samples(store, StallPolicy(), time.time_ns(), {}))
     seconds = {s.labels["category"]: s.value for s in samples if s.name == "rankscope_time_seconds"}
     assert seconds["unmeasured"] > 0
     assert not {"training", "gaps", "communication", "straggler", "bubble"} & seconds.keys()

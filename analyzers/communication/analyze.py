@@ -134,8 +134,9 @@ def _exposed(
         first_step=int(measured.step.min()),
         last_step=int(measured.step.max()),
         cause="transfer" if is_much else "",
-        summary=f"Exposed communication takes {100 * transfer:.0f} % of the step time{planned}, "
-        f"without waiting for late ranks. {100 * hidden:.0f} % of all communication is overlapped.",
+        summary=f"Exposed communication takes {100 * transfer:.0f} % of the step time{planned} from step "
+        f"{int(measured.step.min())} to {int(measured.step.max())}, without waiting for late ranks. "
+        f"{100 * hidden:.0f} % of all communication is overlapped.",
         evidence={
             "exposed_ratio": round(exposed, 4),
             "exposed_transfer_ratio": round(transfer, 4),

@@ -73,7 +73,7 @@ def history_of(source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis
     ]
     return RunHistory(
         run_id=str(manifest.get("run_id") or diagnosis.run.get("run_id") or ""),
-        hours=_hours(source),
+        hours=_hours(source, diagnosis),
         restarts=_restarts(source),
         failures=len(failed_attempts(source, manifest)),
         hosts=tuple(sorted({host for host, _ in places.values() if host})),
@@ -114,8 +114,10 @@ def _places(source: Source) -> dict[int, tuple[str, str]]:
     return {rank: (host or "", device or "") for rank, host, device in rows}
 
 
-def _hours(source: Source) -> float:
-    """From the first record to the last, of steps and of events: a run may die before its first step."""
+def _hours(source: Source, diagnosis: Diagnosis) -> float:
+    """The account's wall time; of a run that died before its first step, from the first event to the last."""
+    if diagnosis.goodput is not None:
+        return diagnosis.goodput.wall_s / 3600
     times = []
     if not lacking(source, steps=("start_ns",)):
         times += source.rows("SELECT min(start_ns), max(start_ns + coalesce(duration_ns, 0)) FROM steps")

@@ -28,7 +28,7 @@ from analyzers.account.timings import load_timings
 from analyzers.account.wait_split import pipelines
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
-from analyzers.pipeline.pipeline_bubble import Bubble, Pipeline, load_pipeline, summarise
+from analyzers.pipeline.pipeline_bubble import MAX_PIPELINES, Bubble, Pipeline, load_pipelines, summarise
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
@@ -37,12 +37,6 @@ from probes.settings.described import ParallelFacts
 from probes.settings.section import read
 
 __all__ = ["ANALYSES", "heaviest", "pipeline"]
-
-MAX_PIPELINES = 16
-"""Pipelines that are read."""
-
-MAX_STEPS = 120
-"""Steps that are read, evenly over the run."""
 
 
 def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None) -> list[Finding]:
@@ -58,12 +52,7 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
         why = "spans are those of the host, which runs ahead of its device"
         return [_insufficient(attempt, why), *_on_devices(source, attempt, every, policy)]
-    members = every[:MAX_PIPELINES]
-    loaded = (
-        load_pipeline(source, attempt, ranks, first_steps=SHARED.warm_up_steps, max_steps=MAX_STEPS)
-        for ranks in members
-    )
-    measured = [one for one in loaded if one is not None and len(one.steps) >= SHARED.min_steps]
+    measured = load_pipelines(source, attempt)
     bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule, policy)
     if bubble is None:
         return [_insufficient(attempt, "too few steps have all spans of all ranks")]

@@ -1,7 +1,6 @@
 """Bubble of an attempt's pipelines: by step, rank and stage, the excess over the schedule's own, its causes.
 
-    loaded = load_pipeline(source, attempt=0, ranks=[0, 1, 2, 3], first_steps=3, max_steps=120)
-    bubble = summarise([loaded], schedule="1f1b")
+    bubble = summarise(load_pipelines(source, attempt=0), schedule="1f1b")
     bubble.idle_ratio, bubble.expected_ratio, bubble.imbalance_ratio, bubble.communication_ratio, bubble.data_ratio
     bubble.heaviest_stage, bubble.lighten_ms
 
@@ -17,12 +16,18 @@ from typing import Any
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, StepIdle, expected_idle, idle_of, whole_steps
 from analyzers.account.time_classes import own
+from analyzers.account.wait_split import pipelines
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
 from analyzers.pipeline.policy import PipelinePolicy
+from analyzers.policy import SHARED
 from analyzers.source import Source, ints, lacking
 
-__all__ = ["Bubble", "Pipeline", "load_pipeline", "summarise"]
+__all__ = ["Bubble", "Pipeline", "load_pipeline", "load_pipelines", "summarise"]
 
+MAX_PIPELINES = 16
+"""Pipelines that are read."""
+MAX_STEPS = 120
+"""Steps that are read, evenly over the run."""
 MAX_SHOWN = 256
 """Ranks and steps that are listed."""
 
@@ -149,6 +154,15 @@ def load_pipeline(
         splits=split_idle(whole, ranks, _loading(source, attempt, marks, sorted({int(one.step[0]) for one in whole}))),
         num_microbatches=int(whole[-1].microbatch.max()) + 1,
     )
+
+
+def load_pipelines(source: Source, attempt: int) -> list[Pipeline]:
+    """The pipelines of an attempt of which enough steps are whole: those whose bubble report and page show."""
+    loaded = (
+        load_pipeline(source, attempt, ranks, first_steps=SHARED.warm_up_steps, max_steps=MAX_STEPS)
+        for ranks in [ranks for number, ranks in pipelines(source) if number == attempt][:MAX_PIPELINES]
+    )
+    return [one for one in loaded if one is not None and len(one.steps) >= SHARED.min_steps]
 
 
 def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> dict[tuple[int, int], int]:

@@ -38,7 +38,10 @@ def schema() -> dict[str, Any]:
                     "num_ranks": _or_null("integer", "ranks that left a record"),
                     "num_nodes": _or_null("integer", "hosts"),
                     "steps": _or_null("integer", "newest finished step"),
-                    "wall_s": _or_null("number", "first to last record of a step, seconds"),
+                    "wall_s": _or_null(
+                        "number",
+                        "begin to end of the run, seconds; without `goodput`, of its steps",
+                    ),
                     "step_ms_median": _or_null("number", "milliseconds"),
                     "tokens_per_s": _or_null("number", "over all ranks, while steps ran"),
                     "first_loss": _or_null("number", "nat"),

@@ -15,12 +15,13 @@ from typing import Any
 from analyzers.figures.rank_step import MEASURES
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.run.event_log import EventLog
+from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
 from analyzers.source import Source
 
 __all__ = ["RankRow", "RankRows", "rank_rows"]
 
-RECENT_STEPS = 20
+RECENT_STEPS = NEWEST_STEPS
 """Newest steps whose median is shown."""
 _ENDED = ("ended", "dead")
 

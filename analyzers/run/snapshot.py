@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from analyzers.run.device_calls import oldest_open_step
 from analyzers.run.elsewhere import ranks_elsewhere
 from analyzers.run.event_log import EventLog
+from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.recorded_calls import Call, CallSite, call_order, differing_calls, recorded_calls
 from analyzers.run.step_ends import NEVER_NS, ends_of_steps
 from analyzers.source import Source
@@ -47,7 +48,7 @@ SNAPSHOT_EVENTS = (
     event_kinds.WATCH_STARTED,
     event_kinds.WATCH_STOPPED,
 )
-RECENT_STEPS = 50
+RECENT_STEPS = NEWEST_STEPS
 """Steps whose durations define a usual step."""
 ORDER_STEPS = 5
 """Steps before the newest ones from which the order of a group's collectives is read."""

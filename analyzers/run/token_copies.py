@@ -5,17 +5,28 @@ tokens = sum_over_ranks / token_copies(store)
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from analyzers.source import Source
+from probes.settings.described import ParallelFacts
+from probes.settings.section import read
 
 __all__ = ["token_copies"]
 
 
-def token_copies(source: Source) -> int:
-    """Ranks that read the same text; 1 where the mesh is not known."""
+def token_copies(source: Source, manifest: Mapping[str, Any] | None = None) -> int:
+    """Ranks that read the same text; 1 where the mesh is not known.
+
+    The store of one node of several knows the places of its ranks only: give the manifest, which has the whole mesh.
+    """
+    parallel = read(ParallelFacts, manifest or {})
+    planned = math.prod(int(max(1, size or 1)) for size in (parallel.pp, parallel.tp, parallel.cp))
     if not source.has("ranks"):
-        return 1
+        return planned
     ((copies,),) = source.rows(
         "SELECT (coalesce(max(pp), 0) + 1) * (coalesce(max(tp), 0) + 1) * (coalesce(max(cp), 0) + 1) FROM ranks "
         "WHERE rank >= 0"
     )
-    return int(copies or 1)
+    return max(planned, int(copies or 1))

@@ -20,6 +20,7 @@ from analyzers.profiling.captures import captures
 from analyzers.run.evaluations import evaluations
 from analyzers.run.event_log import EventLog
 from analyzers.run.file_problems import file_problems
+from analyzers.run.newest_steps import wall_throughput
 from analyzers.run.run_ends import run_ends
 from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
@@ -162,16 +163,7 @@ def _steps(views: Views) -> dict[str, Any]:
         """,
         [every_kth(views.sampled, "steps", MAX_ROWS, MAX_STEPS)],
     )
-    ((tokens, seconds),) = views.whole.rows(
-        # By each rank's own clock: the longest time that one rank needed in an attempt.
-        """
-        SELECT CAST(sum(tokens) AS DOUBLE), sum(seconds) FROM (
-            SELECT attempt, sum(tokens) AS tokens, max(seconds) AS seconds FROM (
-                SELECT attempt, rank, sum(tokens) AS tokens,
-                       (max(start_ns + duration_ns) - min(start_ns)) / 1e9 AS seconds
-                FROM steps WHERE duration_ns IS NOT NULL GROUP BY attempt, rank) GROUP BY attempt)
-        """
-    )
+    tokens, seconds = wall_throughput(views.whole, "duration_ns IS NOT NULL")
     tokens = tokens / token_copies(views.whole) if tokens else tokens
     facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
     facts |= {"tokens": int(tokens) if tokens else None}

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from analyzers.figures.rank_step import MEASURES
 from analyzers.figures.sampling import sampled
+from analyzers.run.newest_steps import newest_pace
 from analyzers.run.token_copies import token_copies
 from analyzers.source import Source, lacking
 
@@ -29,8 +30,6 @@ MAX_BUCKETS = 1_000
 MAX_SCALARS = 12
 """Lines of the user's own numbers: more cannot be told apart."""
 MAX_CHECKPOINTS = 500
-RECENT_STEPS = 40
-"""Newest steps from which the current speed is computed."""
 MAX_SAMPLE = 1_000_000
 """Rows of steps from which a percentile is computed; of more, every k-th step."""
 Columns = dict[str, npt.NDArray[Any]]
@@ -70,30 +69,23 @@ def pulse(source: Source) -> dict[str, float | None]:
     memory is that of the rank with the most. Tokens count once, however many ranks read the same text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
-    attempt = newest_attempt(source)
-    if attempt is None:
-        return dict.fromkeys(names)
-    finished = f"attempt = {attempt} AND rank >= 0 AND duration_ns IS NOT NULL"
-    ((step,),) = source.rows(f"SELECT (SELECT step FROM steps WHERE {finished} ORDER BY start_ns DESC LIMIT 1)")
-    if step is None:
+    measured = [name for name in names if name not in ("step_ms", "tokens_per_s")]
+    pace = newest_pace(source)
+    if pace is None:
         return dict.fromkeys(names)
     ((*found,),) = source.rows(
         f"""
-        WITH recent AS (SELECT * FROM steps WHERE {finished} AND step > {step - RECENT_STEPS} AND step <= {step}
-                        QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1),
-             each AS (SELECT step, median(duration_ns) AS took_ns, sum(tokens) AS tokens FROM recent GROUP BY step)
+        WITH recent AS (SELECT * FROM steps WHERE attempt = {pace.attempt} AND rank >= 0 AND duration_ns IS NOT NULL
+                        AND step >= {pace.first_step} AND step <= {pace.last_step}
+                        QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1)
         SELECT (SELECT arg_max(loss, start_ns) FROM recent WHERE loss IS NOT NULL),
                (SELECT arg_max(grad_norm, start_ns) FROM recent WHERE grad_norm IS NOT NULL),
                (SELECT arg_max(lr, start_ns) FROM recent WHERE lr IS NOT NULL),
-               (SELECT median(took_ns) / 1e6 FROM each),
-               (SELECT CAST(sum(tokens) AS DOUBLE) / nullif(sum(took_ns) / 1e9, 0) FROM each),
                (SELECT max(memory_bytes) FROM recent), (SELECT arg_max(rank, memory_bytes) FROM recent)
         """
     )
-    result: dict[str, float | None] = dict(zip(names, (step, *found), strict=True))
-    if result["tokens_per_s"] is not None:
-        result["tokens_per_s"] /= token_copies(source)
-    return result
+    result: dict[str, float | None] = dict(zip(measured, (pace.last_step, *found), strict=True))
+    return result | {"step_ms": pace.step_ms, "tokens_per_s": pace.tokens_per_s}
 
 
 def speed(source: Source) -> Columns:

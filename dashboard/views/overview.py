@@ -13,6 +13,7 @@ from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.printable import escaped, visible
 from analyzers.run.evaluations import evaluations
+from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.open_findings import reported_findings
 from analyzers.source import Source
 from dashboard.data import queries
@@ -27,6 +28,8 @@ from probes.settings.section import read
 __all__ = ["overview"]
 
 MAX_CARDS = 4
+_IN_REPORT = {"step_ms": "step_ms_median", "tokens_per_s": "tokens_per_s"}
+"""Numbers of the newest steps, and the facts of the report that are the same of all steps."""
 _UNWELL = ("stalled", "recovering", "died", "failed", "given up", "fenced")
 
 
@@ -91,9 +94,9 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     numbers = [
         ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),
         ("Loss", _loss_text(pulse["loss"]), None, "Of the newest step."),
-        ("Tokens/s", units.amount(pulse["tokens_per_s"]), None, "Of all ranks, over the newest steps."),
-        _step_time(pulse["step_ms"], diagnosis),
-        _work_rate(view.manifest, pulse["tokens_per_s"]),
+        _speed("Tokens/s", pulse, diagnosis, is_live=view.state.is_live),
+        _speed("Step time", pulse, diagnosis, is_live=view.state.is_live),
+        _work_rate(view.manifest, _shown(pulse, diagnosis, "tokens_per_s", is_live=view.state.is_live)[0]),
         ("Goodput", units.percent(goodput_ratio), None, "Share of wall time spent on training steps that were kept."),
         (
             "Memory", units.data_size(pulse["memory_bytes"], digits=0),
@@ -105,12 +108,31 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
         st.progress(min(1.0, step / planned))
 
 
-def _step_time(newest_ms: float | None, diagnosis: Diagnosis | None) -> tuple[str, str, str | None, str]:
-    """The newest steps, with the median of all steps, which is the number of the report, beneath."""
-    of_all_ms = diagnosis.run.get("step_ms_median") if diagnosis is not None else None
-    beneath = f"{units.duration(of_all_ms / 1e3)} of all" if of_all_ms is not None else None
-    more = f"Median over ranks and the newest {queries.RECENT_STEPS} steps. Beneath: over ranks and all steps."
-    return "Step time", units.duration(newest_ms / 1e3 if newest_ms is not None else None), beneath, more
+def _shown(
+    pulse: dict[str, float | None], diagnosis: Diagnosis | None, name: str, *, is_live: bool
+) -> tuple[float | None, float | None]:
+    """A number of the newest steps, with that of all steps; of a run that has ended only the latter, the report's."""
+    of_all: Any = None if diagnosis is None else diagnosis.run.get(_IN_REPORT[name])
+    return (pulse[name], of_all) if is_live or of_all is None else (of_all, None)
+
+
+def _speed(
+    label: str, pulse: dict[str, float | None], diagnosis: Diagnosis | None, *, is_live: bool
+) -> tuple[str, str, str | None, str]:
+    """Step time or tokens a second."""
+    name = "step_ms" if label == "Step time" else "tokens_per_s"
+    value, of_all = _shown(pulse, diagnosis, name, is_live=is_live)
+    beneath = f"{_speed_text(name, of_all)} of all steps" if of_all is not None else None
+    what = "Median over ranks and" if name == "step_ms" else "Of all ranks, by wall time, over"
+    if is_live or value is None or value == pulse[name]:
+        return label, _speed_text(name, value), beneath, f"{what} the newest {NEWEST_STEPS} steps."
+    return label, _speed_text(name, value), None, f"{what} all steps."
+
+
+def _speed_text(name: str, value: float | None) -> str:
+    if name == "step_ms":
+        return units.duration(value / 1e3 if value is not None else None)
+    return units.amount(value)
 
 
 def _loss_text(loss: float | None) -> str:

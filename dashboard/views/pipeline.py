@@ -6,10 +6,11 @@ from typing import Any
 
 import streamlit as st
 
+from analyzers.account.device_timings import has_device_calls, is_stamped
 from analyzers.account.wait_split import pipelines
 from analyzers.figures import schedule as figures
 from analyzers.figures.activity import schedule_of_step
-from analyzers.pipeline.pipeline_bubble import Bubble, load_pipeline, summarise
+from analyzers.pipeline.pipeline_bubble import Bubble, load_pipelines, summarise
 from analyzers.source import Source, ints
 from dashboard.data import queries
 from dashboard.drawing import units
@@ -20,13 +21,8 @@ from probes.settings.section import read
 
 __all__ = ["pipeline"]
 
-WARM_UP_STEPS = 3
-"""First steps of an attempt, left out because they allocate and compile."""
-MAX_STEPS = 60
-"""Steps from which the bubble is computed."""
 
-
-def load_pipelines(source: Source) -> dict[int, dict[str, Any]]:
+def load_members(source: Source) -> dict[int, dict[str, Any]]:
     """{attempt: its pipelines, and its newest finished step}, of the attempts that have both."""
     if not (source.has("ranks") and source.has("spans")):
         return {}
@@ -44,15 +40,21 @@ def load_schedule(source: Source, attempt: int, step: int, members: tuple[int, .
 
 
 def load_bubble(source: Source, attempt: int, members: tuple[int, ...], schedule: str) -> dict[str, Bubble | None]:
-    """The bubble of one pipeline, in a dictionary: None inside it is a result, too."""
-    found = load_pipeline(source, attempt, members, first_steps=WARM_UP_STEPS, max_steps=MAX_STEPS)
-    return {"bubble": summarise([found], schedule) if found else None}
+    """The bubble of all pipelines, as in the report, and that of one of them: None is a result, too.
+
+    Spans of a GPU's host are no measure of it: then there is none.
+    """
+    if has_device_calls(source, attempt) or is_stamped(source, attempt):
+        return {"bubble": None, "chosen": None}
+    found = load_pipelines(source, attempt)
+    chosen = [one for one in found if tuple(one.ranks) == members]
+    return {"bubble": summarise(found, schedule), "chosen": summarise(chosen, schedule)}
 
 
 @framed("Pipeline")
 def pipeline(view: View) -> None:
     """Draw one pipeline of an attempt, and one of its steps."""
-    found = view.ask(load_pipelines)
+    found = view.ask(load_members)
     if found is None:
         return
     if not found:
@@ -81,6 +83,8 @@ def pipeline(view: View) -> None:
     bubble: Bubble | None = measured["bubble"] if measured else None
     if bubble is not None:
         _numbers(bubble)
+        st.markdown(markdown_text(bubble.text, 600))
+        st.caption(_basis(bubble))
     pieces = view.ask(load_schedule, attempt, step, members)
     if pieces is None:
         return
@@ -94,8 +98,8 @@ def pipeline(view: View) -> None:
     else:
         others = f" Attempt {attempt} is shown; others have other steps." if len(found) > 1 else ""
         empty_state(f"No span of a stage was recorded in step {step} of attempt {attempt}.{others}")
-    if bubble is not None:
-        _bubble(bubble)
+    if measured and measured["chosen"] is not None:
+        _bubble(measured["chosen"])
 
 
 def _bubble(bubble: Bubble) -> None:
@@ -110,10 +114,6 @@ def _bubble(bubble: Bubble) -> None:
         figures.idle, named, expected=expected, key="bubble", what="Idle share of each rank of the pipeline",
         selected=tuple(named),
     )  # fmt: skip
-    st.caption(
-        f"{markdown_text(bubble.text[:1].upper() + bubble.text[1:], 600)} Means over {bubble.num_steps} typical "
-        "steps. Bubble: idle share from the first stage's data loading to the last backward."
-    )
     if len(bubble.idle_ratio_by_step) > 1:
         st.subheader("Bubble by step", anchor=False)
         what = "Idle share of the pipeline over the steps"
@@ -125,7 +125,7 @@ def _bubble(bubble: Bubble) -> None:
 
 def _numbers(bubble: Bubble) -> None:
     ideal = "What the schedule's formula has" if bubble.is_formula else "What the executed order has"
-    split = "Of the bubble beyond the ideal one; imbalance, transfers, data and order add up to it."
+    split = "Of the bubble beyond the ideal one; imbalance, communication, data and order add up to it."
     stages, microbatches = len(bubble.work_ms_by_stage), bubble.num_microbatches
     numbers = [
         ("Schedule", markdown_text(bubble.schedule, 24) or "–", f"{stages} × {microbatches}",
@@ -133,12 +133,20 @@ def _numbers(bubble: Bubble) -> None:
         ("Bubble", units.percent(bubble.idle_ratio), None, "Share of the pipeline's time in which its ranks idle."),
         ("Ideal", units.percent(bubble.expected_ratio), None, f"{ideal} with equal stages."),
         ("Imbalance", units.percent(bubble.imbalance_ratio), _lighter(bubble), split),
-        ("Transfers", units.percent(bubble.communication_ratio), None, split),
+        ("Communication", units.percent(bubble.communication_ratio), None, split),
         ("Data", units.percent(bubble.data_ratio), None, split),
         *([("Order", units.percent(bubble.order_ratio), None, split)] if abs(bubble.order_ratio) >= 0.001 else []),
         ("Time", units.duration(bubble.total_ms / 1e3), None, "Of the pipeline in a step."),
     ]  # fmt: skip
     tiles(numbers, key="pipeline")
+
+
+def _basis(bubble: Bubble) -> str:
+    of = f" and {bubble.num_pipelines} pipelines" if bubble.num_pipelines > 1 else ""
+    return (
+        f"Means over {bubble.num_steps} typical steps{of}. Bubble: idle share from the first stage's data loading to "
+        "the last backward."
+    )
 
 
 def _lighter(bubble: Bubble) -> str | None:

@@ -42,6 +42,8 @@ class DataFacts:
 class ParallelFacts:
     section: ClassVar[str] = "parallel"
     pp: float | None = None
+    tp: float | None = None
+    cp: float | None = None
     schedule: str = ""
     stages_per_rank: float | None = None
     ddp_bucket_mb: float | None = None

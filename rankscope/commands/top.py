@@ -33,7 +33,7 @@ def top(
 ) -> None:
     """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.
 
-    Own work and waiting are medians of the last 20 steps. "for" is the time since the rank's newest record. Where the
+    Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. Where the
     ranks do not fit on the screen, those in trouble keep their rows and the others are folded by what they do. Of a run
     that has ended, the findings are those of `rankscope analyze`. Ctrl-C ends it.
     """

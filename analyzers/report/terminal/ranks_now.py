@@ -3,15 +3,14 @@
     drawn = draw_ranks(folder, name="runs/latest", height=40, now_ns=time.time_ns())
     console.print(drawn.table)
 
-Own work and waiting are medians of the last 20 steps. Findings of a run that lives are those that `watch` reported; of
-one that has ended, those of `rankscope analyze`.
+Own work and waiting are medians of the newest 50 steps. Findings of a run that lives are those that `watch` reported;
+of one that has ended, those of `rankscope analyze`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import SEVERITIES, Finding
@@ -48,10 +47,13 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
     manifest = folder.manifest()
     with Store.open(folder) as store:
         state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
-        findings = _findings(store, state.attempt) if state.is_live else _diagnosed(store, folder, manifest)
+        ended = None if state.is_live else diagnose(store, manifest, stacks_dir=folder.stacks)
+        findings = _findings(store, state.attempt) if ended is None else list(ended.fired)
         found = rank_rows(
             store, findings, now_ns=state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         )
+    if ended is not None:  # the report's number
+        found = replace(found, step_ms=ended.run.get("step_ms_median"))
     steps = read(TrainFacts, manifest).steps
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:
@@ -72,8 +74,3 @@ def _findings(store: Store, attempt: int | None) -> list[Finding]:
     reports = newest_reports(reported_findings(store))
     found = [one for one in reports if one.status in ("fired", "suspect") and not why_closed(one, attempt)]
     return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), one.status == "suspect"))
-
-
-def _diagnosed(store: Store, folder: RunDir, manifest: Mapping[str, Any]) -> list[Finding]:
-    """Findings of a run that has ended, as `rankscope analyze` names them."""
-    return list(diagnose(store, manifest, stacks_dir=folder.stacks).fired)

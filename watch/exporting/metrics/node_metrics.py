@@ -55,15 +55,12 @@ class NodeMetrics:
         self._stall = stall or StallPolicy()
         self._slow: list[Sample] = []
         self._slow_ns: int | None = None
+        self._was_live = True
         self._hang_ns: int | None = None  # hangs reported until then have been measured
         self._stalled_until_ns = 0
 
     def measure(self, source: Source, now_ns: int) -> list[Sample]:
         """All samples at `now_ns` (epoch nanoseconds); a part whose tables are missing is omitted."""
-        if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9:
-            self._slow = list(account_samples(source, self._stall, now_ns))
-            self._slow += planned_bubble_samples(source, self._manifest) if self._slow else []
-            self._slow_ns = now_ns if self._slow else None
         log = EventLog.load(
             source,
             (
@@ -75,11 +72,16 @@ class NodeMetrics:
             ),
         )
         state = run_state(source, self._stall, now_ns=now_ns, is_watched=True)
+        if self._slow_ns is None or now_ns - self._slow_ns >= SLOW_EVERY_S * 1e9 or state.is_live != self._was_live:
+            until_ns = now_ns if state.is_live else None  # of a run that has ended the account ends, too
+            self._slow = list(account_samples(source, self._stall, until_ns, self._manifest))
+            self._slow += planned_bubble_samples(source, self._manifest) if self._slow else []
+            self._slow_ns, self._was_live = now_ns if self._slow else None, state.is_live
         if state.is_live and self._hang_is_shown(source, now_ns):
             state = replace(state, word="stalled")
         return [
             *self._run(source, log, state),
-            *step_samples(source),
+            *step_samples(source, self._manifest),
             *expert_samples(source),
             *scalar_samples(source),
             *validation_samples(source),

@@ -14,9 +14,11 @@ from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
 from analyzers.run.evaluations import evaluations
 from analyzers.run.event_log import EventLog, parsed_detail
+from analyzers.run.newest_steps import NEWEST_STEPS, newest_pace
 from analyzers.run.open_findings import may_last
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import attempts
+from analyzers.run.token_copies import token_copies
 from analyzers.source import Source, missing_tables
 from analyzers.wording import is_number, ranks_text
 from probes.settings.described import ParallelFacts
@@ -36,7 +38,7 @@ __all__ = [
     "validation_samples",
 ]
 
-WINDOW_STEPS = 50
+WINDOW_STEPS = NEWEST_STEPS
 EXPERT_SAMPLES = 5
 MAX_SCALARS = 50
 """Series of the user's own numbers: each is a label value of its own."""
@@ -46,7 +48,7 @@ MAX_REPORTS = 10_000
 _NEWEST = "attempt = (SELECT max(attempt) FROM steps) AND rank >= 0 AND duration_ns IS NOT NULL"
 
 
-def step_samples(source: Source) -> Iterator[Sample]:
+def step_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample]:
     """The newest steps over all ranks of the node."""
     if missing_tables(source, "steps"):
         return
@@ -58,17 +60,13 @@ def step_samples(source: Source) -> Iterator[Sample]:
         return
     yield Sample("rankscope_step", step)
     yield Sample("rankscope_last_step_timestamp_seconds", last_ns / 1e9)
-    ((attempt, least, median, most, tokens, wall_ns),) = source.rows(
-        "SELECT max(attempt), min(duration_ns), median(duration_ns), max(duration_ns), sum(tokens), "
-        f"max(start_ns + duration_ns) - min(start_ns) FROM steps WHERE {_NEWEST} AND step > ?",
-        [step - WINDOW_STEPS],
-    )
-    for stat, value in (("min", least), ("median", median), ("max", most)):
-        if value is not None:
-            yield Sample("rankscope_step_duration_seconds", value / 1e9, {"stat": stat})
-    yield from _shares(step_accounts(source, attempt, step - WINDOW_STEPS + 1))
-    if tokens and wall_ns:
-        yield Sample("rankscope_tokens_per_second", int(tokens) / (wall_ns / 1e9))
+    pace = newest_pace(source, token_copies(source, manifest))
+    if pace is not None:
+        for stat, value in (("min", pace.shortest_ms), ("median", pace.step_ms), ("max", pace.longest_ms)):
+            yield Sample("rankscope_step_duration_seconds", value / 1e3, {"stat": stat})
+        yield from _shares(step_accounts(source, pace.attempt, pace.first_step))
+        if pace.tokens_per_s is not None:
+            yield Sample("rankscope_tokens_per_second", pace.tokens_per_s)
     ((loss, norm, rate),) = source.rows(
         f"SELECT arg_max(loss, step), arg_max(grad_norm, step), arg_max(lr, step) FROM steps WHERE {_NEWEST} "
         "AND step > ? AND rank = (SELECT min(rank) FROM steps WHERE rank >= 0)",
@@ -147,8 +145,10 @@ def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Itera
         yield Sample("rankscope_bubble_planned_ratio", ratio)
 
 
-def account_samples(source: Source, stall: StallPolicy, now_ns: int) -> Iterator[Sample]:
-    """The account of the whole run's time."""
+def account_samples(
+    source: Source, stall: StallPolicy, now_ns: int | None, manifest: Mapping[str, Any]
+) -> Iterator[Sample]:
+    """The account of the whole run's time; `now_ns` is None once the run has ended."""
     account = measure(source, stall, now_ns)
     if account is None:
         return
@@ -160,7 +160,7 @@ def account_samples(source: Source, stall: StallPolicy, now_ns: int) -> Iterator
     yield Sample("rankscope_steps_total", account.num_kept)
     yield Sample("rankscope_steps_discarded_total", account.num_discarded)
     ((tokens,),) = source.rows("SELECT sum(tokens) FROM steps WHERE rank >= 0 AND coalesce(committed, true)")
-    yield Sample("rankscope_tokens_total", int(tokens or 0))
+    yield Sample("rankscope_tokens_total", int(tokens or 0) // token_copies(source, manifest))
 
 
 def rank_samples(source: Source, log: EventLog) -> Iterator[Sample]:
