@@ -44,13 +44,13 @@ _PLACES = (
 _READERS = ("analyzers", "dashboard/views", "dashboard/data", "dashboard/drawing", "watch/exporting", "rankscope")
 _BY_SQL = {
     "nccl_calls": {
-        "nccl_seq": "tells a call of NCCL's own log", "root": "of broadcast and reduce", "count": "bytes are shown",
+        "nccl_seq": "tells a call of NCCL's own log", "root": "of broadcast and reduce",
         "channels_stopped": "state of a call in flight",
     },
     "nccl_communicators": {"comm_rank": "key", "event_mask": "asked for by the plugin", "created_ns": "key"},
     "nccl_groups": {"created_ns": "key"},
     "log_events": {"attempt": "key"},
-    "nccl_channels": {"start_ns": "by the host's clock", "end_ns": "by the host's clock"},
+    "nccl_channels": {"start_ns": "by the host's clock"},
     "nccl_links": {"start_ns": "begin of the window", "progress_ns": "state of an operation in flight",
                    "op_num_steps": "state of an operation in flight"},
 }  # fmt: skip

@@ -54,7 +54,7 @@ def test_the_bubble_is_the_formula_of_a_perfect_pipeline(tmp_path: Path) -> None
     text = text_of(open_page(run.path.parent, "pipeline", run=run.run_id), "Bubble by rank", "Step 20 as it ran")
     for words in (
         "Schedule: gpipe", "Bubble: 27.3 %", "Ideal: 27.3 %",
-        "Imbalance: 0 %", "Transfers: 0 %", "Data: 0 %", "Bubble by step",
+        "Imbalance: 0 %", "Communication: 0 %", "Data: 0 %", "Bubble by step",
     ):  # fmt: skip
         assert words in text, (words, text)
     assert "No span of a stage" not in text
@@ -66,7 +66,7 @@ def test_what_makes_the_bubble_larger_is_split(tmp_path: Path) -> None:
     text = text_of(app, "Imbalance", "Stage 2 has the most work")
     numbers = {metric.label: metric.value for metric in app.metric}
     parts = [float(numbers[name].removesuffix(" %")) for name in (
-        "Ideal", "Imbalance", "Transfers", "Data")]  # fmt: skip
+        "Ideal", "Imbalance", "Communication", "Data")]  # fmt: skip
     assert sum(parts) == pytest.approx(float(numbers["Bubble"].removesuffix(" %")), abs=0.2)
     assert parts[1] > 5
     assert parts[3] > 5
