@@ -42,7 +42,7 @@ SCENARIOS = {
     "pipeline": Scenario(seed=4, layout=Layout(pp=4, dp_shard=2, schedule="1f1b", microbatches=8), steps=70),
 }  # fmt: skip
 PAGES = ("overview", "goodput", "pipeline", "collectives", "findings")
-_NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
+_NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)"
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
@@ -188,8 +188,10 @@ FACTS: Mapping[str, tuple[Look, ...]] = {
         text("page overview", r"MFU: NUMBER %"),
     ),
     "last step": (
-        value("json", "steps"), text("terminal", r"  NUMBER steps  "), text("markdown", r"\| steps \| NUMBER"),
-        text("html", r"NUMBER steps (?!to)"), text("top", r"step NUMBER "), text("page overview", r"\bStep: NUMBER"),
+        value("json", "steps"), text("terminal", r"  NUMBER steps  "),
+        text("markdown", r"ranks \|[^|]*\|\n\| steps \| NUMBER"),
+        text("html", r"\d ranks? NUMBER steps\b"), text("top", r"finished  step NUMBER "),
+        text("page overview", r"\bStep: NUMBER"),
     ),
 }  # fmt: skip
 ALWAYS = ("step time (ms)", "tokens a second", "wall time (s)", "goodput (%)", "last step")

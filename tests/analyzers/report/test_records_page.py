@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from analyzers.report import records_page
+from analyzers.report.records_page import markdown, not_shown, place_of, shown, shown_event
 from probes.tape.event_kinds import EVENT_KINDS
 from probes.tape.schema import TABLES
-from rankscope import records_page
-from rankscope.records_page import markdown, not_shown, place_of, shown, shown_event
 from store.ddl import store_columns
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "records.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "records.md"
 
 
 def test_the_page_is_what_the_source_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown(), "python -m rankscope.records_page > docs/records.md"
+    assert PAGE.read_text(encoding="utf-8") == markdown(), "python -m analyzers.report.records_page > docs/records.md"
 
 
 def test_nothing_is_recorded_and_shown_nowhere() -> None:
