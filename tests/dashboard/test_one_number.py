@@ -189,7 +189,7 @@ FACTS: Mapping[str, tuple[Look, ...]] = {
     ),
     "last step": (
         value("json", "steps"), text("terminal", r"  NUMBER steps  "),
-        text("markdown", r"ranks \|[^|]*\|\n\| steps \| NUMBER"),
+        text("markdown", r"ranks \| \d+ on [^|]*\|\n\| steps \| NUMBER"),
         text("html", r"\d ranks? NUMBER steps\b"), text("top", r"finished  step NUMBER "),
         text("page overview", r"\bStep: NUMBER"),
     ),
