@@ -108,7 +108,7 @@ def modules() -> tuple[Module, ...]:
 
 
 def _module(tree: ast.Module, place: str) -> Module:
-    words, patterns = set[str](), []
+    words, patterns = set[str](), list[re.Pattern[str]]()
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)

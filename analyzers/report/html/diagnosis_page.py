@@ -30,7 +30,7 @@ from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, floats
-from analyzers.wording import group_text, is_number, listed, number, ranks_text, rate_text, sentence, size_text
+from analyzers.wording import group_text, listed, number, ranks_text, rate_text, sentence, size_text
 from probes.tape import event_kinds
 
 __all__ = ["render"]
@@ -226,7 +226,7 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ),
         ("ms per step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
-        ("MFU", 100 * share if is_number(share := facts.get("mfu_ratio")) else None, "{:.1f} %"),
+        ("MFU", 100 * share if isinstance(share := facts.get("mfu_ratio"), float) else None, "{:.1f} %"),
         ("loss, last", facts.get("last_loss"), "{:.4f}"),
         ("validation loss, last", (facts.get("validation") or {}).get("last_loss"), "{:.4f}"),
     ]
