@@ -5,8 +5,10 @@ python -m store.schema_page > docs/schema.md
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 
 from probes.tape.event_kinds import EVENT_KINDS, EventKind
 from probes.tape.schema import TABLES, Column, Table
@@ -16,7 +18,7 @@ __all__ = ["EXAMPLES", "markdown"]
 
 EXAMPLES: dict[str, tuple[str, str]] = {
     "steps": (
-        "Which rank does the most work of its own in a step? Waiting for the others is not work.",
+        "Which rank does the most work in a step? Waiting for the others is not work.",
         "SELECT rank, median(duration_ns - collective_wait_ns) / 1e6 AS own_work_ms\n"
         "FROM steps\n"
         "WHERE duration_ns IS NOT NULL\n"
@@ -60,7 +62,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "LIMIT 10",
     ),
     "scalars": (
-        "How did a number of the user's own go, over all ranks?",
+        "How did a logged number change, over all ranks?",
         "SELECT name, step, avg(value) AS mean, min(value) AS least, max(value) AS most\n"
         "FROM scalars\n"
         "GROUP BY name, attempt, step\n"
@@ -188,6 +190,8 @@ wait with it. Records come in about a second after they were made.
 
 * Times are nanoseconds since the Unix epoch (`make_timestamp(wall_ns // 1000)` shows them). The clocks of different
   nodes are not equal: compare ranks by durations and sequence numbers.
+* A column without a type is a BIGINT. In a table whose rows are open, a row is written when the thing begins; what is
+  known only at its end is NULL until then.
 * NULL: not recorded, or not known yet. A loss or norm that is NaN is a NaN, not a NULL (`isnan(loss)`).
 * `sum` of integers is HUGEINT; cast it where a client knows no such type.
 * A step runs again with the same number after a rollback, and a restart begins a new `attempt`.
@@ -198,11 +202,11 @@ wait with it. Records come in about a second after they were made.
 
 def markdown() -> str:
     """The whole page."""
-    parts, described = [_INTRODUCTION], set[tuple[str, str]]()
+    parts, described, explained = [_INTRODUCTION], set[tuple[str, str]](), set[tuple[str, str]]()
     for table in TABLES.values():
         parts.append("\n".join(_lines(table, described)) + "\n")
         described |= {(column.name, column.help) for column in store_columns(table)}
-    return "\n".join([*parts, _EVENTS, *map(_event_line, EVENT_KINDS.values()), ""])
+    return "\n".join([*parts, _EVENTS, *(_event_line(kind, explained) for kind in EVENT_KINDS.values()), ""])
 
 
 def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
@@ -212,14 +216,12 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
     yield ""
     yield table.help + _ORIGIN[table.source].format(kind=table.event_kind)
     if table.can_be_open:
-        yield "A row is there from the beginning of the thing; what is only known at its end is NULL until then."
+        yield "Rows are open until it ends."
     yield ""
     known = [column for column in store_columns(table) if (column.name, column.help) in described]
     if known:
         yield f"- as above: {', '.join(f'`{column.name}`' for column in known)}"
-    for column in store_columns(table):
-        if column not in known:
-            yield f"- `{column.name}` {SQL_TYPES[column.type]}{_unit(column)}: {column.help}"
+    yield from _new_columns([column for column in store_columns(table) if column not in known])
     yield ""
     yield question
     yield ""
@@ -228,29 +230,54 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
     yield "```"
 
 
+def _new_columns(columns: list[Column]) -> Iterator[str]:
+    """A line each; neighbours that are the same part of different columns (`data_wait_ns`, ...) share one."""
+    for part, group in groupby(columns, key=_part):
+        names = list(group)
+        if part and len(names) > 1:
+            yield f"- {', '.join(f'`{column.name}`' for column in names)}: part of each of these {part}"
+        else:
+            yield from (f"- `{column.name}`{_type(column)}{_unit(column)}: {column.help}" for column in names)
+
+
+def _part(column: Column) -> str:
+    """`blocked in collectives` of a help `part of data_ns blocked in collectives`, else empty."""
+    found = re.match(r"part of \w+_ns (.*?)(?:;|$)", column.help)
+    return found[1] if found else ""
+
+
+def _type(column: Column) -> str:
+    sql = SQL_TYPES[column.type]
+    return "" if sql == "BIGINT" else f" {sql}"
+
+
 def _unit(column: Column) -> str:
     """The unit behind the type, where the name does not end in it."""
     unit = {"1": "", "By": "bytes", "Cel": "celsius", "Hz": "hertz"}.get(column.unit, column.unit)
     return f" ({unit})" if unit and not column.name.endswith(f"_{unit}") else ""
 
 
-def _event_line(kind: EventKind) -> str:
+def _event_line(kind: EventKind, explained: set[tuple[str, str]]) -> str:
+    """A kind; a field that an event before it explained in the same words is only named."""
     of_table = TABLES[kind.table].columns if kind.table else ()
-    fields = [f"columns of table [{kind.table}](#{kind.table})"] if of_table else []
-    fields += map(_field, kind.fields[len(of_table) :])
-    return f"- `{kind.name}` ({kind.written_by}): {kind.meaning}{' Fields: ' if fields else ''}{', '.join(fields)}"
+    fields = [f"columns of [{kind.table}](#{kind.table})"] if of_table else []
+    fields += [_field(column, explained) for column in kind.fields[len(of_table) :]]
+    return f"- `{kind.name}` ({kind.written_by}): {kind.meaning}{' ' if fields else ''}{', '.join(fields)}"
 
 
-def _field(column: Column) -> str:
-    return f"`{column.name}`" + (f" ({column.help})" if column.help else "")
+def _field(column: Column, explained: set[tuple[str, str]]) -> str:
+    field = (column.name, column.help)
+    is_new = column.help and field not in explained
+    explained.add(field)
+    return f"`{column.name}`" + (f" ({column.help})" if is_new else "")
 
 
 _EVENTS = """\
 ## Kinds of events
 
 The lines of `events.jsonl` and the rows of table `events`. Each has `wall_ns`, `attempt`, `rank` (-1: a node process),
-`kind` and `step` (or null) beside the fields of its kind. A script may add kinds of its own (`Attached.event`). In
-brackets: who writes it.
+`kind` and `step` (or null), and the fields of its kind; a field is explained where it first stands. A script may add
+other kinds (`Attached.event`). In brackets: who writes it.
 """
 
 _ORIGIN = {"tape": "", "event": " From events of kind `{kind}`.", "watch": "", "reader": "", "derived": ""}

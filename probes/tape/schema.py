@@ -69,8 +69,8 @@ _TAPE_TABLES = (
             _i64("backward_late_ns", "ns", "part of backward_ns in which a GPU waited for its host"),
             _i64("optimizer_late_ns", "ns", "part of optimizer_ns in which a GPU waited for its host"),
             _i64("before_forward_late_ns", "ns", "part of before_forward_ns in which a GPU waited for its host"),
-            _i64("forward_to_backward_late_ns", "ns", "part of forward_to_backward_ns in which a GPU waited for it"),
-            _i64("backward_to_optimizer_late_ns", "ns", "part of backward_to_optimizer_ns in which it waited for it"),
+            _i64("forward_to_backward_late_ns", "ns", "part of forward_to_backward_ns in which a GPU waited for its host"),
+            _i64("backward_to_optimizer_late_ns", "ns", "part of backward_to_optimizer_ns in which a GPU waited for its host"),
             _i64("after_optimizer_late_ns", "ns", "part of after_optimizer_ns in which a GPU waited for its host"),
             _i64(
                 "stamped_steps", "1", "steps for which this row's times of a GPU stand; 0: left to others; NULL: none"
