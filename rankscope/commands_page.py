@@ -35,10 +35,7 @@ def _lines() -> Iterator[str]:
     yield _HEAD
     yield ""
     group: Any = typer.main.get_command(app)
-    yield "| command | what it does |"
-    yield "|---|---|"
-    for name, command in group.commands.items():
-        yield f"| [`{name}`](#{name}) | {_cell(_paragraphs(command)[0])} |"
+    yield ", ".join(f"[`{name}`](#{name})" for name in group.commands)
     for name, command in group.commands.items():
         yield from _command(name, command)
 
@@ -56,12 +53,10 @@ def _command(name: str, command: Any) -> Iterator[str]:
         yield paragraph
     if arguments or options:
         yield ""
-        yield "| argument or option | meaning |"
-        yield "|---|---|"
         for one in arguments:
-            yield f"| `{_cell(_argument(one))}` | {_cell(one.help or '')} |"
+            yield f"- `{_argument(one)}`: {one.help or ''}"
         for one in options:
-            yield f"| {_option(one)} | {_cell(one.help or '')} |"
+            yield f"- {_option(one)}: {one.help or ''}"
     if command.epilog:
         yield ""
         for example in command.epilog.splitlines()[2:]:
@@ -80,13 +75,9 @@ def _argument(argument: Any) -> str:
 
 
 def _option(option: Any) -> str:
-    names = " or ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     value = "" if option.is_flag else option.metavar or _KINDS.get(type(option.default), "TEXT")
-    return names + (f" `{_cell(value)}`" if value else "")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    names = (*option.opts, *option.secondary_opts)
+    return ", ".join(f"`{name} {value}`" if value and name == names[-1] else f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":

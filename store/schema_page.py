@@ -242,7 +242,7 @@ def _new_columns(columns: list[Column]) -> Iterator[str]:
 
 def _part(column: Column) -> str:
     """`blocked in collectives` of a help `part of data_ns blocked in collectives`, else empty."""
-    found = re.match(r"part of \w+_ns (.*?)(?:;|$)", column.help)
+    found = re.match(r"part of \w+_ns:? (.*?)(?:;|$)", column.help)
     return found[1] if found else ""
 
 
