@@ -17,15 +17,13 @@ HEAD = """\
 
     python -m benchmarks.incidents > docs/incidents.md
 
-Public threads, each rewritten as a minimal log in its programs' wording, with the cause that the thread settled on and
-the rank, where the log can show one (`benchmarks/incidents/*.toml`, with the links). The rules were written from the
-first round. Each later round was collected when the rules stood and scored once before its misses were read. The misses
-were put right afterwards: **only the first scoring of a round is a test**, today's score is not.
+Public threads rewritten as minimal logs in their programs' wording, with the cause and, where the log shows one, the
+rank that the thread settled on (`benchmarks/incidents/*.toml`, with the links). Each round after the first was held
+out, scored once, and its misses fixed afterwards: **only the first scoring of a round is a test**. A verdict that names
+or suspects a rank which is not to blame is a wrong culprit.
 
-A verdict that names a rank which is not to blame is a wrong culprit, also where it only suspects that rank.
-
-Beside them, logs with a known culprit are made in the wording of torchrun, srun, accelerate and DeepSpeed, with ranks
-that only suffer, several nodes, attempts before, and cut lines; no rank but the culprit may be named:
+Made logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed, with victims, several nodes,
+earlier attempts and cut lines, in which no other rank may be named:
 
     python -m benchmarks.incidents.played --seeds 1000
 """
@@ -44,6 +42,10 @@ def main() -> int:
     print("\n".join(_table(scored)))
     for name, results in scored.items():
         print("\n".join(_round(name, results, show_all=options.verdicts)))
+    right = Counter[str]()
+    for results in scored.values():
+        right.update({accepted: count for accepted, found, count in confusion(results) if found == accepted})
+    print(f"\n## Right today\n\n{', '.join(f'{cause} {right[cause]}' for cause in sorted(right))}.")
     return int(any(result.outcome == "wrong culprit" for results in scored.values() for result in results))
 
 
@@ -72,16 +74,13 @@ def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]
     proven = sum(result.is_proven for result in results)
     lines = [
         f"\n## {name.capitalize()} round\n",
-        f"Today {proven} verdicts are proven, the others are suspicions. Of {len(known)} incidents whose log shows the "
-        f"rank, {sum(result.names_rank for result in known)} have it named.\n",
+        f"Today: {proven} verdicts proven; rank named in {sum(result.names_rank for result in known)} of {len(known)} "
+        "logs that show it.\n",
     ]
     if name in FIRST_MISSES:
         misses = ((accepted, said, count) for (accepted, said), count in FIRST_MISSES[name].items())
-        lines.append(f"Missed when first scored, with what the verdict said: {_pairs(misses)}.\n")
-    pairs = confusion(results)
-    right = ", ".join(f"{accepted} {count}" for accepted, found, count in pairs if found == accepted)
-    lines.append(f"Right today: {right}.")
-    if others := [pair for pair in pairs if pair[0] != pair[1]]:
+        lines.append(f"Misses of the first scoring (accepted: verdict): {_pairs(misses)}.\n")
+    if others := [pair for pair in confusion(results) if pair[0] != pair[1]]:
         lines.append(f"Not right today: {_pairs(others)}.")
     for result in results:
         if show_all or result.outcome != "right":
