@@ -28,7 +28,9 @@ EPILOG = (
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Two runs: what changed. More, or other numbers of ranks: how they scale.", metavar="RUN"),
+        typer.Argument(
+            help="Two runs: what changed. More, or other numbers of ranks: how they scale.", metavar="RUN..."
+        ),
     ],
     output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
     html: Annotated[

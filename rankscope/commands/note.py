@@ -19,7 +19,7 @@ EPILOG = (
 
 
 def note(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, e.g. runs/latest.", metavar="RUN")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, e.g. runs/latest.", metavar="RUN...")],
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Add a tag; repeatable.")] = None,
     untag: Annotated[list[str] | None, typer.Option("--untag", metavar="TAG", help="Remove a tag; repeatable.")] = None,
     text: Annotated[

@@ -20,7 +20,9 @@ EPILOG = (
 
 def sql(
     run: RunArgument,
-    statement: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT, FROM, DESCRIBE or SUMMARIZE.")] = "",
+    statement: Annotated[
+        str, typer.Argument(metavar="SQL", help="One SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN.")
+    ] = "",
     output: Annotated[
         str, typer.Option("--format", help="Output: text, csv or json.", metavar="text|csv|json")
     ] = "text",

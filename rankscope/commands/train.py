@@ -71,8 +71,8 @@ def train(
     """Train a model over several ranks, with every rank recorded and watched.
 
     Exit codes: 0 finished, 1 failed, 2 wrong options, 3 stopped by the guard, 4 another launch has taken over the run,
-    75 the disk is full or does not answer, 143 stopped by SIGTERM with a checkpoint, 130 stopped by Ctrl-C with a
-    checkpoint.
+    5 this node is excluded, 6 nothing to resume: the run has finished, 75 the disk is full or does not answer, 143
+    stopped by SIGTERM with a checkpoint, 130 stopped by Ctrl-C with a checkpoint.
     """
     with contextlib.suppress(PackageNotFoundError):
         if problem := too_old_torch(version("torch")):
