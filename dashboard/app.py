@@ -16,7 +16,7 @@ from pathlib import Path
 import streamlit as st
 
 _HERE = Path(__file__).resolve().parent
-# Streamlit puts this folder first on the path: there `pages` and `units` would be modules of their own.
+# Streamlit puts this folder first on the path: there `pages` and `units` would be separate modules.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _HERE]
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))

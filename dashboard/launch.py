@@ -4,7 +4,7 @@
         server.url                  # http://127.0.0.1:8501
         server.wait()
 
-The server is Streamlit's, in a process of its own (`serve`) that ends with this one. It listens on the loopback address
+The server is Streamlit's, in a separate process (`serve`) that ends with this one. It listens on the loopback address
 by default.
 """
 

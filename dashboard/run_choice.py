@@ -2,7 +2,7 @@
 
     run_id = choose_run(folder, folder.run_ids())      # draws the list; the address names the run from then on
 
-The session keeps no choice of its own that could win: after Back, or behind a link, the address is newer than it.
+The session keeps no choice that could win: after Back, or behind a link, the address is newer than it.
 """
 
 from __future__ import annotations

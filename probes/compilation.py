@@ -6,7 +6,7 @@
 
 torch calls back at the beginning and the end of whatever it compiles, also of what a backward pass leaves for later
 and of what is compiled again. Why it was, and where a graph broke, are events (`probes.profiling.compile_log`). Its
-compiler is a package of its own that takes seconds to import: this waits until the program has (the first optimizer
+compiler is a separate package that takes seconds to import: this waits until the program has (the first optimizer
 does), and never does it itself. Compilations inside one another are one span.
 """
 

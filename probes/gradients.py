@@ -83,7 +83,7 @@ class GradientProbe:
         if not is_due and not self._in_flight:
             return  # most steps: no context manager is entered for nothing
         if is_capturing():
-            return  # kernels of ours would become a part of the graph, and a query would end the capture
+            return  # our kernels would become part of the graph, and a query would end the capture
         with failing_open("gradients"), torch.no_grad():
             self.flush()
             if not is_due:

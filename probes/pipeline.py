@@ -147,7 +147,7 @@ def _marked(spans: _Spans, real: Any, kind: str, stage: int) -> Any:
 
 
 def _follow_transfers() -> bool:
-    """Put ourselves around torch's functions that post and wait; they pass on whatever has no mark of ours."""
+    """Wrap torch's functions that post and wait; unmarked operations pass through."""
     module: Any = sys.modules.get(_SCHEDULES)
     if module is None:
         return False

@@ -244,7 +244,7 @@ class StepClock:
         stamped = events.end(_LAST_GAP)
         if stamped is SKIPPED:
             self.row[_STAMPED] = 0
-            self.row[_DATA] = _UNSET_I64  # the host's, beside those of the device in stamped steps
+            self.row[_DATA] = _UNSET_I64  # host times, in addition to device times in stamped steps
         elif stamped:
             self.defer()
 

@@ -1,4 +1,4 @@
-"""Write numbers that the user logs under names of their own to the tape `scalars`.
+"""Write numbers logged by the user under custom names to the tape `scalars`.
 
     scalars = UserScalars(recorder)
     scalars.write(12, accuracy=0.5)

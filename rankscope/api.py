@@ -1,4 +1,4 @@
-"""Runs in Python: verdict, findings, records and comparisons, of live and of finished runs alike.
+"""Runs in Python: verdict, findings, records and comparisons, of live and finished runs.
 
     import rankscope
 
@@ -83,7 +83,7 @@ class _Diagnosed:
         return self.diagnose().fired
 
     def report(self) -> dict[str, Any]:
-        """The same as `rankscope analyze --format json` (docs/report.schema.json)."""
+        """Return what `rankscope analyze --format json` prints (docs/report.schema.json)."""
         from analyzers.report.json import to_json
 
         return to_json(self.diagnose())

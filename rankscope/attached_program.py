@@ -106,7 +106,7 @@ class _Record:
             logger.warning("NCCL calls are not recorded: %s", self._loading.reason)
 
     def started(self, pid: int, launcher_pid: int) -> None:
-        """Write the rank's identity, and start a watch beside the first rank of each node."""
+        """Write the rank's identity, and start a watch next to the first rank of each node."""
         from rankscope.probes.attach.retention_line import print_retention
         from rankscope.probes.attach.watch_process import digest_address, leave_watch
         from rankscope.probes.tape import event_kinds

@@ -16,5 +16,5 @@ for _name in PACKAGES:
     _module = sys.modules.get(_name)
     _file = getattr(_module, "__file__", None)
     if _module is not None and not (_file and Path(_file).is_relative_to(FOLDER)):
-        raise ImportError(f"this process has a module {_name!r} of its own: use rankscope.open in another process")
+        raise ImportError(f"this process has its own module {_name!r}: use rankscope.open in another process")
 claim_names()

@@ -81,7 +81,7 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streaml
 
 
 _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
-"""A failing import of one of these is an error of ours, and its traceback says where."""
+"""A failing import of one of these is a bug, and its traceback says where."""
 
 
 def main() -> None:

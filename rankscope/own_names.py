@@ -4,10 +4,10 @@
     rankscope.attach(model, optimizer)      # a user's process: only `rankscope.probes...` is imported, no short name
 
     from rankscope.own_names import claim_names
-    claim_names()                           # a process of ours: `import trainer` is our trainer
+    claim_names()                           # our process: `import trainer` is our trainer
 
 The packages `probes`, `trainer` and so on are folders at the top of the project, and names like these are taken: a
-training script may have a `trainer` package or a `probes.py` beside it. What runs in a user's process therefore lives
+training script may have a `trainer` package or a `probes.py` next to it. What runs in a user's process therefore lives
 in `probes` and imports relatively, under the name `rankscope.probes`. A process that runs no user code calls
 `claim_names` first: it finds the short names before anything on `sys.path`, and gives `rankscope.<package>` the same
 modules, so that no module exists twice.

@@ -3,9 +3,9 @@
     collected = collect([Path("node-0/runs/demo"), Path("node-1/runs/demo")], into=Path("runs/demo"))
     collected.ranks, collected.nodes, collected.num_bytes
 
-Each node's folder holds the tapes of its own ranks and of its watch, so nothing is merged inside a file: tapes, events,
-stacks and logs are copied beside each other. Stores come too, where no watch has them open; what they lack is read from
-the tapes. Links and anything else that is no plain file are left out. It can be done again: what grew is copied anew.
+Each node's folder holds the tapes of its ranks and its watch, so nothing is merged inside a file: tapes, events,
+stacks and logs are copied. Stores come too, where no watch has them open; what they lack is read from
+the tapes. Links and anything else that is no plain file are left out. It can be done again: what grew is copied again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _may_write(into: Path) -> None:
 
 
 def _no_clash(runs: Sequence[RunDir]) -> None:
-    """The same rank of the same attempt, or the same node, on two nodes is not one job (or one folder given twice)."""
+    """Refuse a rank of one attempt, or a node, that is in two folders: not one job, or one folder given twice."""
     owners: dict[str, Path] = {}
     for run in runs:
         places = [folder for _, _, folder in run.rank_dirs()] + [folder for _, folder in run.node_dirs()]
@@ -131,12 +131,12 @@ def _files(run: RunDir, folders: Sequence[str], left_out: list[str]) -> Iterator
     for path in (run.path / "run.json", *run.stores()):
         if problem := file_problem(path):
             left_out.append(f"{path} {problem}")
-        elif path.suffix == ".duckdb" and not _is_open(path):  # run.json is written anew
+        elif path.suffix == ".duckdb" and not _is_open(path):  # run.json is rewritten
             yield path.name
 
 
 def _is_open(store: Path) -> bool:
-    """Return True if a process writes the file now, or was killed while it did (a journal beside it)."""
+    """Return True if a process writes the file now, or was killed while it did (a journal next to it)."""
     from store import is_watched
 
     return is_watched([store]) or store.with_name(store.name + ".wal").exists()

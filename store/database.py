@@ -3,7 +3,7 @@
     with WriterLock(path, role="watch"):
         connection = connect_writer(path, wait_s=1.0)
 
-Two locks: DuckDB's own lock on the file is held only while somebody has it open (a tick, a query), so it is waited
+Two locks: DuckDB's own lock on the file is held only while a process has it open (a tick, a query), so it is waited
 for; the writer lock (`<store>.lock`, an flock that dies with its process) says whose job the writing is, for as long
 as `watch` lives. DuckDB is imported here and nowhere else, at the first use: `import store` costs little.
 """
@@ -240,7 +240,7 @@ def attach_for_writing(connection: DuckDBPyConnection, name: str, path: Path) ->
 
 
 def lock_down(connection: DuckDBPyConnection, *, memory_bytes: int | None = None, spill_to: Path | None = None) -> None:
-    """From here on SQL reaches no file beside the attached ones, no network, no extension, and cannot change that.
+    """From here on SQL reaches no file but the attached ones, no network, no extension, and cannot change that.
 
     What does not fit into `memory_bytes` goes into the folder `spill_to`; without one it is refused.
     """
@@ -288,7 +288,7 @@ def _refuse_odd(path: Path) -> None:
 
 
 def log_of(path: Path) -> Path:
-    """The write-ahead log that DuckDB keeps beside a store."""
+    """The write-ahead log that DuckDB keeps next to a store."""
     return path.with_name(path.name + ".wal")
 
 
@@ -309,7 +309,7 @@ def _patiently(path: Path, wait_s: float, connect: Callable[[], DuckDBPyConnecti
 
 
 def translated(error: Exception, path: Path | str) -> StoreError:
-    """A DuckDB error as one of ours."""
+    """Translate a DuckDB error."""
     import duckdb
 
     text = str(error)

@@ -4,7 +4,7 @@
         connection.execute(statement)
 
 A table whose records can be open becomes two tables and a view: `<table>_done` only ever grows, `<table>_open` holds
-what has begun and not ended (replaced at each tick), `<table>` shows both. Nobody but the ingester looks at the two.
+what has begun and not ended (replaced at each tick), `<table>` shows both. Only the ingester reads the two.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Found:
     kind: Kind
     address: str = ""
     run_ids: tuple[str, ...] = ()
-    """Of a folder of runs, the newest first."""
+    """Runs of a folder, newest first."""
 
     @property
     def is_recorded(self) -> bool:

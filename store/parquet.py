@@ -4,7 +4,7 @@
 
     lake/rankscope/table=steps/run=demo/date=2026-11-21/attempt=0/part-0.parquet
 
-Each `table=...` is a data set of its own with one schema; many runs lie side by side in it, and a run that is exported
+Each `table=...` is a separate data set with one schema; many runs lie side by side in it, and a run that is exported
 again replaces its own files. `date` is the day (UTC) on which the run was made. The place is a folder or any URL of
 fsspec. Columns, units and NULLs are those of docs/schema.md; a column that is a partition is not in the files.
 """
@@ -72,7 +72,7 @@ def write_tables(
                 done.append(_written(files, path, batches))
     except OSError as error:
         raise ParquetError(f"{place}: cannot be written ({error.strerror or error}): choose another --out") from error
-    except ValueError as error:  # a URL of a kind that nobody knows
+    except ValueError as error:  # a URL of an unknown kind
         raise ParquetError(f"{place}: {error}") from error
     return done
 
@@ -110,7 +110,7 @@ def _integer(value: object) -> int | None:
 
 
 def _written(files: Any, path: str, batches: Any) -> ParquetFile:
-    """The file, beside its place first where that is possible: nobody reads half of one."""
+    """Write to a temporary name first where possible, so that no reader sees half a file."""
     import pyarrow.parquet as pq
 
     is_local = "file" in files.protocol

@@ -1,4 +1,4 @@
-"""A store made anew from the tapes.
+"""Rebuild a store from the tapes.
 
 result = rebuild(run, progress=lambda done, total: ...)
 result.rows["steps"]
@@ -52,12 +52,12 @@ class RebuildResult:
 
 
 def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, force: bool = False) -> RebuildResult:
-    """Make every node's store anew; `progress(bytes done, bytes of all tapes)` is called now and then.
+    """Rebuild every node's store; `progress(bytes done, bytes of all tapes)` is called now and then.
 
     Where tapes are retired, the rows of the old store come first. The old store stays in use until the new one is
     whole. One that has rows which the tapes no longer have is kept as it is, unless `force`: then it is set aside, as
     is one whose rows are not those that damaged tapes give now. Raises StoreLockedError while a watch writes,
-    StoreBusyError while somebody else has the store open, StoreError if the folder cannot be written or rows would be
+    StoreBusyError while another process has the store open, StoreError if the folder cannot be written or rows would be
     lost.
     """
     rows: Counter[str] = Counter()
@@ -148,7 +148,7 @@ def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) ->
 
 
 def _left_alone(error: StoreError) -> StoreError:
-    """The error of a store that is not damaged: nobody knows what would be lost with it, so it stays, forced or not."""
+    """Error for an undamaged store: what would be lost is unknown, so it stays, forced or not."""
     if isinstance(error, StoreBusyError):
         return StoreBusyError(f"{error}; it was left as it is. Close what has it open, then rebuild again")
     return StoreError(f"{error}; it was left as it is. To rebuild without its rows, move it away")
@@ -213,6 +213,6 @@ def _tables(connection: DuckDBPyConnection, database: str) -> dict[str, list[str
 
 
 def _put_in_place(fresh: Path, store: Path) -> None:
-    """The old write-ahead log goes first: beside the new file it would be replayed into it."""
+    """Remove the old write-ahead log first: DuckDB would replay it into the new file."""
     log_of(store).unlink(missing_ok=True)
     fresh.replace(store)

@@ -146,7 +146,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "ORDER BY rank",
     ),
     "process_groups": (
-        "Who talks to whom?",
+        "Which ranks are in which group?",
         "SELECT DISTINCT process_group, description, members\nFROM process_groups\nORDER BY process_group",
     ),
     "checkpoints": (

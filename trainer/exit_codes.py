@@ -1,4 +1,4 @@
-"""Exit codes of a rank, and so of `rankscope train`, beside 0 (finished) and 130 (SIGINT)."""
+"""Exit codes of a rank, and so of `rankscope train`, besides 0 (finished) and 130 (SIGINT)."""
 
 from __future__ import annotations
 

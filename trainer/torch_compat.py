@@ -37,7 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 TERMINATE_HANDLER = "_terminate_process_handler"
-"""Of `torch.distributed.elastic.multiprocessing.api`: what torch sets for the signals that end a launcher."""
+"""Name in `torch.distributed.elastic.multiprocessing.api` of what torch sets for the signals that end a launcher."""
 OpOverload = torch._ops.OpOverload
 COSTLY_COLLECTIVES = (
     torch.ops._c10d_functional.reduce_scatter_tensor.default,

@@ -1,4 +1,4 @@
-"""A loop of `watch` in a thread of its own while a block runs.
+"""A loop of `watch` in its own thread while a block runs.
 
 with background_loop(self._run_until, name="ingest"):      # called with the event that ends it
     ...

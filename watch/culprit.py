@@ -3,7 +3,7 @@
     culprits = CulpritKiller(run, events, may_kill=True)
     culprits.act(verdicts, attempt, processes, placed, stands=True)     # once a tick
 
-A watch kills ranks of its own node only. A culprit on another node is left to that node's watch, and where those to
+A watch kills only ranks of its node. A culprit on another node is left to that node's watch, and where those to
 blame have left already, the ranks that wait for them may find out by themselves. Where nothing of that has ended the
 hang after `OTHERS_S`, this watch kills its own ranks, which restarts the job too.
 """

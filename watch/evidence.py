@@ -38,12 +38,12 @@ __all__ = ["Collected", "collect"]
 
 LIMIT_S = 20.0
 TAIL_BYTES = 32 << 20
-"""Of each log: its last part."""
+"""Bytes kept from the end of each log."""
 DUMP_BYTES = 256 << 20
 """A larger dump is left out: a part of one cannot be read."""
 MAX_BYTES = 1 << 30
 DUMPS_SHARE = 0.75
-"""Of `MAX_BYTES`: the rest is kept for outputs and logs, which come after."""
+"""Share of `MAX_BYTES` for dumps; the rest is for outputs and logs, which come after."""
 COMMANDS = {
     "dmesg.txt": (("dmesg", "--ctime"), ("journalctl", "--dmesg", "--no-pager", "--since", "-2 days")),
     "nvidia-smi.txt": (("nvidia-smi", "-q"),),
@@ -68,7 +68,7 @@ class Collected:
     archive: Path
     items: dict[str, str] = field(default_factory=dict)
     num_bytes: int = 0
-    """Of the contents, before they are compressed."""
+    """Size of the contents before compression."""
 
     @property
     def missing(self) -> dict[str, str]:

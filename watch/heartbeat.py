@@ -1,6 +1,6 @@
 """The sign of life of `watch` to the launcher: one byte a second through a pipe, which no disk can delay.
 
-Heartbeat(fd).beat()          # of the end that the launcher handed over; -1: nobody listens
+Heartbeat(fd).beat()          # of the pipe end from the launcher; -1: no listener
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ingest the tapes of one node into its store, judge what needs the store, and export; in a thread of its own.
+"""Ingest the tapes of one node into its store, judge what needs the store, and export; in its own thread.
 
     loop = IngestLoop(run, ingester, tapes, judge, exports, events)
     with loop.running():                # a tick each second, or a few (`watch.records.tick_pace`)
@@ -52,7 +52,7 @@ logger = logging.getLogger("rankscope.watch")
 EAGER_S = 10.0
 """Seconds after the end of a rank in which there is a tick each second."""
 EAGER_START_S = 4.0
-"""The same after a start and a new attempt. It shows that there are records; after that the ranks need the cores."""
+"""Seconds of such ticks after a start or a new attempt, to show first records; then the ranks need the cores."""
 QUIET_S = 2.0
 """Seconds without a record after which the ranks need the cores less than the user needs to know why."""
 

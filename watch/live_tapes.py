@@ -32,7 +32,7 @@ from watch.recent_records import RecentRecords
 __all__ = ["LiveTapes", "RankProcess"]
 
 MAX_ROWS = 400_000
-"""Of a source that is kept: one with more is made anew from the newest segments."""
+"""Maximum rows of a cached source; a larger one is rebuilt from the newest segments."""
 _LAUNCHER_KINDS = (event_kinds.RUN_STARTED, event_kinds.STOP_REQUESTED, event_kinds.RUN_ENDED)
 NEWS_KINDS = frozenset({
     event_kinds.RANK_STATE, event_kinds.RANK_EXIT, event_kinds.RANK_CLOSED, event_kinds.EXCEPTION,
@@ -75,7 +75,7 @@ class LiveTapes:
         self.pids: Mapping[int, int] = {}
         """{rank: pid} of this node's ranks that have not closed."""
         self.launcher_pid = 0
-        """Of the newest launch on this node by a launcher of ours; 0: none is recorded."""
+        """Pid of our newest launcher on this node; 0: none is recorded."""
         self._run, self.node_rank = run, node_rank
         self._anchor_ns = time.time_ns() - time.monotonic_ns()
         self._folders = NewestFolders(run, node_rank)
@@ -92,7 +92,7 @@ class LiveTapes:
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The run's folder."""
         return self._run.path
 
     @property

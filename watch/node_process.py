@@ -1,4 +1,4 @@
-"""`watch`: the process beside the ranks of a node. It alone writes the node's store.
+"""`watch`: the process next to the ranks of a node. It alone writes the node's store.
 
     python -m watch.node_process runs/latest --node-rank 0     (started by the launcher, or by local rank 0)
 
@@ -163,7 +163,7 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
 
 
 class _EndRequest:
-    """Signals that ask the watch to end, kept: DuckDB makes an error of its own of what a signal's handler raises."""
+    """Signals that ask the watch to end, kept: DuckDB wraps what a signal handler raises in its own error."""
 
     def __init__(self) -> None:
         self.is_made = False

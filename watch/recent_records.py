@@ -1,4 +1,4 @@
-"""The newest records of a run's newest attempt in memory: what a hang is judged by, whoever holds the store's file.
+"""The newest records of a run's newest attempt in memory: what hangs are judged by, independent of the store.
 
     with RecentRecords(run, NewestFolders(run, 0, with_health=True), anchor_ns=wall_minus_mono_ns) as recent:
         source = recent.read()          # a Store with what is on the tapes now; later calls add what is new

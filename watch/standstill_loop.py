@@ -5,8 +5,9 @@
 3. When nothing moves, or a rank has ended, run the analyzers of hangs and deaths over the newest records.
 4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
 
-No store is opened and no wall clock is read here: whoever holds the store's file open, and whatever sets the machine's
-time, a hang is found and no healthy rank is killed. The store is written in a thread of its own (`watch.ingest_loop`).
+No store is opened and no wall clock is read here: neither a reader that holds the store open
+nor a change of the clock hides a hang or kills a healthy rank. The store is written in another thread
+(`watch.ingest_loop`).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class StandstillLoop:
         self._refused: Verdict | None = None
 
     def tick(self) -> None:
-        """One round. After one that failed, the next reads the newest records anew: some may be in memory already."""
+        """One round. After one that failed, the next reads the newest records again: some may be in memory already."""
         try:
             self._round()
         except Exception:
@@ -108,7 +109,7 @@ class StandstillLoop:
 
     def _has_stepped(self) -> bool:
         """Return True if a rank of this node has finished a step of the attempt."""
-        source = self._tapes.source(all_nodes=self._judges_all)  # as it is judged: to read other folders starts anew
+        source = self._tapes.source(all_nodes=self._judges_all)  # as it is judged: others would be read again
         sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
         placed = [*self._tapes.placed]
         return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0

@@ -1,4 +1,4 @@
-"""Have a process of its own compute an answer for the pages, so that the server stays responsive.
+"""Have a separate process compute an answer for the pages, so that the server stays responsive.
 
     # in a module `dashboard.data.x_process`:
     def x_in_process(path: Path) -> X:

@@ -1,4 +1,4 @@
-"""Judge hosts and devices over all runs of a folder in a process of its own: each new run is diagnosed for it.
+"""Judge hosts and devices over all runs of a folder in a separate process: each new run is diagnosed for it.
 
 found = fleet_in_process(folder)
 found.fleet, found.problems

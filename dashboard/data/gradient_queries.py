@@ -37,8 +37,8 @@ def gradient_table(source: Source) -> Gradients:
     """Norms and counts of NaN and Inf of at most `MAX_PARAMETERS` parameters in `MAX_GRADIENT_STEPS` steps.
 
     1. The norm is the largest of the ranks', as the analyzers take it (`gradient_flow`): under plain data parallelism
-       each rank records the whole gradient, and shards of one parameter are alike. Of a step that several attempts ran
-       it is the newest attempt's. A count is that of all ranks and attempts.
+       each rank records the whole gradient, and shards of one parameter have equal size. Of a step run by several
+       attempts it is the newest attempt's. A count is that of all ranks and attempts.
     2. Steps are evenly spaced, the newest included, and as many of those with NaN or Inf.
     3. Parameters: those with NaN or Inf, the largest and the smallest norms, and evenly spaced ones of the others.
     """

@@ -1,4 +1,4 @@
-"""One rank in one step: its account beside its peers', its calls, and its events.
+"""One rank in one step: its account next to its peers', its calls, and its events.
 
 found = rank_at_step(store, rank=3, step=60)
 found["account"]["forward"]         # (own milliseconds, median of the peers)

@@ -59,7 +59,7 @@ class RunAccess:
 
     @property
     def is_watched(self) -> bool:
-        """True while a watch process runs beside the run."""
+        """True while a watch process follows the run."""
         return is_watched(self.run.stores())
 
     def manifest(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class RunAccess:
         )  # fmt: skip
 
     def summary(self, answers: Answers) -> Answer:
-        """The line of this run in the table of runs (`run_summary`), among `answers`; nobody waits for it."""
+        """The line of this run in the table of runs (`run_summary`), among `answers`, without waiting for it."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
         def compute() -> dict[str, Any]:
@@ -153,7 +153,7 @@ class RunAccess:
         return answers.get(key, (self.version(), watched), compute, patience_s=0.0, again_s=0.0)
 
     def judged(self, answers: Answers) -> Answer:
-        """The worst finding of the run's diagnosis (`worst_of`), among `answers`; nobody waits for it."""
+        """The worst finding of the run's diagnosis (`worst_of`), among `answers`, without waiting for it."""
         version = (self.version(), self.is_watched)
         key = ("judged", str(self.run.path))
         return answers.get(key, version, lambda: worst_of(self._diagnosed(version)), patience_s=0.0, again_s=0.0)
@@ -185,7 +185,7 @@ class RunAccess:
         return Side(source=store, manifest=self.manifest(), diagnosis=diagnosis)
 
     def _diagnosed(self, version: Hashable) -> Diagnosis:
-        """The diagnosis of this version of the run, computed once; in a process of its own for a large run."""
+        """The diagnosis of this version of the run, computed once; in a separate process for a large run."""
         known = self._last_diagnosis
         if known is not None and known[0] == version:
             return known[1]

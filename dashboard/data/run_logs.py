@@ -4,7 +4,7 @@
     found.lines[0].rank, found.lines[0].step, found.lines[0].step_from, found.lines[0].text
 
 Read are the ends of the plain files below `logs` in the run's folder. A step is known where the line names it or has a
-time within a step of its rank; the lines that follow in the same file, up to the next such line, are put beside it.
+time within a step of its rank; the lines that follow in the same file, up to the next such line, belong to it.
 The end of a file (a traceback, or else its last line) was written when the file was, where no step is known otherwise.
 """
 
@@ -30,7 +30,7 @@ __all__ = ["LogLine", "RunLogs", "lines_at", "run_logs"]
 MAX_FILES = 4_096
 MAX_FILE_BYTES = 1 << 20
 MAX_BYTES = 24 << 20
-"""Of all files together: of more, each gives a smaller end."""
+"""Maximum bytes over all files; beyond it, each contributes a shorter tail."""
 MIN_FILE_BYTES = 4 << 10
 MAX_LINE_CHARS = 2_000
 SLACK_NS = 60 * 10**9
@@ -100,7 +100,7 @@ def lines_at(lines: Sequence[LogLine], *, rank: int, step: int, attempt: int) ->
 def _plain_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
     """(path, size, time of the last write) of text files, two folders deep; links may lead out and are left out.
 
-    `rank-00000.error.json` repeats the traceback of the log beside it.
+    `rank-00000.error.json` repeats the traceback of the log next to it.
     """
     for place, folders, names in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)

@@ -42,7 +42,7 @@ def load_exposure(source: Source) -> dict[str, Any]:
 
 
 def load_exposed_calls(source: Source) -> Any:
-    """The same by operation, group and size; empty where waits were not recorded."""
+    """Load exposed calls by operation, group and size; empty where waits were not recorded."""
     attempt = queries.newest_attempt(source)
     if attempt is None or lacking(source, collectives=("wait_ns", "issue_ns", "end_ns"), steps=("duration_ns",)):
         return queries.none("op")

@@ -47,8 +47,8 @@ def configuration(view: View) -> None:
     if not settings:
         empty_state(
             "No settings are recorded with this run.",
-            "`rankscope train` records all of its own. A script that attaches has its settings in its own files, but "
-            "for those that a framework's callback hands over.",
+            "`rankscope train` records all of its settings. A script that attaches keeps its settings in other files, "
+            "except for those that a framework's callback hands over.",
         )
         return
     wanted = (

@@ -39,7 +39,7 @@ def events(view: View) -> None:
     if counted is None:
         return
     if not counted:
-        empty_state("No event was recorded in this run.", "Events are lines of `events.jsonl` beside the tapes.")
+        empty_state("No event was recorded in this run.", "Events are lines of `events.jsonl` next to the tapes.")
         return
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         chosen = st.multiselect(

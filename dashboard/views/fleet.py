@@ -95,7 +95,7 @@ def _draw(found: Fleet) -> None:
     _members(found.devices, key="fleet-devices", missing="No run names a device. Ranks on a CPU have none.")
     st.caption(
         "Trouble is a finding that a machine can cause; in how many runs a member had some is what counts. The rate is "
-        "that of its own hours and of the fleet together (empirical Bayes), with its interval of 90 %; `chance` is the "
+        "that of its hours and of the fleet together (empirical Bayes), with its interval of 90 %; `chance` is the "
         "probability that an ordinary member has as many. The same in a terminal: `rankscope fleet RUNS_DIR`."
     )
     st.subheader("Speed of the same configuration", anchor=False)

@@ -1,4 +1,4 @@
-"""Page of logs: what the processes of the run printed, beside the steps in which they did."""
+"""Page of logs: what the processes of the run printed, next to the steps in which they did."""
 
 from __future__ import annotations
 

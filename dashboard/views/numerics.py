@@ -103,7 +103,7 @@ def _what_is_shown(found: Gradients) -> str:
     """Caption of the norms: their meaning, and what is omitted."""
     shown = found.columns
     num_steps, num_parameters = len(np.unique(shown["step"])), len(set(shown["parameter"].tolist()))
-    text = "Largest norm over the ranks, each of its own shard. Measured every `probes.gradient_interval` steps."
+    text = "Largest norm over the ranks' shards. Measured every `probes.gradient_interval` steps."
     if num_steps < found.num_steps:
         text += f" Shown: {num_steps:,} of {found.num_steps:,} measured steps: evenly spaced, and with NaN or Inf."
     if num_parameters < found.num_parameters:

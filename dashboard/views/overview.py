@@ -55,7 +55,7 @@ def overview(view: View) -> None:
             st.caption("Computing the account…" if diagnosis is None else "No step was recorded yet.")
         else:
             chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
-    with st.container(key="overview-findings"):  # of its own, so that the elements beneath keep their identity
+    with st.container(key="overview-findings"):  # separate, so that the elements beneath keep their identity
         _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):
         lines = view.ask(load_lines)

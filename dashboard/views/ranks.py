@@ -37,7 +37,7 @@ def load_matrix(source: Source, measure: str, is_excess: bool) -> Any:
 
 
 def load_glance(source: Source, measure: str, is_excess: bool) -> Any:
-    """The same from a few million rows, for the time until all have been looked at."""
+    """Load a preview from a few million rows, shown until all have been read."""
     return _matrix_of(source, measure, is_excess, GLANCE_ROWS)
 
 

@@ -67,7 +67,7 @@ def sql(view: View) -> None:
             st.session_state["sql-answer"], st.session_state["sql-run"] = _answer(view, text), view.run_id
         if st.session_state.get("sql-run") == view.run_id:
             _show(st.session_state.get("sql-answer"))
-        else:  # a link must not make the visitor's machine compute what somebody else wrote
+        else:  # a link must not make the visitor's machine compute another person's query
             st.caption("The query of this address was not run yet: press Run.")
     with right:
         _schema()

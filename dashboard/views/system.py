@@ -98,7 +98,7 @@ def _settings(manifest: Mapping[str, Any]) -> None:
     if rows:
         table(rows, key="system-settings")
     else:
-        empty_state("The run records no settings of its own.", "A loop that attached keeps its settings to itself.")
+        empty_state("The run records no settings of the loop.", "A loop that attached keeps its settings to itself.")
     st.caption(
         "Environment variables (`NCCL_*`, `TORCH_*`) are not recorded with a run: `rankscope preflight` compares them "
         "between nodes."

@@ -7,7 +7,7 @@
 
 What it does: finds the run's folder and this rank's place in it (`joining`), opens the rank's tapes, records process
 groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_hooks`),
-measures gradients, lets the node process take stacks (`stack_file`), and local rank 0 leaves a `watch` beside the
+measures gradients, lets the node process take stacks (`stack_file`), and local rank 0 leaves a `watch` next to the
 ranks. No collective is added and no number of the training is changed; a probe that fails is logged and left out.
 
 To mark steps and phases explicitly:
@@ -72,7 +72,7 @@ class Attached:
         self.run_dir = run.path if run is not None else None
         """The run's folder; None if nothing is recorded."""
         self.is_watched = False
-        """Whether this process left a `watch` beside the ranks."""
+        """Whether this process left a `watch` next to the ranks."""
         self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
@@ -102,16 +102,16 @@ class Attached:
         self._phases.values.flush()
 
     def phase(self, kind: str, *, microbatch: int = -1) -> contextlib.AbstractContextManager[object]:
-        """Record the block as `data`, `forward`, `backward`, `optimizer`, `checkpoint`, `evaluate`, or a name of yours.
+        """Record the block as `data`, `forward`, `backward`, `optimizer`, `checkpoint`, `evaluate`, or a custom name.
 
         Phases of a step add up to no more than the step: what lies inside another one is recorded, not counted twice.
         """
         return self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
 
     def log(self, /, **values: float | Tensor) -> None:
-        """Numbers of the current step: loss, tokens, grad_norm, lr, batch_index, and any name of yours.
+        """Numbers of the current step: loss, tokens, grad_norm, lr, batch_index, and any custom name.
 
-        A name of yours is a series of the table `scalars`. Tensors have one element and are read without waiting.
+        A custom name is a series of the table `scalars`. Tensors have one element and are read without waiting.
         """
         if self._phases is None:
             return
@@ -191,7 +191,7 @@ class Attached:
                 sys.stderr.write(last_line(RunDir(self.run_dir), self._speaks_for) + "\n")
 
     def _close(self) -> None:
-        """The records are whole: whoever speaks for the node says so, as a launcher of ours would."""
+        """Write run_ended for this node, as the launcher does."""
         if self._speaks_for >= 0:
             reason, code = self.end.reason
             self.recorder.event(event_kinds.RUN_ENDED, node_rank=self._speaks_for, reason=reason, exit_code=code)
@@ -330,7 +330,7 @@ def detach() -> None:
 
 
 def log(**values: float | Tensor) -> None:
-    """`Attached.log` of this process; nothing if nobody has attached."""
+    """`Attached.log` of this process; no-op without `attach`."""
     if _current is not None:
         _current.log(**values)
 

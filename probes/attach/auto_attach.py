@@ -39,7 +39,7 @@ class _Search:
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
-        self._inside: set[int] = set()  # modules of models that were found: no models of their own
+        self._inside: set[int] = set()  # submodules of models that were found: not models themselves
         self._models: list[nn.Module] = []
         self._module_hook = register_module_forward_pre_hook(self._called)
         register_optimizer_step_pre_hook(self._steps)  # one call a step; torch walks through them, so it stays

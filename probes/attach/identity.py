@@ -156,7 +156,7 @@ def _name_of_job() -> str:
 
 
 def _word_in_store() -> str:
-    """A random word, the first that a rank has left in the default group's store; nobody waits for it."""
+    """A random word, the first that a rank has left in the default group's store, without waiting for it."""
     import torch.distributed as dist
 
     from ..torch_compat import default_store

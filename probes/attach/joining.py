@@ -1,4 +1,4 @@
-"""All ranks of a launch find one run's folder and one attempt, each by itself: nothing is sent, nobody waits.
+"""All ranks of a launch find one run's folder and one attempt, each by itself: no messages, no waiting.
 
     run, attempt, is_first = join_run(identity, runs_dir=Path("runs"), name="train", manifest={...})
 

@@ -1,4 +1,4 @@
-"""Steps and phases of a loop that nobody wrote for us, from hooks of torch.
+"""Steps and phases of an unmodified loop, from torch hooks.
 
     phases = LoopPhases(recorder, values)
     phases.watch_model(model)
@@ -14,7 +14,7 @@ that is watched ends the step.
 
     data        a batch is fetched from a `torch.utils.data.DataLoader`
     forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`
-    backward    `loss.backward()`; the scalar that it is called on is taken for the loss if nobody logs one
+    backward    `loss.backward()`; the scalar that it is called on is taken for the loss if none is logged
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
     generation, reward, environment, ...  what reinforcement learning does before it trains (`trl_phases`,
@@ -169,7 +169,7 @@ class LoopPhases:
     def remove(self) -> None:
         """End the current step and take every hook away."""
         self.norms.is_wanted = self.automatic = False
-        self.thread = _NO_THREAD  # a wrapper that somebody has wrapped in turn passes everything on from here on
+        self.thread = _NO_THREAD  # a wrapper that was wrapped again by other code passes everything on from here on
         for undo in reversed(self._undo):
             with failing_open("attach.remove"):
                 undo()

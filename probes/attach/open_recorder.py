@@ -69,7 +69,7 @@ def open_recorder(
     directory = run.rank_dir(attempt, identity.rank)
     if directory.exists() and read_events(directory / "events.jsonl")[0]:
         logger.warning(
-            "rankscope does not record: another process is rank %d of %s; with processes of your own, attach after "
+            "rankscope does not record: another process is rank %d of %s; if you start processes, attach after "
             "init_process_group or set RANK and WORLD_SIZE",
             identity.rank,
             run.path,

@@ -1,4 +1,4 @@
-"""End a rank with the launcher that started it, also where that was killed and could tell nobody.
+"""Exit when the launcher dies, even by SIGKILL.
 
     end_with_launcher()          # first thing in a rank: reads RANKSCOPE_LAUNCHER_PID
 
@@ -17,7 +17,7 @@ import time
 __all__ = ["VARIABLE", "end_with_launcher", "signal_at_parent_death"]
 
 VARIABLE = "RANKSCOPE_LAUNCHER_PID"
-"""Set by a launcher of ours in the environment of its ranks."""
+"""Set by our launcher in the environment of its ranks."""
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 ADOPTION_S = 5.0
 """How long the process between the zygote and a rank may take to end: the launcher then is the rank's parent."""

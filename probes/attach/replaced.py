@@ -1,4 +1,4 @@
-"""Put a function of ours in the place of another, and take it away again.
+"""Replace a function, and restore it later.
 
 undo = replaced(torch.autograd, "backward", wrapper)       # wrapper(real, *args, **kwargs)
 undo()

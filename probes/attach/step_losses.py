@@ -10,8 +10,8 @@ Several backward passes of a step are its micro-batches, each with its own forwa
 by their number has the step's loss as the sum of them, one that does not as their mean. The division is seen in the
 graph. Several losses of one forward pass are parts of one loss, and add up.
 
-What the loop logs is the step's value. Our own stays beside it (`local_loss`, and the series `MEASURED + name`), so
-that a logged value that means something else can be seen (`analyzers.numerics.logged_values`).
+What the loop logs is the step's value. The measured one is kept too (`local_loss`, and the series `MEASURED + name`),
+so that a logged value that means something else can be seen (`analyzers.numerics.logged_values`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .loss_scaling import LossScaling
 __all__ = ["MEASURED", "StepLosses"]
 
 MEASURED = "measured_"
-"""Before the name of a column: the series of our own value where the loop logs one."""
+"""Before the name of a column: the series of the measured value where the loop logs one."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
 
@@ -64,7 +64,7 @@ class StepLosses:
             return
         loss = self._scaling.unscaled(root)
         self._factors.append(_factor(root) if loss is root else _factor_behind(root))
-        is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and no tensor of ours
+        is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and not made by the probes
         self._losses.append(loss.item() if is_plain else loss.detach().reshape(()))
 
     def log(self, /, **values: float | Tensor) -> None:
@@ -110,7 +110,7 @@ def _factor(root: Tensor) -> float:
 
 
 def _factor_behind(root: Tensor) -> float:
-    """The same of a scaled loss, whose last operation is the scaler's."""
+    """Factor of a scaled loss, whose last operation is the scaler's."""
     following = getattr(root.grad_fn, "next_functions", ())
     return _product(following[0][0]) if following else 1.0
 

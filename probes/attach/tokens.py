@@ -26,7 +26,7 @@ def looks_up_tokens(model: nn.Module) -> bool:
 
 
 def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
-    """Count the ids of the first integer tensor with a dimension beside the batch; 0 without one."""
+    """Count the ids of the first integer tensor with a dimension besides the batch; 0 without one."""
     for value in _inputs(args, kwargs):
         if isinstance(value, Tensor) and value.dtype in _INTEGERS and value.dim() >= 2:
             return value.numel()

@@ -1,8 +1,8 @@
-"""The parent of a `watch` that no launcher of ours keeps: it restarts one that was killed, stopped, or crashes.
+"""Supervise a `watch` that our launcher does not: restart it after a kill, stop or crash.
 
     python -m probes.attach.watch_guard RUN NODE_RANK LAUNCHER_PID NUM_NODES DIGESTS     (`watch_process.leave_watch`)
 
-A process of its own and no thread of the rank: it costs the training nothing, and it works while the rank hangs with
+A separate process and no thread of the rank: it costs the training nothing, and it works while the rank hangs with
 Python's lock held, and over the restarts of its ranks. It imports the standard library alone.
 
 It ends with its watch: where that ended by itself (the run is over, it was asked to stop), where another watch of the
@@ -53,7 +53,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start the watch and stay beside it."""
+    """Start the watch and supervise it."""
     path, (node_rank, launcher_pid, num_nodes), digests = Path(arguments[0]), map(int, arguments[1:4]), arguments[4]
     run = RunDir(path)
     folder = run.node_dir(node_rank)

@@ -1,8 +1,8 @@
-"""Start `watch` as a process of its own beside the ranks.
+"""Start `watch` as a separate process next to the ranks.
 
     process = start_watch(run.path, node_rank, launcher_pid)       # a child of the launcher
     process = start_watch(..., heartbeat_fd=write_end)             # writes a byte into this pipe once a second
-    leave_watch(run.path, node_rank)      # detached, for a rank that may die; `watch_guard` beside it restarts it
+    leave_watch(run.path, node_rank)      # detached, for a rank that may die; `watch_guard` next to it restarts it
 
 A second watch of a node ends by itself with one line (it cannot have the writer's right), so every
 process that may be the first starts one.
@@ -51,7 +51,7 @@ def start_watch(
 def leave_watch(
     run_dir: Path, node_rank: int = 0, launcher_pid: int = 0, *, num_nodes: int = 1, digests: str = ""
 ) -> None:
-    """The same without a child: the process belongs to the system, whatever becomes of this one, and is restarted."""
+    """Start `watch` detached from this process, supervised by `watch_guard`."""
     arguments = (str(run_dir), str(node_rank), str(launcher_pid), str(num_nodes), digests)
     command, environment = own_process("probes.attach.watch_guard", *arguments)
     _start(run_dir, node_rank, [sys.executable, "-S", "-E", "-c", _LEAVE, *command], environment).wait(60)

@@ -30,8 +30,8 @@ MAX_RESTART_S = 60.0
 SILENT_S = 15.0
 """A tick takes a second, the analysis of a hang on a busy machine a few."""
 STARTING_S = 90.0
-"""The same before the first sign of life: imports, the store, a busy machine. Twice as long after each start that did
-not get there: on a machine that is too busy, the same limit would kill one watch after the other."""
+"""Silence allowed before the first heartbeat (imports, the store, a busy machine), twice as long after each start
+without one: on a machine that is too busy, the same limit would kill one watch after the other."""
 MAX_STARTING_S = 720.0
 KILL_S = 1.0
 """How long the end of a killed watch is waited for: a launcher has ranks to look after."""

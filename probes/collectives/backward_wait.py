@@ -46,7 +46,7 @@ class BackwardWait:
             keep_thread_state()
             try:
                 done.value()
-            except Exception:  # the call failed: its record stays open, and whoever waits gets the error
+            except Exception:  # the call failed: its record stays open, and the waiter gets the error
                 return
             try:
                 if call.finished:
@@ -87,7 +87,7 @@ class BackwardWait:
             complete = []
             for call, future in expected:
                 call.in_backward = False
-                if future.done():  # else nobody waited for it here: it is finished when it is complete
+                if future.done():  # else it was not awaited here: finish the record when it completes
                     complete.append(call)
                     call.end_ns = call.end_ns or now  # its callback still waits for the interpreter's lock
             if not complete:

@@ -44,7 +44,7 @@ __all__ = ["Call", "Calls", "GroupCalls"]
 MAX_REMEMBERED = 4096  # kinds of calls: a data-dependent size must not fill the memory
 MAX_SITES = 4  # places that make the same call in the same phase
 MAX_LISTED_SHAPES = 4
-MAX_ADRIFT = 64  # handles that nobody holds any more and whose call still runs
+MAX_ADRIFT = 64  # handles without a holder whose call still runs
 _NONE_I64 = int(UNSET["i64"])
 _NONE_I32 = int(UNSET["i32"])
 _NONE_BOOL = int(UNSET["bool"])
@@ -74,7 +74,7 @@ class GroupCalls:
         self.label = 0  # until torch knows the members
         self.dimension = ""  # of the mesh, where gradients are reduced over it
         self.members: Sequence[int] = ()
-        self.host_timed: set[str] = set()  # types of devices whose calls the host waits for, beside its own
+        self.host_timed: set[str] = set()  # types of devices whose calls the host waits for, besides the CPU
         self.next_seq = itertools.count().__next__
         self._peers: dict[tuple[int, int], Iterator[int]] = {}
 
@@ -165,7 +165,7 @@ class Calls:
         self._tape.set(call.slot, "end_ns", end_ns)
 
     def dropped(self, call: Call, work: Any) -> None:
-        """Nobody waits for `call` any more: complete its record when it ends."""
+        """The handle of `call` is gone: complete the record when the call ends."""
         try:
             future = work.get_future()
         except RuntimeError:  # this kind of call has none: look again with a later one

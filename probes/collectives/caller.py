@@ -6,7 +6,7 @@
 Every collective asks, and a walk up the stack makes an object of every frame that it meets, some twenty inside FSDP: it
 cost more than the rest of a record. So the answer says how far up it was found, and at which instruction: who asks from
 the same place again need only look whether that instruction is there again (`probes.collectives.call_records` does).
-The walk is bounded. Where autograd runs a backward on a thread of its own there are no Python frames, hence no caller.
+The walk is bounded. Where autograd runs backward on its own thread there are no Python frames, hence no caller.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CallerNames:
         self._folder = os.getcwd() + os.sep
 
     def find(self, level: int) -> Caller | None:
-        """The first frame outwards that is somebody's own code, None if there is none.
+        """Innermost frame of user code, None if there is none.
 
         `level` says where to begin, and `distance` where it is, both as for `sys._getframe` in the calling function.
         """

@@ -8,7 +8,7 @@
 A group of torch's own has no attributes to set, so a `RecordedGroup` over it takes its place: in torch's tables, in its
 C++ register of names, and in every dict that refers to it, which are the attributes of whatever holds it (FSDP2's
 parameter groups, device meshes, optimizers that shard their state). What only a local variable holds still works, and
-is not recorded. DDP's reducer holds it in C++; it is built anew, as torch does it when a DDP module is unpickled,
+is not recorded. DDP's reducer holds it in C++; it is built again, as torch does it when a DDP module is unpickled,
 provided that no gradient has passed through it yet: later its buckets are in another order, and sums of other orders
 differ in their last bits. Groups of NCCL stay as they are, and so do reducers over them.
 """

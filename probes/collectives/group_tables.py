@@ -54,7 +54,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
         set_default_group(replacements[id(default)])
     own = {id(getattr(new, "__dict__", None)) for _, new in pairs}  # a recorded group holds the one that it stands for
     for holder in gc.get_referrers(*(old for old, _ in pairs)):
-        # An object may keep its attributes without a dict of its own until somebody asks for it.
+        # An object may keep its attributes without a dict until one is requested.
         values = holder if type(holder) is dict else getattr(holder, "__dict__", None)
         if type(values) is dict and values is not replacements and id(values) not in own:
             for key, value in list(values.items()):

@@ -8,7 +8,7 @@ A NaN that a rank makes in its backward pass flows down to its first layer, and 
 ranks. The gradient of the first layer's output is not reduced over data-parallel ranks, so where it is not finite the
 NaN is this rank's own. Where it is finite nothing follows: the gradient of a single weight may still be NaN. On the
 host the wrapper of process groups looks at every buffer instead (`collectives.call_records`). Code that
-`torch.compile` traces calls no hook of ours.
+`torch.compile` traces does not call the hooks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InputGradientNorms:
         self._norms: list[Tensor] = []
 
     def watch(self, model: nn.Module) -> Callable[[], None]:
-        """Measure from now on, where the model is on a device and others train beside it; returns the undo."""
+        """Measure from now on, where the model is on a device and other ranks train too; returns the undo."""
         weight = next(model.parameters(), None)
         alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
         if weight is None or weight.is_cpu or alone or torch.distributed.get_world_size() == 1:

@@ -5,14 +5,14 @@
     loss.backward()                                 # DDP's all-reduces, FSDP2's reduce-scatters
     (square,) = unreduced.end().tolist()            # |g|^2 of this rank's part of the batch; NaN if nothing was reduced
 
-After the reduction every rank has the mean of all gradients, and nobody knows any more how much they differed: that
+After the reduction every rank has the mean of all gradients, and how much they differed is lost: that
 difference is the gradient's noise (`analyzers.numerics.gradient_noise`). The sum stays on the device and is read back
 with whatever the step reads back anyway. No communication, one more pass over the gradients in the steps that are
 asked for.
 
 Scale: a reduction that sums is handed gradients that were divided by the number of ranks before (DDP), one that takes
 the mean is handed them as they are (FSDP2). Where shards are scattered and then reduced over replicas (HSDP) the first
-of the two calls counts. Whoever reduces activations in the same stretch (tensor parallelism) must not ask.
+of the two calls counts. Loops that reduce activations meanwhile (tensor parallelism) must not call it.
 """
 
 from __future__ import annotations

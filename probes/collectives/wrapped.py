@@ -19,7 +19,7 @@ device, and an open record is evidence of a hang. `batch_isend_irecv` batches ca
 ever, only where `type(group) is ProcessGroup`; symmetric memory asks the group for a store that a subclass in Python
 cannot have; and each call would take the interpreter's lock.
 
-Why not a backend of our own name: `dist.get_backend()` would then answer with that name, to code that asks it for
+Why not a separate backend name: `dist.get_backend()` would then answer with that name, to code that asks it for
 "nccl", and the device bound at initialisation would be lost.
 """
 

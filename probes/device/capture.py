@@ -1,6 +1,6 @@
 """Is a CUDA graph being captured on this stream? Then no probe may touch the device.
 
-A kernel or event of ours would become a part of the graph, and a query or an allocation would end the capture.
+Our kernels or events would become part of the graph, and a query or an allocation would end the capture.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class CoreTime:
         self._thread = 0
 
     def _open(self) -> None:
-        """The counters of the calling thread: the file belongs to whoever opens it."""
+        """The counters of the calling thread: the file belongs to the thread that opens it."""
         self.close()
         self._thread = threading.get_ident()
         try:

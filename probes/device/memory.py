@@ -5,7 +5,7 @@
     allocator.newest()          # {"num_retries": 3, "allocated_bytes": ..., "reserved_bytes": ...}; None if none is new
     allocator.report(recorder.event)
 
-A retry waits for the device and costs a step a good part of its time, and what is in use then does not fit beside a
+A retry waits for the device and costs a step a good part of its time, and what is in use then does not fit with a
 fragmented cache. A device that is nearly full says nothing of the kind: the cache takes what it gets.
 """
 
@@ -22,7 +22,7 @@ from ..tape.schema import UNSET
 __all__ = ["AllocatorRetries", "memory_reader"]
 
 PEAK_GROWTH = 1.01
-"""Growth of the peak that is written anew: less says nothing, and a peak that creeps must not fill the events."""
+"""Growth of the peak that writes another event: less says nothing, and a peak that creeps must not fill the events."""
 _PAGE_BYTES = resource.getpagesize()
 
 

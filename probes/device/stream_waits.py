@@ -7,7 +7,7 @@ torch makes a stream wait:
 
 | what | through |
 |---|---|
-| FSDP2's and FSDP's gathers and reductions, DeepSpeed, loops with streams of their own | `torch.cuda.Event.wait`, by `Stream.wait_event` and `wait_stream` |
+| FSDP2's and FSDP's gathers and reductions, DeepSpeed, loops with their own streams | `torch.cuda.Event.wait`, by `Stream.wait_event` and `wait_stream` |
 | synchronous collectives, pipeline messages, context parallel | `Work.wait` |
 | tensor parallel, functional collectives | `wait_tensor` of `torch.distributed._functional_collectives` |
 | DDP | its reducer in C++, in a callback of the autograd engine: one queued before it stamps its begin, the end of the backward pass its end |

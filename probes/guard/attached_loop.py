@@ -1,4 +1,4 @@
-"""The guard for a loop that somebody else wrote: verdict, way back and skipped batch in three lines of it.
+"""The guard for an attached loop: verdict, rollback and skipped batch in three added lines.
 
     guard = rankscope.guard(lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, load)
     for x, y in loader:
@@ -164,10 +164,10 @@ def guard(
     max_rollbacks: int = 8,
     policy: GuardPolicy | None = None,
 ) -> LoopGuard:
-    """A guard for a loop of one's own; copies the state now.
+    """A guard for a user's loop; copies the state now.
 
     `state` returns what is to be restored, any nesting of dicts and lists with tensors in it (state dicts as they are);
-    `load` takes the same and puts it back. Both are called on all ranks alike. The gradients that are looked at and
+    `load` takes the same and puts it back. Both are called on all ranks. The gradients that are looked at and
     cleared are those of `parameters`, by default of the models that `rankscope.attach` was given. `interval` is the
     number of steps between copies. Raises RunStopped from `refuses` after `max_rollbacks`, or earlier where one failure
     follows the other.
@@ -180,7 +180,7 @@ def guard(
 
 
 def _to_host(value: Any) -> Any:
-    """A copy on the host; of a sharded tensor, beside it."""
+    """A copy: of a plain tensor on the host, of a sharded one on its device."""
     if not isinstance(value, Tensor):
         return value
     if type(value) is Tensor and not value.is_cpu:

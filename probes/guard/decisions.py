@@ -12,7 +12,7 @@ A bad step is never taken. What follows depends on how often it went wrong in th
 4., 5. failure: the same with a window of batches before it, and the learning rate is lowered for a while,
 then, or when the run's budget of rollbacks is spent: stop, with a report. It never goes round in circles.
 
-State that was changed by nobody (`trainer.guard.integrity`) is no batch's fault: the last state that was found
+State that changed by itself (`trainer.guard.integrity`) is no batch's fault: the last state that was found
 healthy is restored, nothing is skipped and no rate lowered. It counts like any other failure, and the second time on
 the same device ends the run: that device must go.
 
@@ -70,14 +70,14 @@ class Verdict:
     kind: Literal["healthy", "non_finite", "spike", "corruption"]
     reason: str = ""
     healthy_step: int = -1
-    """Of a corruption: the newest state that was found healthy."""
+    """For a corruption: newest state verified as healthy."""
     devices: tuple[str, ...] = ()
-    """Of a corruption: whose state was changed, if that is certain."""
+    """For a corruption: devices whose state changed, if certain."""
     ranks: tuple[int, ...] = ()
     """Those of `devices`."""
     loss: float = math.nan
     loss_level: float = math.nan
-    """Of a spike: the loss, and what was usual before."""
+    """For a spike: the usual loss before it."""
 
     @property
     def healthy(self) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 __all__ = ["FingerprintReader", "Reading"]
 
 PERIOD = 1024
-"""Places with weights of their own; rows of so many words are added up at the speed of memory."""
+"""Positions with distinct weights; rows of so many words are added up at the speed of memory."""
 CHUNK = 64 * PERIOD
 """Words of one product on a CPU: with their weights they stay in its cache."""
 SMALL_WORDS = 1 << 13
@@ -83,7 +83,7 @@ class FingerprintReader:
         return Reading(list(tensors), parts)
 
     def _words(self, name: str, tensor: Tensor) -> tuple[Tensor, list[_Piece]]:
-        """A tensor's words; on a CPU also in pieces, each beside its weights."""
+        """A tensor's words; on a CPU also in pieces, each next to its weights."""
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         known = self._views.get(name)
         if known is not None and known[:2] == (address, nbytes):

@@ -4,8 +4,8 @@
     ledger.skip(40, "non-finite gradient norm at step 41")
     ledger.next_batch(40)        # 41
 
-It lies beside the checkpoints, not in them, because going back to an older checkpoint must not bring a bad batch back.
-The file has a digest, a sequence number and a copy beside it (`ledger-copy.json`): an altered one is noticed, and of
+It lies next to the checkpoints, not in them, because going back to an older checkpoint must not bring a bad batch back.
+The file has a digest, a sequence number and a copy next to it (`ledger-copy.json`): an altered one is noticed, and of
 two good ones the newer counts. Every checkpoint holds a copy too, which is used where both files are damaged.
 """
 
@@ -29,7 +29,7 @@ MAX_BYTES = 16 << 20
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """The same on all ranks; only rank 0 has a `path` and writes."""
+    """Equal on all ranks; only rank 0 has a `path` and writes."""
 
     skipped: dict[int, str] = field(default_factory=dict)
     """Batch -> why, in the order in which they were given up. A batch is in it once or not at all."""

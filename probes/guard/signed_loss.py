@@ -34,9 +34,9 @@ class SignedPolicy:
     beyond: float = 5.0
     """Rise over the largest deviation in the history, where the gradient norm agrees."""
     lasting_beyond: float = 10.0
-    """The same where the next step says so too: a level that wanders stays where a jump has put it."""
+    """Limit where the next step confirms it: a level that wanders stays where a jump has put it."""
     alone_beyond: float = 20.0
-    """The same where nothing agrees: no tail reaches that."""
+    """Limit where no other sign agrees: no tail reaches that."""
     min_values: int = 32
     """Clean losses from which the largest deviation means something."""
     usual_ratio: float = 0.03

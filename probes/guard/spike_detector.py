@@ -17,7 +17,7 @@ The detector is plain Python over a short history, so that a rank can call it ea
    where the gradient norm is many times its level. A high gradient norm alone is none: warm-up and clipping make it
    ordinary. The rise must be a part of the way that the loss has come down, too: where next to nothing is left of it,
    its logarithm jumps with each hard sample.
-5. After `relearn_after` spike steps in a row the history starts anew: the data has changed, or nobody is acting.
+5. After `relearn_after` spike steps in a row the history starts again: the data has changed, or no action follows.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from ..torch_compat import COMPILE_METRICS
 __all__ = ["CompileLog"]
 
 MAX_EVENTS = 100
-"""Of one process. A program that goes on compiling has said why by then."""
+"""Events per process: enough to explain a program that keeps recompiling."""
 MAX_CHARACTERS = 300
 
 

@@ -32,15 +32,15 @@ from .memory_state import FORMAT, summarise
 __all__ = ["MemorySnapshots", "record_exception", "reduced"]
 
 MAX_BYTES = 32 << 20
-"""Of a file before it is compressed: about 5,000 blocks with full stacks have 10 MiB."""
+"""Maximum size of a file before compression: about 5,000 blocks with full stacks have 10 MiB."""
 MAX_FRAMES = 24
-"""Of a stack, the innermost."""
+"""Innermost frames kept of each stack."""
 MAX_TRACE = 2000
 """Newest entries of a device's trace."""
 MAX_LINKS = 8
 _OF_FRAME = ("filename", "line", "name")
 _BLOCK_BYTES = 160
-"""Of a block without its stack."""
+"""Estimated size of a block without its stack."""
 _UNUSED = re.compile(r"([\d.]+) (bytes|[KMGT]iB) is reserved by PyTorch but unallocated")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 

@@ -23,7 +23,7 @@ from typing import Any
 __all__ = ["FORMAT", "MemoryState", "Site", "summarise"]
 
 FORMAT = "rankscope.memory_snapshot"
-"""Value of the first key, `format`, in a file of ours."""
+"""Value of the first key, `format`, in our files."""
 MAX_SITES = 20
 MAX_TEXT = 200
 _MAX_BYTES = 1 << 60

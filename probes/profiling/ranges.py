@@ -17,7 +17,7 @@ from torch.autograd.profiler import record_function
 __all__ = ["PREFIX", "Ranges"]
 
 PREFIX = "rankscope."
-"""Of the names of phases in a trace."""
+"""Prefix of phase names in a trace."""
 
 
 class Ranges:

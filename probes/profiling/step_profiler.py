@@ -167,7 +167,7 @@ class StepProfiler:
             record_error("profiler.write", error)
 
     def _drop(self, error: Exception) -> None:
-        """Give a capture up that failed, such as beside another profiler."""
+        """Give up a capture that failed, e.g. because another profiler runs."""
         trace, self._trace, self._request = self._trace, None, None
         if trace is not None:
             with contextlib.suppress(Exception):

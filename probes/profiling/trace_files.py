@@ -22,7 +22,7 @@ _LEVEL = 4  # of gzip: half the time of the default, a few percent larger
 
 
 class TraceFiles:
-    """A rank removes files of its own only, so no two processes race."""
+    """A rank removes only its own files, so no two processes race."""
 
     def __init__(self, run: RunDir, *, attempt: int, rank: int, budget_bytes: int) -> None:
         self._root, self._attempt, self._rank = run.path, attempt, rank
@@ -30,7 +30,7 @@ class TraceFiles:
         self._num_named: Counter[str] = Counter()
 
     def new_path(self, first_step: int, last_step: int, *, requested: bool) -> Path:
-        """Path of a new trace; its folder is made. Steps that are gone over again have traces of their own."""
+        """Path of a new trace; its folder is made. Steps that are gone over again have their own traces."""
         folder = self._root / "traces" / f"attempt-{self._attempt}"
         folder.mkdir(parents=True, exist_ok=True)
         kind = "requested" if requested else "scheduled"

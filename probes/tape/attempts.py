@@ -1,9 +1,9 @@
 """Attempts of a run: each life of its ranks claims a number, durably, that no other life has or will have.
 
-    attempt = claim(run)                        # whoever starts the ranks, once
+    attempt = claim(run)                        # in the process that starts the ranks, once
     attempt = claim(run, launch="torchrun-4711-0")       # every rank by itself: the same number for the same launch
 
-A claim is a file `attempts/00003.json` that appears with its content, under a name that nobody has taken: two launchers
+A claim is a file `attempts/00003.json` that appears with its content, under an unused name: two launchers
 never get one number, a number is never given twice, and ranks that cannot talk to each other yet agree on theirs.
 """
 

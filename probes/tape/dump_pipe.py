@@ -33,9 +33,9 @@ def dump_path(run: RunDir, attempt: int, rank: int) -> Path:
 
 
 def offer_dump_pipe(run: RunDir, attempt: int) -> bool:
-    """Have torch make a pipe and put its dumps beside it; false where it would not work or the user has chosen already.
+    """Have torch make a pipe with its dumps next to it; false where it would not work or the user has chosen already.
 
-    Where a pipe cannot be made, torch would raise in a thread of its own and end the process: so one is made to try.
+    Where a pipe cannot be made, torch would raise in its own thread and end the process: so one is made to try.
     """
     if os.environ.get(PIPE) or any(os.environ.get(name) for name in _DUMP_NAMES):
         return False

@@ -25,7 +25,7 @@ __all__ = ["COMMON_FIELDS", "EVENT_KINDS", "EventKind", "unknown_fields"]
 
 
 COMMON_FIELDS = ("wall_ns", "mono_ns", "attempt", "rank", "kind", "step")
-"""What every event has beside the fields of its kind."""
+"""Fields of every event, besides those of its kind."""
 
 _kinds: dict[str, EventKind] = {}
 EVENT_KINDS: Mapping[str, EventKind] = MappingProxyType(_kinds)
@@ -163,7 +163,7 @@ RESUME_DIFFERS = _kind(
 )
 PREEMPTED = _kind(
     "preempted",
-    _text("signal", "name; null: of its own"), _int("checkpoint_step", "null: none was saved"),
+    _text("signal", "name; null: without a signal"), _int("checkpoint_step", "null: none was saved"),
     by="rank 0; also a rank that runs out of time", meaning="SIGTERM stopped the training.",
 )
 INTERRUPTED = _kind(
@@ -247,7 +247,7 @@ RANK_EXIT = _kind(
 )
 RANK_STOPPED = _kind(
     "rank_stopped", _int("exit_rank"), _PID, _EXIT_CODE,
-    by="launcher; watch where it was lost", meaning="A rank was ended: others had died, or they all start anew.",
+    by="launcher; watch where it was lost", meaning="A rank was ended: others had died, or they all start again.",
 )
 STOP_REQUESTED = _kind(
     "stop_requested", _NODE_RANK, _text("signal"),
@@ -298,7 +298,7 @@ PROFILE_SUMMARY = _kind(
     "profile_summary",
     _int("capture_rank"), _text("path"), _int("first_step"), _int("last_step"), _int("request"), _REASON,
     _json("parts_ms", "mean of a step: step, compute, communication, exposed, idle, data"),
-    _json("operators", "by time of their own: name, phase, device, self_ms a step, calls a step"),
+    _json("operators", "by self time: name, phase, device, self_ms a step, calls a step"),
     _text("problem", "why the trace was not read, or not wholly"),
     by="watch, once a trace", meaning="What a trace shows.",
 )
@@ -336,7 +336,7 @@ DIGESTS_UNSIGNED = _kind(
     by="watch, with several nodes", meaning="The job has no secret: digests and verdicts are not signed.",
 )
 WATCH_REPLACED = _kind(
-    "watch_replaced", _PID, _REASON, by="launcher, or the parent of `watch` where none of ours runs",
+    "watch_replaced", _PID, _REASON, by="launcher, or the parent of `watch` under another launcher",
     meaning="`watch` had stopped answering or ended, and was started again.",
 )
 LAUNCHER_LOST = _kind(

@@ -4,7 +4,7 @@
     events.write(event_kinds.ROLLBACK, step=40, from_step=40, to_step=30)
 
 Appending is one `write` to a file opened with O_APPEND, so several processes of a node may share a file and a killed
-writer leaves at most one torn last line, which the reader skips and counts; the next event begins a line of its own.
+writer leaves at most one torn last line, which the reader skips and counts; the next event begins its own line.
 What a disk does not take is kept, up to `MAX_UNWRITTEN_BYTES`, and written once it does; at the close it goes to the
 temporary folder (`unwritten`).
 """
@@ -141,7 +141,7 @@ def read_events(
             file.seek(start_byte)
             blob = file.read(limit_bytes)
             end = blob.rfind(b"\n") + 1
-            if end == 0 and len(blob) == limit_bytes:  # one endless line: no event of ours, step over it
+            if end == 0 and len(blob) == limit_bytes:  # one endless line: not an event, skip it
                 return [], _next_data(file.fileno(), start_byte + len(blob)), 1
     except FileNotFoundError:
         return [], start_byte, 0

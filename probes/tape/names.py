@@ -78,7 +78,7 @@ def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str]
     with open(fd, "rb") as file:
         while file.tell() < limit_bytes and (line := file.readline(MAX_LINE_BYTES)):
             if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
-                return names, skipped + 1  # no line of ours is so long: nothing behind it is believed
+                return names, skipped + 1  # our lines are shorter: ignore what follows
             if line == b"\n":
                 continue
             try:

@@ -22,7 +22,7 @@ def no_folder(runs: Path) -> str:
 
 
 def where_else(missing: Path) -> str:
-    """Suggest where the runs are: beside `missing` if its folder exists, else name the missing folder."""
+    """Suggest where the runs are: next to `missing` if its folder exists, else name the missing folder."""
     if re.match(r"(s3|file):/", str(missing)):
         return "an address is read by `rankscope analyze` and `rankscope dashboard`"
     if missing.name == "latest":

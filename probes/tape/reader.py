@@ -1,4 +1,4 @@
-"""Reading tapes: while the writer runs, after it was killed, and when somebody damaged the file.
+"""Read tapes: while the writer runs, after it was killed, and when the file is damaged.
 
     for path in segment_paths(rank_dir, "steps"):
         segment = read_segment(path)
@@ -27,7 +27,7 @@ from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, O
 __all__ = ["Header", "Segment", "TapeError", "TooNewError", "read_header", "read_segment", "segment_paths"]
 
 MAX_SEGMENT_BYTES = 64 << 20
-"""Of one file; a writer of ours makes segments of 2 MiB at most."""
+"""Maximum size of one file; our writer makes segments of at most 2 MiB."""
 _SPAN_PLACES = 64  # above so many pending places, one read over all of them is cheaper than one each
 _WHOLE_BYTES = 32 << 20  # read at once where a whole tape is searched: one that claims a gigabyte costs no more
 _MAX_COUNT = 1 << 62
@@ -101,7 +101,7 @@ def read_segment(
 
     With `window_bytes` the search for new records stops at the first stretch of that size that holds none, so that a
     look at a tape on which nothing happened costs one small read; without it the whole file is searched. `header`
-    saves parsing it again. Raises TapeError if the file is not a tape of ours. A file shorter than its header says
+    saves parsing it again. Raises TapeError if the file is not a tape. A file shorter than its header says
     gives what is there and `truncated`.
 
     1. Find the places in use and their states.

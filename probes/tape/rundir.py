@@ -277,7 +277,7 @@ class RunDir:
         self.write_manifest(before | facts)
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
-        """Replace `run.json` in one step. Settings that are secrets go into a file of their own."""
+        """Replace `run.json` in one step. Settings that are secrets go into their own file."""
         before = self._secrets()
         public, secrets = without_secrets(manifest, before)
         if secrets != before:

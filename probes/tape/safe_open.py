@@ -1,10 +1,10 @@
-"""Opening files of a run that somebody may have handed over: plain ones only, nothing is followed, nothing blocks.
+"""Open untrusted run files: regular files only, no symlinks, never blocks on a FIFO.
 
     with open(open_plain(path), "rb") as file: ...
     blob = read_plain(path, limit_bytes=1 << 20)
     folder_problem(path)          # "is a link: not followed", or "" for a folder
 
-A link could lead to any file of the reader's, a FIFO that nobody writes to would be waited for, a device never ends.
+A link could lead to any file of the reader's, a FIFO without a writer would block, a device never ends.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Redactor:
         return text
 
     def within(self, value: Any) -> Any:
-        """The same for every text within lists and mappings, by its name too."""
+        """Redact every text within lists and mappings, by its name too."""
         if isinstance(value, str):
             return self(value)
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Name of the signal that ended a process: `signal_name(-9)` is "SIGKILL", and "" after an exit of its own."""
+"""Name of the signal that ended a process: `signal_name(-9)` is "SIGKILL", and "" after a normal exit."""
 
 from __future__ import annotations
 

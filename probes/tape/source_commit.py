@@ -12,7 +12,7 @@ __all__ = ["source_commit"]
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _MAX_BYTES = 1 << 22
-"""Of `packed-refs`, which has a line a branch and tag."""
+"""Maximum size of `packed-refs`, which has a line per branch and tag."""
 
 
 def source_commit(place: Path) -> str:

@@ -53,7 +53,7 @@ def register(run: RunDir, attempt: int, rank: int) -> Callable[[], None]:
         faulthandler.enable(file=file, all_threads=True)
 
     def release() -> None:
-        path.rename(path.with_suffix(".ended"))  # first: from here on nobody sends the signal
+        path.rename(path.with_suffix(".ended"))  # first: from here on the signal is not sent
         if enabled:
             faulthandler.disable()
         faulthandler.unregister(ALL_THREADS_SIGNAL)

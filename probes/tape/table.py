@@ -27,7 +27,7 @@ Source = Literal["tape", "event", "watch", "reader", "derived"]
 
 
 def _unset_f64() -> float:
-    """A quiet NaN with a payload of ours: a loss may really be NaN, which must not read as 'not recorded'."""
+    """A quiet NaN with a reserved payload: a loss may really be NaN, which must not read as 'not recorded'."""
     return float(struct.unpack("<d", struct.pack("<Q", UNSET_F64_BITS))[0])
 
 

@@ -22,7 +22,7 @@ from .safe_open import open_plain
 __all__ = ["MAX_UNWRITTEN_BYTES", "missing_newline", "restore_unwritten", "save_unwritten"]
 
 MAX_UNWRITTEN_BYTES = 4 << 20
-"""Of one file of events: thousands of them."""
+"""Maximum size of one file of events: thousands of them."""
 
 
 def missing_newline(fd: int) -> bytes:

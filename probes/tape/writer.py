@@ -13,7 +13,7 @@ SIGKILL loses nothing that it stored.
 A segment's blocks are reserved before it is mapped, because storing to a sparse page on a full disk is a SIGBUS that
 would kill training; a refused reservation is counted in `TapeWriter.dropped` and tried again later.
 
-The order of stores is the program's order on x86-64; on weaker memory models a reader beside a running writer may see
+The order of stores is the program's order on x86-64; on weaker memory models a concurrent reader may see
 a state before its record, so a reader takes the newest records of a live tape as a hint and a later look as the truth.
 """
 

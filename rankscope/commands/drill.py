@@ -27,7 +27,7 @@ def drill(
     ] = None,
     script: Annotated[
         str,
-        typer.Option("--script", metavar="'FILE ARGUMENTS'", help="Drill a script of your own; or '-m MODULE ...'."),
+        typer.Option("--script", metavar="'FILE ARGUMENTS'", help="Drill your own script; or '-m MODULE ...'."),
     ] = "",
     faults: Annotated[
         str,
@@ -51,7 +51,7 @@ def drill(
 ) -> None:
     """Train your configuration with faults injected one after the other; report what was detected and recovered.
 
-    With --script it is a script of your own, unchanged, as `rankscope run` launches it: `--faults slow,kill,...`.
+    With --script it is your own script, unchanged, as `rankscope run` launches it: `--faults slow,kill,...`.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")

@@ -138,7 +138,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
 
 
 def _checked(overrides: list[str]) -> dict[str, dict[str, Any]]:
-    """The settings of `--set`, in JSON's types; ends the command where one is wrong, or of our own trainer."""
+    """The settings of `--set`, in JSON's types; ends the command where one is wrong, or belongs to the trainer."""
     from probes.attach.attached_config import SECTIONS
     from trainer.config.load import ConfigError, given_settings
 

@@ -32,7 +32,7 @@ def sql(
 ) -> None:
     """Query a run's records with SQL, also while it trains. It only reads, and reaches no other file.
 
-    The statement runs in a process of its own, with 1 GiB of memory; it is ended at the time limit.
+    The statement runs in a separate process, with 1 GiB of memory; it is ended at the time limit.
     Tables and columns: docs/schema.md. Exit code 2: the statement failed; stderr says why.
     """
     if output not in ("text", "csv", "json"):

@@ -14,7 +14,7 @@ from analyzers.report.json import plain
 __all__ = ["MAX_ANSWER_CHARS", "compact"]
 
 MAX_ANSWER_CHARS = 16_000
-"""Of one answer: about four thousand tokens."""
+"""Maximum length of one answer: about four thousand tokens."""
 DIGITS = 6
 """Significant digits of a number that is not whole."""
 

@@ -62,7 +62,7 @@ def _answering(method: Callable[..., Any]) -> Callable[..., str]:
             return compact(method(**arguments))
         except ValueError as error:  # of the caller, or of the run's records
             reason = str(error)
-        except Exception as error:  # a fault of ours: the agent still needs to know what failed
+        except Exception as error:  # a bug: the agent still needs to know what failed
             reason = f"{type(error).__name__}: {error} (a fault of Rankscope)"
         raise ToolError(visible(" ".join(reason.split()))[:MAX_ERROR_CHARS])
 

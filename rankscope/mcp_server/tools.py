@@ -150,7 +150,7 @@ class Tools:
         return self._run(name)
 
     def _files(self) -> list[str]:
-        """Names of files and folders beside the runs; links are left out, since they may lead out of the folder."""
+        """Names of files and folders next to the runs; links are left out, since they may lead out of the folder."""
         runs = set(self._folder.run_ids())
         try:
             with os.scandir(self._folder.path) as entries:

@@ -3,7 +3,7 @@
     code = run_to_signal(app)            # in `rankscope.cli.main`
 
 They raise as Ctrl-C does, so that what a command opened is closed. A library may turn what a handler raised into an
-error of its own (DuckDB does): once a signal came, no error is reported.
+separate error (DuckDB does): once a signal came, no error is reported.
 """
 
 from __future__ import annotations

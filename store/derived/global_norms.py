@@ -24,7 +24,7 @@ __all__ = ["PARTS_SQL", "make_global_norms"]
 
 PREFIX = "grad_norm_part "
 LOGGED = "measured_grad_norm"
-"""The series of our own norm where the loop logs one."""
+"""Series of the measured norm where the loop logs one."""
 _SAMPLE_STEPS = 32
 """First steps that are looked at for a model that is sharded by hand. Source: a few are enough, and quick to read."""
 _SAME = "round(ln(greatest(total, 1e-300)), 5)"  # equal but for rounding

@@ -31,7 +31,7 @@ __all__ = ["Batch", "Event", "Part", "clean_json", "event_batch", "insert", "tap
 FEW_ROWS = 10_000
 _I64_MAX = 2**63
 _MAX_I64 = 2**61
-"""Of a value on a tape (73 years in nanoseconds); what is beyond is taken for not recorded."""
+"""Largest value on a tape (73 years in nanoseconds); anything above counts as not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ __all__ = ["Ingester", "TickResult"]
 logger = logging.getLogger("rankscope.store")
 MAX_REASON = 300
 MAX_WAIT_S = 8.0
-"""Of readers that take turns one has the file nearly always: a tick that found it in use is followed by one that waits
+"""With readers that take turns the file is nearly always in use: after a tick that found it so, the next waits
 twice as long for a gap, up to this."""
 TICK_BYTES = 256 << 20  # of tapes in one transaction: bounds memory, and what a kill makes us do again
 

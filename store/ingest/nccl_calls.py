@@ -153,7 +153,7 @@ class NcclCalls:
 
 
 def _describe_groups(connection: DuckDBPyConnection) -> None:
-    """Write table `nccl_groups` anew, and the temporary one of those communicators whose calls become rows."""
+    """Rewrite table `nccl_groups`, and the temporary one of those communicators whose calls become rows."""
     rows = connection.execute(
         "SELECT attempt, rank, communicator, comm_hash, comm_name, num_ranks, comm_rank, created_ns, "
         "finalized_ns IS NULL FROM nccl_communicators ORDER BY attempt, rank, communicator"

@@ -9,7 +9,7 @@ So, for each communicator:
 1. The groups of its rank that have its size and hold the rank at its place are candidates; where other ranks show the
    same hash, the candidates must hold those ranks at their places, too.
 2. If the communicator's name is that of a candidate, it is that one.
-3. Else candidates and communicators that are alike are paired in the order in which they were made.
+3. Else candidates and communicators with equal members are paired in the order in which they were made.
 4. Without a candidate (a program without torch, a communicator of a library) the label is made of its name, size and
    hash, which are the same on all its ranks and nodes and at any time.
 """

@@ -16,7 +16,7 @@ from store.ingest.rank_folders import Folder, NodeFolders
 __all__ = ["NewestFolders"]
 
 KEPT_SEGMENTS = 3
-"""Of each table. A writer completes records in its two newest segments only."""
+"""Segments kept per table. A writer completes records in its two newest segments only."""
 PROGRESS_TABLES = frozenset({"steps", "spans", "collectives", "nccl_communicators", "nccl_calls"})
 
 

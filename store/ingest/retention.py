@@ -37,7 +37,7 @@ _FOLDED = """
 
 
 def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
-    """Replace the calls of older steps by totals, in a transaction of its own; returns the number of calls."""
+    """Replace the calls of older steps by totals, in one transaction; returns the number of calls."""
     values = [before_ns, KEPT_STEPS]
     connection.execute("BEGIN")
     connection.execute(

@@ -73,12 +73,12 @@ class Problem:
     path: str
     problem: str
     checked: EventPosition | None = None
-    """Of the last problem of a check of the node's index: what it has covered."""
+    """What the last failed check of the node's index covered."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """State of a segment between two polls, beside its position."""
+    """State of a segment between two polls, besides its position."""
 
     header: Header | None = None
     failed_tick: int = -1
@@ -96,7 +96,7 @@ class Tail:
     after a power cut for what it has read already."""
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _lines: dict[str, tuple[int, set[int]]] = field(default_factory=dict)
-    """Of each file of events: up to which byte it was read, and the hashes of its lines."""
+    """For each file of events: bytes read so far, and the hashes of its lines."""
     _newest: tuple[int, int] = (0, 0)  # attempt, and the tick in which it was first there
 
     def changes(self, state: ReadState, *, tick: int, thorough: bool) -> Iterator[NewRecords | NewEvents | Problem]:

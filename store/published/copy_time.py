@@ -31,7 +31,7 @@ def write_recorded_until(run: RunDir, wall_ns: int) -> None:
 
 
 def is_copy(run: RunDir) -> bool:
-    """Return True if the folder is a copy of a published run: it never had a `watch` or tapes of its own."""
+    """Return True if the folder is a copy of a published run: it never had a `watch` or tapes."""
     return (run.path / NAME).exists()
 
 
@@ -45,5 +45,5 @@ def recorded_until_ns(run: RunDir) -> int:
 
 
 def stored_until_ns(run: RunDir) -> int:
-    """Epoch nanoseconds: until when the run's stores hold all records. The present where nobody is to add any."""
+    """Epoch nanoseconds: until when the run's stores hold all records. The present if no process adds any."""
     return recorded_until_ns(run) if is_copy(run) else ingested_until_ns(run.stores())

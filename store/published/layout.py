@@ -45,7 +45,7 @@ class NodeState:
     """Until when the published rows are all that was recorded (epoch nanoseconds)."""
     is_last: bool
     fingerprint: str
-    """Of the tables' columns; a reader with others cannot take the rows over."""
+    """Fingerprint of the tables' columns; a reader with others cannot take the rows over."""
     format: int = FORMAT
 
     def to_json(self) -> dict[str, Any]:

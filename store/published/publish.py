@@ -38,7 +38,7 @@ from store.published.layout import (
 __all__ = ["Publisher", "Round"]
 
 ROUND_ROWS = 100_000
-"""Of a table in a round: some 15 MB of collectives."""
+"""Maximum rows of a table in a round: some 15 MB of collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

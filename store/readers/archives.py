@@ -2,7 +2,7 @@
 
     problems = expand(Path("evidence.tar.gz"), into)
 
-Only plain files are written, under names of their own: no member can lead out of the folder, and links, devices and
+Only plain files are written, under their own names: no member can lead out of the folder, and links, devices and
 whatever is over the limits is left out and reported.
 """
 
@@ -24,15 +24,15 @@ from store.readers.external_files import SourceError, head, unpacked
 __all__ = ["PlainMember", "expand", "is_archive"]
 
 MAX_BYTES = 32 << 30
-"""Of all members together."""
+"""Maximum total size of all members, in bytes."""
 ALWAYS_BYTES = 1 << 30
 MAX_RATIO = 64
 """Unpacked bytes for one packed byte, beyond ALWAYS_BYTES: logs and traces reach 10 to 40, a bomb 1,000."""
 FREE_SHARE = 0.8
-"""Of the free space of the disk that it is unpacked to."""
+"""Share of the target disk's free space that may be used."""
 MAX_MEMBERS = 20_000
 ENTRY_BYTES = 512
-"""Of a file in the directory of a zip, on average."""
+"""Average size of a zip directory entry, in bytes."""
 MAX_HEADER_BYTES = 64 << 10
 """Long names and other extended headers of one member: the library reads them whole."""
 _HOLES = "holds a file with holes (tar --sparse): the rest was not read"

@@ -62,7 +62,7 @@ def read_ascend_steps(path: Path, *, is_only: bool = False) -> RankTrace:
     if rank is None and is_only and len(devices) == 1:
         rank = 0
     if rank is None:
-        raise SourceError(f"{NO_RANK} by its path (profiler_info_3.json beside it, or rank3 in a folder's name)")
+        raise SourceError(f"{NO_RANK} by its path (profiler_info_3.json next to it, or rank3 in a folder's name)")
     return _laid_out(path, rank, np.array(steps), np.array(parts), damaged)
 
 
@@ -80,7 +80,7 @@ def _laid_out(path: Path, rank: int, steps: np.ndarray, parts: np.ndarray, damag
 
 
 def _rank(path: Path) -> int | None:
-    """The rank of the profiler's metadata beside the file, else of a name in its path."""
+    """The rank of the profiler's metadata next to the file, else of a name in its path."""
     for folder in (path.parent, path.parent.parent):
         for info in sorted(folder.glob("profiler_info*.json"))[:1]:
             if match := _INFO.fullmatch(info.name):

@@ -1,4 +1,4 @@
-"""Run a reader of foreign files in a process of its own, whose memory and time the kernel bounds.
+"""Run a reader of foreign files in a separate process, whose memory and time the kernel bounds.
 
     trace = confined(read_nsys, path)          # as read_nsys(path), or SourceError("needed more than ...")
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def confined(read: Callable[..., T], path: Path, *arguments: Any, **options: Any) -> T:
-    """`read(path, *arguments, **options)`, a function of a module of ours. Raises SourceError."""
+    """`read(path, *arguments, **options)`, a function of a Rankscope module. Raises SourceError."""
     first, num_bytes = first_bytes(path, 64)
     if num_bytes <= SHORT_BYTES and first.lstrip(_BLANK)[:1] in (b"{", b"[", b"\x80"):
         return read(path, *arguments, **options)

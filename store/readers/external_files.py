@@ -36,7 +36,7 @@ MAX_DEPTH = 3
 """Folders below the one that was given: dumps are often gathered in one folder a host."""
 MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
-"""Of one file. A trace of 8 million events has about 2 GiB; a compressed bomb is stopped here (it is never held)."""
+"""Maximum unpacked size of one file: stops compressed bombs. A trace of 8 million events has about 2 GiB."""
 MAX_EMPTY_MEMBERS = 1000
 """In a row: each costs a copy of what follows it."""
 _GZIP = b"\x1f\x8b"

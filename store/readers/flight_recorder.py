@@ -9,7 +9,7 @@ Read are pickles as the watchdog writes them (`TORCH_FR_DUMP_TEMP_FILE`, before 
 of `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
 * A backend with device events tells `completed`. gloo has none: there `retired` says that a call is over, well or not.
-* Calls inside a coalesced group have no events of their own: the entry `coalesced` that follows speaks for them.
+* Calls inside a coalesced group have no events: the entry `coalesced` that follows speaks for them.
 * Nothing in a dump is trusted: a field of the wrong type or size counts as not recorded.
 """
 

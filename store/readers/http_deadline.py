@@ -3,7 +3,7 @@
     with HttpDeadline(10.0) as opener, opener.open(request, timeout=10.0) as answer:
         body = answer.read(limit)
 
-A timeout of a socket counts anew with each byte: a server that sends one now and then would hold a caller for hours.
+A socket timeout restarts with each byte: a server that sends one now and then would hold a caller for hours.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ __all__ = ["members"]
 MAX_ITEM_CHARS = 4 << 20
 """One value or one item of an array. An event of a trace has a few hundred."""
 MAX_MEMBER_CHARS = 96 << 20
-"""One value beside the arrays: metadata of the host, stacks of the host's calls."""
+"""A value outside the arrays: metadata of the host, stacks of the host's calls."""
 MAX_ITEMS = 12_000_000
 NUMBER_TAIL = 2
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -49,7 +49,7 @@ class _Text:
         return True
 
     def _double(self) -> bool:
-        """Read as much again as is there: a long value is not begun anew with each chunk."""
+        """Read as much again as is there: a long value is not parsed from its start with each chunk."""
         wanted, is_more = 2 * (len(self.text) - self.at), False
         while len(self.text) - self.at < wanted and self.more():
             is_more = True

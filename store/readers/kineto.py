@@ -7,7 +7,7 @@
 * With device events, compute is every kernel and copy that is not NCCL's, communication NCCL's kernels, and the windows
   are those of the device where the trace has them (the host runs ahead of it).
 * Without (CPU, gloo), compute is every operator but those that issue communication, and communication the backend's
-  spans (`gloo:all_reduce`), which run on threads of their own.
+  spans (`gloo:all_reduce`), which run on their own threads.
 * Events are read one at a time; nothing but two numbers an event of interest is kept.
 """
 

@@ -1,4 +1,4 @@
-"""Thousands of dumps, read in processes of their own that have little memory and little time.
+"""Thousands of dumps, read in separate processes that have little memory and little time.
 
     for path, dump in read_many([(path, rank), ...]): ...      # RankDump, or the SourceError that says why not
 
@@ -36,7 +36,7 @@ FEW = 64
 """Dumps that are read right here: starting processes takes longer."""
 CHUNK = 16
 MEMORY_BYTES = 2 << 30
-"""Of addresses, for one process. A dump of 2,000 entries takes 20 MB."""
+"""Address space of one process. A dump of 2,000 entries takes 20 MB."""
 TIME_S = 20
 """For one dump. The default action of the alarm ends the process, whatever it is in."""
 

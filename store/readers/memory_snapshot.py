@@ -60,7 +60,7 @@ def read_memory_snapshot(path: Path) -> ReadSnapshot:
 
 def _json(blob: bytes) -> Any:
     if len(blob) > MAX_JSON_BYTES:
-        raise SourceError(f"holds more than {MAX_JSON_BYTES:,} bytes: no snapshot of ours has so many")
+        raise SourceError(f"holds more than {MAX_JSON_BYTES:,} bytes: no Rankscope snapshot has so many")
     try:
         return json.loads(blob)
     except ValueError:

@@ -120,7 +120,7 @@ class _Between:
         for group in {entry["process_group"] for entry in newest}:
             name, description = group
             there = self.count("process_group", group)
-            if there < number:  # a pair that is built anew each time
+            if there < number:  # a pair that is rebuilt each time
                 pairs = product(_gets(self.places, name), _gets(self.places, description))
                 there += sum(self._count("process_group", a + b + b"\x86") for a, b in pairs)
             if there and sum(entry["process_group"] == group for entry in newest) < MIN_OF_GROUP:

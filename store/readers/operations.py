@@ -44,7 +44,7 @@ class Operations:
     path: Path
     optype: tuple[str, ...]
     kind: Ints
-    """Of each row: its place in `optype`."""
+    """Index into `optype` for each row."""
     dp_rank: Ints
     stage: Ints
     rank: Ints

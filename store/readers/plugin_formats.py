@@ -6,7 +6,7 @@
 
 The module has `recognise(first: bytes) -> bool`, which gets the first 64 KiB of a file, and `read(path: Path)`, which
 returns rows by table: `log_events`, `steps`, `collectives` and `events`, as mappings from column to value
-(docs/schema.md). It is asked about files that are of no format of ours, or no more than text. It runs in a process of
+(docs/schema.md). It is asked about files of no built-in format, or only text. It runs in a process of
 its own (`store.plugins`), and each row is checked there (`store.readers.plugin_rows`).
 """
 

@@ -18,7 +18,7 @@ __all__ = ["READ_TABLES", "Rows", "checked_rows"]
 
 READ_TABLES = ("log_events", "steps", "collectives", "events")
 MAX_ROWS = 1_000_000
-"""Of one file and table."""
+"""Maximum rows per file and table."""
 MAX_RANK = 1_000_000
 MAX_TEXT_CHARS = 100_000
 MAX_REASONS = 5

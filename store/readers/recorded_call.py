@@ -38,7 +38,7 @@ class Ranks(tuple[int, ...]):
 
 @lru_cache(maxsize=4096)
 def unique_ranks(numbers: tuple[int, ...]) -> Ranks:
-    """The same object for the same ranks, which makes keys of different dumps equal at a glance."""
+    """Return one shared object per set of ranks, which makes keys of different dumps equal at a glance."""
     return Ranks(numbers)
 
 
@@ -109,7 +109,7 @@ def _ranks_of_numbers(numbers: list[Any]) -> Ranks:
 
 
 def read_entry(entry: Mapping[str, Any], group: GroupKey) -> tuple[Recorded | None, bool]:
-    """Return the call, or None if it is damaged or none of its own, and whether it is point to point."""
+    """Return the call, or None if it is damaged or not a separate call, and whether it is point to point."""
     backend, colon, op = short_text(entry.get("profiling_name"), 200).partition(":")
     if not colon:
         backend, op = "", backend

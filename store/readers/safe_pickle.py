@@ -6,7 +6,7 @@ A pickle is a program. This runs only the part of it that builds plain values, s
 be forgotten. Python's own unpickler isn't safe even with a `find_class` that refuses everything: five bytes (a
 `LONG_BINPUT` of a huge index) make that of 3.11 allocate and fill gigabytes.
 
-Memory is bounded by the numbers of operations and of objects; keys of dicts must be strings, whose hashes nobody can
+Memory is bounded by the numbers of operations and of objects; keys of dicts must be strings, whose hashes a file cannot
 choose (integers that collide make a dict quadratic).
 """
 

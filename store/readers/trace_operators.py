@@ -91,7 +91,7 @@ class OperatorTimes:
         spans.add(begin, begin + duration, number)
 
     def rows(self, *, num_steps: int) -> list[OperatorTime]:
-        """Operators by falling time of their own."""
+        """Operators by descending self time."""
         names = list(self._names)
         sums: dict[tuple[str, str, bool], list[float]] = {}
         if self._marked is not None:
@@ -107,7 +107,7 @@ class OperatorTimes:
 
 
 def _add_host(spans: _Spans, names: list[str], sums: dict[tuple[str, str, bool], list[float]]) -> None:
-    """Add the time of their own of nested spans, by the phase around them."""
+    """Add the self time of nested spans, by the phase around them."""
     stack: list[tuple[float, tuple[str, str, bool]]] = []  # end and key of the open spans
     for begin, end, number in spans.in_order():
         while stack and stack[-1][0] <= begin:

@@ -23,7 +23,7 @@ def zstd_chunks(path: Path, chunk_bytes: int) -> Iterator[bytes]:
         while True:
             try:
                 chunk = stream.read(chunk_bytes)
-            except Exception as error:  # each library has types of its own
+            except Exception as error:  # each library has its own types
                 raise ZstdError(f"is damaged or cut off: {str(error)[:100]}") from None
             if not chunk:
                 return

@@ -1,4 +1,4 @@
-"""Tags and a note on a run, in a file of its own in the run's folder: `notes.json`.
+"""Tags and a note on a run, in its own file in the run's folder: `notes.json`.
 
     notes = read_notes(run)                     # RunNotes(tags=("baseline",), text="lr 3e-4, second try")
     write_notes(run, RunNotes(tags=("baseline",), text="..."))
@@ -38,7 +38,7 @@ class RunNotes:
     text: str = ""
 
     def changed(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = (), text: str | None = None) -> RunNotes:
-        """The same with tags added and removed, and another text unless it is None. Raises NotesError."""
+        """Return a copy with tags added and removed, and the text replaced unless None. Raises NotesError."""
         for tag in add:
             if not _TAG.fullmatch(tag):
                 raise NotesError(f"tag {tag[:60]!r}: up to 40 characters without spaces and commas")
@@ -51,7 +51,7 @@ class RunNotes:
 
 
 def read_notes(run: RunDir) -> RunNotes:
-    """The notes of a run; empty where there are none, or where the file is not one of ours."""
+    """The notes of a run; empty where there are none, or where the file has another format."""
     try:
         found = json.loads(read_plain(run.path / NAME, MAX_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The process in which a statement that somebody typed is run: `store.sql.process` starts it and talks to it.
+"""The process that runs a user's SQL statement: `store.sql.process` starts it and talks to it.
 
 A question is a JSON object, an answer a pickle of plain values. Each question has its own limits (`store.limited`).
 """
@@ -23,7 +23,7 @@ LATE_S = 1.0
 """DuckDB is asked to stop at the limit; a process that has not stopped so much later is ended."""
 THREADS = 4
 DUCKDB_SHARE = 0.75
-"""Of the memory limit: what DuckDB accounts for. Some operators allocate beyond it, up to RLIMIT_AS."""
+"""Share of the memory limit given to DuckDB. Some operators allocate beyond it, up to RLIMIT_AS."""
 MAX_ANSWER_BYTES = 64 << 20
 
 

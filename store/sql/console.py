@@ -1,4 +1,4 @@
-"""SQL that somebody typed: one statement that reads, its first rows, and an end by the clock.
+"""Run SQL typed by a user: one reading statement, its first rows, and a time limit.
 
     answer = run(connection, "SELECT rank, median(duration_ns) FROM steps GROUP BY rank", max_rows=1000, limit_s=10)
     answer.names, answer.rows, answer.is_cut

@@ -1,4 +1,4 @@
-"""Run a statement that somebody typed in a process of its own, with limits that hold whatever DuckDB does.
+"""Run a user's SQL statement in a separate process, with limits that hold whatever DuckDB does.
 
     answer = ask(run, "SELECT rank, median(duration_ns) FROM steps GROUP BY rank", max_rows=1000, limit_s=20)
     answer.names, answer.rows, answer.is_cut

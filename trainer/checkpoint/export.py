@@ -128,6 +128,6 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
         if name.startswith(_PREFIX) and isinstance(found, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that there is no process group, and of its own deprecated calls
+        warnings.simplefilter("ignore")  # torch warns that there is no process group, and of deprecated calls
         dcp_load(whole, storage_reader=SafeReader(folder), no_dist=True)
     return {name.removeprefix(_PREFIX): tensor for name, tensor in whole.items()}

@@ -1,4 +1,4 @@
-"""Check the settings of an attached loop, in a process of its own.
+"""Check the settings of an attached loop, in a separate process.
 
     echo '{"probes": {"retian": "window"}}' | python -m trainer.config.attached_settings
     {"settings": {"probes": {}}, "problems": ["probes.retian = 'window': unknown key; did you mean retain?"]}

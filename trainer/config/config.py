@@ -37,13 +37,13 @@ class DataConfig(Section):
     """Folders of `rankscope prepare`, several being a mixture; or text, Parquet, `datasets` folders, or one nanoGPT
     `.bin` with its `.json`; empty = Python's own library."""
     weights: list[float] = Field(default_factory=list)
-    """Of a mixture: share of the sequences from each folder of `path`, in any unit; empty = by their sizes."""
+    """Mixture: share of the sequences from each folder of `path`, in any unit; empty = by their sizes."""
     epochs: list[float] = Field(default_factory=list)
-    """Of a mixture, instead of `weights`: how often each folder is read in one pass over the mixture."""
+    """Mixture, instead of `weights`: how often each folder is read in one pass over the mixture."""
     validation: dict[str, str] = Field(default_factory=dict)
     """Validation sets: a name and a prepared folder each; then all of `path` is trained on."""
     column: str = ""
-    """Of Parquet and `datasets`: text or lists of tokens; empty = input_ids, tokens, text or content."""
+    """Column of Parquet and `datasets`: text or lists of tokens; empty = input_ids, tokens, text or content."""
     seq_len: int = Field(default=256, ge=2)
     """Tokens of a sequence."""
     validation_ratio: float = Field(default=0.05, ge=0, lt=1)

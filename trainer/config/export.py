@@ -48,7 +48,7 @@ class AlertsConfig(Section):
     dashboard_url: str = Field(default="", pattern=r"^(https?://.+)?$")
     """Where people reach `rankscope dashboard`; alerts and reports link to it. Empty = RANKSCOPE_DASHBOARD_URL."""
     runbook_url: str = Field(default="", pattern=r"^(https?://.+)?$")
-    """A page of yours with the runbook's anchors, to which alerts link. Empty = the dashboard's Runbook page."""
+    """Your page with the runbook's anchors, to which alerts link. Empty = the dashboard's Runbook page."""
 
     @field_validator("webhook", "dashboard_url", "runbook_url")
     @classmethod

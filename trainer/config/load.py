@@ -73,7 +73,7 @@ def changed_config(values: dict[str, Any], overrides: list[str]) -> Config:
 
 
 def check_trackers(config: Config) -> None:
-    """Raise ConfigError for a tracker that is not installed: it would fail unseen in a process beside `watch`."""
+    """Raise ConfigError for a tracker that is not installed: it would fail unseen in a child of `watch`."""
     for name in config.trackers.to:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"trackers.to = {name}: not installed. Run pip install 'rankscope[trackers]'.")
@@ -166,7 +166,7 @@ def _unquoted(text: str) -> str:
 
 def _describe(error: ErrorDetails) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "value_error":  # most of our own validators name the key
+    if error["type"] == "value_error":  # most of our validators name the key
         told = _one_line(str(error["ctx"]["error"]))
         return told if key in told else f"{key}: {told}"
     shown = REDACTED if _may_be_secret(error["loc"]) else _shown(error["input"])

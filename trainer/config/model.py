@@ -38,7 +38,7 @@ class ModelConfig(Section):
     """Experts that the router chooses for a token."""
     expert_routing: Literal["token", "expert"] = "token"
     """Who chooses: each token its experts, or each expert its share of a sequence's tokens, later ones too. Then all
-    experts are used alike, and a token has more experts, fewer or none."""
+    experts are used equally, and a token has more experts, fewer or none."""
     expert_dim: int = Field(default=0, ge=0)
     """Width of an expert; 0 = that of the feed-forward layer."""
     expert_products: Literal["loop", "grouped"] = "loop"

@@ -25,7 +25,7 @@ class ParallelConfig(Section):
     """With cp: a rank gathers the keys and values of the whole sequence, or they go around piece by piece, for longer
     sequences than one rank can hold."""
     ep: int = Field(default=1, ge=1)
-    """Ranks that share each layer's experts, with those of `tp` (expert parallel); each reads sequences of its own."""
+    """Ranks that share each layer's experts, with those of `tp` (expert parallel); each reads its own sequences."""
     pp: int = Field(default=1, ge=1)
     """Pipeline ranks; each holds some of the layers."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv_zero_bubble"] = "1f1b"

@@ -31,7 +31,7 @@ class ProfilerConfig(Section):
     max_captures: int = taken(ProfilerSettings, "max_captures")
     """Such captures in a run at most."""
     ranges: bool = taken(ProfilerSettings, "ranges")
-    """Ranges around phases in every step, for Nsight (NVTX on CUDA) and profilers of your own; a capture has them
+    """Ranges around phases in every step, for Nsight (NVTX on CUDA) and your own profilers; a capture has them
     anyway."""
     record_shapes: bool = taken(ProfilerSettings, "record_shapes")
     """Traces hold the shapes of operators' inputs."""

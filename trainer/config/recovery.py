@@ -37,7 +37,7 @@ class RecoveryConfig(Section):
     max_failures_per_device: int = Field(default=-1, ge=-1)
     """Deaths by a signal, hangs included, before a device is left out; 0 = never, -1 = 3 on GPUs and never on CPUs."""
     max_failures_per_node: int = Field(default=-1, ge=-1)
-    """The same over all devices of a node, and losses of the node itself; 0 = never, -1 = 6 on GPUs, never on CPUs."""
+    """Deaths over all devices of a node, and losses of it, before it is left out; 0 = never, -1 = 6 on GPUs only."""
     max_corruptions_per_device: int = Field(default=2, ge=1)
     """Changes of state or gradients by one device that end the run: cosmic rays do not strike twice, a broken device
     does."""
@@ -49,7 +49,7 @@ class RecoveryConfig(Section):
     straggler_speedup: float = taken(RecoverySettings, "straggler_speedup")
     """Step time / step time without it from which a slow rank is acted on."""
     on_xid: Answer = "exclude"
-    """The same for a device with an XID after which NVIDIA's catalogue asks for another device."""
+    """What to do with a device with an XID after which NVIDIA's catalogue asks for another device."""
     exclusion_cooldown_s: float = taken(RecoverySettings, "exclusion_cooldown_s")
     """Seconds between two such actions."""
     exclusion_dry_run: bool = taken(RecoverySettings, "exclusion_dry_run")

@@ -40,7 +40,7 @@ class Batch:
     sample_ids: tuple[int, ...]  # sequence number within the split, one a row
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory (CUDA only); torch's DataLoader calls this method."""
+        """Return the batch in page-locked memory (CUDA only); torch's DataLoader calls this method."""
         return replace(self, inputs=self.inputs.pin_memory(), targets=self.targets.pin_memory())
 
     def piece(self, chunks: tuple[int, ...], count: int) -> Batch:
@@ -51,7 +51,7 @@ class Batch:
         return replace(self, inputs=inputs.flatten(1), targets=targets.flatten(1))
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; asynchronous from pinned memory."""
+        """Return the batch on `device`; asynchronous from pinned memory."""
         if device.type == "cpu":
             return self
         return replace(

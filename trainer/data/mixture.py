@@ -10,7 +10,7 @@ A pass over the mixture has a fixed number of sequences of each corpus, in a ran
 2. by `weights`, its share of as many sequences as all corpora have, rounded to one sequence;
 3. else its sequences, each once.
 
-The draws from a corpus go on over passes, in epochs of their own: no sequence comes a second time before all of the
+The draws from a corpus go on over passes, in their own epochs: no sequence comes a second time before all of the
 corpus came once. Nothing is kept between calls, so any position costs the same and skipping is counting.
 """
 

@@ -2,7 +2,7 @@
 
     for check in package_checks(): ...
 
-PyTorch is imported in a process of its own: an installation whose libraries do not fit may end the process that imports
+PyTorch is imported in a separate process: an installation whose libraries do not fit may end the process that imports
 it, and `rankscope analyze` does without it anyway.
 """
 

@@ -1,4 +1,4 @@
-"""Runs one scenario of a drill as a user would: `rankscope train` in a process of its own.
+"""Runs one scenario of a drill as a user would: `rankscope train` in a separate process.
 
     result = execute(scenario, base, folder, limit_s=180, server=PreforkServer(), say=print)
     result.run, result.wall_s, result.problem

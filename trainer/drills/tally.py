@@ -135,7 +135,7 @@ class Tally:
 
     @property
     def right_cause(self) -> float | None:
-        """The same of the cause."""
+        """Share of findings with the right cause."""
         return _share(answer.right_cause for row in self.rows for answer in row.score.answers if answer.seen)
 
     @property

@@ -365,11 +365,11 @@ MESHES = {
 NOT_DRILLED = {
     "F6, F7": "a kernel that never ends, a device-side assertion: needs a GPU",
     "F14": "the launcher keeps the rendezvous store, and without it no rank restarts: tests/e2e/test_whole_run_killed "
-    "kills it, tests/analyzers/deaths/test_rank_lost reads what scripts with a store of their own leave",
+    "kills it, tests/analyzers/deaths/test_rank_lost reads what scripts with their own store leave",
     "F21": "uneven stages are a layout, not an event of a step: tests/analyzers/pipeline/test_stage_balance",
-    "F37": "no folder is read-only to root: tests/trainer/hostile_disk mounts one so, in a namespace of its own",
+    "F37": "no folder is read-only to root: tests/trainer/hostile_disk mounts one so, in its own namespace",
     "F42, F43": "a device that fails, or a driver that hangs: needs a GPU",
-    "F47": "ranks and launcher send nothing to an endpoint; exporters beside them: tests/watch/exporting",
+    "F47": "ranks and launcher send nothing to an endpoint; exporters: tests/watch/exporting",
     "F48": "a folder from a stranger, not a run that trains: tests/hostile",
 }
 """What cannot be drilled on processes of one machine, with the reason, and what stands for it."""

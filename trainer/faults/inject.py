@@ -4,7 +4,7 @@
     arm(faults, training, recorder, run, rank=2, world_size=4)
 
 Each fault leaves a marker on the disk and an event before it acts; the marker keeps it from firing twice in a run. A
-family of faults has a module of its own; each holds a table of what arms its kinds.
+family of faults has its own module; each holds a table of what arms its kinds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def arm(
 ) -> None:
     """Prepare `training` on this rank for its faults. Raises FaultError for a rank or parameter that is not there.
 
-    To be called on every rank: some kinds make a process group of their own.
+    To be called on every rank: some kinds make their own process group.
     """
     for number, fault in enumerate(faults):
         if fault.rank >= world_size:

@@ -54,8 +54,8 @@ class Kind:
     armed_everywhere: bool = False
     """Ranks besides the one that it strikes have a part in it."""
     needs: Literal["", "ranks", "data ranks", "groups", "pipeline"] = ""
-    """Where it shows: with more than one rank, with more than one that has data of its own, where several groups do the
-    same beside one another, in a pipeline."""
+    """Where it shows: with more than one rank, with more than one data rank, where several groups do the
+    same in parallel, in a pipeline."""
     drilled_rank: int = -1
     """The rank that a drill strikes; -1 = any, by seed."""
     settings: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ class CheckedState:
 
 
 def record_groups(recorder: Recorder, checked: CheckedState, groups: Mapping[str, ReplicaGroup]) -> None:
-    """Write one row a group: the sum of its tensors' checksums, each with a weight of its own."""
+    """Write one row a group: the sum of its tensors' checksums, each with a distinct weight."""
     sums: dict[str, list[int]] = {}
     for number, (name, value) in enumerate(checked.found.items()):
         row = sums.setdefault(groups[name].label, [0, 0, 0])

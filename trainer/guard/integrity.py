@@ -19,7 +19,7 @@ tensor.
 
 What it cannot see: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1`
 makes all of them due); a wrong result inside the optimizer's step; gradients before they are reduced, which reach all
-replicas alike (`trainer.guard.recompute_check` checks those); constants such as the rotary tables.
+all replicas (`trainer.guard.recompute_check` checks those); constants such as the rotary tables.
 
 On a GPU the second reading is judged one step later, when its numbers have come back by themselves.
 """
@@ -78,7 +78,7 @@ class _Check:
 
 
 class Integrity:
-    """One rank's share; every method is called on all ranks alike."""
+    """One rank's share; every method is called on all ranks."""
 
     def __init__(self, training: Training, recorder: Recorder) -> None:
         probes, checkpoint = training.config.probes, training.config.checkpoint
@@ -196,7 +196,7 @@ class Integrity:
         if check.compares_replicas:
             weight = 1
             for name, value in checked.found.items():
-                weight = weight * 48271 % PRIME  # a number of its own for each tensor, the same on all replicas
+                weight = weight * 48271 % PRIME  # a distinct number for each tensor, the same on all replicas
                 total += self._groups[name].coefficient * weight * (value % PRIME)
             record_groups(self.recorder, checked, self._groups)
         return IntegrityVote(checksum=float(total % PRIME), chain_broken=float(bool(broken)))
@@ -212,7 +212,7 @@ class Integrity:
         return self._reader.read(local_tensors(tensors))
 
     def _group_of(self, name: str, tensors: dict[str, Tensor]) -> ReplicaGroup:
-        """Replica group of a parameter, also for its optimizer state: the count of steps has no placement of its own.
+        """Replica group of a parameter, also for its optimizer state: the count of steps has no placement.
 
         Under ZeRO-1 no other rank holds the optimizer state.
         """

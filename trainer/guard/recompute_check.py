@@ -6,7 +6,7 @@
     decision = check.decide(step, batch_index)
     if decision.recompute: ...                 # drop the gradients and train the same batch again
 
-A flip in a gradient reaches all replicas alike through the reduction, so no comparison of states sees it afterwards.
+A flip in a gradient reaches all replicas through the reduction, so no comparison of states sees it afterwards.
 Nothing has been updated when it is seen, so nothing has to be restored: the same batch on the same state gives the
 right gradients, and the run that follows is, bit for bit, the run without the flip. If the peak comes back, the batch
 is unusual, and the step is taken. No rank communicates more than before; the probe of the collectives reads every
@@ -45,7 +45,7 @@ class RecomputeDecision:
 
 
 class RecomputeCheck:
-    """One rank's share; all ranks decide alike because they see the same numbers."""
+    """One rank's share; all ranks decide the same because they see the same numbers."""
 
     def __init__(self, training: Training, recorder: Recorder, ledger: Ledger) -> None:
         config, plan = training.config, training.plan

@@ -36,7 +36,7 @@ __all__ = ["Recovery"]
 
 
 class Recovery:
-    """Guard, copies and checks of one rank. Every method is called on all ranks alike."""
+    """Guard, copies and checks of one rank. Every method is called on all ranks."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Recovery:
         return Position(step=position.step, batch_index=self.ledger.next_batch(position.batch_index))
 
     def _set_rate(self, position: Position) -> None:
-        """The rate is a function of step and configuration, so a lowered one is a configuration of its own."""
+        """The rate is a function of step and configuration, so a lowered one is another configuration."""
         scale = self.ledger.rate_at(position.step + 1)
         optim = self.config.optim
         lowered = optim if scale == 1.0 else optim.model_copy(update={"lr": optim.lr * scale})

@@ -24,7 +24,7 @@ class ReplicaGroup:
     label: str
     members: tuple[int, ...]
     coefficient: int
-    """Of this rank's vote; those of the members add up to zero."""
+    """Coefficient of this rank's vote; those of all members add up to zero."""
 
 
 def replica_group(plan: Plan, rank: int, tensor: Tensor) -> ReplicaGroup:

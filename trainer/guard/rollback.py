@@ -39,7 +39,7 @@ TO_GO_ON = "Change what fails, which `rankscope analyze` names; then `rankscope 
 
 
 class Rollback:
-    """One rank's share; every method is called on all ranks alike."""
+    """One rank's share; every method is called on all ranks."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ __all__ = ["StateCopies"]
 
 
 class StateCopies:
-    """Both tiers of one rank. Every method is called on all ranks alike."""
+    """Both tiers of one rank. Every method is called on all ranks."""
 
     def __init__(
         self, training: Training, recorder: Recorder, run: RunDir, ledger_file: LedgerFile, guard: Guard

@@ -360,8 +360,8 @@ class Agent(SimpleElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Before a restart: ranks that still run save first.
 
-        They do where a node joins, or one whose ranks have ended waits to start anew. What becomes of them is recorded:
-        without it their end would look like a kill from outside.
+        They do where a node joins, or one whose ranks have ended waits to start again. What becomes of them is
+        recorded: without it their end would look like a kill from outside.
         """
         running = [local_rank for local_rank, code in self.ranks.exit_codes().items() if code is None]
         self._shutdown()

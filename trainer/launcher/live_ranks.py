@@ -1,4 +1,4 @@
-"""The table of ranks below the progress bar of `rankscope train`, read from the store in a thread of its own.
+"""The table of ranks below the progress bar of `rankscope train`, read from the store in its own thread.
 
     table = LiveRanks(run)
     table.begin()

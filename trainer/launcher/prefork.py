@@ -1,7 +1,7 @@
 """Start many `rankscope` commands, each forked from one process that has imported torch.
 
     server = PreforkServer()                                # imports meanwhile
-    process = server.start(["train", "my.toml"], cwd=folder)  # a process of its own, in a session of its own
+    process = server.start(["train", "my.toml"], cwd=folder)  # a separate process in a new session
     output, _ = process.communicate(timeout=60)             # as with subprocess.Popen
     server.close()                                          # started commands live on
 

@@ -43,7 +43,7 @@ class RankProcesses:
         self.ranks: tuple[int, ...] = ()
         """Global ranks of the processes of the newest attempt."""
         self.zygote = zygote
-        """Forks the ranks; None: each is an interpreter of its own."""
+        """Forks the ranks; None: each is a new interpreter."""
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int | None] = {}
         self._was_killed: set[int] = set()
@@ -118,7 +118,7 @@ class RankProcesses:
             try:
                 return self.zygote.fork(arguments=self.arguments, environment=environment, stdout=stdout, stderr=stderr)
             except ZygoteError as error:
-                logger.warning("%s; ranks are started as interpreters of their own", error)
+                logger.warning("%s; ranks are started as new interpreters", error)
                 self.zygote.close()
                 self.zygote = None
         command, environment = own_process("trainer.rank.worker", *self.arguments, environment=environment)

@@ -1,4 +1,4 @@
-"""Checkpoints at an address, as the launcher of the first node serves them: fetched before the ranks, sent beside them.
+"""Checkpoints at an address: the first node's launcher fetches them before the ranks start, and sends while they run.
 
 remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
 failed = remote.begin(console)      # an outcome if the ranks must not start

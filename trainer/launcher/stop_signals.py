@@ -41,7 +41,7 @@ REPEAT_S = 0.2
 ANNOUNCE_S = 1.0
 """How long the ranks' end waits for the record of its cause. A disk that does not answer must not delay it."""
 VERDICT_S = 1.5
-"""Of the budget, for what is printed last."""
+"""Part of the time budget for the final output."""
 _CLOSE = 0
 
 
@@ -123,7 +123,7 @@ class StopSignals:
         self._raise_pending()
 
     def wait_announced(self) -> None:
-        """Wait until a stop is recorded, where there is one, so that nobody takes its effects for a recovery."""
+        """Wait until a stop is recorded, where there is one, so that its effects are not taken for a recovery."""
         if self.number and self._thread is not None:
             self._announced.wait(ANNOUNCE_S)
 

@@ -61,7 +61,7 @@ class _Stop:
         self._run, self._node, self._events, self._keeper = run, node, events, keeper
         self._ranks, self._console = ranks, console
         self.outcome: Outcome | None = None
-        """Of the launch, once its ranks have ended."""
+        """Outcome of the launch, once its ranks have ended."""
 
     def announce(self, number: int) -> None:
         name = signal.Signals(number).name

@@ -9,7 +9,7 @@ launcher is itself a fork (`trainer.launcher.prefork`). A launcher that has thre
 its own, and imports meanwhile.
 
 A rank forked from it becomes a child of the launcher, which is made the reaper of its descendants: the launcher waits
-for it as for any child of its own, and ranks don't notice when the zygote dies. Forking is safe because nothing has
+for it as for any child, and ranks don't notice when the zygote dies. Forking is safe because nothing has
 begun: one thread, no CUDA context, no process group (the zygote checks this before it reports ready). Whatever goes
 wrong here is a ZygoteError, and the caller starts the rank as a new interpreter instead.
 """
@@ -171,7 +171,7 @@ def driver_is_open(files: Path = Path("/proc/self/fd")) -> bool:
 
 
 def reset_after_fork(keep: Sequence[int], *, stdout: int, stderr: int) -> None:
-    """In a process just forked: a session of its own, the usual signals, and no file of its parent's but `keep`."""
+    """In a process just forked: a new session, the usual signals, and no file of its parent's but `keep`."""
     signal.set_wakeup_fd(-1)  # the parent's
     os.setsid()  # Ctrl-C is for the launcher; and a rank is stopped together with its data workers
     for number in _INHERITED_SIGNALS:
@@ -251,7 +251,7 @@ def _serve(channel: socket.socket) -> None:
 def _become_rank(request: Mapping[str, Any]) -> NoReturn:
     code = 1
     try:
-        os.setsid()  # as a process group of its own it is stopped together with its data workers
+        os.setsid()  # as a separate process group it is stopped together with its data workers
         for path, fd in zip(request["logs"], (1, 2), strict=True):
             log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
             os.dup2(log, fd)

@@ -72,7 +72,7 @@ def exchange(rows: Tensor, route: Route, group: dist.ProcessGroup | None) -> Ten
 def scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
     """The tensor as it is; its gradient times `scale`.
 
-    Ranks of a group each compute the mean loss of their own sequences; an expert that they share adds up the gradients
+    Ranks of a group each compute the mean loss of their sequences; an expert that they share adds up the gradients
     of all and has to divide, as the reduction of other parameters does.
     """
     if scale == 1.0:

@@ -8,11 +8,11 @@
 
 The router's probabilities are those of Shazeer et al. 2017 in float32; of more than one chosen expert they are scaled
 to add up to one. Two losses keep it in order: balance (Fedus et al. 2021), experts x share of tokens x mean
-probability, 1 where all experts are used alike, and the router's z-loss (Zoph et al. 2022), the squared log of its sum.
+probability, 1 where all are used equally, and the router's z-loss (Zoph et al. 2022), the squared log of its sum.
 They are not added to the reported loss but enter at the layer's output in backward, in every pipeline stage.
 
 Balance and capacity count within a sequence (as DeepSeek-V3's sequence-wise loss): what is lost, and which tokens are
-dropped, then does not depend on how ranks and microbatches share the batch, and every layout trains alike. A token
+dropped, then does not depend on how ranks and microbatches share the batch, and all layouts train the same way. A token
 over an expert's capacity goes without it; those before it in the sequence come first, so nothing looks ahead.
 
 Where experts choose (Zhou et al. 2022, arXiv 2202.09368), each takes the tokens of a sequence that suit it best, as
@@ -20,7 +20,7 @@ many as its capacity, with the router's probabilities as weights. There is nothi
 depends on later ones: a model that predicts the next token learns from what it will not have when it writes.
 
 Where ranks have pieces of a sequence they tell each other how often each expert was chosen: that is all that either
-needs, because the balance loss is linear in the probabilities, and each rank adds the part of its own tokens.
+needs, because the balance loss is linear in the probabilities, and each rank adds the part of its tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Experts", "MixtureOfExperts"]
 
 
 _STEPS_OF_SCORES = 2**12
-"""Probabilities that differ by less are alike."""
+"""Probabilities that differ by less count as equal."""
 
 
 class Experts(nn.Module):
@@ -94,9 +94,9 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(config.dim, config.num_experts, bias=False)
         self.experts = Experts(config)
         self.group: dist.ProcessGroup | None = None
-        """Ranks that share the experts; each sends tokens of its own."""
+        """Ranks that share the experts; each sends its own tokens."""
         self.gradient_scale = 1.0
-        """Of an expert's gradient, which is a sum over the group: one over the losses there, each of them a mean."""
+        """Scale of an expert's gradient, a sum over the group: one over the losses there, each of them a mean."""
         self.pieces: dist.ProcessGroup | None = None
         """Ranks that have a piece of every sequence each, in their order."""
         self.loss_share = 1.0
@@ -137,7 +137,7 @@ class MixtureOfExperts(nn.Module):
         tokens = exchange(tokens, route, self.group)
         tokens = self.experts(tokens, route.counts, self.gradient_scale)
         tokens = exchange(tokens, route.back, self.group)
-        # Each row goes to a place of its own: the sum over a token's experts has one order in every layout.
+        # Each row goes to its own place: the sum over a token's experts has one order in every layout.
         places = tokens.new_zeros(batch * length * each, dim).index_copy(0, order, tokens)
         out = (places.view(batch, length, each, dim) * weights.unsqueeze(-1).to(places.dtype)).sum(2)
         if torch.is_grad_enabled() and (self.balance_loss or self.z_loss):
@@ -194,7 +194,7 @@ def _by_expert(probabilities: Tensor, capacity: int, pieces: dist.ProcessGroup |
     """(batch, length, n) weights and experts of each token, from the choice of each expert over the whole sequence; a
     token with fewer than n experts has weights of zero."""
     whole = sequence_scores(probabilities.detach(), pieces)
-    # Tokens that are alike differ in the last bits, which layouts round apart: of them the earlier ones are taken.
+    # Equal tokens differ in the last bits, which layouts round differently: take the earlier ones.
     order = (whole * _STEPS_OF_SCORES).round().argsort(dim=1, descending=True, stable=True)
     taken = torch.zeros_like(whole).scatter_(1, order[:, :capacity], 1.0)
     start = (pieces.rank() if pieces is not None else 0) * probabilities.shape[1]

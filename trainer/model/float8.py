@@ -4,7 +4,7 @@
     num_layers = convert_to_float8(model, config.train, tp=plan.tp)
 
 A layer keeps its name and its parameter, in float32 or what FSDP casts it to; what it multiplies is rounded to fp8 each
-time, by a scale that is found anew (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
+time, by a scale recomputed each time (Micikevicius et al. 2022, arXiv 2209.05433). So gradients, optimizer state,
 fingerprints and checkpoints are as without it. Embedding, head, norms and a mixture's router and experts stay as they
 are. FSDP gathers what it gathers otherwise, or what is rounded already (`trainer.parallel.float8_gather`).
 
@@ -31,7 +31,7 @@ MULTIPLE = 16
 """Rows and columns of a product in fp8 are multiples of it."""
 _LAYERS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 _CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}
-"""Of the first CUDA devices that have the kernels."""
+"""Minimum CUDA compute capability with the kernels."""
 
 
 def check_float8(config: TrainConfig, device: torch.device) -> None:
@@ -58,7 +58,7 @@ def convert_to_float8(model: Transformer, config: TrainConfig, *, tp: int = 1) -
     """
     if config.float8 == "none":
         return 0
-    # It warns of extensions of its own that this torch cannot load; none of them is needed here.
+    # It warns of its extensions that this torch cannot load; none of them is needed here.
     logging.getLogger("torchao").setLevel(logging.ERROR)
     from torchao.float8 import Float8LinearConfig
     from torchao.float8 import convert_to_float8_training as convert

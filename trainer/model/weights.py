@@ -2,7 +2,7 @@
 
     load_weights(model, Path("Llama-3.2-1B"))        # a folder, or one .safetensors file
 
-Every rank reads the files of its own parts of the model, one tensor at a time, and keeps its shards.
+Every rank reads the files with its parts of the model, one tensor at a time, and keeps its shards.
 """
 
 from __future__ import annotations

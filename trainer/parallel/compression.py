@@ -8,7 +8,7 @@
 
 fp16 and bf16 keep nothing from one step to the next. PowerSGD (Vogels et al. 2019) does: what it could not send in a
 step is added to the next gradient, on each rank its own, and its matrices start from those before. torch keeps both by
-bucket, and DDP cuts its buckets anew after the first step of a process; so they are handed out by parameter here
+bucket, and DDP cuts its buckets again after the first step of a process; so they are handed out by parameter here
 (`tensors`), go through copies, rollbacks and checkpoints like the optimizer's state, and are put together again for
 whatever buckets there are. int8 and top-k keep such errors too (`trainer.parallel.error_feedback`).
 """
@@ -171,7 +171,7 @@ class GradientCompression:
         power.error_dict[index] = torch.cat(errors)
         names = [self._matrix_name(p) for p, _ in _compressed(parameters, self._rank_of_matrices)]
         power.p_memory_dict.pop(index, None)
-        # Drawn anew by torch, on all replicas alike whatever happened before.
+        # Drawn again by torch, equally on all replicas.
         power.rng = np.random.RandomState((self._seed, int(self._count), index))
         if all(name in self._kept for name in names):
             numbers = [self._kept.pop(name) for name in names]

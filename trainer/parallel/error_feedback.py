@@ -4,7 +4,7 @@
     corrected = errors.corrected(bucket)       # gradient and error of a bucket, flat: a new tensor
     errors.keep(bucket, corrected - sent)
 
-DDP cuts its buckets anew after the first step of a process; so errors are handed out by parameter (`tensors`), each
+DDP cuts its buckets again after the first step of a process; so errors are handed out by parameter (`tensors`), each
 rank's under its own number, and put together for whatever buckets there are.
 """
 

@@ -43,7 +43,7 @@ class ParallelModel:
     module: Transformer
     forward_module: nn.Module
     compression: GradientCompression | None = None
-    """Of DDP's gradients."""
+    """Compression of DDP's gradients."""
     float8_gathers: Float8Gathers | None = None
     reduces_every_microbatch: bool = False
     _synchronises: bool = True
@@ -51,7 +51,7 @@ class ParallelModel:
     def synchronise_gradients(self, wanted: bool) -> None:
         """Switch the gradient reduction over the data ranks for the next backward; off for all but the last microbatch.
 
-        DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method of its own. FSDP keeps
+        DDP's `no_sync` is a context manager around this same attribute, and FSDP2 has a method. FSDP keeps
         unreduced gradients unsharded meanwhile: that is the price of one reduction instead of many, and
         `reduces_every_microbatch` the choice of the other. Then only HSDP's replicas wait for the last microbatch.
         """

@@ -110,7 +110,7 @@ class Pipeline:
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Forward only; returns as `run`.
 
-        torch's `schedule.eval` fails where two neighbouring stages share a rank, and agrees anew on shapes at every
+        torch's `schedule.eval` fails where two neighbouring stages share a rank, and agrees again on shapes at every
         change between training and evaluation. Here each rank goes through (microbatch, stage) in this order, which
         no rank can block for another.
         """

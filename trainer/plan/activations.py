@@ -37,9 +37,9 @@ class SavedActivation:
     """Bytes for one token on one rank."""
 
     block: float
-    """Of a block that keeps everything."""
+    """Bytes kept by a block without recomputation."""
     recomputed: float
-    """Of a block under activation checkpointing, as the configuration has it."""
+    """Bytes kept by a block under the configured activation checkpointing."""
     embedding: float
     head: float
     """Last norm, logits and loss."""
@@ -50,9 +50,9 @@ class SavedActivation:
     block_backward: float
     """Lives only while backward goes through a block: the gradients of gate, up and product, and of the stream."""
     after_gather: float
-    """Of a block that is computed again, what is not there yet when its experts are gathered."""
+    """Bytes of a recomputed block not yet allocated when its experts are gathered."""
     experts: float
-    """Of a block, what its experts keep: gone when backward has gone through them."""
+    """Bytes kept by a block's experts, freed after their backward."""
     rows_gradient: float
     """Lives only while backward is in the experts: the gradients of their rows, and of the stream."""
 
@@ -136,9 +136,9 @@ class _Middle:
     products: float
     backward: float
     experts: float = 0.0
-    """Of `kept`, what comes to experts, is in them, and comes back from them."""
+    """Part of `kept` for inputs, internals and outputs of experts."""
     read: float = 0.0
-    """Of that, what comes to them."""
+    """Part of `experts` for their inputs."""
     rows_gradient: float = 0.0
 
 

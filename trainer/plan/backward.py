@@ -36,9 +36,9 @@ class UnitBytes:
     own: int
     """The gradient that this rank keeps."""
     largest: int
-    """Of the whole gradient, that of the largest parameter."""
+    """Gradient bytes of the largest parameter."""
     first: int
-    """Of the whole gradient, that of the largest matrix: the first that comes."""
+    """Gradient bytes of the largest matrix, the first to be computed."""
     before: int = 0
     """The gradient that earlier microbatches have left: none, this rank's own, or the whole."""
     is_added_at_once: bool = False
@@ -80,9 +80,9 @@ class Block:
     again: int
     """More while backward goes through it: what is computed again, and gradients of activations."""
     at_inner: int
-    """All of its own when the inner unit is gathered."""
+    """Bytes of this unit in use when the inner unit is gathered."""
     around_inner: int
-    """All of its own when backward has gone through the inner unit."""
+    """Bytes of this unit in use after backward of the inner unit."""
     is_recomputed: bool
     units: tuple[UnitBytes, ...]
 

@@ -49,7 +49,7 @@ class FailureCost:
     interval_steps: int
     lost_hours: float
     lost_ratio: float
-    """Of the hours without failures."""
+    """Lost time as a share of the hours without failures."""
     lost_price: float | None
 
 

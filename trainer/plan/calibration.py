@@ -68,7 +68,7 @@ def calibrate(folder: Path, hardware: Hardware) -> Calibration:
 
 
 def calibrated(expected: Expected, factor: float) -> Expected:
-    """The same with all times multiplied."""
+    """Return the estimate with all times multiplied by `factor`."""
     groups = (replace(one, seconds=one.seconds * factor, exposed_s=one.exposed_s * factor) for one in expected.groups)
     return replace(
         expected,
@@ -81,7 +81,7 @@ def calibrated(expected: Expected, factor: float) -> Expected:
 
 
 def calibrated_strategies(found: Strategies, factor: float) -> Strategies:
-    """The same for every layout that was tried."""
+    """Calibrate every layout that was tried."""
     return replace(found, tried=tuple(replace(one, expected=calibrated(one.expected, factor)) for one in found.tried))
 
 

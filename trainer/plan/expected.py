@@ -28,13 +28,13 @@ from trainer.plan.weights import rank_units
 __all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
 
 EFFICIENCY = 0.5
-"""Of the peak, in matrix products of a usual size: well-tuned trainings reach 0.4 to 0.55 MFU."""
+"""Share of peak reached by matrix products of usual size: well-tuned trainings reach 0.4 to 0.55 MFU."""
 LINK_EFFICIENCY = 0.8
-"""Of a link's data sheet, for large messages."""
+"""Share of a link's data-sheet bandwidth reached by large messages."""
 MUON_ITERATIONS = 5
 """Newton-Schulz iterations of an update, as in `trainer.training.muon`."""
 HEADROOM = 0.92
-"""Of the device's memory: the rest is the allocator's fragmentation and what others hold."""
+"""Usable share of the device's memory: the rest is the allocator's fragmentation and what others hold."""
 _WAITED_FOR = ("ep", "ep+tp", "cp", "cp+tp", "tp", "pp")
 """Dimensions of the mesh whose calls are made within each microbatch."""
 _FLOAT8_BYTES = 1
@@ -48,7 +48,7 @@ class GroupTime:
     call: CollectiveCall
     beyond_node: bool
     seconds: float
-    """Of a step, if nothing hid it."""
+    """Time per step if nothing overlapped it."""
     exposed_s: float
 
 
@@ -63,7 +63,7 @@ class Expected:
     float8: Float8Products | None
     """Products that are taken at the device's rate in fp8; None: all are in the precision of the training."""
     compute_s: float
-    """Of the busiest rank, recomputation and the products of Muon's update included."""
+    """Compute time of the busiest rank, including recomputation and Muon's products."""
     groups: tuple[GroupTime, ...]
     bubble_share: float
     """Idle share of the pipeline's time; of the zero-bubble schedules half of 1f1b's, which is their upper bound."""
@@ -138,7 +138,7 @@ def _fits_host(memory: RankMemory, plan: Plan, hardware: Hardware) -> bool:
 
 
 def _token_s(flops: int, peak: float, float8: Float8Products | None) -> float:
-    """Seconds of one device for a token's operations; those in fp8 reach the same share of their own peak."""
+    """Seconds of one device for a token's operations; those in fp8 reach the same share of the fp8 peak."""
     fast = 0.0 if float8 is None else float8.flops_per_token
     fast_s = 0.0 if float8 is None else fast / float8.flops_per_s
     return ((flops - fast) / peak + fast_s) / EFFICIENCY
@@ -161,7 +161,7 @@ def _imbalance(plan: Plan) -> float:
 
 
 def _recomputed_share(config: Config) -> float:
-    """Share of forward that is recomputed; `selective` repeats only what costs little beside the products."""
+    """Share of forward that is recomputed; `selective` repeats only what costs little compared with the products."""
     kind = config.train.activation_checkpointing
     return {"none": 0.0, "full": 1.0, "every_n": 1 / config.train.checkpoint_every_n, "selective": 0.05}[kind]
 
@@ -186,7 +186,7 @@ def _group_times(config: Config, plan: Plan, pp_rank: int, hardware: Hardware, c
         bandwidth, beyond_node = _link(call, plan, pp_rank, hardware)
         seconds = call.bus_bytes / (bandwidth * LINK_EFFICIENCY)
         exposed = seconds
-        # Gathers run beside forward and backward, reductions beside backward only; the last bucket has nothing to
+        # Gathers overlap forward and backward, reductions only backward; the last bucket has nothing to
         # hide behind, nor has the first gather.
         kinds = {"backward": ("backward",), "compute": ("compute", "backward"), "": ()}[call.overlaps]
         for kind in kinds:

@@ -5,7 +5,7 @@
 
     parse_hardware(gpu="h100", interconnect="nvlink,eth100/2", ...)          # two devices share an adapter
 
-Figures of devices and links are data: `hardware.toml` beside this file. A table of the same form adds to it
+Figures of devices and links are data: `hardware.toml` next to this file. A table of the same form adds to it
 (`--hardware`), or replaces entries of it.
 """
 
@@ -44,15 +44,15 @@ class Hardware:
     """
     memory_bytes_per_s: float
     host_bytes_per_s: float
-    """Of the bus between a device and its host, in one direction."""
+    """Bandwidth of the bus between a device and its host, in one direction."""
     gpus_per_node: int
     inside: str
     inside_bytes_per_s: float
     between: str
     between_bytes_per_s: float
-    """Of one device: an adapter that several share is divided among them, since all of them send at the same time."""
+    """Bandwidth per device: a shared adapter is divided among its devices, since all of them send at the same time."""
     host_memory_bytes: int | None = None
-    """Of a node; None: not known."""
+    """Host memory of a node; None: not known."""
     watts: float
     """Largest power limit of a device."""
 

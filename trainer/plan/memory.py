@@ -6,8 +6,8 @@
 
 Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which
 is the same 16 bytes a parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
-where low-precision copies of parameters and gradients lie beside a float32 master. Muon keeps one moment of a matrix,
-AdamW8bit two of a byte a number.
+where low-precision copies of parameters and gradients are kept besides a float32 master. Muon keeps one moment of a
+matrix, AdamW8bit two of a byte a number.
 The low-precision copies that we make are counted as what they are: gathered, and freed again.
 
 The parts do not add up to the peak: when all gradients exist, the activations are gone.
@@ -212,7 +212,7 @@ def _one_by_one(
     *,
     is_offloaded: bool,
 ) -> int:
-    """The most that is alive beside parameters and optimizer in the last microbatch of a step; they come one by one,
+    """Peak bytes besides parameters and optimizer in the last microbatch of a step; they come one by one,
     each with its forward and backward. `forward`: activations at the end of forward, with the loss."""
     is_freed = plan.data_parallel_kind in ("fsdp", "hsdp") and config.parallel.reshard_after_forward
     tokens = plan.micro_batch_size * config.data.seq_len // plan.cp

@@ -20,9 +20,9 @@ from trainer.layout.plan import Plan
 __all__ = ["RecordVolume", "expected_records"]
 
 STORE_BYTES = {"steps": 150.0, "spans": 26.0, "collectives": 30.0, "gradients": 24.0, "nccl_calls": 60.0}
-"""Of a row in the store, estimated."""
+"""Estimated bytes per row in the store."""
 SPANS_A_STEP = 6
-"""Of a step with one microbatch: data, forward, backward, optimizer and pieces of them."""
+"""Spans of a step with one microbatch: data, forward, backward, optimizer and pieces of them."""
 SPANS_A_MICROBATCH = 2
 SMALL_CALLS = 3
 """Loss, norm and verdict, which the traffic of a plan leaves out."""

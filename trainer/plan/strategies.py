@@ -7,7 +7,7 @@
 Simple before fast: each step up the ladder (DDP, ZeRO-1, ZeRO-2, FSDP, recomputation, HSDP, tensor parallel within a
 node, a pipeline, all three; experts and long sequences over ranks; the host's memory at last) costs communication,
 bubbles or the host's time, and is taken only where the one before does not fit. The fastest of those that fit is named
-beside it; it may be the same with its products in fp8, which `name` then says.
+next to it; it may be the same with its products in fp8, which `name` then says.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _ladder(config: Config, hardware: Hardware, num_gpus: int) -> Iterator[tuple
 
 
 def _smaller_state(config: Config, name: str, options: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The same layout with another optimizer: it changes the numbers of the training, if little."""
+    """Layouts with an 8-bit optimizer, which changes results slightly."""
     if config.optim.name == "adamw":
         yield f"{name}, 8-bit AdamW", [*options, "optim.name=adamw8bit"]
 

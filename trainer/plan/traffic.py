@@ -6,7 +6,7 @@
 
 Recorded bytes are a rank's input: for an all_gather its own part, for a reduce_scatter and an all_reduce the whole.
 Calls of some bytes each (loss, norm, verdicts) are left out: they cost latency, no bandwidth. What goes to experts is
-what a rank sends and gets where all experts are used alike.
+what a rank sends and gets where all experts are used equally.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CollectiveCall:
     """One kind of collective in one step of one rank."""
 
     dimension: str
-    """Of the mesh: dp_replicate, dp_shard, ep, cp, tp, pp, or several as one, like dp_shard+ep; host: the bus to it."""
+    """Mesh dimension: dp_replicate, dp_shard, ep, cp, tp, pp, or several, like dp_shard+ep; host: the bus to it."""
     op: str
     """all_reduce | all_gather | reduce_scatter | broadcast | all_to_all | send | copy."""
     what: str
@@ -38,7 +38,7 @@ class CollectiveCall:
     """Members of the group."""
     calls: int
     num_bytes: int
-    """Of all calls of a step together, as recorded."""
+    """Bytes of all calls of a step, as recorded."""
     overlaps: str = ""
     """Phase that can hide it: backward | compute (forward and backward); empty: none, a rank waits for it."""
 

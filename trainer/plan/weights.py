@@ -31,7 +31,7 @@ class Weight:
     split: str = ""
     """What tensor parallelism splits: rows | columns | nothing."""
     decays: bool = True
-    """Norms and the embedding do not; the optimizer keeps them in a group of their own."""
+    """Norms and the embedding do not; the optimizer keeps them in a separate group."""
     matrices: int = 1
     """Stacked in it, whose gradients come one after the other."""
     gathers_float8: bool = False
@@ -58,7 +58,7 @@ class Unit:
     shards: int
     """Ranks that share them under FSDP."""
     dimension: str
-    """Of the mesh, of those ranks."""
+    """Mesh dimension of those ranks."""
 
     @property
     def whole(self) -> int:

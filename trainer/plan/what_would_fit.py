@@ -21,7 +21,7 @@ __all__ = ["what_would_fit"]
 
 _MOST_DEVICES = 2**17
 _NF4_BYTES = (4 + 0.127) / 8
-"""Of a weight in 4 bits with its twice quantized scale: Dettmers et al. 2023 (QLoRA), section 3."""
+"""Bytes of a 4-bit weight with its double-quantized scale: Dettmers et al. 2023 (QLoRA), section 3."""
 _TIGHTEST = ("parallel.dp_replicate=1", "parallel.dp_shard=-1", "parallel.tp=1", "parallel.pp=1", "parallel.cp=1",
              "parallel.ep=1", "parallel.zero1=false", "parallel.gradient_compression=none",
              "train.activation_checkpointing=full", "train.micro_batch_size=1")  # fmt: skip

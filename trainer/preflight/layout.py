@@ -36,7 +36,7 @@ class Layout:
     node_of: Mapping[int, str]
     boot_of: Mapping[int, str]
     is_gpu: bool
-    """Each rank has a GPU of its own."""
+    """Each rank has a separate GPU."""
 
     @classmethod
     def of(cls, hellos: Mapping[int, Hello], world_size: int) -> Self:

@@ -1,6 +1,6 @@
 """Configurations by name: `rankscope train debug`, `rankscope plan llama-8b --gpus 64`.
 
-config_path("llama-8b")     # the TOML file beside this one
+config_path("llama-8b")     # the TOML file next to this one
 config_path("my.toml")      # the file itself: a file of one's own comes first
 """
 

@@ -1,6 +1,6 @@
-"""A rank that was forked and cannot use its GPU: it starts over as an interpreter of its own, under the same pid.
+"""A rank that was forked and cannot use its GPU: it starts over as a new interpreter, under the same pid.
 
-    use_device(device, arguments)          # torch.cuda.set_device, or this process anew
+    use_device(device, arguments)          # torch.cuda.set_device, or restart this process
 
 The launcher's zygote has not touched the driver when it is forked (`trainer.launcher.zygote` checks this). Where a
 driver refuses a forked process all the same, its state is lost with the fork, and `exec` is what gets rid of it: pid,
@@ -26,7 +26,7 @@ FORKED = "RANKSCOPE_FORKED"
 
 
 def use_device(device: torch.device, arguments: Sequence[str]) -> None:
-    """Make `device` the current one. Raises RuntimeError where it does not answer an interpreter of its own, either."""
+    """Make `device` the current one. Raises RuntimeError where it does not answer a new interpreter either."""
     import torch
 
     was_forked = os.environ.pop(FORKED, "")

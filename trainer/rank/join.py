@@ -88,7 +88,7 @@ def _former_run(identity: Identity, config: Config) -> RunDir | None:
 
 
 def _manifest(config: Config, plan: Plan, faults: list[str]) -> dict[str, Any]:
-    """The manifest of a run without a launcher of ours."""
+    """The manifest of a run without our launcher."""
     return {
         "config": config.model_dump(mode="json"),
         "world_size": plan.world_size,

@@ -66,7 +66,7 @@ class _Pending:
 
 
 class LateVerdict:
-    """One rank's share; every method is called on all ranks alike."""
+    """One rank's share; every method is called on all ranks."""
 
     def __init__(self, training: Training, recorder: Recorder, recovery: Recovery) -> None:
         self.training = training

@@ -29,9 +29,9 @@ class StepResult:
     votes: StepVotes
     own_loss: float
     own_norm: float
-    """Of this rank's own gradient, before it was reduced; NaN in most steps."""
+    """Norm of this rank's gradient before reduction; NaN in most steps."""
     compression_error: float | None = None
-    """Of the reduced gradient, relative to the one without compression; None if it was not measured."""
+    """Error of the reduced gradient relative to the uncompressed one; None if not measured."""
 
     def own_columns(self, *, has_loss: bool) -> dict[str, float]:
         """Columns of `steps` that hold this rank's own numbers."""
@@ -45,13 +45,13 @@ class StepResult:
 
 @dataclass(slots=True, kw_only=True)
 class StepNumbers:
-    """The same, on the device."""
+    """The numbers of a step, still on the device."""
 
     clipped: ClipNumbers
     has_loss: bool
     has_compression: bool
     scale: float
-    """Of the loss, in fp16."""
+    """Loss scale, in fp16."""
 
     @property
     def norm(self) -> Tensor:

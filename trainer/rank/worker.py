@@ -1,4 +1,4 @@
-"""One rank of a training, under torchrun and under `rankscope train` alike.
+"""One rank of a training, under torchrun or `rankscope train`.
 
     torchrun --nproc-per-node 4 -m trainer.rank.worker examples/gpt-demo.toml --set train.steps=50
     torchrun --nproc-per-node 4 --max-restarts 3 -m trainer.rank.worker my.toml --fault kill@step=20,rank=1

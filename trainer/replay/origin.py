@@ -48,7 +48,7 @@ class Origin:
     inputs: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For an event: without the rows, which mean something only beside their batch."""
+        """For an event: without the rows, which are meaningless without their batch."""
         return {name: value for name, value in asdict(self).items() if name not in ("bad_rows", "num_rows")}
 
 

@@ -60,7 +60,7 @@ class Target:
     loss: float
     grad_norm: float
     loss_level: float
-    """Of a spike: what was usual before."""
+    """For a spike: the usual loss before it."""
     ranks: tuple[int, ...]
     """Ranks that the records name; empty for a healthy step."""
     checkpoint: str

@@ -72,7 +72,7 @@ class Refused:
 
 
 class Triage:
-    """One rank's share; every method is called on all ranks alike."""
+    """One rank's share; every method is called on all ranks."""
 
     def __init__(
         self, training: Training, recorder: Recorder, gradients: GradientExaminer | None, *, limit: int

@@ -119,7 +119,7 @@ def _coded(moment: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 def _table(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """The 256 values in ascending order, and the 255 borders at which the nearest one changes.
 
-    Magnitudes lie evenly within each power of ten, twice as many in each as in the one below; beside them 0 and 1.
+    Magnitudes lie evenly within each power of ten, twice as many in each as in the one below; plus 0 and 1.
     """
     magnitudes = []
     for decade in range(DECADES):

@@ -31,7 +31,7 @@ class AdamWFallback(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # nothing here computes a loss again
         """Update all parameters that have a gradient."""
-        # Taken anew each time: `load_state_dict` replaces groups and state.
+        # Read each time: `load_state_dict` replaces groups and state.
         self._adamw.param_groups = [group for group in self.param_groups if not group[self.mark]]
         self._adamw.state = self.state
         self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]  # as torch's GradScaler does

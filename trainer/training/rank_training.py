@@ -51,14 +51,14 @@ from trainer.training.precision import LossScaler
 __all__ = ["Training"]
 
 _BYTES_OF_LOGITS = 3 * 4
-"""Of a token and word of the vocabulary: logits, their softmax and their gradients in float32."""
+"""Bytes per token and vocabulary entry: logits, softmax and gradients in float32."""
 _SHARE_FOR_LOGITS = 0.1
-"""Of the device's memory, which a step without them has left free."""
+"""Share of the device's memory that whole logits may take."""
 
 
 @dataclass(kw_only=True)
 class Training:
-    """See the module's docstring. Every method is to be called on all ranks alike."""
+    """See the module's docstring. Call every method on all ranks."""
 
     config: Config
     plan: Plan
@@ -152,7 +152,7 @@ class Training:
             part.rescale()
 
     def _scale_router_losses(self) -> None:
-        """Routers' losses enter in backward, beside a loss that is divided by microbatches and scaled in fp16."""
+        """Routers' losses enter in backward, besides a loss that is divided by microbatches and scaled in fp16."""
         scale = 1.0 if self.scaler is None else self.scaler.scale
         for layer in self.expert_layers.values():
             layer.loss_scale = scale / self.plan.num_microbatches

@@ -1,6 +1,6 @@
 """Clock offsets of the nodes from the leader's clock, by round trips through the store that the nodes share.
 
-    ClockServer(store, signer).run(stopped)               # on each node, in a thread of its own: answers at once
+    ClockServer(store, signer).run(stopped)               # on each node, in its own thread: answers at once
     clocks = ClockClient(store, [1, 2], signer); clocks.poll_some()    # on the leader, a few a second
     clocks.offsets()[1]              # ClockOffset(offset_ns=..., error_ns=...)
 
@@ -67,7 +67,7 @@ def best(trips: Sequence[RoundTrip]) -> ClockOffset:
 
 
 class ClockServer:
-    """A node's end. `store` is a connection of its own: it blocks in it."""
+    """A node's end. `store` is a separate connection: calls block in it."""
 
     def __init__(self, store: Any, signer: Signer, clock: Callable[[], int] = time.time_ns) -> None:
         self._store = store

@@ -36,7 +36,7 @@ MOVED_NS = 5_000_000
 REFUSED_EVERY_S = 60.0
 """Between two events of messages that are refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
-"""Of no attempt: withdraws the verdict before."""
+"""Withdraws the previous verdict."""
 _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
 
 

@@ -4,7 +4,7 @@
     job_secret(run)                 # every node's watch; b"" where there is none
 
 `rankscope train` writes it to `job.secret` (mode 0600) in the run's folder, which its nodes share; a resumed run gets a
-new one. Where nodes have folders of their own (torchrun without a shared disk), RANKSCOPE_JOB_SECRET holds it, the same
+new one. Where nodes have separate folders (torchrun without a shared disk), RANKSCOPE_JOB_SECRET holds it, the same
 on all of them; it goes before the file.
 """
 

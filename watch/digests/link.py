@@ -52,7 +52,7 @@ ANSWERS_S = 3.0
 """Without an answer of the store for so long the connection counts as lost: it is polled twice a second."""
 MAX_SUMMARY = 4000
 MAX_REFUSALS = 1000
-"""Of different ones that are kept until they are taken."""
+"""Maximum distinct refusals kept until they are collected."""
 LEADER_KEY = "rankscope/leader"
 """What node 0 writes for all: a message without a body, which carries its session."""
 
@@ -67,7 +67,7 @@ class Verdict:
 
     @classmethod
     def of(cls, hangs: Sequence[Finding], attempt: int) -> Verdict:
-        """The verdict of a watch on its hangs. Ranks of which it knows nothing are awaited, on nodes of their own."""
+        """The verdict of a watch on its hangs. Unknown ranks that are waited for count as on separate nodes."""
         ranks = {rank for hang in hangs for rank in (*hang.ranks, *hang.evidence.get("unseen_ranks", ()))}
         return cls(attempt=attempt, ranks=tuple(sorted(ranks)), summary=hangs[0].summary)
 
@@ -193,7 +193,7 @@ class DigestLink:
             self._stopped.wait(RECONNECT_S)
 
     def _connect(self) -> TCPStore:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is one line of ours, not pages of torch's
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost store is one log line, not pages of torch's
         distributed: Any = importlib.import_module("torch.distributed")  # exports no name for type checkers
 
         host, port = self._address

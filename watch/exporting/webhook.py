@@ -1,7 +1,7 @@
 """Send each finding to a webhook, a command, and plug-ins. For teams without Prometheus.
 
     with finding_hook(run.manifest(), run_id="demo", events=events) as hook:
-        hook.report(findings)                   # returns at once; a thread of its own delivers
+        hook.report(findings)                   # returns at once; another thread delivers
 
 Each gets one JSON object per finding: the finding as in `analyze --format json`, the run, and where its page and its
 section of the runbook are (`alerts.dashboard_url`, `alerts.runbook_url`; empty if neither is set).

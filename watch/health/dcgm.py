@@ -49,7 +49,7 @@ LIMIT_S = 5.0
 """For the whole answer."""
 MAX_BYTES = 16 << 20
 MAX_LINE_CHARS = 8 << 10
-"""Of one sample: a few hundred are usual. The parser's time grows faster than a line."""
+"""Maximum length of one sample: a few hundred are usual. The parser's time grows faster than a line."""
 MAX_DEVICES = 1_000
 _SAMPLE = re.compile(rf"(?:{'|'.join([*FIELDS, _XID])})[{{ \t]")
 

@@ -45,7 +45,7 @@ class Source(Protocol):
     name: str
 
     def read(self) -> Sequence[Reading]:
-        """The newest readings. Raises ReadingError. May block: it has a thread of its own."""
+        """The newest readings. Raises ReadingError. May block: it has its own thread."""
 
 
 class XidSource(Protocol):

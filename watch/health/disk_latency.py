@@ -19,7 +19,7 @@ _COLUMNS = {"disk_read_latency_seconds": (3, 6), "disk_write_latency_seconds": (
 """{column: fields of /proc/diskstats with the requests completed, and the milliseconds that they took}."""
 _NUM_FIELDS = 14
 MIN_REQUESTS = 5
-"""Of a disk between two readings; the time of one or two says nothing."""
+"""Minimum requests of a disk between two readings for a meaningful latency."""
 
 
 class DiskLatency:
@@ -38,7 +38,7 @@ class DiskLatency:
             for column, (requests, took) in _COLUMNS.items():
                 done = now[disk][requests] - before[disk][requests]
                 took_ms = now[disk][took] - before[disk][took]
-                if done >= MIN_REQUESTS and took_ms >= 0:  # a disk that was attached anew begins at zero
+                if done >= MIN_REQUESTS and took_ms >= 0:  # a disk that was attached again begins at zero
                     slowest[column] = max(slowest.get(column, 0.0), took_ms / done / 1e3)
         return slowest
 

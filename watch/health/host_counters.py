@@ -2,7 +2,7 @@
 
     host_counters(Path("/"))["infiniband_downs_total"]
 
-A counter that the host does not have is left out. An adapter of EFA stands beside those of InfiniBand, with counters of
+A counter that the host does not have is left out. An EFA adapter is listed with those of InfiniBand, with counters of
 its own: failed reads, writes and peers are its errors, timeouts that change the path and throttled connections its
 congestion.
 """

@@ -42,7 +42,7 @@ REST_RATIO = 10.0
 
 
 class QueriedStore:
-    """A `Source` over a run's store that opens it anew for each query. `interrupt` ends the one that runs."""
+    """A `Source` over a run's store that reopens it for each query. `interrupt` ends the one that runs."""
 
     def __init__(self, opened: Callable[[], Store]) -> None:
         self._opened = opened

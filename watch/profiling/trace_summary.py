@@ -1,4 +1,4 @@
-"""Summary of one profiler trace of a run: the parts of a step, and the operators by time of their own.
+"""Summary of one profiler trace of a run: the parts of a step, and the operators by self time.
 
 summary = summarise(Path("runs/latest/traces/attempt-0/rank-00003-steps-40-44-requested.pt.trace.json.gz"))
 summary["parts_ms"]["step"], summary["operators"][0]["name"]
@@ -20,7 +20,7 @@ from store.readers.trace_operators import OperatorTimes
 __all__ = ["MAX_BYTES", "summarise"]
 
 MAX_BYTES = 48 << 20
-"""Of a compressed trace: a larger one takes minutes, and is left to `rankscope analyze`."""
+"""Maximum size of a compressed trace: a larger one takes minutes, and is left to `rankscope analyze`."""
 NUM_OPERATORS = 60
 
 

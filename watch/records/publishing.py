@@ -5,7 +5,7 @@
     publishing.poll()
     publishing.finish()                                      # the last rows, once the store is closed
 
-A thread of its own writes to the address, at a lower priority (not an idle one: while it holds the GIL, the watch waits
+A separate thread writes to the address, at a lower priority (not an idle one: while it holds the GIL, the watch waits
 for it). One round at a time is in memory. While one cannot be written, what is new waits in the store, and that is an
 event (`publish_failed`) with its reason; so is the first round that can be (`published`).
 """

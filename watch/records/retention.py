@@ -34,7 +34,7 @@ __all__ = ["Retention", "RetentionPolicy"]
 
 MIN_WINDOW_S = 60.0
 GROW_BELOW = 0.7
-"""Of the budget: the window grows again."""
+"""Share of the budget below which the window grows again."""
 _RECORDED = """
 SELECT max(last_ns - first_ns), max(last_ns) FROM (
     SELECT attempt, rank, min(at_ns) AS first_ns, max(at_ns) AS last_ns FROM (

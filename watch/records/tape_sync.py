@@ -34,7 +34,7 @@ __all__ = ["TapeSync"]
 logger = logging.getLogger("rankscope.watch")
 INDEX_EVERY_S = 30.0
 LIVE_SEGMENTS = 3
-"""Of each table: a writer stores into its two newest only."""
+"""Newest segments synced per table: a writer stores into its two newest only."""
 
 
 class TapeSync:
@@ -128,7 +128,7 @@ class TapeSync:
         """Report an error of the block, each kind once, and go on."""
         try:
             yield
-        except Exception as error:  # a full or dead disk, a link, or what nobody foresaw: tried again
+        except Exception as error:  # a full or dead disk, a link, or anything unforeseen: tried again
             is_disk = isinstance(error, OSError)
             kind = (type(error), getattr(error, "errno", None))
             if kind not in self._reported:

@@ -28,7 +28,7 @@ TICK_S = 1.0
 MIN_REST_S = 0.05
 MAX_REST_S = 8.0
 CORE_SHARE = 0.01
-"""Of the time of all cores that this process may use."""
+"""Share of the CPU time available to this process."""
 NICENESS = 5
 """A third of the share of a process with the default of 0, where the cores are wanted: behind the ranks, and far from
 never."""

@@ -43,7 +43,7 @@ __all__ = ["Packed", "pack", "printable_name"]
 WAIT_S = 10.0
 TEXT_FOLDERS = ("stacks", "logs")
 TAIL_BYTES = 8 << 20
-"""Of each stack or log file: its last part."""
+"""Bytes kept from the end of each stack or log file."""
 MAX_TEXTS = 5_000
 
 

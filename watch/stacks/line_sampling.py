@@ -28,7 +28,7 @@ __all__ = ["LineSampler", "distinctive_line"]
 
 NUM_SAMPLES = 20
 BETWEEN_S = (0.05, 0.2)
-"""Time between two samples, drawn anew each time: a fixed one may fall into the rhythm of the steps."""
+"""Time between two samples, drawn again each time: a fixed one may fall into the rhythm of the steps."""
 NOT_IN_CODE = ("communication", "gpu_clock", "sequence_length")
 """Causes that no line of the script explains."""
 

@@ -24,7 +24,7 @@ LOOK_S = 0.05
 STILL_S = 1.0
 """How long a file that is no pickle must not have changed: its writer may have been off its core."""
 _PICKLE_END = re.compile(rb"[su](?:q.|r.{4})?\.\Z", re.DOTALL)
-"""Of a dictionary, which a dump is: its items are set, torch puts it into the memo, and the pickle stops."""
+"""End of a pickled dictionary, which a dump is: its items are set, torch memoizes it, and the pickle stops."""
 
 
 def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float = WAIT_S) -> list[int]:

@@ -1,6 +1,6 @@
 """Python stacks of all ranks of a node by signal, also of ranks that are blocked inside a collective.
 
-Every rank registers `faulthandler` on two signals with a file of its own (`probes.tape.stack_file`); watch sends
+Every rank registers `faulthandler` on two signals with its own file (`probes.tape.stack_file`); watch sends
 one and waits until the files have grown and grow no more (`take_stacks`): a rank that is killed next would leave half a
 stack. A stopped process answers when it is continued or not at all, so the wait has a deadline.
 """

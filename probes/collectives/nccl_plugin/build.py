@@ -22,7 +22,7 @@ __all__ = ["OVERRIDE", "BuildError", "compile_plugin", "library"]
 
 SOURCES = ("tape.c", "names.c", "recorder.c", "links.c", "versions.c")
 FLAGS = ("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread")
-# nodelete: NCCL closes its plugin with the last communicator, while a thread of its own may still be inside.
+# nodelete: NCCL closes its plugin with the last communicator, while the plugin's thread may still be inside.
 LINK_FLAGS = ("-shared", "-Wl,-z,nodelete", "-Wl,-z,relro", "-Wl,-z,now")
 OVERRIDE = "RANKSCOPE_NCCL_PLUGIN"
 TIMEOUT_S = 120.0

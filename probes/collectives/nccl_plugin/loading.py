@@ -158,6 +158,6 @@ def _has_communicator() -> bool:
                 backend = group._get_backend(device)
                 if backend.name() == "nccl" and backend._is_initialized():
                     return True
-            except Exception:  # a backend of somebody's own, or one that is gone
+            except Exception:  # a custom backend, or one that is gone
                 continue
     return False

@@ -80,7 +80,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
                 found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
                 message = [raised["message"] or ""]
             elif _NEW.match(line) and frames:
-                return None  # two writers without a mark of their own, mixed
+                return None  # two writers without prefixes, mixed
             elif line:
                 frames.append(line)
             continue

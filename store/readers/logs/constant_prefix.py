@@ -19,7 +19,7 @@ MIN_LINES = 6
 """Lines of different shapes from which a common begin is more than chance."""
 MIN_SHARE = 0.9
 MIN_WORDS = 5
-"""Different words that follow the prefix: where all lines go on alike, the begin belongs to what they say."""
+"""Different words that follow the prefix: if all lines continue the same way, the beginning is part of the message."""
 MAX_TOKENS = 40
 FRAME = re.compile(r'(?: {2}|\t)File "[^"\n]{1,500}", line \d+')
 """The begin of a frame of a Python traceback."""

@@ -54,7 +54,7 @@ class Rule:
     requires: str = ""
     block: Block = ""
     is_general: bool = False
-    """Its wording stands beside others' that name the cause: theirs comes first."""
+    """Other rules that match the same line and name the cause come first."""
 
 
 @cache
@@ -113,7 +113,7 @@ _RAISED = Rule(
 
 
 def cause_of(text: str) -> Rule | None:
-    """The rule with a cause of its own that a text (the message of an exception) falls under, the most specific one."""
+    """The rule with a cause that a text (the message of an exception) falls under, the most specific one."""
     text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have broken the lines
     blob = text.encode()
     rules = (rule for rule in _with_causes() if rule.requires in text)

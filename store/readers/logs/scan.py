@@ -53,7 +53,7 @@ BLOCK_BYTES = 256 << 10
 """What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
-"""Of one literal in one file."""
+"""Maximum hits of one literal in one file."""
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
 """First events of one kind and writer: a warning in a loop is the same as its first forty."""

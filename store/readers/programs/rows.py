@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["MAX_ROWS", "Point", "ProgramRows", "StackOfProcess", "column_of", "points_of", "step_rows"]
 
 MAX_ROWS = 1_000_000
-"""Of one file."""
+"""Maximum rows per file."""
 MAX_STEP = 1 << 50
 _PREFIX = re.compile(r"^(?:train(?:ing|er)?|actor|metrics|loss_metrics|perf|optim|time_metrics)[/_.\- ]+")
 _OTHERS = re.compile(r"(?:^|[/_.\- ])(?:e?val(?:uation|id|idation)?|test|aux|best|min|max|val)(?:[/_.\- ]|$)")
@@ -64,7 +64,7 @@ class ProgramRows:
 
 
 def column_of(name: str) -> str | None:
-    """The column of `steps` that a metric of training belongs to, whoever named it; None for every other metric."""
+    """The column of `steps` that a training metric belongs to under any program's name; None for other metrics."""
     plain = name.strip().lower()
     if plain in _BY_NAME:
         return _BY_NAME[plain]

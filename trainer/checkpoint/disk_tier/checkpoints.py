@@ -47,11 +47,11 @@ __all__ = ["DiskCheckpoints", "checkpoint_steps"]
 
 _T = TypeVar("_T")
 SWITCH_INTERVAL_S = 0.0005
-"""Of the interpreter's lock, while there are savers in the background."""
+"""GIL switch interval while savers run in the background."""
 
 
 class DiskCheckpoints:
-    """The checkpoints of a run. Methods marked "all ranks" are called on all alike; rank 0 renames and removes."""
+    """The checkpoints of a run. Methods marked "all ranks" are collective; rank 0 renames and removes."""
 
     def __init__(self, folder: Path, training: Training, recorder: Recorder, *, keep: int, keep_every: int = 0) -> None:
         self.folder = folder
@@ -112,7 +112,7 @@ class DiskCheckpoints:
         """
         assert self._save is None
         start = time.monotonic_ns()
-        # Names and shapes change on all ranks alike, for instance when the optimizer gets its state; hardly ever.
+        # Names and shapes change on all ranks, for instance when the optimizer gets its state; hardly ever.
         if self._plan is None or self._planned != layout_of(copy.tensors):
             self.prepare()
         assert self._plan is not None

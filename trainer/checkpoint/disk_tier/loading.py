@@ -40,7 +40,7 @@ class Loaded:
     values: Values
     extra: Mapping[str, Any]
     signature: Mapping[str, Any] = field(default_factory=dict)
-    """Of this rank's state when it was saved, if that was on the same mesh: see `trainer.checkpoint.continuity`."""
+    """Signature of this rank's state when saved, if on the same mesh: see `trainer.checkpoint.continuity`."""
 
 
 def load_folder(folder: Path, training: Training) -> Loaded:
@@ -115,7 +115,7 @@ def _is_of_storage(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns of its own deprecated calls inside its checkpoint code."""
+    """torch warns of deprecated calls inside its checkpoint code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -44,7 +44,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class SafeReader(FileSystemReader):
-    """Reads a checkpoint folder of ours."""
+    """Reads a checkpoint folder of the trainer."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """The description of the checkpoint. Raises CheckpointError if it is anything but one of tensors, OSError."""

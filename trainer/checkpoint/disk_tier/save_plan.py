@@ -5,12 +5,12 @@
     shard = plan.write_shard(folder, host_tensors)         # no collective: may run in the background
     plan.write_metadata(folder, shards)                    # rank 0, with what every rank's `write_shard` returned
 
-torch plans anew for every save: each rank sends its list of tensors to rank 0, which removes what is there twice and
+torch plans again for every save: each rank sends its list of tensors to rank 0, which removes what is there twice and
 sends all ranks the rest. The lists only depend on names and shapes, which do not change in a run, so the background has
 nothing to exchange. The files are those of torch.distributed.checkpoint, whose reader loads them.
 
 Nor is anything pickled for a save. What torch writes of a tensor is a head, which depends on its shape and type, and
-its bytes; the heads are kept (`trainer.checkpoint.disk_tier.tensor_frames`). To pickle them anew held the
+its bytes; the heads are kept (`trainer.checkpoint.disk_tier.tensor_frames`). Pickling them again held the
 interpreter's lock for 14 ms a save of 160 small tensors, in each of which the training thread may have wanted it; to
 write them takes 0.5 ms.
 """

@@ -68,7 +68,7 @@ class MemoryCopies:
         self._copies: list[HostCopy] = []
         self._spare: list[HostCopy] = []
         self.folder = folder
-        """Of this node's copies; None if they do not outlive the process."""
+        """Folder of this node's copies; None if they do not outlive the process."""
         self.peers = peers
         self._folder = folder and rank_folder(folder, training.rank)
         self._rewinds = 0

@@ -1,4 +1,4 @@
-"""Copies of a GPU's state to the host on a stream of their own, joined before the next optimizer step writes it.
+"""Copies of a GPU's state to the host on their own stream, joined before the next optimizer step writes it.
 
     stream = CopyStream(device)
     arrived = stream.copy(host_tensors, parameters)     # queued after what was computed so far; nothing waits

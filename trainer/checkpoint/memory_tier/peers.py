@@ -6,11 +6,11 @@
     peers.send(slot, owner=3, to=5)          # after a restart: waits; raises OSError
     peers.news()                             # what came of it, for the training thread to record
 
-Rank i of a node sends to rank i of the next node, which writes what comes into slots of its own shared memory, under
+Rank i of a node sends to rank i of the next node, which writes it into slots of its shared memory, under
 the sender's number. Bytes go from one node's shared memory to the other's through a socket, a piece at a time: neither
 side holds a copy of the copy, nor the interpreter's lock. The receiver compares the hash before the note is written.
 
-The socket is one of ours, not a process group's: a peer that dies is then an error in a background thread, which no
+The socket is separate from the process groups: a peer that dies is then an error in a background thread, which no
 collective waits for. It listens only with several nodes, at the address by which this node reaches the rendezvous
 store, and drops every connection that does not begin with the secret that the ranks exchanged.
 """

@@ -10,7 +10,7 @@
 
 A slot is three files: the tensors' bytes, a note (written last, in one rename, with the hash of the bytes and of
 itself), and a mark once it is vetted. A process that is killed leaves them as they are: the pages are the kernel's.
-Whoever comes later never writes to the files of a former process, and reads them into memory of its own before it
+A later process never writes to the files of a former process, and reads them into its own memory before it
 compares the hash: that process may not be dead but stopped, and wake up in the middle of a copy.
 """
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("rankscope.trainer")
 
 _ALIGNMENT = 64
 _LARGEST_SHARE = 0.5
-"""Of the shared memory that is free, for all copies of all ranks of a node: data workers need some too."""
+"""Share of free shared memory for all copies of all ranks of a node: data workers need some too."""
 
 
 class Slot:

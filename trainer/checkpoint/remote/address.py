@@ -157,7 +157,7 @@ class RemoteFolder:
         return {"timeout": max(0.001, self._deadline - time.monotonic())}
 
     def _try(self, done: str, name: str, action: Callable[[], _T]) -> _T:
-        """The result of `action`, which is tried again for every error: each package has error classes of its own."""
+        """The result of `action`, which is tried again for every error: each package has its own error classes."""
         for again in range(self._tries - 1, -1, -1):
             try:
                 return action()

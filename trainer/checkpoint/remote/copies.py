@@ -44,7 +44,7 @@ __all__ = ["RemoteCopies"]
 _MANIFEST = re.compile(r"checkpoints/step-(\d{8,18})\.json")
 _HASH = re.compile(r"[0-9a-f]{64}")
 TRANSFERS = 4
-"""Files sent or fetched at the same time; s3fs sends the parts of each beside each other, too."""
+"""Files sent or fetched at the same time; s3fs also sends the parts of each concurrently."""
 
 
 class RemoteCopies:

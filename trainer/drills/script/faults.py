@@ -1,4 +1,4 @@
-"""Faults that need no trainer of ours, and the finding that must follow each.
+"""Faults that do not need our trainer, and the finding that must follow each.
 
     SCRIPT_FAULTS["slow_forward"].places         # ("forward",)
     chosen_faults("kill,slow")
@@ -33,7 +33,7 @@ class ScriptFault:
     least_s: float = 0.0
     """Steps and seconds from the fault on without which the finding cannot be made."""
     allowed: tuple[str, ...] = ()
-    """Kinds that may be reported beside it."""
+    """Kinds that may also be reported."""
 
 
 def _slow(what: str, *places: str) -> ScriptFault:

@@ -7,7 +7,7 @@
 
 What counts: a rank that died of a signal that hardware can cause (or was killed because it hung), and a launcher that
 ended without recording its end, as when the machine was lost. Both are in the events that the node wrote, so the count
-outlives the launcher; it starts over when the run is resumed. The exclusion is a file beside the attempts: the next
+outlives the launcher; it starts over when the run is resumed. The exclusion is a file next to the attempts: the next
 launch on that node names it, and deleting it readmits the node.
 """
 

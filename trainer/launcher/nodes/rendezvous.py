@@ -46,7 +46,7 @@ class NodeRendezvous:
         self.node = node
         if node.max_nodes > 1:
             # torch 2.13 publishes the address of a store that is kept over rounds only in the first of them, and a node
-            # that comes later waits for it for ever. So each round has a store of its own, in its first rank.
+            # that comes later waits for it for ever. So each round has its own store, in its first rank.
             os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         host, _, port = node.endpoint.rpartition(":")
         many = node.max_nodes > 1

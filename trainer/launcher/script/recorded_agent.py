@@ -30,7 +30,7 @@ __all__ = ["Exits", "recorded"]
 CLOSE_S = 30.0
 """How long torch waits for its ranks after their signal."""
 KILLED_S = 0.5
-"""The same where their time is over, and then for the end of those that it kills."""
+"""Seconds that torch waits once their time is over, and then for the end of those that it kills."""
 
 
 class Exits(Protocol):

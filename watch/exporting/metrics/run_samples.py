@@ -41,7 +41,7 @@ __all__ = [
 WINDOW_STEPS = NEWEST_STEPS
 EXPERT_SAMPLES = 5
 MAX_SCALARS = 50
-"""Series of the user's own numbers: each is a label value of its own."""
+"""Maximum series of user-logged numbers: each name is a label value."""
 OPEN_FOR_S = 300
 MAX_REPORTS = 10_000
 """Newest reports of an attempt that are read; of older ones nothing is open that is not reported again."""

@@ -36,7 +36,7 @@ UNSCRAPED_EVERY_S = 15.0
 SCRAPED_FOR_S = 60.0
 """How long after a scrape a node counts as scraped: longer scrape intervals are unfit for a run that may die."""
 COST_FACTOR = 9.0
-"""Pause after a measurement in units of its own duration: watch spends at most a tenth of its time on it."""
+"""Pause after a measurement in units of its duration: watch spends at most a tenth of its time on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*args, **options)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer one request in a thread of its own, which is known until it ends."""
+        """Answer one request in its own thread, which is known until it ends."""
         thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
         self._answering = [*(other for other in self._answering if other.is_alive()), thread]
         thread.start()

@@ -4,8 +4,8 @@
         tracked.poll()                       # each tick: one that died is started again, a few times
 
 Section `trackers` of the configuration names them (`to = ["tensorboard", "wandb"]`). Only the first node's watch starts
-them: one connection per run. They are processes of their own because W&B's library brings threads, an exit handler and
-a server of its own. Watch waits for them only at the end of the run, for at most `CLOSE_S`.
+them: one connection per run. They are separate processes because W&B's library brings threads, an exit handler and
+its own server. Watch waits for them only at the end of the run, for at most `CLOSE_S`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
     tensorboard --logdir runs/demo/tensorboard
 
-Ranks have folders of their own because TensorBoard draws the same value of several folders into one chart. Steps that
+Ranks have their own folders because TensorBoard draws the same value of several folders into one chart. Steps that
 were repeated after a rollback or restart replace the former ones (TensorBoard's own session mark). Records are
 buffered until `flush` and then appended, so that a thousand ranks need neither threads nor open files.
 """

@@ -3,7 +3,7 @@
     run = WandbRun(Path("runs/demo/wandb"), run_id="demo", config=manifest["config"], project="llm")
     run.step(step); run.finish({"goodput_ratio": 0.9})
 
-The step is a value of its own (`step`) and the axis of all charts: W&B's own counter cannot decrease, and a rollback
+The step is a separate value (`step`) and the axis of all charts: W&B's own counter cannot decrease, and a rollback
 needs that. W&B's variables (WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE ...) apply. Without a key and a
 mode the run is written offline. Statistics of the machine are off: this process is not the training.
 """
