@@ -37,12 +37,12 @@ def ask_child(module: str, *arguments: str, limit_s: float, late: str) -> Any:
         own = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, child.pid, max(NICENESS, own))  # by us: its imports take a second of a core
         try:
-            answer, said = child.communicate(timeout=limit_s)
+            answer, errors = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             child.kill()
             raise StoreError(late) from None
     if child.returncode:
-        lines = said.decode(errors="replace").strip().splitlines()
+        lines = errors.decode(errors="replace").strip().splitlines()
         raise StoreError(lines[-1][:500] if lines else f"{module} ended with exit code {child.returncode}")
     return pickle.loads(answer)  # noqa: S301 - our own child wrote it; nothing of a run is unpickled
 

@@ -1,4 +1,4 @@
-"""Versions of torch that attaching was tried with; for any other one line is said, and all goes on.
+"""Versions of torch that attaching was tried with; any other is logged in one line.
 
 warn_if_untried(torch.__version__)
 """

@@ -5,7 +5,7 @@
 
 GRPO and its relatives do most of a step's work before the first forward pass that trains: they sample completions,
 score them, and compute log-probabilities under the old and the reference model. They wrap each piece in TRL's
-`ProfilingContext`, which says its name to trackers; it is said to the tapes here. In other loops Transformers'
+`ProfilingContext`, which gives its name to trackers; here it goes to the tapes. In other loops Transformers'
 `generate` is the phase `generation`. The phases are of a loop's own name,
 so they lie in a gap of the step.
 """

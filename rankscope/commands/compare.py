@@ -69,9 +69,9 @@ def compare(
     _print(comparison, scaling, output)
     if html is not None and output == "text":
         echo(f"\n{html}  {num_bytes / 1e6:.1f} MB")
-    if comparison is not None and (reasons := [said for one in fail_on or () if (said := _FAILURES[one](comparison))]):
-        for said in reasons:
-            echo(f"rankscope: {said}", err=True)
+    if comparison is not None and (reasons := [text for one in fail_on or () if (text := _FAILURES[one](comparison))]):
+        for reason in reasons:
+            echo(f"rankscope: {reason}", err=True)
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""An answer to an agent: compact JSON, rounded numbers, never longer than a limit, and what was cut is said.
+"""An answer to an agent: compact JSON, rounded numbers, limited in length, with a list of what was cut.
 
 compact({"rows": rows})         # '{"rows":[...],"cut":["rows: 120 of 200 shown"]}'
 """

@@ -89,12 +89,12 @@ def _shortened(blob: bytes, at: int, key: str, sizes: tuple[int, int], unpickle:
     if len(entries) != sizes[0] or not between.is_plain(number, newest):
         return None
     states = [{"completed"}, {"scheduled", "started"}]
-    alike = next((kinds for kinds in states if between.count("state", *kinds) == number), set())
+    shared = next((kinds for kinds in states if between.count("state", *kinds) == number), set())
     groups = {entry["process_group"] for entry in newest}
     for entry in entries:
-        if entry["state"] not in alike or entry["is_p2p"] is not False or entry["process_group"] not in groups:
+        if entry["state"] not in shared or entry["is_p2p"] is not False or entry["process_group"] not in groups:
             return None
-    first = entries[:1] if "completed" in alike else entries  # the oldest that is open is what the rank waits in
+    first = entries[:1] if "completed" in shared else entries  # the oldest that is open is what the rank waits in
     found = Shortened(top | rest | {"entries": [*first, *newest]})
     found.num_left_out = len(entries) - len(first) + number
     return found

@@ -35,7 +35,7 @@ def table_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if is_table(path) else []
     found = (file for file in path.rglob("*") if is_table(file) and file.is_file() and not file.name.startswith("."))
-    # `datasets` keeps the results of its own transformations next to the data.
+    # `datasets` keeps the results of its transformations next to the data.
     return sorted((file for file in found if not file.name.startswith("cache-")), key=lambda f: f.as_posix())
 
 

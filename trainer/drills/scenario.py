@@ -152,8 +152,8 @@ def _cannot(name: str, mesh: str, config: Config, num_ranks: int) -> str:
     if any(kind.needs == "pipeline" for kind in kinds) and not pipeline:
         return "needs a pipeline (--mesh pp or pp*fsdp)"
     sizes = [getattr(config.parallel, dim) for dim in MESH_DIMS]
-    beside = "*" in mesh or mesh == "hsdp" or (mesh == "config" and sum(size != 1 for size in sizes) > 1)
-    if any(kind.needs == "groups" for kind in kinds) and not beside:
+    has_parallel_groups = "*" in mesh or mesh == "hsdp" or (mesh == "config" and sum(size != 1 for size in sizes) > 1)
+    if any(kind.needs == "groups" for kind in kinds) and not has_parallel_groups:
         return "needs a second group to compare with (--mesh hsdp or fsdp*tp)"
     if any(kind.needs == "ranks" for kind in kinds) and num_ranks < 2:
         return "needs more than one rank"

@@ -1,4 +1,4 @@
-"""One line of advice on the terminal of a run that trains, of `rankscope train` and `rankscope run` alike.
+"""One line of advice on the terminal of a run that trains, of `rankscope train` and `rankscope run`.
 
 console.print(advice_line(event))       # ADVICE  what is. What to do.
 """

@@ -251,8 +251,8 @@ class Agent(SimpleElasticAgent):
             lines = log.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        said = [line.removeprefix("rankscope: ") for line in lines if line.startswith("rankscope: ")]
-        return said[-1].rstrip(".") if said else ""
+        messages = [line.removeprefix("rankscope: ") for line in lines if line.startswith("rankscope: ")]
+        return messages[-1].rstrip(".") if messages else ""
 
     def _rank_at_fault(self, worker_group: WorkerGroup, codes: dict[int, int]) -> int | None:
         """The local rank whose device and node these deaths count against; None if no device is to blame."""

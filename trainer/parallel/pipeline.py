@@ -4,7 +4,7 @@
     losses = pipeline.run(batch.inputs, batch.targets)      # forward and backward of all microbatches
 
 The shape of what travels between stages is known beforehand and given to torch; else it would run a forward and
-backward of its own on the first batch to find out, with unwanted gradients and collectives.
+its own backward on the first batch to find out, with unwanted gradients and collectives.
 `stages` and `schedule` are torch's own objects: probes hook `forward_one_chunk` and its companions there.
 """
 

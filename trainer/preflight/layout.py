@@ -84,7 +84,7 @@ class Layout:
     def rounds(self) -> list[list[Pair]]:
         """Pairs of ranks between nodes; within the node where there is only one.
 
-        Where each rank has a GPU, and perhaps a network card, of its own, all ranks of two nodes measure at once.
+        Where each rank has its own GPU, and perhaps network card, all ranks of two nodes measure at once.
         """
         nodes = [*self.nodes().values()]
         if len(nodes) == 1:

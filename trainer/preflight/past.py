@@ -18,7 +18,7 @@ __all__ = ["read_past", "remember"]
 MAX_PAST = 50
 """Newest preflights that are read."""
 MAX_BYTES = 64 << 20
-"""A larger file is not one of ours."""
+"""A larger file was not written by preflight."""
 
 
 def read_past(folder: Path) -> list[Readings]:

@@ -1,7 +1,7 @@
 """Configurations by name: `rankscope train debug`, `rankscope plan llama-8b --gpus 64`.
 
 config_path("llama-8b")     # the TOML file next to this one
-config_path("my.toml")      # the file itself: a file of one's own comes first
+config_path("my.toml")      # the file itself: files come before presets
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def take(pid: int) -> Stack:
 
 def program() -> str:
     """Path of py-spy. Raises StacksError where it is not installed."""
-    beside = Path(sys.executable).with_name("py-spy")  # in an environment that is not on the path
-    found = str(beside) if beside.exists() else shutil.which("py-spy")
+    installed = Path(sys.executable).with_name("py-spy")  # in an environment that is not on the path
+    found = str(installed) if installed.exists() else shutil.which("py-spy")
     if found is None:
         raise StacksError("py-spy is not installed: pip install 'rankscope[stacks]'")
     return found

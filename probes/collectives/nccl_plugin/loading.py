@@ -5,7 +5,7 @@
     loading.is_set, loading.reason            # False, "NCCL_PROFILER_PLUGIN names another plugin: ..."
 
 NCCL reads `NCCL_PROFILER_PLUGIN` when it makes the first communicator and never again. Where there is no GPU nothing is
-done and nothing is said. RANKSCOPE_NCCL_EVENTS chooses what is recorded (docs/gpu.md); `none` turns it off.
+done, silently. RANKSCOPE_NCCL_EVENTS chooses what is recorded (docs/gpu.md); `none` turns it off.
 """
 
 from __future__ import annotations

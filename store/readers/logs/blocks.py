@@ -273,10 +273,10 @@ def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix)
         return None
     info = message.get("extraInfo")
     stack = info.get("py_callstack", "") if isinstance(info, dict) else ""
-    kind, _, said = str(message["message"]).partition(":")
+    kind, _, rest = str(message["message"]).partition(":")
     return {
         "type": kind.strip()[:200],
-        "message": said.strip()[:MAX_MESSAGE],
+        "message": rest.strip()[:MAX_MESSAGE],
         "traceback": ("".join(map(str, stack)) if isinstance(stack, list) else str(stack))[-MAX_FRAMES_TEXT:],
     }
 

@@ -112,18 +112,18 @@ def identities(logs: Sequence[ReadLog]) -> Identities:
 
 
 def _take(known: Identities, log: ReadLog, event: LogEvent, world_size: int) -> None:
-    prefix, said = event.prefix, event.fields
-    host = short(said.get("host") or prefix.host or host_of_log(log.path))
+    prefix, fields = event.prefix, event.fields
+    host = short(fields.get("host") or prefix.host or host_of_log(log.path))
     rank = prefix.rank if prefix.rank is not None else log.rank
     if event.kind == "nccl_comm":
-        rank = said.get("rank") if said.get("world_size") == world_size else None
-        if rank is not None and (key := bus_key(said.get("bus"))):
+        rank = fields.get("rank") if fields.get("world_size") == world_size else None
+        if rank is not None and (key := bus_key(fields.get("bus"))):
             known.by_bus.setdefault((host, key), set()).add(rank)
     elif event.kind == "nccl_proxy":
-        rank = said.get("rank") if said.get("rank") == said.get("from") else None
+        rank = fields.get("rank") if fields.get("rank") == fields.get("from") else None
     elif event.kind == "root_failure":
-        rank = said.get("rank")
-    pid = said.get("pid") or prefix.pid
+        rank = fields.get("rank")
+    pid = fields.get("pid") or prefix.pid
     if rank is not None and isinstance(pid, int) and event.role in ("death", "context", "exception"):
         known.by_pid.setdefault((host, pid), set()).add(rank)
 
