@@ -3,8 +3,8 @@
     pipeline = Pipeline(parts, config, plan, mesh, device, loss)
     losses = pipeline.run(batch.inputs, batch.targets)      # forward and backward of all microbatches
 
-The shape of what travels between stages is known beforehand and given to torch; else it would run a forward and
-its own backward on the first batch to find out, with unwanted gradients and collectives.
+The shape of what travels between stages is known beforehand and given to torch; else it would run an extra
+forward and backward on the first batch to find out, with unwanted gradients and collectives.
 `stages` and `schedule` are torch's own objects: probes hook `forward_one_chunk` and its companions there.
 """
 
