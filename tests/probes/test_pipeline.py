@@ -40,7 +40,7 @@ def test_spans_of_each_microbatch_and_stage(tmp_path: Path) -> None:
             assert step["forward_ns"] + step["backward_ns"] <= step["duration_ns"]
 
 
-def test_the_weight_gradient_is_a_span_of_its_own(tmp_path: Path) -> None:
+def test_the_weight_gradient_is_a_separate_span(tmp_path: Path) -> None:
     class Stage:
         stage_index = 3
 

@@ -56,7 +56,7 @@ def test_the_collected_folder_is_its_users_own(is_there: bool, nodes: list[Path]
     assert into.stat().st_mode & 0o777 == 0o750, "opened to others since, it stays so"
 
 
-def test_what_grew_is_copied_anew(nodes: list[Path], tmp_path: Path) -> None:
+def test_files_that_grew_are_copied_again(nodes: list[Path], tmp_path: Path) -> None:
     collect(nodes, tmp_path / "into")
     events = RunDir(nodes[0]).node_dir(0) / "events.jsonl"
     events.write_text(events.read_text() + "{}\n")

@@ -10,7 +10,7 @@ from store.open import what_is
 from tests.factories import make_run
 
 
-def test_each_kind_of_path_is_told_apart(tmp_path: Path) -> None:
+def test_each_kind_of_path_is_recognised(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", steps=3).path
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "job.log").write_text("x\n")

@@ -93,7 +93,7 @@ def test_a_dead_run_is_caught_up(tmp_path: Path) -> None:
         assert store.rows("SELECT count(*) FROM steps") == [(18,)]
 
 
-def test_beside_a_living_writer_nobody_else_writes(tmp_path: Path) -> None:
+def test_only_the_live_writer_writes(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=5)
     with Ingester(run) as ingester:
         ingester.tick()
@@ -105,7 +105,7 @@ def test_beside_a_living_writer_nobody_else_writes(tmp_path: Path) -> None:
             assert store.rows("SELECT max(attempt) FROM steps") == [(1,)]
 
 
-def test_an_ended_run_beside_a_writer_that_stays_is_read_from_its_tapes(
+def test_an_ended_run_with_a_remaining_writer_is_read_from_its_tapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catch_up, "LAST_WORD_S", 0.1)
@@ -244,7 +244,7 @@ def test_stores_of_an_older_version_are_read_with_nulls(tmp_path: Path) -> None:
         assert not store.has("findings")
 
 
-def test_readers_beside_a_writer_see_whole_ticks(tmp_path: Path) -> None:
+def test_concurrent_readers_see_whole_ticks(tmp_path: Path) -> None:
     """In one process and in another: each answer is the state between two ticks, and no tick is lost."""
     run = empty_run(tmp_path)
     writer = RankWriter(run, rank=0)

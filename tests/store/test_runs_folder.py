@@ -27,7 +27,7 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_newest_run_comes_first_and_latest_is_no_run_of_its_own(runs: Path) -> None:
+def test_the_newest_run_comes_first_and_latest_is_not_a_separate_run(runs: Path) -> None:
     names = RunsFolder(runs).run_ids()
     assert [name.partition("-")[0] for name in names] == ["newer", "older"]
     assert RunsFolder(runs).newest() == names[0]

@@ -110,7 +110,7 @@ def test_ranks_that_wait_for_one_that_does_not_run_here_are_not_killed_before_th
 
 
 @pytest.mark.parametrize("verdict", [FINISHED, ELSEWHERE], ids=["left", "elsewhere"])
-def test_nobody_is_killed_for_a_hang_that_is_over(node: Node, verdict: Verdict) -> None:
+def test_no_rank_is_killed_for_a_hang_that_is_over(node: Node, verdict: Verdict) -> None:
     assert node.act(verdict) == []
     node.wait(OTHERS_S / 2)
     assert node.act(stands=False) == []

@@ -45,7 +45,7 @@ def group() -> Iterator[Path]:
     ("size_bytes", "told"),
     [(4 * LIMIT_BYTES, "-9 memory limit of the control group"), (1, "0 ")],
 )
-def test_a_kill_by_the_kernel_is_told_from_others(group: Path, size_bytes: int, told: str) -> None:
+def test_a_kill_by_the_kernel_is_distinguished(group: Path, size_bytes: int, told: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM % size_bytes],
         capture_output=True,

@@ -95,7 +95,7 @@ def test_accumulated_backwards_are_one_step_and_an_epochs_end_begins_none(tmp_pa
     assert rows(tmp_path / "run", "SELECT max(step) FROM spans WHERE kind = 'data'") == [(7,)]
 
 
-def test_loss_and_norm_come_without_a_word(tmp_path: Path) -> None:
+def test_loss_and_norm_are_recorded_without_logging(tmp_path: Path) -> None:
     loop = Loop()
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
     x, y = torch.ones(1, 4), torch.zeros(1, 1)
@@ -345,9 +345,7 @@ def test_a_library_that_is_imported_to_save_is_seen_and_imported_as_ever(
     assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'checkpoint'") == [(1,)]
 
 
-def test_a_working_folder_that_is_gone_is_no_reason_to_record_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_working_folder_does_not_stop_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)

@@ -81,7 +81,7 @@ def test_a_check_that_fails_is_counted_and_changes_nothing(
     assert error_counts["attach.config"] == before + 1
 
 
-def test_a_config_that_comes_too_late_is_told(
+def test_a_config_that_comes_too_late_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(attach_module, "_current", attach_module.Attached(NullRecorder(), None))

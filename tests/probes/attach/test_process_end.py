@@ -84,7 +84,7 @@ def test_an_exit_that_was_caught_and_a_good_one_are_clean_ends(tmp_path: Path) -
     assert (returned, found) == (0, [])
 
 
-def test_frames_of_the_programs_own_package_are_the_users_and_ours_are_nobodys(tmp_path: Path) -> None:
+def test_frames_of_the_programs_package_are_user_frames_and_ours_are_not(tmp_path: Path) -> None:
     end = "train(2)\ntry:\n    {}['lr']\nexcept KeyError as error:\n    raise ValueError('no rate') from error"
     returned, (finding,), _ = ended(tmp_path, end, by="run", as_module=True)
     assert returned == 1

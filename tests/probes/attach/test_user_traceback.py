@@ -23,7 +23,7 @@ def rate() -> None:
         raise ValueError("no rate") from error
 
 
-def test_our_frames_are_gone_from_the_whole_chain() -> None:
+def test_our_frames_are_removed_from_the_whole_chain() -> None:
     undo = replaced(Library, "backward", lambda real: real())
     try:
         with pytest.raises(ValueError, match="no rate") as raised:

@@ -249,7 +249,7 @@ def test_nothing_outlives_the_call(ranks: list[dict[str, Any]]) -> None:
         assert values["leaks"] == {"tensors": 0, "garbage": 0}
 
 
-def test_an_error_of_ours_does_not_reach_the_call(ranks: list[dict[str, Any]]) -> None:
+def test_an_error_in_the_wrapper_does_not_reach_the_call(ranks: list[dict[str, Any]]) -> None:
     for values in ranks:
         assert values["fails open"] == (10.0, 1)
 

@@ -28,7 +28,7 @@ def test_cudas_uuid_as_nvml_writes_it(given: object, name: str) -> None:
     assert nvml_name(given) == name
 
 
-def test_a_slice_of_a_gpu_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_of_a_gpu_has_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(uuid=uuid.UUID(int=7), name="NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     assert device_uuid("cuda:0") == f"MIG-{uuid.UUID(int=7)}"

@@ -39,7 +39,7 @@ def _no_device_work(*_: object) -> Any:
     raise AssertionError("work of ours in the graph")
 
 
-def test_nothing_of_ours_is_captured(recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_probe_work_is_captured(recorder: TapeRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode():
         loss = torch.empty((), device="cuda")
     model = nn.Linear(2, 2)

@@ -102,7 +102,7 @@ def test_the_budget_of_the_whole_run_is_kept() -> None:
         guard.decide(failure(5), 4)
 
 
-def test_steps_that_were_gone_back_from_are_not_in_a_window() -> None:
+def test_rolled_back_steps_are_not_in_a_window() -> None:
     guard = Guard(Ledger(), max_rollbacks=8, policy=GuardPolicy(windows=(1, 4)))
     trained(guard, range(1, 11))
     guard.went_back(3)

@@ -41,7 +41,7 @@ def test_it_comes_back_from_the_disk_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"skipped": 3}', '{"skipped": [["x", "y"]]}', "[" * 100_000])
-def test_a_damaged_file_is_told_and_costs_only_its_contents(text: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_and_loses_only_its_contents(text: str, tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text(text)
     ledger, problem = Ledger.load(path)

@@ -48,7 +48,7 @@ def test_a_spike_is_seen_at_its_step_and_only_there(loss_factor: float, grad_fac
         assert spike_steps(judge(loss, grad_norm)) == [where + 1], seed
 
 
-def test_a_high_loss_that_its_gradient_denies_is_told_when_it_lasts() -> None:
+def test_a_high_loss_with_a_normal_gradient_is_reported_when_it_lasts() -> None:
     for seed in range(40):
         loss, grad_norm = training_curve(seed, noise=0.03)
         where = 80 + seed * 5
@@ -180,7 +180,7 @@ def test_a_hard_batch_with_an_ordinary_gradient_is_no_spike() -> None:
         assert bool(spike_steps(judge(loss, grad_norm))) is is_spike, (rise, gradient)
 
 
-def test_a_broken_update_in_a_noisy_young_run_is_told_by_its_gradient() -> None:
+def test_a_broken_update_in_a_noisy_young_run_is_detected_by_its_gradient() -> None:
     """As recorded: 8 sequences of 64 tokens, a rate 100 times too high for one step; the loss rose by 30 %."""
     dice = np.random.default_rng(3)
     detector = SpikeDetector()

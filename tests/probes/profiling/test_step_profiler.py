@@ -71,7 +71,7 @@ def test_steps_of_the_schedule_are_in_a_trace_with_their_numbers_and_phases(tmp_
     assert rank.recorder.ranges is None, "ranges end with the capture"
 
 
-def test_steps_that_are_gone_over_again_after_a_rollback_keep_both_traces(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_rollback_keep_both_traces(tmp_path: Path) -> None:
     rank = Rank(tmp_path, {"interval": 10, "active_steps": 1, "ranks": [3]})
     rank.train(10)
     before = rank.captured()
@@ -196,7 +196,7 @@ def test_traces_beyond_the_budget_are_removed_those_of_the_schedule_first(tmp_pa
     assert others.exists(), "another rank's are its own to remove"
 
 
-def test_a_trace_larger_than_the_budget_is_not_kept_and_said_so(tmp_path: Path) -> None:
+def test_a_trace_larger_than_the_budget_is_removed_and_reported(tmp_path: Path) -> None:
     rank = Rank(tmp_path, {"interval": 2, "active_steps": 1, "ranks": [], "budget_mb": 0.0001})
     rank.train(2, 3)
     (capture,) = rank.captured()

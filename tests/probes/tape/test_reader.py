@@ -195,7 +195,7 @@ def test_reading_on_from_a_place_with_pending_ones(tape: TapeWriter, window: int
     assert (few.end, few.indices.tolist()) == (301, [1, 3, 5])
 
 
-def test_a_reader_beside_a_writer_never_sees_half_a_record(tmp_path: Path) -> None:
+def test_a_concurrent_reader_never_sees_half_a_record(tmp_path: Path) -> None:
     """Each record repeats its number in several columns; what is COMPLETE must agree with itself."""
     tape = TapeWriter(tmp_path, TABLES["spans"], rank=0, attempt=0)
     stop = threading.Event()

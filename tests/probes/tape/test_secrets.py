@@ -98,7 +98,7 @@ def test_a_manifest_is_split_and_put_together_again() -> None:
     assert without_secrets(public, {})[1] == {}
 
 
-def test_a_run_keeps_its_secrets_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_a_run_keeps_its_secrets_in_a_separate_file(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, name="x", manifest=dict(MANIFEST))
     assert "hunter22" not in (run.path / "run.json").read_text()
     assert (run.path / SECRETS).stat().st_mode & 0o777 == 0o600

@@ -177,7 +177,7 @@ def test_a_full_disk_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(_steps(tmp_path)) + tape.dropped == capacity + 5 + 2000
 
 
-def test_a_reader_beside_a_writer_sees_whole_records(tmp_path: Path) -> None:
+def test_a_concurrent_reader_sees_whole_records(tmp_path: Path) -> None:
     tape = _writer(tmp_path)
     tape.append(COMPLETE, 0, 1, 0.0, 0.0, 0)
     (path,) = segment_paths(tmp_path, "gradients")

@@ -186,7 +186,7 @@ def test_names_of_ranks_that_number_them_differently(tmp_path: Path) -> None:
         ]
 
 
-def test_a_name_that_nobody_explains_is_a_question_mark(tmp_path: Path) -> None:
+def test_an_unexplained_name_is_a_question_mark(tmp_path: Path) -> None:
     run = empty_run(tmp_path)
     writer = RankWriter(run, rank=0)
     writer.append("spans", COMPLETE, kind="forward")
@@ -226,7 +226,7 @@ def test_open_records_are_shown_until_they_end(tmp_path: Path) -> None:
         assert seqs(run, "end_ns IS NULL") == []
 
 
-def test_an_open_record_whose_values_change_is_shown_anew(tmp_path: Path) -> None:
+def test_an_open_record_whose_values_change_is_updated(tmp_path: Path) -> None:
     """A step that waits for its late loss has a duration before it is complete."""
     run = empty_run(tmp_path)
     writer = RankWriter(run, rank=0)

@@ -278,7 +278,7 @@ def test_a_store_held_by_a_reader_is_written_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "flipped", "empty", "foreign", "older"])
-def test_a_store_that_cannot_be_used_is_set_aside_and_made_anew(tmp_path: Path, damage: str) -> None:
+def test_an_unusable_store_is_set_aside_and_rebuilt(tmp_path: Path, damage: str) -> None:
     run = make_run(tmp_path, steps=10)
     with Ingester(run) as ingester:
         ingester.tick()

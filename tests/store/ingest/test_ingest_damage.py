@@ -37,7 +37,7 @@ def test_a_truncated_tape_gives_what_is_there(tmp_path: Path) -> None:
     assert "shorter than its header says" in problems(run)["spans.00000.tape"]
 
 
-def test_names_that_are_lost_are_told(tmp_path: Path) -> None:
+def test_lost_names_are_reported(tmp_path: Path) -> None:
     """A power cut took the file of names, and left records that refer to it."""
     run = make_run(tmp_path, ranks=2, steps=10)
     os.truncate(run.rank_dir(0, 1) / "names.jsonl", 0)
@@ -61,7 +61,7 @@ def test_names_that_are_lost_are_told(tmp_path: Path) -> None:
         (b"RS", "too short"),
     ],
 )
-def test_a_damaged_tape_is_told_and_the_others_go_on(tmp_path: Path, blob: bytes, problem: str) -> None:
+def test_a_damaged_tape_is_reported_and_the_others_are_read(tmp_path: Path, blob: bytes, problem: str) -> None:
     run = make_run(tmp_path, ranks=2, steps=10)
     (run.rank_dir(0, 0) / "steps.00000.tape").write_bytes(blob)
     with Ingester(run) as ingester:
@@ -184,7 +184,7 @@ def test_a_gap_between_segments_is_named(tmp_path: Path) -> None:
     assert problems(run)["steps.00001.tape#checksum"] == "is missing: later segments are there"
 
 
-def test_a_problem_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+def test_a_resolved_problem_is_removed(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=1, steps=10)
     path = run.rank_dir(0, 0) / "steps.00000.tape"
     whole = path.read_bytes()
@@ -242,7 +242,7 @@ def test_torn_and_foreign_lines_of_events_are_counted(tmp_path: Path) -> None:
     assert problems(run) == {"events.jsonl": "3 lines are no events, or copies of one"}
 
 
-def test_records_that_the_writer_dropped_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_records_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = empty_run(tmp_path)
     writer = RankWriter(run, rank=0)
 

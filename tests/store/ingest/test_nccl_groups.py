@@ -27,7 +27,7 @@ def test_size_and_place_choose() -> None:
     assert labels([communicator(0, ranks=2), communicator(1, ranks=4)], groups) == ["tp:0-1", "world:0-3"]
 
 
-def test_same_size_is_told_apart_by_who_else_is_in_it() -> None:
+def test_groups_of_one_size_are_matched_by_members() -> None:
     groups = [group("tp:0-1", TP), group("pp:0,2", PP), group("pp:0,2", PP, rank=2)]
     known = [communicator(0, comm_hash=7, ranks=2), communicator(0, comm_hash=7, ranks=2, place=1, rank=2)]
     assert labels(known, groups) == ["pp:0,2", "pp:0,2"]
@@ -39,7 +39,7 @@ def test_name_decides_where_the_members_do_not() -> None:
     assert labels(known, groups) == ["dp_shard:0-3", "world:0-3"]
 
 
-def test_order_decides_between_groups_that_are_alike() -> None:
+def test_order_decides_between_equal_groups() -> None:
     groups = [group("world:0-3", WORLD), group("dp_shard:0-3", DP)]
     assert labels([communicator(0), communicator(1)], groups) == ["world:0-3", "dp_shard:0-3"]
 

@@ -111,7 +111,7 @@ def test_a_store_of_another_version_hands_its_rows_on(run: RunDir, monkeypatch: 
     assert counts(run, catch_up=False) == before
 
 
-def test_a_store_that_is_gone_with_retired_rows_is_named(run: RunDir) -> None:
+def test_a_missing_store_with_retired_rows_is_named(run: RunDir) -> None:
     removed = retire(run)
     run.store().unlink()
     named = problems(run)

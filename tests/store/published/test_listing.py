@@ -98,7 +98,7 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path, lake
         pass
 
 
-def test_what_cannot_be_read_is_said_once_and_until_it_can_be(
+def test_an_unreadable_run_is_reported_once_until_it_is_readable(
     tmp_path: Path, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was refused is looked at now and then; in the rounds between it is not up to date either."""

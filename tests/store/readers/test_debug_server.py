@@ -110,7 +110,7 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
         server.server_close()
 
 
-def test_ranks_that_do_not_answer_are_told(tmp_path: Path) -> None:
+def test_ranks_that_do_not_answer_are_named(tmp_path: Path) -> None:
     with answering(200, PAGE.encode()) as address:
         fetched = fetch_dumps(address, tmp_path / "dumps")
     assert fetched.ranks == [0]

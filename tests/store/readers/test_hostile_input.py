@@ -65,7 +65,7 @@ def test_there_are_more_than_forty_cases() -> None:
 
 
 @pytest.mark.parametrize("name", ["a class with __reduce__", "a FIFO", "an escape in a name", "sizes of NaN"])
-def test_a_good_dump_beside_a_hostile_one_is_still_read(tmp_path: Path, name: str) -> None:
+def test_a_good_dump_next_to_a_hostile_one_is_read(tmp_path: Path, name: str) -> None:
     job = Job(3)
     job.steps(3)
     job.collective("all_reduce", ranks=[1])

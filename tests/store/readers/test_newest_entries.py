@@ -30,7 +30,7 @@ def read_both(path: Path) -> tuple[Any, RankDump, RankDump]:
     return _loads(path), read_dump(path, 0, loads=_loads), read_dump(path, 0)
 
 
-def test_what_is_left_out_is_missed_by_nobody(tmp_path: Path) -> None:
+def test_left_out_entries_change_no_verdict(tmp_path: Path) -> None:
     job().write(tmp_path)
     top, quick, slow = read_both(tmp_path / "nccl_trace_rank_0")
     assert isinstance(top, Shortened)

@@ -279,7 +279,7 @@ def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert usable_settings({"trackers": {"to": ["wandb"]}})[0] == {"trackers": {}}
 
 
-def test_the_first_of_several_mistakes_is_told() -> None:
+def test_the_first_of_several_mistakes_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"\(and 1 more\)$"):
         load_config(None, ["train.steps=0", "optim.lr=0"])
 

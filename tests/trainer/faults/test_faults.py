@@ -230,7 +230,7 @@ def test_only_the_struck_rank_has_the_wrong_clock() -> None:
     assert 599e9 < time.time_ns() - before < 700e9
 
 
-def test_who_is_killed_in_recovery_has_told_the_nan_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_killed_in_recovery_has_reported_the_nan_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Exception):
         pass
 

@@ -34,7 +34,7 @@ def test_output_exit_code_and_folder_are_the_commands_own(warm: PreforkServer, t
     done.kill()  # of one that has ended: nothing
 
 
-def test_a_command_is_signalled_by_its_pid_and_outlives_nobody(warm: PreforkServer, tmp_path: Path) -> None:
+def test_a_command_is_signalled_by_its_pid_and_ends_with_its_parent(warm: PreforkServer, tmp_path: Path) -> None:
     settings = [f"run.dir={tmp_path / 'runs'}", "train.steps=100000", "model.dim=16", "data.seq_len=16"]
     started = warm.start(["train", *(part for setting in settings for part in ("--set", setting))], cwd=tmp_path)
     with pytest.raises(subprocess.TimeoutExpired):

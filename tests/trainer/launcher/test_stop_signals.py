@@ -44,7 +44,7 @@ def _in_c(grace_s: float) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]
             process.kill()
 
 
-def test_a_second_ctrl_c_ends_at_once_what_the_first_has_told_of() -> None:
+def test_a_second_ctrl_c_ends_at_once_after_the_verdict() -> None:
     with _in_c(600.0) as (process, output):
         process.send_signal(signal.SIGTERM)
         assert [output.readline() for _ in range(2)] == [b"announce 15\n", b"report 15\n"]

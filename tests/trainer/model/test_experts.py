@@ -116,7 +116,7 @@ def test_grouped_products_have_the_gradients_of_the_loop(dtype: torch.dtype) -> 
     assert not gradients[0].any(dim=2).any(dim=1).all(), "each expert got a token"
 
 
-def test_what_comes_later_drops_nobody() -> None:
+def test_later_tokens_drop_no_earlier_one() -> None:
     layer, x = mixture(capacity_factor=0.5), torch.randn(1, 12, 16)
     changed = x.clone()
     changed[:, 7:] = torch.randn(1, 5, 16)

@@ -81,7 +81,7 @@ def test_gathers_in_fp8_are_half_of_those_in_bf16_and_leave_the_other_layouts_po
 
 
 @pytest.mark.parametrize(("gpu", "is_said"), [("h100", True), ("a100", False)])
-def test_what_is_in_fp8_and_what_is_not_is_said(gpu: str, is_said: bool) -> None:
+def test_the_plan_names_what_is_in_fp8(gpu: str, is_said: bool) -> None:
     command = ["plan", "llama-8b", "--gpus", "64", "--gpu", gpu, "--set", FLOAT8, "--no-ladder"]
     told = CliRunner().invoke(app, command)
     assert told.exit_code == 0, told.output

@@ -185,7 +185,7 @@ def test_the_simplest_layout_that_fits() -> None:
         (64, ["train.global_batch_size=512"], "takes 8 passes a step, though all 8 sequences of a rank fit at once"),
     ],
 )
-def test_what_goes_badly_is_said_before(num_gpus: int, overrides: list[str], said: str) -> None:
+def test_likely_problems_are_warned_of(num_gpus: int, overrides: list[str], said: str) -> None:
     expected, machine = on(num_gpus, *overrides, gpus_per_node=4, interconnect="nvlink,eth25")
     assert any(said in warning for warning in anti_patterns(expected, machine)), anti_patterns(expected, machine)
 
@@ -215,7 +215,7 @@ def test_sizes_and_names_of_hardware() -> None:
         parse_hardware(gpu="h100", gpu_memory="", gpus_per_node=8, interconnect="nvlink,ib4000")
 
 
-def test_a_file_of_ones_own_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_comes_before_a_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_path("llama-8b").name == "llama-8b.toml"
     own = tmp_path / "my.toml"
     own.touch()

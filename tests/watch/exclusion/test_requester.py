@@ -64,7 +64,7 @@ def asked(slow_run: RunDir, tmp_path: Path) -> Iterator[Asked]:
     made.store.close()
 
 
-def test_a_rank_that_stays_slow_is_asked_for_once_and_of_its_own_node(asked: Asked) -> None:
+def test_a_rank_that_stays_slow_is_requested_once_on_its_node(asked: Asked) -> None:
     launchers = [RequestFile(asked.run, node_rank) for node_rank in (0, 1)]
     assert asked.at(0) == []
     assert asked.at(29) == []

@@ -113,7 +113,7 @@ def test_a_command_reads_it_and_no_shell_does(tmp_path: Path, events: EventWrite
     assert not (tmp_path / "y").exists()
 
 
-def test_a_slow_receiver_holds_nobody_up(receiver: Receiver, events: EventWriter) -> None:
+def test_a_slow_receiver_delays_nothing(receiver: Receiver, events: EventWriter) -> None:
     receiver.holds.set()
     hook = FindingHook(run_id="demo", events=events, webhook=receiver.url)
     hook.report([finding(rank=rank) for rank in range(10)])
@@ -121,7 +121,7 @@ def test_a_slow_receiver_holds_nobody_up(receiver: Receiver, events: EventWriter
     assert receiver.answered == 0, "neither waited for an answer"
 
 
-def test_what_cannot_be_delivered_is_told(tmp_path: Path, receiver: Receiver, events: EventWriter) -> None:
+def test_failed_deliveries_are_reported(tmp_path: Path, receiver: Receiver, events: EventWriter) -> None:
     receiver.code = 500
     hook = FindingHook(run_id="demo", events=events, webhook=receiver.url, command="/no/such/program")
     hook.report([finding()])
@@ -287,7 +287,7 @@ def test_each_delivery_that_the_close_cuts_off_is_one_event(receiver: Receiver, 
     assert len(failures(events)) == 10
 
 
-def test_what_a_full_queue_holds_at_the_close_is_told(
+def test_undelivered_findings_are_reported_at_close(
     receiver: Receiver, events: EventWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("watch.exporting.webhook._MAX_WAITING", 2)

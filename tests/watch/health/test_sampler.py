@@ -144,7 +144,7 @@ def test_a_driver_that_never_answers_holds_up_neither_the_host_nor_the_end(node:
     assert counts["host"] >= 5
 
 
-def test_a_source_that_fails_is_told_once(node: SampledNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_source_is_reported_once(node: SampledNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("watch.health.sampler.FAILED_PERIOD_S", 0.01)
     node.nvml.failing["nvmlInit"] = 1
     node.sample(lambda: node.nvml.asked["nvmlInit"] > 5 and node.num_events("health_failed") >= 2)

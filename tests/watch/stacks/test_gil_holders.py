@@ -59,7 +59,7 @@ def test_only_who_sleeps_with_the_lock_is_named(pids: dict[str, int], monkeypatc
 @pytest.mark.parametrize(
     "script", ["echo 'Permission denied' >&2; exit 1", "echo not json", "echo '[{\"thread\": 1}]'", "sleep 60"]
 )
-def test_where_nobody_can_tell_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def test_no_gil_holder_without_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     fake = tmp_path / "py-spy"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
@@ -68,7 +68,7 @@ def test_where_nobody_can_tell_nothing_is_said(tmp_path: Path, monkeypatch: pyte
     assert gil_holders({0: 1}) == []
 
 
-def test_without_py_spy_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gil_holder_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> str:
         raise StacksError("py-spy is not installed")
 

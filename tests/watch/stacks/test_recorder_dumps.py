@@ -107,7 +107,7 @@ def test_a_culprit_is_dumped_before_it_is_killed(
     assert dump_path(run, 2, 3).read_bytes() == WHOLE
 
 
-def test_rank_that_is_gone_does_not_block(run: RunDir, rank: subprocess.Popen[str]) -> None:
+def test_a_dead_rank_does_not_block(run: RunDir, rank: subprocess.Popen[str]) -> None:
     rank.kill()
     rank.wait()
     start = time.monotonic()

@@ -52,7 +52,7 @@ def test_samples_do_not_end_a_process_whose_threads_run(tmp_path: Path) -> None:
         rank.wait()
 
 
-def test_a_request_that_comes_after_the_release_ends_nobody(tmp_path: Path) -> None:
+def test_a_request_after_the_release_kills_no_rank(tmp_path: Path) -> None:
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom probes.tape.rundir import RunDir\n"
         "from probes.tape.stack_file import MAIN_THREAD_SIGNAL, register\n"

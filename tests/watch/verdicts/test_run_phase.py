@@ -60,7 +60,7 @@ def test_a_run_without_ranks_or_of_another_host_is_unknown(run: RunDir) -> None:
     assert run_phase(run).word == "unknown"
 
 
-def test_one_rank_that_is_gone_is_an_ending_until_its_end_is_old(run: RunDir) -> None:
+def test_one_dead_rank_is_an_ending_until_its_end_is_old(run: RunDir) -> None:
     rank(run, 0)
     rank(run, 1, alive=False)
     phase = run_phase(run)
@@ -73,7 +73,7 @@ def test_one_rank_that_is_gone_is_an_ending_until_its_end_is_old(run: RunDir) ->
     assert run_phase(run).word == "running"
 
 
-def test_all_gone_is_over_once_the_launcher_has_recorded_it(run: RunDir) -> None:
+def test_all_dead_is_over_once_the_launcher_has_recorded_it(run: RunDir) -> None:
     rank(run, 0, alive=False, launcher_pid=os.getpid())
     rank(run, 1, alive=False)
     assert run_phase(run).word == "ending"
@@ -81,7 +81,7 @@ def test_all_gone_is_over_once_the_launcher_has_recorded_it(run: RunDir) -> None
     assert run_phase(run).word == "ended"
 
 
-def test_all_gone_is_over_once_the_launcher_is_gone(run: RunDir) -> None:
+def test_all_dead_is_over_once_the_launcher_is_dead(run: RunDir) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     rank(run, 0, alive=False, launcher_pid=process.pid)

@@ -68,7 +68,7 @@ def test_a_gpu_that_is_hidden_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gpu_is_present()
 
 
-def test_plugin_of_somebody_else_is_left_alone(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_nccl_plugin_is_left_alone(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "/opt/nccl/libnccl-profiler-inspector.so")
     loading = load_plugin(tmp_path, rank=0, attempt=0, has_gpu=True)
     assert loading.state == "other_plugin"

@@ -43,7 +43,7 @@ def test_a_traceback_behind_any_prefix_has_its_error_and_its_line(tmp_path: Path
         assert any('"/app/corpus.py", line 31' in event.fields["traceback"] for event in found)
 
 
-def test_lines_that_go_on_alike_have_no_prefix() -> None:
+def test_lines_with_equal_text_have_no_prefix() -> None:
     assert common_prefix([f"iteration {i}/ 500 | lm loss: {i / 7:.3f} | grad norm: 1.0" for i in range(50)]) is None
 
 

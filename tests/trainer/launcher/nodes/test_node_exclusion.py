@@ -39,7 +39,7 @@ def test_blamed_deaths_and_lives_without_an_end_count(tmp_path: Path) -> None:
     assert count_failures(run, 0) == 0, "another node's are its own"
 
 
-def test_a_resumed_run_counts_anew(tmp_path: Path) -> None:
+def test_a_resumed_run_counts_from_zero(tmp_path: Path) -> None:
     run = _run(tmp_path, {"kind": "run_started"}, {"kind": "rank_exit", "blamed": True})
     reset_failure_counts(run, readmit=False)
     assert count_failures(run, 1) == 0
@@ -57,7 +57,7 @@ def test_who_was_left_out_stays_so_until_he_is_let_in(tmp_path: Path) -> None:
     assert exclusion_reason(run, 1) == ""
 
 
-def test_a_damaged_file_keeps_nobody_out(tmp_path: Path) -> None:
+def test_a_damaged_file_excludes_no_node(tmp_path: Path) -> None:
     run = _run(tmp_path)
     reset_failure_counts(run, readmit=False)
     exclusion_path(run, 1).write_text("{")

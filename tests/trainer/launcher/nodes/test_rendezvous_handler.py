@@ -74,9 +74,7 @@ def test_a_look_at_the_ranks_never_waits_for_the_store(silent: Silent, listener:
     assert patient.num_nodes_waiting() == 0, "who waited before the round is in it"
 
 
-def test_to_meet_ends_when_the_endpoint_is_gone_and_waits_while_it_is_there(
-    silent: Silent, listener: socket.socket
-) -> None:
+def test_rendezvous_fails_without_an_endpoint_and_waits_with_one(silent: Silent, listener: socket.socket) -> None:
     where = endpoint(listener)
     patient = ResponsiveHandler(silent, where, lost_s=0.5)  # type: ignore[arg-type]
     threading.Timer(1.5, silent.power.set).start()
@@ -121,7 +119,7 @@ def test_which_addresses_are_ones_own() -> None:
 @pytest.mark.parametrize(
     ("named", "told"), [(["127.0.1.1"], True), ([], True), (["127.0.1.1", "10.0.0.7"], False), (["10.0.0.7"], False)]
 )
-def test_gloo_is_told_of_an_interface_where_the_name_leads_nowhere(
+def test_gloo_gets_an_interface_if_the_host_name_does_not_resolve(
     named: list[str], told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loopback stands for the interface here: every machine has it."""

@@ -126,7 +126,7 @@ def test_a_collector_gets_all_three_signals(run: RunDir, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("collects", [False, True], ids=["dead", "slow"])
-def test_a_dead_or_slow_collector_holds_nobody_up(run: RunDir, monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
+def test_a_dead_or_slow_collector_delays_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch, collects: bool) -> None:
     monkeypatch.setattr("watch.exporting.otel.otlp.CLOSE_S", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")  # seconds: who waits for one request is seen
     with collector() as received:

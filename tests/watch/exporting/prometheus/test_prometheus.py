@@ -182,7 +182,7 @@ def test_targets_are_there_while_a_node_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1}', "[1, null]", "\x00"])
-def test_a_damaged_file_of_targets_is_made_anew(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_of_targets_is_rewritten(tmp_path: Path, text: str) -> None:
     (tmp_path / TARGETS_FILE).write_text(text)
     with announced(tmp_path, "a", 0, "127.0.0.1:5"):
         (entry,) = json.loads((tmp_path / TARGETS_FILE).read_text())
