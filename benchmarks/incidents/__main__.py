@@ -20,7 +20,8 @@ HEAD = """\
 Public threads rewritten as minimal logs in their programs' wording, with the cause and, where the log shows one, the
 rank that the thread settled on (`benchmarks/incidents/*.toml`, with the links). Each round after the first was held
 out, scored once, and its misses fixed afterwards: **only the first scoring of a round is a test**. A verdict that names
-or suspects a rank which is not to blame is a wrong culprit.
+or suspects a rank which is not to blame is a wrong culprit. *Proven*: verdicts that a line states; *rank named*: of the
+logs that show it. `--verdicts` prints all, and the misses of each first scoring.
 
 Made logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed, with victims, several nodes,
 earlier attempts and cut lines, in which no other rank may be named:
@@ -41,7 +42,8 @@ def main() -> int:
     print(HEAD)
     print("\n".join(_table(scored)))
     for name, results in scored.items():
-        print("\n".join(_round(name, results, show_all=options.verdicts)))
+        if lines := _round(name, results, show_all=options.verdicts):
+            print("\n".join(lines))
     right = Counter[str]()
     for results in scored.values():
         right.update({accepted: count for accepted, found, count in confusion(results) if found == accepted})
@@ -50,35 +52,34 @@ def main() -> int:
 
 
 def _table(scored: dict[str, list[Result]]) -> list[str]:
-    lines = ["| round | incidents | right | wrong culprit | another cause | no cause |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| round | incidents | right | wrong culprit | another cause | no cause | proven | rank named |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name, results in scored.items():
         counts = Counter(result.outcome for result in results)
-        rows = {f"{name}, when first scored": FIRST_SCORE[name]} if name in FIRST_SCORE else {}
-        for label, found in (*rows.items(), (f"{name}, today", counts)):
+        known = [result for result in results if result.incident.ranks]
+        proof = f"{sum(result.is_proven for result in results)} | {sum(r.names_rank for r in known)} of {len(known)}"
+        rows = {f"{name}, when first scored": (FIRST_SCORE[name], " | ")} if name in FIRST_SCORE else {}
+        for label, (found, last) in (*rows.items(), (f"{name}, today", (counts, proof))):
             right, wrong, other, none = (
                 found.get(outcome, 0) for outcome in ("right", "wrong culprit", "other cause", "no cause")
             )
-            lines.append(
-                f"| {label} | {len(results)} | {right} ({right / len(results):.0%}) | {wrong} | {other} | {none} |"
-            )
+            share = f"{right} ({right / len(results):.0%})"
+            lines.append(f"| {label} | {len(results)} | {share} | {wrong} | {other} | {none} | {last} |")
     return lines
 
 
 def _pairs(pairs: Iterable[tuple[str, str, int]]) -> str:
     """`device_error: none (1), exit: exception (2)`."""
-    return ", ".join(f"{accepted}: {said} ({count})" for accepted, said, count in pairs)
+    return ", ".join(f"{accepted}: {found} ({count})" for accepted, found, count in pairs)
 
 
 def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]:
-    known = [result for result in results if result.incident.ranks]
-    proven = sum(result.is_proven for result in results)
-    lines = [
-        f"\n## {name.capitalize()} round\n",
-        f"Today: {proven} verdicts proven; rank named in {sum(result.names_rank for result in known)} of {len(known)} "
-        "logs that show it.\n",
-    ]
-    if name in FIRST_MISSES:
-        misses = ((accepted, said, count) for (accepted, said), count in FIRST_MISSES[name].items())
+    """What is not right today; all verdicts and the misses of the first scoring if asked for."""
+    lines = []
+    if show_all and name in FIRST_MISSES:
+        misses = ((accepted, found, count) for (accepted, found), count in FIRST_MISSES[name].items())
         lines.append(f"Misses of the first scoring (accepted: verdict): {_pairs(misses)}.\n")
     if others := [pair for pair in confusion(results) if pair[0] != pair[1]]:
         lines.append(f"Not right today: {_pairs(others)}.")
@@ -88,7 +89,7 @@ def _round(name: str, results: Sequence[Result], *, show_all: bool) -> list[str]
                 f"\n* {result.outcome}: {result.incident.name} (accepted: {', '.join(result.incident.causes)}, ranks "
                 f"{list(result.incident.ranks)}): {result.verdict}"
             )
-    return lines
+    return [f"\n## {name.capitalize()} round\n", *lines] if lines else []
 
 
 if __name__ == "__main__":
