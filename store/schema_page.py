@@ -235,15 +235,17 @@ def _new_columns(columns: list[Column]) -> Iterator[str]:
     for part, group in groupby(columns, key=_part):
         names = list(group)
         if part and len(names) > 1:
-            yield f"- {', '.join(f'`{column.name}`' for column in names)}: part of each of these {part}"
+            yield f"- {', '.join(f'`{column.name}`' for column in names)}: part of the column {part}"
         else:
             yield from (f"- `{column.name}`{_type(column)}{_unit(column)}: {column.help}" for column in names)
 
 
 def _part(column: Column) -> str:
-    """`blocked in collectives` of a help `part of data_ns blocked in collectives`, else empty."""
-    found = re.match(r"part of \w+_ns:? (.*?)(?:;|$)", column.help)
-    return found[1] if found else ""
+    """``without `_wait`: blocked in collectives`` of a column `data_wait_ns` of that part of data_ns, else empty."""
+    found = re.match(r"part of (\w+)_ns:? (.*?)(?:;|$)", column.help)
+    if found is None:
+        return ""
+    return f"without `{column.name.removeprefix(found[1]).removesuffix('_ns')}`: {found[2]}"
 
 
 def _type(column: Column) -> str:
