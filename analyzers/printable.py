@@ -20,7 +20,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same for a text of several lines."""
+    """Make a text of several lines printable, keeping its line breaks."""
     return "\n".join(visible(line) for line in text.split("\n"))
 
 

@@ -22,7 +22,7 @@ __all__ = ["DeviceShares", "device_shares"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShares:
-    """Of the time of a rank's steps without checkpoints and evaluations; they add up to 1."""
+    """Shares of a rank's step time without checkpoints and evaluations; they add up to 1."""
 
     data: float
     """Loading that made the rank later than its peers."""

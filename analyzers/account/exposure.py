@@ -104,7 +104,7 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
 
 
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
-    """Of stamped steps: what their streams stood still for, and when calls were in flight between their stamps."""
+    """For stamped steps: what their streams stood still for, and when calls were in flight between their stamps."""
     late = {(part.rank, part.step): part.late_ns for part in stall_parts(source, attempt, since_step=since_step)}
     table = source.query(
         f"""

@@ -35,7 +35,7 @@ class NamedPhase:
     own_ms: float
     """A step, without waits."""
     share_ratio: float
-    """Of the time of the steps."""
+    """Share of the time of the steps."""
 
 
 def phase_name(kind: str) -> str:

@@ -52,9 +52,9 @@ class WaitSplit:
     idle_ns: Places = field(default_factory=dict)
     basis: str = ""
     device: Mapping[tuple[int, int], DeviceShares] = field(default_factory=dict)
-    """Of ranks on GPUs without stamps."""
+    """Shares of ranks on GPUs without stamps."""
     in_flight_ratio: Places = field(default_factory=dict)
-    """Of stamped GPUs: share of the waiting for their hosts in which communication was in flight."""
+    """For stamped GPUs: share of the waiting for their hosts in which communication was in flight."""
 
 
 def split_waits(source: Source, attempt: int | None = None, since_step: int = 0) -> WaitSplit:
@@ -100,7 +100,7 @@ def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
 def _by_stalls(
     source: Source, of: Sequence[int], since_step: int
 ) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
-    """Of stamped GPUs: the late ones' share of waits, and how much of the waiting for hosts had calls in flight."""
+    """For stamped GPUs: the late ones' share of waits, and how much of the waiting for hosts had calls in flight."""
     late: dict[tuple[int, int], float] = {}
     in_flight: dict[tuple[int, int], float] = {}
     if missing_tables(source, "device_stalls", "collectives"):

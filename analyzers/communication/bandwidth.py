@@ -44,10 +44,10 @@ class CallClass:
     num_members: int
     num_calls: float
     transfer_ms: float
-    """Of a call, median over the steps."""
+    """Transfer time of a call, median over the steps."""
     bus_gb_per_s: float
     wait_s: float
-    """Of all members together, over the run."""
+    """Wait of all members together, over the run."""
     of_best_ratio: float
     """Bus bandwidth over that of the fastest class in the run."""
 

@@ -65,7 +65,7 @@ def speed_words(speed: Change) -> str:
 
 
 def loss_sentence(loss: LossChange | None) -> str:
-    """Of the second run against the first."""
+    """Compare the second run's loss with the first's in a sentence."""
     if loss is None:
         return "Too few common steps to compare the loss."
     if loss.first_different_step is None:

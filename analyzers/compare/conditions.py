@@ -117,7 +117,7 @@ def _memory(source: Source) -> float | None:
 
 
 def _health(source: Source, value: str, of: str) -> float | None:
-    """Of the time of the steps: a start-up or an end say nothing of the speed."""
+    """Read the value over the time of the steps only: start-up and end do not affect the speed."""
     if missing_tables(source, "steps"):
         return None
     ((first, last),) = source.rows("SELECT min(start_ns), max(start_ns + duration_ns) FROM steps")

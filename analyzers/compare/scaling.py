@@ -55,7 +55,7 @@ class Point:
     serial_ratio: float | None
     """Karp-Flatt; None for the base, and where scaling is not strong."""
     shares: Mapping[str, float]
-    """Of the time in steps: training, communication, straggler, bubble, data; empty if it is not known."""
+    """Shares of the time in steps: training, communication, straggler, bubble, data; empty if it is not known."""
 
     @property
     def lost_to(self) -> str:

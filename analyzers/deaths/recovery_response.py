@@ -60,7 +60,7 @@ class Response:
         return "No response is recorded." if self.refused is None else "No action was taken."
 
     def evidence(self) -> dict[str, object]:
-        """The same for a finding's evidence."""
+        """The response as evidence of a finding."""
         return {
             "step_refused": self.refused,
             "restored_step": self.restored_step,

@@ -18,7 +18,7 @@ from store.runs_folder import RunsFolder
 __all__ = ["Histories", "read_histories"]
 
 FORMAT = 3
-"""Of what is remembered; files of another are made anew."""
+"""Format version of the stored diagnoses; files of another version are rewritten."""
 
 
 @dataclass(slots=True, kw_only=True)

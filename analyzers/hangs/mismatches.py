@@ -60,7 +60,7 @@ def mismatched_collective(
 
 
 def mismatched_with_ended(view: AttemptView) -> Mismatch | None:
-    """The same, of the collectives in flight whose other calls have ended, or stand behind older ones."""
+    """Find a mismatch among collectives in flight whose other calls have ended, or stand behind older ones."""
     by_number = sorted(view.differing.items(), key=lambda item: (item[0][1], item[0][0]))
     return _first_mismatch({number: list(calls) for number, calls in by_number})
 

@@ -52,7 +52,7 @@ _LIBRARY = re.compile(
 )
 """Files of torch, installed or built from source, and of Python's own waits."""
 _SHORTENED = re.compile(r"^(distributed/distributed_c10d|autograd/graph|[\w.]+/(threading|selectors))\.py:")
-"""The same once only the last folder is left: innermost frames of torch and Python in which ranks wait."""
+"""Pattern for paths shortened to their last folder: innermost frames of torch and Python in which ranks wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ class ReplayResult:
     samples: tuple[Sample, ...]
     """The worst first; each rank reports a few."""
     num_samples: int
-    """Of the batch, over all data ranks."""
+    """Samples of the batch, over all data ranks."""
     changed_samples: tuple[int, ...]
     """Samples that differ from what the data set gives when it is read again."""
     num_ranks: int

@@ -26,7 +26,7 @@ __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", 
 
 VERSION = 4
 MAX_BYTES = 64 << 10
-"""Of one digest as it is sent."""
+"""Maximum size of one digest as sent."""
 MAX_PLAIN_BYTES = 4 << 20
 MAX_EVENTS = 64
 _STATES = ("running", "stopped", "dead")

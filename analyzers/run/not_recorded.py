@@ -69,7 +69,7 @@ def not_recorded(absent: Sequence[str]) -> str:
 
 
 def missing(absent: Sequence[str]) -> dict[str, Any]:
-    """The same by name, for programs that read the evidence."""
+    """The missing tables by name, for programs that read the evidence."""
     return {"missing_records": list(absent)}
 
 

@@ -112,7 +112,7 @@ class RecordedCalls:
     queued: dict[tuple[str, int], int] = field(default_factory=dict)
     """Newest number of a collective that a host has enqueued, where its device is behind, by (group, rank)."""
     queued_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
-    """The same of p2p calls, by (rank, send or recv, peer)."""
+    """Queued p2p calls, by (rank, send or recv, peer)."""
     unnamed: frozenset[int] = frozenset()
     """Ranks of whose calls it is not known which they were: the names that they refer to were lost."""
 

@@ -41,12 +41,12 @@ class Graph:
     delay_ms: list[float] = field(default_factory=list)
     """Part of each piece in which nothing that was recorded ran: launch delay."""
     work_at: list[tuple[int, int, int]] = field(default_factory=list)
-    """Of each piece of work: rank, step, and how many calls the rank had made in the step. Where ranks wait differs
+    """For each piece of work: rank, step, and how many calls the rank had made in the step. Where ranks wait differs
     from rank to rank; what they call does not."""
     transfer_ms: list[float] = field(default_factory=list)
     """How long each call takes after its last member has come."""
     call_of: list[Key] = field(default_factory=list)
-    """Of each call: what it is compared with (dimension, operation, size)."""
+    """For each call: what it is compared with (dimension, operation, size)."""
     members: list[int] = field(default_factory=list)
     """How many ranks post each call."""
     steps: list[int] = field(default_factory=list)

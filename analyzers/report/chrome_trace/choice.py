@@ -40,7 +40,7 @@ class TraceChoice:
 
     @property
     def with_all_ranks(self) -> TraceChoice:
-        """The same steps and attempt of every rank."""
+        """Return a choice with the same steps and attempt of every rank."""
         return replace(self, ranks=frozenset())
 
     def holds(self, event: StoryEvent) -> bool:

@@ -27,7 +27,7 @@ __all__ = ["render"]
 
 MAX_ROWS = 200
 _COLOURS = (SEQUENCE[7], SEQUENCE[0])
-"""Of the first run, the base, and of the second."""
+"""Colours of the first run (the baseline) and the second."""
 
 
 def render(comparison: Comparison, a: Side, b: Side, *, version: str = "") -> bytes:
