@@ -9,7 +9,7 @@
 share in which a rank computes nothing, averaged over the ranks. Megatron's "bubble fraction" relates the same idle
 time to the ideal one instead; `idle / (1 - idle)` turns ours into theirs.
 
-Only differences of times of one rank are used, so ranks may have clocks of their own.
+Only differences of times of one rank are used, so ranks' clocks need not agree.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def expected_idle(
     rank (Narayanan et al. 2021, there as (p - 1) / (v m) of the ideal time). interleaved_zero_bubble, with `times` of a
     forward F, a backward of inputs B and one of weights W of a stage (any unit): idle for (p - 1) (F + B - W) beside
     v m (F + B + W) of work (ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism", which torch calls ZB1P); it
-    holds up to W = F. zbv_zero_bubble is free of idle time at F = B = W and has no closed form beside it.
+    holds up to W = F. zbv_zero_bubble is free of idle time at F = B = W and has no closed form otherwise.
     """
     if schedule in ("gpipe", "1f1b"):
         return (ranks - 1) / (microbatches + ranks - 1)
@@ -139,7 +139,7 @@ def idle_of(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[int, i
     """Idle time of one execution of a step, an element of `whole_steps`.
 
     `loading_ns`: how long each rank loaded its batch. The pipeline's time then begins where the rank of the first stage
-    begins to load: nobody can compute before it has.
+    begins to load: no rank can compute before it has.
     """
     own = {rank: np.flatnonzero(one.rank == rank) for rank in ranks}
     first = int(one.rank[np.argmin(one.stage)])

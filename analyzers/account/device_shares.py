@@ -5,7 +5,7 @@
 
 Calls say when communication was in flight, and the least that a rank waited in it (`device_timings`). While none was in
 flight the device worked or was idle: own time, in a phase that is not known. While one was, it may have computed
-beside it or not: that time is not divided further.
+hidden or not: that time is not divided further.
 """
 
 from __future__ import annotations

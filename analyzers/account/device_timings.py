@@ -12,9 +12,9 @@ kernel of a call starts on each member by itself and spins until the last has co
 3. calls of tensor, context, expert and pipeline parallel are awaited at once, so all of their time was lost to
    communication. Who sends a message goes on, but for the last one of a step: at the end of its schedule a pipeline
    waits for its sends, and nothing is left to compute meanwhile. So is a step's first all-gather of a group awaited: no
-   computing could go on without its parameters. Other calls run beside computing, and queue: of each group only the
+   computing could go on without its parameters. Other calls overlap computing, and queue: of each group only the
    longest wait of a step counts. So this is the *least* that a rank waited; a profiled step says exactly;
-4. a step lasts on the device from the end of the last call of the step before to the end of its own last call: the host
+4. a step lasts on the device from the end of the last call of the step before to the end of its last call: the host
    runs ahead by steps, and its times say when it enqueued. Where the step before has no calls, the host's time stands;
 5. a rank's own work in a step is the step without the waits. The time up to a call's end lies in a phase where the call
    and the one before it were enqueued in that phase of the same step; elsewhere the place is not known (`device`).

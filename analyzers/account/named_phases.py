@@ -1,4 +1,4 @@
-"""Phases under names of the loop's own (`rankscope.phase("reward")`, and what TRL's trainers name), beside training.
+"""Phases named by the loop (`rankscope.phase("reward")`, and TRL's trainers), besides training.
 
     for phase in named_phases(source):          # the longest first; none without a name of the loop's own
         phase.name, phase.own_ms, phase.share_ratio

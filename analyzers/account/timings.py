@@ -253,7 +253,7 @@ def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int,
 
 
 def others_median(values: Matrix) -> Matrix:
-    """For each rank (row) and observation the median of the *other* rows: a slow rank is no part of its own measure.
+    """For each rank (row) and observation the median of the *other* rows: a slow rank is not compared with itself.
 
     Needs two rows or more. From the order statistics around the middle, without sorting once per rank.
     """

@@ -1,7 +1,7 @@
 """Split of the waits inside steps: the transfer, a late peer, or the pipeline's neighbours.
 
     split = split_waits(source)
-    split.late_ratio[(0, 3)]       # share of rank 3's waits in attempt 0 that was for somebody who came late
+    split.late_ratio[(0, 3)]       # share of rank 3's waits in attempt 0 that was for a late rank
     split.idle_ns[(0, 3)]          # per step without work in its pipeline, nanoseconds
 
 All members leave a collective together, so the member with the shortest time in it came last, and its time is the

@@ -4,7 +4,7 @@
     # "after is better than before. It takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses are
     #  bitwise identical in 60 steps."
 
-A difference whose interval or noise allows for none decides nothing; where speed and loss disagree, nobody but the
+A difference whose interval or noise allows for none decides nothing; where speed and loss disagree, only the
 reader can weigh them, and where the steps have other numbers of tokens, the loss at equal steps decides nothing.
 """
 

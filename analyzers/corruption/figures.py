@@ -73,9 +73,9 @@ def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield Drawing(title=f"Gradients of {ranks_text(finding.ranks)} in step {finding.first_step}", figure=figure)
     attempt = attempt_of(source, finding)
     if attempt is not None and finding.ranks and not lacking(source, steps=("local_grad_norm",)):
-        beside = against_others(source, attempt, finding.ranks, "local_grad_norm")
-        if len(beside.x) > 1:
-            figure = against.draw(beside, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
+        comparison = against_others(source, attempt, finding.ranks, "local_grad_norm")
+        if len(comparison.x) > 1:
+            figure = against.draw(comparison, y="norm of the rank's own gradient", onset=finding.first_step, log=True)
             yield Drawing(title=f"Gradient norm of {ranks_text(finding.ranks)} against the others", figure=figure)
 
 

@@ -126,7 +126,7 @@ def _all_ended_well(view: AttemptView, log: EventLog) -> bool:
 
 
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
-    """Return True if a root died by itself and not of a standstill: a signal or error of its own, no kill by watch."""
+    """Return True if a root died by itself and not of a standstill: its own signal or error, no kill by watch."""
     return not killed_by_watch(log, view.attempt) and any(
         death.cause in ("signal", "exception", "exit", "out_of_memory") and not death.is_from_outside
         for death in before_stop(roots, view, log)
@@ -163,7 +163,7 @@ def _without_a_root(
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
     interrupted = _interruption(view, log)
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
-        return []  # a launcher ended them to start anew: what was the cause is recorded where it happened
+        return []  # a launcher ended them to restart: the cause is recorded where it happened
     seen = _all_seen(view)
     within = f"within {_spread_s(view):.1f} s of each other"
     if interrupted:
@@ -187,7 +187,7 @@ def _without_a_root(
 
 
 def _all_seen(view: AttemptView) -> str:
-    """All ranks of the world; of a part of it, which nodes with disks of their own see, only those."""
+    """All ranks of the world; of a part of it, as on nodes with separate disks, only those."""
     if len(view.ranks) == view.world_size:
         return f"all {len(view.ranks)} ranks"
     return f"all {len(view.ranks)} of {view.world_size} ranks that are recorded here"

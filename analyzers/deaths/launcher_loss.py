@@ -4,7 +4,7 @@
 2. A rank that had ended of something else `DeathPolicy.before_launcher_s` before is the cause instead, as is a
    standstill that `watch` had reported: a launcher of a hanging job is killed for that. Nothing is reported here.
 3. The checkpoint that these ranks saved on their way out is named, where they saved one. Others may have saved later
-   for a reason of their own, and gone on to later steps: neither is told of this launcher.
+   for another reason, and gone on to later steps: neither is told of this launcher.
 4. A node without a rank in the attempt (one that joined too late, or a spare) takes nothing with it: that is a remark.
 """
 

@@ -1,4 +1,4 @@
-"""The spread of many ranks with their median: a band and a line, the same wherever many are shown beside one.
+"""The spread of many ranks with their median: a band and a line, the same wherever many ranks are compared with one.
 
     add_band(figure, steps, low, middle, high, name="10th to 90th %", median="median of the ranks")
 

@@ -23,7 +23,7 @@ from analyzers.source import Floats
 __all__ = ["RankComparison", "draw", "mark_limit", "mark_onset"]
 
 MAX_OWN = 8
-"""Lines of their own; of more, the first."""
+"""Maximum separate lines; of more, the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class RankComparison:
 
 
 def draw(
-    beside: RankComparison,
+    comparison: RankComparison,
     *,
     y: str,
     x: str = "step",
@@ -64,11 +64,19 @@ def draw(
 ) -> Figure:
     """The band of the others behind, the suspects in front."""
     figure = new_figure(height=height, x=x, y=y)
-    if np.isfinite(beside.middle).any():
-        add_band(figure, beside.x, beside.low, beside.middle, beside.high, name=others, median="others, median")
-    for number, (name, values) in enumerate(list(beside.own.items())[:MAX_OWN]):
+    if np.isfinite(comparison.middle).any():
+        add_band(
+            figure,
+            comparison.x,
+            comparison.low,
+            comparison.middle,
+            comparison.high,
+            name=others,
+            median="others, median",
+        )
+    for number, (name, values) in enumerate(list(comparison.own.items())[:MAX_OWN]):
         add_line(
-            figure, beside.x, values, name=label(name, 40), colour=ACCUSED[number % len(ACCUSED)], width=2.0,
+            figure, comparison.x, values, name=label(name, 40), colour=ACCUSED[number % len(ACCUSED)], width=2.0,
             dash=DASHES[number // len(ACCUSED) % len(DASHES)], hover=f"{x} %{{x}}: %{{y:,.5g}}",
         )  # fmt: skip
     mark_limit(figure, limit)

@@ -1,7 +1,7 @@
 """A value of some ranks per step, with the spread over the other ranks.
 
-beside = against_others(store, attempt, (3,), "memory_bytes / 1048576.0")
-figure = focus.draw(beside, y="memory (MiB)")
+comparison = against_others(store, attempt, (3,), "memory_bytes / 1048576.0")
+figure = focus.draw(comparison, y="memory (MiB)")
 """
 
 from __future__ import annotations

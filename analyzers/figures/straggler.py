@@ -51,5 +51,5 @@ def against_peers(work: Mapping[str, Any], *, rank: int, onset: int | None = Non
     """`work`: columns step, own, low, middle, high (milliseconds): the rank, and percentiles of the others."""
     low, middle, high = (floats(work[name]) for name in ("low", "middle", "high"))
     own = {f"rank {rank}": floats(work["own"])}
-    beside = RankComparison(x=ints(work["step"]), own=own, low=low, middle=middle, high=high)
-    return draw(beside, y="own work (ms)", onset=onset)
+    comparison = RankComparison(x=ints(work["step"]), own=own, low=low, middle=middle, high=high)
+    return draw(comparison, y="own work (ms)", onset=onset)

@@ -100,7 +100,7 @@ def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
         if piece.step is not None:
             begins[piece.step] = min(piece.start_ms, begins.get(piece.step, piece.start_ms))
     labelled: list[int] = []
-    for step in sorted(begins, reverse=True):  # beside a step that hangs the others are narrow: it keeps its number
+    for step in sorted(begins, reverse=True):  # next to a hanging step the others are narrow: it keeps its number
         if not labelled or begins[labelled[-1]] - begins[step] >= right / MAX_STEP_LABELS:
             labelled.append(step)
     for step, start_ms in sorted(begins.items()):

@@ -4,7 +4,7 @@
     rate = posterior(prior, count=3, hours=40.0)   # rate.mean_per_h, rate.low_per_h, rate.high_per_h
     tail(prior, count=3, hours=40.0)               # how likely an ordinary member has as many, or more
 
-Counts are Poisson at a rate of their own, and rates are Gamma distributed over the fleet (so a count is negative
+Counts are Poisson with individual rates, and rates are Gamma distributed over the fleet (so a count is negative
 binomial). Source: Gelman et al., "Bayesian Data Analysis", chapter 2.7 (cancer rates of counties).
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 __all__ = ["Prior", "Rate", "fit", "posterior", "tail"]
 
 Z_90 = 1.645
-_SHAPES = tuple(10 ** (step / 4) for step in range(-4, 13))  # 0.1, where rates differ widely, to 1000: all alike
+_SHAPES = tuple(10 ** (step / 4) for step in range(-4, 13))  # 0.1, where rates differ widely, to 1000: all equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

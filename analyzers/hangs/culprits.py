@@ -8,7 +8,7 @@
 3. The same (group, number) with another operation, dtype or size on different ranks is a mismatch; the smaller side is
    named (both, if they are equally many). If by the group's order in former steps the other side's call was due and
    this side's comes right after it, then this side has skipped one.
-   A call on a device that all other members have left is that device's fault, too. An operation that nobody leaves
+   A call on a device that all other members have left is that device's fault, too. An operation that no rank leaves
    before all have entered, and that a member has left, is the fault of all devices that are still in it.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
@@ -113,7 +113,7 @@ def find_culprits(view: AttemptView) -> HangCause:
         if unfit := unequal_message(view) or mismatched_with_ended(view):
             return _of_mismatch(unfit, waiting)
         stuck_calls = [c for rank in roots for c in heads[rank]]
-        ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two, whoever came first
+        ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two, in any order
         return _cause("all_entered", tuple(sorted({*roots, *ends})), waiting, commonest_call(stuck_calls))
     roots = tuple(rank for rank in roots if not heads.get(rank))
     if roots:
@@ -133,7 +133,7 @@ def find_culprits(view: AttemptView) -> HangCause:
 def _loads_instead(state: RankView | None, calls: list[Call]) -> bool:
     """Return True if a rank loads data while calls are open that it made before: it is not in them.
 
-    A call whose handle is kept, and waited for later, stays open on the tape. While a rank loads it waits for nobody. A
+    A call whose handle is kept, and waited for later, stays open on the tape. While a rank loads it does not wait. A
     call on a device is in flight whatever its host does.
     """
     if state is None or not calls or not state.phases or state.phases[-1] != "data":

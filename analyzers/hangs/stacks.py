@@ -120,7 +120,7 @@ def is_library(frame: str) -> bool:
 
 
 def group(stacks: Sequence[Stack]) -> list[StackGroup]:
-    """The largest group first. Stopped processes, and those without frames, form groups of their own."""
+    """The largest group first. Stopped processes, and those without frames, form separate groups."""
     found: dict[tuple[object, ...], list[Stack]] = {}
     for stack in stacks:
         found.setdefault((stack.is_stopped, stack.problem, *stack.frames), []).append(stack)
@@ -215,7 +215,7 @@ class StacksAtHang:
         return Stack(pid=state.rank, rank=state.rank, frames=frames, os_state="T" if state.state == "stopped" else "")
 
     def _odd(self, stacks: Sequence[Stack]) -> set[int]:
-        """Ranks that differ from more than half of their own stage; none in stages of one or two ranks."""
+        """Ranks that differ from more than half of their stage; none in stages of one or two ranks."""
         by_stage: dict[int, list[Stack]] = {}
         for stack in stacks:
             by_stage.setdefault(self.roles.get(_rank(stack), Role()).stage, []).append(stack)

@@ -81,16 +81,16 @@ def reading_figure(
     found = readings(source, expression, node, device, join=join)
     if found is None:
         return
-    beside, at_ns = found
-    (own,) = beside.own.values()
+    comparison, at_ns = found
+    (own,) = comparison.own.values()
     onset = None
     if onset_ns is not None:
-        onset = float((onset_ns - int(at_ns[0])) / 1e9) + float(beside.x[0])
+        onset = float((onset_ns - int(at_ns[0])) / 1e9) + float(comparison.x[0])
     elif rises:
         there = np.flatnonzero(np.isfinite(own))
         higher = there[own[there] > own[there[0]]] if len(there) else there
-        onset = float(beside.x[higher[0]]) if len(higher) else None
-    figure = focus.draw(beside, x="seconds", y=y, onset=onset, others="others, least to largest", **more)
+        onset = float(comparison.x[higher[0]]) if len(higher) else None
+    figure = focus.draw(comparison, x="seconds", y=y, onset=onset, others="others, least to largest", **more)
     yield Drawing(title=f"{title} of {_called(node, device)}", figure=figure)
 
 

@@ -23,11 +23,11 @@ def rank_memory(source: Source, finding: Finding) -> Iterator[Drawing]:
     if attempt is None or lacking(source, steps=("memory_bytes",)):
         return
     who = list(finding.ranks) or [int(rank) for rank in finding.evidence.get("growing_ranks", ())]
-    beside = against_others(source, attempt, who, "memory_bytes / 1048576.0")
-    if len(beside.x) > 1:
+    comparison = against_others(source, attempt, who, "memory_bytes / 1048576.0")
+    if len(comparison.x) > 1:
         onset = finding.first_step if finding.kind == "memory_growth" else None
-        whom = f"{ranks_text(who)}{' against the others' if who and np.isfinite(beside.middle).any() else ''}"
-        figure = focus.draw(beside, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
+        whom = f"{ranks_text(who)}{' against the others' if who and np.isfinite(comparison.middle).any() else ''}"
+        figure = focus.draw(comparison, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
         yield Drawing(title=f"Memory of {whom}", figure=figure)
 
 

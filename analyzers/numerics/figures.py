@@ -139,9 +139,9 @@ def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
     accused = {str(name) for name in finding.evidence.get("blocks", ())}
     if len(steps) > 1 and accused & set(blocks):
         at = np.array(steps, dtype=np.int64)
-        beside = against.RankComparison.of_lines(at, blocks, accused)
+        comparison = against.RankComparison.of_lines(at, blocks, accused)
         figure = against.draw(
-            beside, y="gradient norm of a block", onset=finding.first_step, others="other blocks, least to largest",
+            comparison, y="gradient norm of a block", onset=finding.first_step, others="other blocks, least to largest",
             log=True,
         )  # fmt: skip
         yield Drawing(title="Gradient norm by block", figure=figure)
@@ -157,7 +157,7 @@ def scale(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def validation(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """The validation loss beside the training loss, and where the rise began."""
+    """The validation loss next to the training loss, and where the rise began."""
     curve, evaluated = course.loss_curve(source), evaluations(source)
     if evaluated and len(curve["loss"]):
         figure = loss.draw(curve, evaluated=evaluated)

@@ -1,4 +1,4 @@
-"""Fall of the loss over a run, in units of its own step-to-step noise.
+"""Fall of the loss over a run, in units of its step-to-step noise.
 
 fall = loss_fall(losses)
 fall.drop_nat, fall.margin_ratio       # 3.3, 24.0: it fell by 24 times the noise

@@ -162,7 +162,7 @@ def _evened(
     even = np.zeros(len(took))
     forward = kind == "forward"
     even[forward] = (took[forward].sum() + took[kind == "loss"].sum()) / max(1, forward.sum())
-    # A backward of inputs alone is shorter than a whole one: the weights of those that have a span of their own follow.
+    # A backward of inputs alone is shorter than a whole one: the weights of those with a separate span follow.
     weighed = set(zip(one.stage[kind == "weight"].tolist(), one.microbatch[kind == "weight"].tolist(), strict=True))
     apart = np.array([key in weighed for key in zip(one.stage.tolist(), one.microbatch.tolist(), strict=True)])
     for rows in ((kind == "backward") & apart, (kind == "backward") & ~apart, kind == "weight"):

@@ -4,7 +4,7 @@
         capture["path"], capture["rank"], capture["parts_ms"]
     evidence |= against_peer(log, attempt=0, rank=3)      # {"profile_operators": ["aten::mm in forward +12.3 ms"], ...}
 
-A suspect and its peer profile the same steps. What the suspect's operators take longer, each by the time of its own, is
+A suspect and its peer profile the same steps. What the suspect's operators take longer, by self time, is
 where it is slow; where it waits less is not shown. An operator that is not in the peer's list is taken to need as much
 there as the last one of that list, so an excess is never overstated.
 """

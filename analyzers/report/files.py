@@ -1,4 +1,4 @@
-"""Reports as files, each written beside its place and then moved there: nobody sees half of one.
+"""Write reports to a temporary name and rename them, so that no reader sees half of one.
 
     write_reports(store, diagnosis, manifest, html=Path("report.html"), markdown=Path("ticket.md"))
 
@@ -82,7 +82,7 @@ def write_page(path: Path, page: bytes) -> int:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place in the end."""
+    """A temporary file next to `path` that replaces it at the end."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Ranks that ran on nodes of which a run's folder has no records, as where each node writes to a disk of its own.
+"""Ranks that ran on nodes of which a run's folder has no records, as where each node writes to its local disk.
 
     ranks_elsewhere(source, log, attempt=0, world_size=4, last_ns=view.last_ns)      # {2, 3}
     ranks_not_here(source, attempt=0)                                                # those without any step here

@@ -51,10 +51,10 @@ OUT_OF_MEMORY = re.compile(
     r"|\bCU[A-Z]+_[A-Z_]*ALLOC(ATION)?_FAILED",
     re.IGNORECASE,
 )
-"""Errors of a device or a host without free memory; CUDA's libraries have codes of their own for it."""
+"""Errors of a device or a host without free memory; CUDA's libraries have separate codes for it."""
 _BACKENDS_TYPES = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "SignalException")
 _UNNAMED_TYPES = ("RuntimeError", "Exception", "")
-"""What a backend's error is where torch has no type of its own for it; Exception and none: not recorded."""
+"""What a backend's error is where torch has no type for it; Exception and none: not recorded."""
 _MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
 """Torch calls collectives in backward passes, hooks and wrappers; its data loader does not."""
 _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")
@@ -161,7 +161,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
 
 
 def all_exited_with_zero(view: AttemptView, log: EventLog) -> bool:
-    """Return True if every rank of the world ended by itself with exit code 0: nobody was lost."""
+    """Return True if every rank of the world ended by itself with exit code 0: no rank was lost."""
     exits = log.of(event_kinds.RANK_EXIT, attempt=view.attempt)
     good = {
         event.integer("exit_rank") for event in exits if not event.text("signal") and event.integer("exit_code") == 0
@@ -189,7 +189,7 @@ def stopped_ranks(view: AttemptView, log: EventLog) -> set[int]:
 
 
 def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, accounted: Set[int]) -> bool:
-    """`reasons`: deaths with a cause of their own, in order of time; `accounted`: ranks whose silent end has one."""
+    """`reasons`: deaths with a cause, in order of time; `accounted`: ranks whose silent end has one."""
     if death.cause == "vanished":
         return bool(reasons) or death.rank in accounted
     if death.signal == "SIGABRT" and _is_on_device(death, view):

@@ -18,7 +18,7 @@ __all__ = ["before_stop"]
 def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> list[Death]:
     """The deaths before a signal asked the launcher for the end of a run that `watch` had reported as standing still.
 
-    A rank that is woken by the signal may raise an error of its own, as from a handler that prints to a lost terminal.
+    A rank that is woken by the signal may raise an error, as from a handler that prints to a lost terminal.
     """
     stood_ns = view.stood_still_ns
     if stood_ns is None:

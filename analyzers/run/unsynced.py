@@ -1,7 +1,7 @@
 """Records that `watch` could not put on the disk: they are read here, and a power cut may lose them.
 
 `watch` writes an event for the first file that each kind of error concerns, so more ranks than the named may be
-concerned. Links and the like are left out: they are no records of ours.
+concerned. Links and the like are left out: they are not records.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Section:
 
 
 class FigurePage:
-    """Collects figures under names of their own, and puts everything into the page."""
+    """Collects figures under unique names, and puts everything into the page."""
 
     def __init__(self) -> None:
         self.figures: list[PlacedFigure] = []
