@@ -16,7 +16,7 @@ __all__ = ["SHARED", "SharedPolicy"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPolicy:
     """Amounts of data, shares and distances. Source unless a field names another: measured on the simulator, drills and
-    healthy runs on quiet, busy and crowded machines (`benchmarks.diagnosis`)."""
+    healthy runs on quiet, busy and crowded machines (`benchmarks.accuracy.diagnosis`)."""
 
     warm_up_steps: int = 5
     """First steps of an attempt (count) that are left out: compilation, allocators, connections, loader workers, caches

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.account.bubble import expected_idle, measure_idle
-from benchmarks.bubble import SCHEDULES, STAGES_PER_RANK, recorded_spans, run_timed
-from benchmarks.throughput import ratio_with_interval
+from benchmarks.accuracy.bubble import SCHEDULES, STAGES_PER_RANK, recorded_spans, run_timed
+from benchmarks.cost.throughput import ratio_with_interval
 from tests.probes.recorded_world import recorded_world
 from tests.processes import run_ranks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.frameworks import SCRIPTS
+from benchmarks.accuracy.frameworks import SCRIPTS
 from tests.trials.e2e.test_frameworks_run import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""The defects of `benchmarks.mutations` still fit the code; that tests find them is that command's to say."""
+"""The defects of `benchmarks.accuracy.mutations` still fit the code; that tests find them is that command's to say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from benchmarks.mutations import MUTATIONS, ROOT, Mutation, occurrences
+from benchmarks.accuracy.mutations import MUTATIONS, ROOT, Mutation, occurrences
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.name)

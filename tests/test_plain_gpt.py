@@ -1,4 +1,4 @@
-"""The plain loop of `benchmarks.plain_gpt` is the trainer's model and schedule, written once more."""
+"""The plain loop of `benchmarks.cost.plain_gpt` is the trainer's model and schedule, written once more."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import argparse
 import pytest
 import torch
 
-from benchmarks.plain_gpt import PlainLoop, configuration, summary
+from benchmarks.cost.plain_gpt import PlainLoop, configuration, summary
 from trainer.layout.plan import resolve
 from trainer.training.build import build
 from trainer.training.optimizer import learning_rate

@@ -12,13 +12,13 @@ from analyzers.hangs.desync import desynced
 from analyzers.scope import Scope
 from analyzers.stragglers.analyze import stragglers
 from benchmarks.gpu.__main__ import main as check_gpu
-from benchmarks.played.faults import draw
-from benchmarks.played.host_time import PlayedClock, build
-from benchmarks.played.programs import LAYOUTS, Job
-from benchmarks.played.recording import Played, play
-from benchmarks.played.traces import compare_traces
 from probes.collectives.nccl_plugin.build import BuildError
 from store import Store
+from tests.support.played.faults import draw
+from tests.support.played.host_time import PlayedClock, build
+from tests.support.played.programs import LAYOUTS, Job
+from tests.support.played.recording import Played, play
+from tests.support.played.traces import compare_traces
 
 SMALL = Job(layers=2, microbatches=4)
 

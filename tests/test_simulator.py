@@ -1,4 +1,5 @@
-"""The simulator behind `benchmarks/diagnosis.py`: that it simulates what it says, and writes what real ranks write."""
+"""The simulator behind `benchmarks/accuracy/diagnosis.py`: that it simulates what it says, and writes what real ranks
+write."""
 
 from __future__ import annotations
 
@@ -12,10 +13,16 @@ import numpy as np
 import pytest
 
 from analyzers.account.step_account import step_accounts
-from benchmarks.diagnosis import judge
-from benchmarks.diagnosis_summary import offered, wilson
-from benchmarks.labelled import EXPECTED, Case, make
-from benchmarks.simulator import (
+from benchmarks.accuracy.diagnosis import judge
+from benchmarks.accuracy.diagnosis_summary import offered, wilson
+from benchmarks.accuracy.labelled import EXPECTED, Case, make
+from probes.step_clock import not_measured_on_devices
+from probes.tape.reader import read_header, read_segment
+from probes.tape.rundir import RunDir
+from probes.tape.schema import TABLES
+from probes.tape.writer import COMPLETE, HEADER_PREFIX, JSON_OFFSET, TapeWriter, segment_name
+from store import Store
+from tests.support.simulator import (
     QUIET,
     Clock,
     Fault,
@@ -28,16 +35,10 @@ from benchmarks.simulator import (
     simulate,
     write,
 )
-from benchmarks.simulator.faults import CONTROL
-from benchmarks.simulator.on_devices import nccl_queue_times
-from benchmarks.simulator.scale import Size, write_big
-from benchmarks.simulator.tapes import record_dtype, write_segments
-from probes.step_clock import not_measured_on_devices
-from probes.tape.reader import read_header, read_segment
-from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, HEADER_PREFIX, JSON_OFFSET, TapeWriter, segment_name
-from store import Store
+from tests.support.simulator.faults import CONTROL
+from tests.support.simulator.on_devices import nccl_queue_times
+from tests.support.simulator.scale import Size, write_big
+from tests.support.simulator.tapes import record_dtype, write_segments
 
 STILL = Noise(
     compute_ratio=0.0, rank_ratio=0.0, step_ratio=0.0, preemptions_per_s=0.0, gc_interval_steps=1e9, data_ratio=0.0,

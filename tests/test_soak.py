@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.soak import as_taken
+from benchmarks.durability.soak import as_taken
 
 S = 10**9
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.played.step_budget import LAYOUTS, SINGLE
+from tests.support.played.step_budget import LAYOUTS, SINGLE
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = 512
@@ -31,7 +31,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     if not shutil.which("c++"):
         pytest.skip("the played device needs a C++ compiler")
     file = tmp_path_factory.mktemp("budget") / "budget.json"
-    words = [sys.executable, "-m", "benchmarks.played.step_budget", "--ranks", str(RANKS), "--json", str(file)]
+    words = [sys.executable, "-m", "tests.support.played.step_budget", "--ranks", str(RANKS), "--json", str(file)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return {row["layout"]: row for row in json.loads(file.read_text())}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.torch_versions import Outcome, libraries, markdown
+from benchmarks.accuracy.torch_versions import Outcome, libraries, markdown
 
 METADATA = """Metadata-Version: 2.4
 Name: torch

@@ -14,9 +14,9 @@ from analyzers.report.html.diagnosis_page import render as as_html
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render as as_text
 from analyzers.run.policy import StallPolicy
-from benchmarks.simulator import Layout, Scenario, simulate, write
 from probes.tape.rundir import RunDir
 from store import Store
+from tests.support.simulator import Layout, Scenario, simulate, write
 from tests.waiting import wait_for
 from watch.exporting.metrics.run_samples import account_samples
 

@@ -1,7 +1,7 @@
 """Thresholds of communication: its cost, and slow links.
 
 Source of all numbers unless a field names another: measured on drills, healthy runs and the simulator
-(`benchmarks.diagnosis`).
+(`benchmarks.accuracy.diagnosis`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SlowLinkPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLinkPolicy:
-    """When one link between nodes is slow. Source: played NCCL (`benchmarks.played`); no real network yet."""
+    """When one link between nodes is slow. Source: played NCCL (`tests.support.played`); no real network yet."""
 
     min_bytes: int = 16 << 20
     """Bytes that a link must have moved to be compared: less is latency."""

@@ -9,7 +9,8 @@ __all__ = ["DataPolicy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPolicy:
-    """When a run waits too much for data. Sources: measured on drills and healthy runs (`benchmarks.diagnosis`)."""
+    """When a run waits too much for data. Sources: measured on drills and healthy runs
+    (`benchmarks.accuracy.diagnosis`)."""
 
     share_ratio: float = 0.2
     """Share of the time spent on data. A loader that keeps up takes well under a hundredth."""

@@ -1,4 +1,5 @@
-"""Thresholds of pipelines. Source of all numbers: measured on drills and the simulator (`benchmarks.bubble`)."""
+"""Thresholds of pipelines. Source of all numbers: measured on drills and the simulator
+(`benchmarks.accuracy.bubble`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Thresholds of stragglers and of drops of the throughput.
 
 Ratios are parts of the peers' own time, observations are steps. Source of all numbers unless a field names another:
-measured on the simulator, drills and healthy runs on quiet, busy and crowded machines (`benchmarks.diagnosis`).
+measured on the simulator, drills and healthy runs on quiet, busy and crowded machines
+(`benchmarks.accuracy.diagnosis`).
 """
 
 from __future__ import annotations

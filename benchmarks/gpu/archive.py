@@ -37,7 +37,7 @@ set -o pipefail
 python3 -m pip install -q --no-index --no-deps --target .site wheels/*.whl || exit
 export PYTHONPATH=$PWD/.site:$PWD PYTHONUNBUFFERED=1
 python3 -m benchmarks.gpu.record --out recorded --minutes "${1:-12}"
-python3 -m benchmarks.mfu | tee recorded/mfu.json
+python3 -m benchmarks.cost.mfu | tee recorded/mfu.json
 """
 
 

@@ -117,7 +117,7 @@ def _alternating(place: Place) -> Result:
         "--batch",
         "16",
     ]
-    words = [sys.executable, "-m", "benchmarks.throughput", "--quick", "--kind", "ddp", "--json", str(file)]
+    words = [sys.executable, "-m", "benchmarks.cost.throughput", "--quick", "--kind", "ddp", "--json", str(file)]
     words += ["--precision", "bf16", *sizes] if place.has_gpu else ["--ranks", "2", "--blocks", "4"]
     limit_s = 300 if place.has_gpu else 900
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False)

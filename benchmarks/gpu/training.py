@@ -50,7 +50,7 @@ def _slice(place: Place) -> Result:
     if not place.has_gpu:
         return not_here("needs a GPU")
     file = place.folder / "slice.json"
-    words = [sys.executable, "-m", "benchmarks.throughput", "--quick", "--kind", "fsdp", "--precision", "bf16"]
+    words = [sys.executable, "-m", "benchmarks.cost.throughput", "--quick", "--kind", "fsdp", "--precision", "bf16"]
     done = subprocess.run(
         [*words, *_SLICE, "--json", str(file)], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
     )  # fmt: skip
@@ -80,7 +80,7 @@ def _drill(place: Place) -> Result:
 
 def _played_faults(place: Place) -> Result:
     """The same question to played devices: each fault to its finding."""
-    words = [sys.executable, "-m", "benchmarks.played_nccl", "--seeds", "1", "--clean", "1", "--layout", "ddp"]
+    words = [sys.executable, "-m", "benchmarks.accuracy.played_nccl", "--seeds", "1", "--clean", "1", "--layout", "ddp"]
     words += [word for fault in PLAYED_FAULTS for word in ("--fault", fault)]
     words += ["--jobs", str(min(4, os.cpu_count() or 1))]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)

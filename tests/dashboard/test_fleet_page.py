@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from analyzers.fleet.fleet import fleet
-from benchmarks.fleet import BAD_HOSTS, histories
+from benchmarks.scale.fleet import BAD_HOSTS, histories
 from dashboard.data.fleet_process import FleetAnswer
 from dashboard.views import fleet as fleet_page
 from tests.dashboard.opened import charts, open_page, shown

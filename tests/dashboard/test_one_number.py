@@ -23,15 +23,15 @@ from analyzers.report.json import to_json
 from analyzers.report.markdown import to_markdown
 from analyzers.report.terminal import diagnosis_text
 from analyzers.report.terminal.ranks_now import draw_ranks
-from benchmarks.simulator.faults import Fault
-from benchmarks.simulator.layout import Layout
-from benchmarks.simulator.recording import Scenario
-from benchmarks.simulator.scenario import simulate
-from benchmarks.simulator.tapes import write
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.dashboard.opened import open_page, shown
 from tests.support.recorded_gpu import copy_gpu_run
+from tests.support.simulator.faults import Fault
+from tests.support.simulator.layout import Layout
+from tests.support.simulator.recording import Scenario
+from tests.support.simulator.scenario import simulate
+from tests.support.simulator.tapes import write
 from watch.exporting.metrics.node_metrics import NodeMetrics
 
 SCENARIOS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analyzers.account.bubble import PipelineSpans, StepIdle, expected_idle, measure_idle
-from benchmarks.simulator.schedules import SCHEDULES, play
+from tests.support.simulator.schedules import SCHEDULES, play
 
 MS = 1_000_000
 Span = tuple[int, int, int, int, str, int, int]  # rank, step, stage, microbatch, kind, start, end

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from benchmarks.simulator.recorder_dumps import Job
 from tests.analyzers.evidence.test_dump_verdicts import hang_of, skipped
+from tests.support.simulator.recorder_dumps import Job
 
 
 @pytest.mark.parametrize("version", ["2.0", "2.4", "2.10", "2"])

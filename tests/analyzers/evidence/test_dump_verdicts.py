@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.finding import Finding
 from analyzers.report.wording.explained import why
-from benchmarks.simulator.recorder_dumps import PREFIX, Job
 from tests.processes import run_ranks
 from tests.store.readers.real_dumps import dump_of_a_hang
+from tests.support.simulator.recorder_dumps import PREFIX, Job
 
 TP = {"1": ("mesh_tp", [0, 1]), "2": ("mesh_tp", [2, 3]), "3": ("mesh_pp", [1, 3])}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import SourceError, diagnose_files
-from benchmarks.simulator.recorder_dumps import Job
 from tests.e2e.launched import rankscope
 from tests.store.readers.trace_files import trace, write
+from tests.support.simulator.recorder_dumps import Job
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.evidence.joining import join
 from analyzers.finding import Finding
-from benchmarks.simulator.recorder_dumps import Job
+from tests.support.simulator.recorder_dumps import Job
 
 GROUPS = {
     "1": ("TENSOR", [4, 5]),

@@ -9,7 +9,7 @@ import pytest
 
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import SourceError, diagnose_files
-from benchmarks.simulator.recorder_dumps import Job
+from tests.support.simulator.recorder_dumps import Job
 
 ROOT = Path(__file__).parents[3]
 WATCHDOG = (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from benchmarks.simulator.recorder_dumps import Job
 from tests.analyzers.evidence.test_logs import state, watchdog
 from tests.store.readers.test_ras import ras_answer
 from tests.store.readers.trace_files import trace, write
+from tests.support.simulator.recorder_dumps import Job
 
 RANKS, HUNG = 8, 3
 RAS = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from benchmarks.simulator.recorder_dumps import Job
+from tests.support.simulator.recorder_dumps import Job
 
 
 @pytest.mark.parametrize("seed", range(16))

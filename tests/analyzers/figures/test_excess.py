@@ -10,8 +10,8 @@ from analyzers.figures import excess_map
 from analyzers.figures.excess import MAX_ROWS, Excess, Places, excess_over_peers
 from analyzers.figures.heatmap import Mark
 from analyzers.figures.rank_step import Matrix, rank_step
-from benchmarks.simulator.layout import Layout
 from tests.analyzers.memory_store import MemoryStore
+from tests.support.simulator.layout import Layout
 
 
 def matrix(values: list[list[float]]) -> Matrix:

@@ -13,7 +13,7 @@ from analyzers.diagnose import diagnose
 from analyzers.fleet.fleet import fleet
 from analyzers.fleet.history import Incident, RunHistory, history_of
 from analyzers.fleet.rates import fit, posterior, tail
-from benchmarks.fleet import BAD_DEVICE, BAD_HOSTS, histories, suspicious
+from benchmarks.scale.fleet import BAD_DEVICE, BAD_HOSTS, histories, suspicious
 from rankscope.cli import app
 from store import Store
 from tests.factories import RankWriter, empty_run, make_run

@@ -12,7 +12,7 @@ from analyzers.fleet.fleet import fleet
 from analyzers.fleet.history import RunHistory
 from analyzers.fleet.run_speed import run_speed
 from analyzers.fleet.speed_changes import ConfigurationSpeed, SpeedChangePolicy, speeds
-from benchmarks.fleet import SPEED_NOISE, speed_runs
+from benchmarks.scale.fleet import SPEED_NOISE, speed_runs
 from dashboard.drawing.fleet_speed import speed_history
 from rankscope.commands import fleet as fleet_command
 from tests.analyzers.plain_run import plain_run

@@ -8,8 +8,8 @@ import pytest
 from analyzers.account.bubble import PipelineSpans, expected_idle, whole_steps
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
 from analyzers.pipeline.pipeline_bubble import Pipeline, summarise
-from benchmarks.simulator.schedules import SCHEDULES, play
 from tests.analyzers.account.test_bubble import MS, Span, columns, gpipe
+from tests.support.simulator.schedules import SCHEDULES, play
 
 RANKS, MICROBATCHES = 4, 8
 

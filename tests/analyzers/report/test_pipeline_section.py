@@ -14,8 +14,8 @@ from analyzers.report import markdown
 from analyzers.report.html import diagnosis_page as html
 from analyzers.report.json import to_json
 from analyzers.report.terminal import diagnosis_text as text
-from benchmarks.simulator import QUIET, Fault, Layout, Scenario, simulate, write
 from store import Store
+from tests.support.simulator import QUIET, Fault, Layout, Scenario, simulate, write
 
 PIPELINE = Layout(pp=4, dp_shard=2, microbatches=8, layers=1, schedule="1f1b")
 

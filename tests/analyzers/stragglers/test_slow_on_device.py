@@ -8,9 +8,9 @@ import pytest
 
 from analyzers.diagnose import diagnose
 from analyzers.stragglers.arrivals import load_arrivals
-from benchmarks.simulator import Fault, Layout, Scenario, simulate, write
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
+from tests.support.simulator import Fault, Layout, Scenario, simulate, write
 
 
 @pytest.mark.parametrize(

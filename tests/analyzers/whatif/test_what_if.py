@@ -16,9 +16,9 @@ from analyzers.report.wording.account_lines import what_if_line
 from analyzers.report.wording.explained import next_step
 from analyzers.whatif.step_graph import load_graph
 from analyzers.whatif.what_if import WhatIf, exceeds_error, measure, without
-from benchmarks.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
-from benchmarks.simulator.recording import Recording
 from store import Store
+from tests.support.simulator import QUIET, SHARED_HOST, Fault, Layout, Scenario, simulate, write
+from tests.support.simulator.recording import Recording
 
 ONSET = 12
 LAYOUTS = {

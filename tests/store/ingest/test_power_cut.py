@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loop_disk import LoopDisk, has_loop_disks
+from benchmarks.cost.loop_disk import LoopDisk, has_loop_disks
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store import Ingester, Store, StoreError, rebuild

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulator.recorder_dumps import Job
 from tests.store.readers.trace_files import trace
+from tests.support.simulator.recorder_dumps import Job
 
 Writer = Callable[[Path], None]
 PROOF = "executed"

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from benchmarks.simulator.recorder_dumps import START_NS, Job
 from store.readers import debug_server
 from store.readers.debug_server import DebugServerError, fetch_dumps
 from tests.e2e.launched import rankscope
 from tests.ports import free_port
+from tests.support.simulator.recorder_dumps import START_NS, Job
 from tests.waiting import wait_for
 
 HANGS = """

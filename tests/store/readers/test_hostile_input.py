@@ -24,12 +24,12 @@ from analyzers.hangs.dumps import judge_dumps
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.stragglers.traces import judge_traces
-from benchmarks.simulator.recorder_dumps import Job
 from store.readers.external_files import SourceError, survey
 from store.readers.flight_recorder import read_dump
 from store.readers.json_stream import members
 from store.readers.safe_pickle import loads
 from tests.store.readers.hostile_files import DUMPS, PROOF, TRACES, Writer
+from tests.support.simulator.recorder_dumps import Job
 
 CASES = [*DUMPS.items(), *TRACES.items()]
 

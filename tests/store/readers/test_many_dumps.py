@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.simulator.recorder_dumps import Job
 from store.readers import flight_recorder
 from store.readers.external_files import SourceError
 from store.readers.flight_recorder import RankDump, read_dump
 from store.readers.many_dumps import FEW, read_many
 from tests.store.readers.hostile_files import DUMPS, PROOF
+from tests.support.simulator.recorder_dumps import Job
 
 HOSTILE = ("a class with __reduce__", "a huge place in the memo", "a bytearray of 2**62", "a FIFO", "a string of 2 GB")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulator.recorder_dumps import Job
 from store.readers.flight_recorder import RankDump, read_dump
 from store.readers.many_dumps import _loads
 from store.readers.newest_entries import Shortened
+from tests.support.simulator.recorder_dumps import Job
 
 
 def job(*, oldest: str = "completed", every: int = 7) -> Job:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from benchmarks.simulator.recorder_dumps import MS, START_NS
 from store.readers.external_files import SourceError
 from store.readers.flight_recorder import read_dump
+from tests.support.simulator.recorder_dumps import MS, START_NS
 
 GROUPS = {"main": [0, 1, 2, 3], "tp_a": [0, 1], "tp_b": [2, 3]}
 

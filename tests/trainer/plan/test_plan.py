@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from typer.testing import CliRunner
 
-from benchmarks.plan import measure
+from benchmarks.accuracy.plan import measure
 from rankscope.cli import app
 from tests.trainer.layouts import tiny
 from trainer.config.config import Config

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.plan_ranks import RankMeasured, measured_rank
+from benchmarks.accuracy.plan_ranks import RankMeasured, measured_rank
 from tests.depth import later
 from tests.processes import run_ranks
 from tests.trainer.plan.test_plan import EXPERTS, MODEL, settings

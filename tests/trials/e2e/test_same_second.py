@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.same_second import attempt
+from benchmarks.durability.same_second import attempt
 
 
 @pytest.mark.parametrize(("ending", "within_s"), [("kill", 0.1), ("exit", 0.5), ("hang_SIGINT", 0.1)])

@@ -1,7 +1,8 @@
 """One run meets as many random faults as a soak of three minutes brings, faster: it gets up each time, and learns.
 
-An hour of it is `python -m benchmarks.soak --minutes 60`. Here the faults are 12 steps apart instead of 20 seconds, so
-that the proof, which lies in their number and in what one leaves behind for the next, takes a minute and not three.
+An hour of it is `python -m benchmarks.durability.soak --minutes 60`. Here the faults are 12 steps apart instead of 20
+seconds, so that the proof, which lies in their number and in what one leaves behind for the next, takes a minute and
+not three.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import soak
+from benchmarks.durability import soak
 from tests.e2e.launched import SOURCE, TINY
 
 FAULTS = 10

@@ -9,7 +9,7 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.plan_ranks import REPEATS
+from benchmarks.accuracy.plan_ranks import REPEATS
 from tests.processes import run_ranks
 from tests.trainer.plan.test_plan import settings
 from tests.trainer.plan.test_rank_memory import EP_FSDP, MEASURED, measured, of_experts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.played.nccl_interface import PlayedNccl
 from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
+from tests.support.played.nccl_interface import PlayedNccl
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[4]
 SCRIPT = """
 import os
 import torch
-from benchmarks.played.nccl_interface import PlayedNccl
+from tests.support.played.nccl_interface import PlayedNccl
 
 nccl = PlayedNccl(os.environ["NCCL_PROFILER_PLUGIN"], version=6)
 comm = nccl.communicator(name="dp", comm_hash=0xFACADE << 40, num_ranks=1)

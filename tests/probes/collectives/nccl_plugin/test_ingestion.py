@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.played.nccl_interface import PlayedCall, PlayedNccl
 from probes.tape.writer import COMPLETE
 from store.ingest.ingest import Ingester
 from store.reader import Store
 from tests.factories import RankWriter, empty_run
+from tests.support.played.nccl_interface import PlayedCall, PlayedNccl
 
 RANKS = 4
 

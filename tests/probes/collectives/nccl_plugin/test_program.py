@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.nccl_plugin import compile_driver
+from benchmarks.cost.nccl_plugin import compile_driver
 from probes.tape.events import read_events
 from probes.tape.reader import read_segment
 from probes.tape.rundir import RunDir

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from analyzers.fleet.fleet import fleet
 from analyzers.fleet.speed_changes import speeds
-from benchmarks.fleet import BAD_DEVICE, BAD_HOSTS, histories, speed_runs
+from benchmarks.scale.fleet import BAD_DEVICE, BAD_HOSTS, histories, speed_runs
 from watch.exporting.prometheus.fleet_series import fleet_series
 
 

@@ -1,0 +1,162 @@
+"""Compute, communication, exposed and idle time of traces, beside HolisticTraceAnalysis on the same files.
+
+    python -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
+    python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python                # traces made here, a shape a row
+    python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python traces/*.json  # your own
+
+HolisticTraceAnalysis (HTA) runs in an interpreter of its own, so that neither needs the other's libraries. Its numbers
+are shares of the time from the first to the last kernel, ours of the steps' windows: the steps here follow each other
+without a gap, as those of a training loop do. Exit code 1 if a share differs by more than a point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from analyzers.stragglers.traces import breakdown
+from store.readers.kineto import read_trace
+
+PARTS = ("compute", "communication", "exposed", "idle")
+MAX_POINTS = 1.0
+STEPS = 20
+SHAPES = ("plain", "no device marks", "gzip", "copies", "many streams", "mostly idle", "ROCm", "events after metadata")
+HTA = """
+import json, sys, warnings
+warnings.filterwarnings("ignore")
+from hta.trace_analysis import TraceAnalysis
+path = sys.argv[1]
+analysis = TraceAnalysis(trace_files={0: path}, trace_dir="")
+times = analysis.get_temporal_breakdown(visualize=False).iloc[0]
+kinds, _ = analysis.get_gpu_kernel_breakdown(visualize=False)
+total = float(times["idle_time(us)"] + times["compute_time(us)"] + times["non_compute_time(us)"])
+share = {str(row["kernel_type"]): float(row["sum"]) / total for _, row in kinds.iterrows()}
+pick = lambda *words: sum(v for k, v in share.items() if all(w in k for w in words))
+print(json.dumps({
+    "compute": pick("COMPUTATION"), "communication": pick("COMMUNICATION"),
+    "exposed": share.get("COMMUNICATION", 0.0) + share.get("COMMUNICATION overlapping MEMORY", 0.0),
+    "idle": float(times["idle_time(us)"]) / total, "memory": share.get("MEMORY", 0.0),
+}))
+"""
+
+
+def main() -> int:
+    """Print a table; exit 1 beyond a point of difference."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="interpreter that has HolisticTraceAnalysis")
+    parser.add_argument("traces", nargs="*", type=Path, help="traces of yours instead of those made here")
+    options = parser.parse_args()
+    print("| trace | " + " | ".join(f"{part}: ours, HTA" for part in PARTS) + " | largest difference, points |")
+    print("|---" * (len(PARTS) + 2) + "|")
+    worst = 0.0
+    with TemporaryDirectory(prefix="rankscope-hta-") as folder:
+        files = [(path.name, path) for path in options.traces] or [
+            (shape, made(Path(folder), shape, seed)) for seed, shape in enumerate(SHAPES)
+        ]
+        for name, path in files:
+            ours, theirs = ours_of(path), theirs_of(path, options.python)
+            apart = 100 * max(abs(ours[part] - theirs[part]) for part in PARTS)
+            worst = max(worst, apart)
+            cells = " | ".join(f"{100 * ours[part]:.1f} %, {100 * theirs[part]:.1f} %" for part in PARTS)
+            print(f"| {name} | {cells} | {apart:.2f} |", flush=True)
+    return int(worst > MAX_POINTS)
+
+
+def ours_of(path: Path) -> dict[str, float]:
+    """Our shares of the steps' time."""
+    parts = breakdown(read_trace(path, is_only=True))
+    total = float(parts["step"].sum())
+    return {part: float(parts[part].sum()) / total for part in PARTS}
+
+
+def theirs_of(path: Path, python: str) -> dict[str, float]:
+    """HTA's shares of the kernels' time; copies that nothing overlaps count as compute, as they do here."""
+    done = subprocess.run([python, "-c", HTA, str(path)], capture_output=True, text=True, timeout=600)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        raise SystemExit(f"HTA cannot read {path}: {done.stderr.strip().splitlines()[-1:]}")
+    found: dict[str, float] = json.loads(lines[-1])
+    found["compute"] += found.pop("memory")
+    return found
+
+
+def made(folder: Path, shape: str, seed: int) -> Path:
+    """A trace of a training loop: compute, hidden and exposed reductions, gaps, copies."""
+    rng = np.random.default_rng(seed)
+    events: list[dict[str, Any]] = []
+    now, correlation = 1e6, 0
+    gap_us = 900.0 if shape == "mostly idle" else 30.0
+    for step in range(STEPS):
+        begin = now
+        for _ in range(40):
+            long_us = float(rng.uniform(150, 900))
+            correlation = _launched(events, "gemm_bf16_128x128", now, long_us, 7, correlation, shape)
+            if shape == "many streams" and rng.random() < 0.5:
+                late = now + long_us / 3
+                correlation = _launched(events, "elementwise_kernel", late, long_us, 9, correlation, shape)
+                long_us *= 4 / 3
+            if rng.random() < 0.3:
+                begin_us, took = now + long_us * 0.4, long_us * float(rng.uniform(0.2, 1.4))
+                correlation = _launched(events, _NCCL, begin_us, took, 20, correlation, shape)
+            if shape == "copies" and rng.random() < 0.3:
+                after = now + long_us * 2.1
+                correlation = _launched(events, "Memcpy HtoD (Pinned -> Device)", after, 60.0, 5, correlation, shape)
+                long_us *= 2.1
+                long_us += 60
+            now += long_us + float(rng.exponential(gap_us))
+        correlation = _launched(events, _NCCL, now, float(rng.uniform(800, 3000)), 20, correlation, shape)
+        now = max(event["ts"] + event["dur"] for event in events) + 5.0
+        events.append(_mark("user_annotation", step, begin - 300.0, now - begin, 1))
+        if shape != "no device marks":
+            events.append(_mark("gpu_user_annotation", step, begin, now - begin, 7))
+    order = {"traceEvents": events} if shape != "events after metadata" else {}
+    whole = {
+        "schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU", "totalGlobalMem": 8 << 30}],
+        "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 1}, **order, "traceName": "t",
+        "baseTimeNanoseconds": 0, **({"traceEvents": events} if not order else {}),
+    }  # fmt: skip
+    blob = json.dumps(whole).encode()
+    path = folder / f"{shape.replace(' ', '_')}.json{'.gz' if shape == 'gzip' else ''}"
+    path.write_bytes(gzip.compress(blob) if shape == "gzip" else blob)
+    return path
+
+
+_NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+
+
+def _launched(
+    events: list[dict[str, Any]], name: str, ts: float, dur: float, stream: int, correlation: int, shape: str
+) -> int:
+    """A kernel and the runtime call that launched it; returns the next correlation number."""
+    is_copy = name.startswith("Memcpy")
+    runtime = "cuda_runtime" if shape != "ROCm" else "hip_runtime"
+    call = "cudaMemcpyAsync" if is_copy else "cudaLaunchKernel"
+    if shape == "ROCm":
+        call = "hipMemcpyAsync" if is_copy else "hipLaunchKernel"
+        name = name.replace("ncclDevKernel", "ncclKernel")
+    events.append(
+        {"ph": "X", "cat": runtime, "name": call, "pid": 1, "tid": 1, "ts": ts - 200.0, "dur": 5.0,
+         "args": {"correlation": correlation, "External id": correlation}}
+    )  # fmt: skip
+    events.append(
+        {"ph": "X", "cat": "gpu_memcpy" if is_copy else "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts,
+         "dur": dur, "args": {"device": 0, "stream": stream, "correlation": correlation, "External id": correlation}}
+    )  # fmt: skip
+    return correlation + 1
+
+
+def _mark(category: str, step: int, ts: float, dur: float, tid: int) -> dict[str, Any]:
+    pid = 1 if category == "user_annotation" else 0
+    return {"ph": "X", "cat": category, "name": f"ProfilerStep#{step}", "pid": pid, "tid": tid, "ts": ts, "dur": dur,
+            "args": {"External id": 0}}  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,194 @@
+"""Slow rank and place as named by others: TraceML and Rankscope, each alone on the same script, place after place.
+
+    python -m benchmarks.cost.beside_us --traceml-python PYTHON          # of an environment with traceml-ai and torch
+    python -m benchmarks.cost.beside_us --traceml-python PYTHON --places forward,nothing --delay-ms 20 --steps 200
+
+A plain DDP script, in which rank 1 takes longer in one place of each step. For TraceML each step stands in its
+`trace_step`, as its documentation asks; nothing is changed for Rankscope. TraceML's answer is `primary_diagnosis` and
+the diagnosis of the step time in its `final_summary.json`, ours all stragglers of `rankscope analyze`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from probes.tape.rundir import RunDir
+from watch.verdicts.diagnosed_run import diagnosed_run
+
+PLACES = (
+    "nothing", "data", "batch", "forward", "after_forward", "backward", "clipping", "before_optimizer",
+    "after_optimizer", "garbage",
+)  # fmt: skip
+SLOW_RANK = 1
+LIMIT_S = 600.0
+READY_S = 240.0
+"""Time that TraceML's aggregator gets to start instead of 15 s: a crowded machine needs more."""
+LAUNCH_TRACEML = f"""
+import sys
+import traceml_ai.launcher.commands as commands
+commands.DEFAULT_TCP_READY_TIMEOUT_SEC = {READY_S}
+from traceml_ai.launcher.cli import main
+sys.exit(main())
+"""
+SCRIPT = """
+import contextlib, gc, os, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+slow_place, delay_s, num_steps, tool = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+if tool == "traceml":
+    import traceml_ai as traceml
+    traceml.init()
+    trace_step = traceml.trace_step
+else:
+    trace_step = contextlib.nullcontext
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+is_slow = dist.get_rank() == 1
+
+
+def place(name):
+    if not is_slow or name != slow_place:
+        return
+    until = time.monotonic() + delay_s
+    while name == "garbage" and time.monotonic() < until:
+        gc.collect()
+    time.sleep(max(0.0, until - time.monotonic()))
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 32 * num_steps
+
+    def __getitem__(self, index):
+        if index % 32 == 1:  # first of a batch of the second rank
+            place("data")
+        return torch.full((256,), index / 1e4), index % 10
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(context, values):
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context, gradient):
+        place("backward")
+        return gradient
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(256, 1024), nn.Linear(1024, 10)
+
+    def forward(self, values):
+        place("forward")
+        return self.second(Slow.apply(torch.relu(self.first(values))))
+
+
+model = DistributedDataParallel(Net())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+dataset = Samples()
+sampler = DistributedSampler(dataset, shuffle=False)
+for values, target in DataLoader(dataset, batch_size=16, sampler=sampler):
+    with trace_step(model):
+        place("batch")
+        noise = torch.randn_like(values)
+        output = model(values + noise)
+        loss = nn.functional.cross_entropy(output, target)
+        place("after_forward")
+        loss.backward()
+        place("clipping")
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        place("before_optimizer")
+        place("garbage")
+        optimizer.step()
+        optimizer.zero_grad()
+        place("after_optimizer")
+dist.destroy_process_group()
+"""
+
+
+def ask_rankscope(script: Path, words: list[str], folder: Path) -> dict[str, Any]:
+    """Run the script under `rankscope run` and judge it."""
+    run = RunDir(folder / "run")
+    command = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run.path), "--nproc-per-node", "2"]
+    launch([*command, str(script), *words, "rankscope"], folder / "rankscope.log", os.environ)
+    with diagnosed_run(run, is_over=True) as (_, diagnosis):
+        found = [
+            {
+                "kind": one.kind, "ranks": list(one.ranks), "cause": one.cause, "place": one.evidence.get("place"),
+                "line": one.evidence.get("line"), "summary": one.summary,
+            }
+            for one in diagnosis.fired
+        ]  # fmt: skip
+        return {"verdict": diagnosis.verdict, "findings": found}
+
+
+def ask_traceml(python: str, script: Path, words: list[str], folder: Path) -> dict[str, Any]:
+    """Run the script under `traceml run` and read its summary."""
+    command = [python, "-c", LAUNCH_TRACEML, "run", str(script), "--nproc-per-node", "2"]
+    command += ["--logs-dir", str(folder / "traceml"), "--run-name", "run", "--args", *words, "traceml"]
+    launch(command, folder / "traceml.log", {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"})
+    summary = json.loads((folder / "traceml" / "run" / "final_summary.json").read_text())
+    return {"primary": summary["primary_diagnosis"], "step_time": summary["step_time"]["diagnosis"]}
+
+
+def launch(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+    with log.open("w") as output:
+        done = subprocess.run(
+            command, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+            timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{command[:4]} ended with {done.returncode}: {log.read_text()[-2000:]}")
+
+
+def main() -> int:
+    """Entry of the benchmark; 1 if we did not name the rank alone, or named one where nothing was slow."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--traceml-python", help="interpreter with traceml-ai; without it we are asked alone")
+    parser.add_argument("--places", default=",".join(PLACES))
+    parser.add_argument("--delay-ms", type=float, default=40.0)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    console, rows, wrong = Console(width=200), {}, 0
+    for name in options.places.split(","):
+        words = [name, str(options.delay_ms / 1e3), str(options.steps)]
+        with tempfile.TemporaryDirectory(prefix="beside-us-") as path:
+            folder = Path(path)
+            script = folder / "train.py"
+            script.write_text(SCRIPT)
+            ours = ask_rankscope(script, words, folder)
+            theirs = ask_traceml(options.traceml_python, script, words, folder) if options.traceml_python else None
+        rows[name] = {"rankscope": ours, "traceml": theirs}
+        slow = [tuple(one["ranks"]) for one in ours["findings"]]
+        wrong += slow != ([] if name == "nothing" else [(SLOW_RANK,)])
+        texts = [f"rank {one['ranks']} {one['cause']} {one['place']} {one['line'] or ''}" for one in ours["findings"]]
+        console.print(f"{name}: we: {'; '.join(texts) or 'nothing'}", markup=False, highlight=False)
+        if theirs is not None:
+            primary = theirs["primary"]
+            console.print(f"{name}: TraceML: {primary['kind']}: {primary['summary']}", markup=False, highlight=False)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=2))
+    console.print(f"{len(rows) - wrong} of {len(rows)} right by us")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""Tokens a second of our loop with all probes, against a plain PyTorch loop of the same model.
+
+    python -m benchmarks.cost.throughput --quick                     # about a minute
+    python -m benchmarks.cost.throughput --json throughput.json
+    python -m benchmarks.cost.throughput --memory-interval 10        # with the copies that a rollback goes back to
+    python -m benchmarks.cost.throughput --ranks 1 --kind ddp --precision bf16 \\
+        --dim 768 --layers 12 --heads 12 --vocab 50304 --seq-len 1024 --batch 32       # GPT-2's size, on one GPU
+
+Ours is `trainer.rank.loop` as a worker runs it: recorded process group, steps and spans, gradients of every parameter
+at every 10th step, the check of every reduced buffer for NaN, global loss and norm read back and judged at every step.
+The other is `benchmarks.cost.bare_loop`. Both are in the same processes and take turns, a block of steps each, so that
+whatever else the machine does falls on both; who goes first alternates.
+
+| figure | meaning |
+|---|---|
+| tokens/s | of all ranks together, median over blocks |
+| ratio | ours / bare, with a 95 % interval from resampling pairs of blocks |
+| processor | the same ratio of processor time (rank 0, all threads): other work on the machine hardly touches it |
+| MFU | tokens/s x FLOPs a token / the devices' dense peak; only on a GPU whose peak is known |
+Processor time knows nothing of waiting: on a quiet machine the first ratio is the one to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from rich.console import Console
+from rich.table import Table
+
+from analyzers.health.device_peaks import peak_flops_per_s
+from benchmarks.cost.bare_loop import BareLoop, Job
+from probes.collectives.wrapped import install, uninstall
+from probes.device.stream_waits import stamp_waits
+from probes.recorder import Recorder
+from probes.tape.rundir import RunDir
+from probes.tape_recorder import TapeRecorder
+from trainer.config.config import Config
+from trainer.data.mixture import TokenSource
+from trainer.layout.plan import resolve
+from trainer.model.size import flops_per_token, num_parameters
+from trainer.rank.instrument import instrument, record_compilation
+from trainer.rank.loop import steps
+from trainer.rank.session import make_session
+from trainer.training.build import build
+
+RESAMPLES = 4000
+
+
+def configuration(kind: str, options: argparse.Namespace) -> Config:
+    heads = {"dim": options.dim, "num_layers": options.layers, "num_heads": options.heads}
+    return Config.model_validate(
+        {
+            "model": {**heads, "vocab_size": options.vocab},
+            "data": {"seq_len": options.seq_len, "validation_ratio": 0.0},
+            "parallel": {"dp_replicate": -1, "dp_shard": 1} if kind == "ddp" else {"dp_shard": -1},
+            "train": {
+                "steps": 10_000,
+                "global_batch_size": options.batch * options.ranks,
+                "precision": options.precision,
+                "device": options.device,
+            },
+            "checkpoint": {"interval": 0, "memory_interval": options.memory_interval},
+        }
+    )
+
+
+class OurLoop:
+    """`trainer.rank.loop` as a worker runs it, one step at a time; under all probes, or with a recorder of nothing."""
+
+    def __init__(
+        self,
+        config: Config,
+        recorder: Recorder,
+        folder: Path,
+        device: torch.device,
+        corpus: TokenSource | None = None,
+    ) -> None:
+        plan = resolve(config, dist.get_world_size())
+        # The recovery's start gives the weights.
+        self.training = build(config, plan, device, recorder=recorder, corpus=corpus, with_weights=False)
+        gradients = instrument(self.training, recorder)
+        record_compilation(recorder)
+        run = RunDir(folder)
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        session = make_session(self.training, recorder, run, gradients)
+        self._steps = steps(session, session.recovery.start())
+
+    def step(self) -> None:
+        next(self._steps)
+
+
+def compare(kind: str, plain: Any, recorder: TapeRecorder, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Both loops in turns; seconds a step of each block, on the clock and of the processor."""
+    device = torch.device("cuda", dist.get_rank()) if options.device == "cuda" else torch.device("cpu")
+    config = configuration(kind, options)
+    bare = BareLoop(
+        Job(
+            model=config.model,
+            seq_len=options.seq_len,
+            batch_size=options.batch,
+            kind=kind,
+            bf16=options.precision == "bf16",
+        ),
+        plain,
+        device,
+    )
+    ours = OurLoop(config, recorder, folder, device)
+    taken: dict[str, list[float]] = {"ours": [], "bare": []}
+    worked: dict[str, list[float]] = {"ours": [], "bare": []}
+    loops: dict[str, Callable[[], None]] = {"ours": ours.step, "bare": bare.step}
+    for step in loops.values():
+        block(step, plain, device, options.steps_a_block)
+    for number in range(options.blocks):
+        for name in sorted(loops, reverse=number % 2 == 0):
+            wall_s, cpu_s = block(loops[name], plain, device, options.steps_a_block)
+            taken[name].append(wall_s)
+            worked[name].append(cpu_s)
+    tokens = options.batch * options.seq_len * dist.get_world_size()
+    ratio, low, high = ratio_with_interval(taken["ours"], taken["bare"])
+    cpu_ratio, cpu_low, cpu_high = ratio_with_interval(worked["ours"], worked["bare"])
+    return {
+        "kind": kind,
+        "ours_tokens_per_s": tokens / float(np.median(taken["ours"])),
+        "bare_tokens_per_s": tokens / float(np.median(taken["bare"])),
+        "ours_step_ms": 1e3 * float(np.median(taken["ours"])),
+        "bare_step_ms": 1e3 * float(np.median(taken["bare"])),
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "cpu_ratio": cpu_ratio,
+        "cpu_ratio_low": cpu_low,
+        "cpu_ratio_high": cpu_high,
+        "blocks": options.blocks,
+        "steps_a_block": options.steps_a_block,
+        "num_parameters": num_parameters(config.model),
+        "flops_per_token": flops_per_token(config.model, options.seq_len),
+        "block_s_per_step": taken,
+        "block_cpu_s_per_step": worked,
+    }
+
+
+def block(step: Callable[[], None], plain: Any, device: torch.device, count: int) -> tuple[float, float]:
+    """Seconds a step over `count` steps, the device's work included; and of this process's processor time."""
+    dist.barrier(group=plain)
+    start, cpu_start = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / count, (time.process_time() - cpu_start) / count
+
+
+def ratio_with_interval(ours: list[float], bare: list[float]) -> tuple[float, float, float]:
+    """Throughput of ours / bare from seconds a step: ratio of medians, and its 2.5th and 97.5th percentile."""
+    a, b = np.array(ours), np.array(bare)
+    chosen = np.random.default_rng(0).integers(0, len(a), (RESAMPLES, len(a)))
+    ratios = np.median(b[chosen], axis=1) / np.median(a[chosen], axis=1)
+    low, high = np.percentile(ratios, [2.5, 97.5])
+    return float(np.median(b) / np.median(a)), float(low), float(high)
+
+
+def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
+    if options.device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    recorder = TapeRecorder(Path(folder) / f"rank-{rank}", rank=rank, attempt=0, world_size=options.ranks)
+    install(recorder)
+    stamp_waits(recorder.stamps)
+    store = dist.FileStore(os.path.join(folder, "store"), options.ranks)
+    backend = "nccl" if options.device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=300))
+    found = []
+    for kind in options.kind:
+        uninstall()
+        plain = dist.new_group()
+        install(recorder)
+        found.append(compare(kind, plain, recorder, options, Path(folder) / kind))
+    if rank == 0:
+        Path(folder, "result.json").write_text(json.dumps(found))
+    dist.barrier()
+    uninstall()
+    recorder.close()
+    dist.destroy_process_group()
+
+
+def add_mfu(row: dict[str, Any], device_name: str, precision: str, ranks: int, *loops: str) -> None:
+    """Model FLOPs utilisation of the loops, where the device's peak is known."""
+    peak = peak_flops_per_s(device_name, precision, torch.get_float32_matmul_precision())
+    if peak is not None:
+        for name in loops or ("ours", "bare"):
+            row[f"{name}_mfu_ratio"] = row[f"{name}_tokens_per_s"] * row["flops_per_token"] / (peak * ranks)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the table."""
+    table = Table(title=f"Training throughput, {result['ranks']} ranks on {result['device']}")
+    has_mfu = "ours_mfu_ratio" in result["loops"][0]
+    for column in ("", "bare", "ours", "ratio", "processor", *(("MFU",) if has_mfu else ())):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for row in result["loops"]:
+        table.add_row(
+            row["kind"],
+            f"{row['bare_tokens_per_s']:.0f}/s",
+            f"{row['ours_tokens_per_s']:.0f}/s",
+            f"{row['ratio']:.3f} ({row['ratio_low']:.3f} - {row['ratio_high']:.3f})",
+            f"{row['cpu_ratio']:.3f} ({row['cpu_ratio_low']:.3f} - {row['cpu_ratio_high']:.3f})",
+            *((f"{row['ours_mfu_ratio']:.1%}",) if has_mfu else ()),
+        )
+    console = Console()
+    console.print(table)
+    row = result["loops"][0]
+    console.print(
+        f"{row['num_parameters'] / 1e6:.1f} M parameters; a bare step takes {row['bare_step_ms']:.0f} ms; "
+        f"{row['blocks']} pairs of blocks of {row['steps_a_block']} steps; load {result['load_average_before']:.1f} "
+        f"before, {result['load_average_after']:.1f} after, on {result['cpus']} cores"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.cost.throughput", description="our loop against a plain one")
+    parser.add_argument("--quick", action="store_true", help="fewer blocks")
+    parser.add_argument("--ranks", type=int, help="default: 2, or all GPUs")
+    parser.add_argument("--kind", action="append", choices=["ddp", "fsdp"], help="default: both")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
+    parser.add_argument("--dim", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--vocab", type=int, default=256)
+    parser.add_argument("--seq-len", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=4, help="sequences of a rank and step")
+    parser.add_argument("--memory-interval", type=int, default=0, help="steps between copies for rollback; 0: none")
+    parser.add_argument("--blocks", type=int, help="pairs of blocks (default 40, quick 10)")
+    parser.add_argument("--steps-a-block", type=int, default=5)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    options = parser.parse_args()
+    options.ranks = options.ranks or (torch.cuda.device_count() if options.device == "cuda" else 2)
+    options.kind = options.kind or ["ddp", "fsdp"]
+    options.blocks = options.blocks or (10 if options.quick else 40)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="throughput-") as folder:
+        mp.spawn(_rank_main, (options, folder), nprocs=options.ranks)
+        loops = json.loads(Path(folder, "result.json").read_text())
+    for row in loops:
+        add_mfu(row, name, options.precision, options.ranks)
+    result = {
+        "loops": loops,
+        "ranks": options.ranks,
+        "device": name,
+        "cpus": os.cpu_count(),
+        "load_average_before": before,
+        "load_average_after": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    show(result)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

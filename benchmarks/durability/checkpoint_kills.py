@@ -1,0 +1,265 @@
+"""SIGKILL at random moments inside saves: what is loaded next is whole, and the run goes on with the same bits.
+
+    python -m benchmarks.durability.checkpoint_kills  # 200 kills, one and two ranks in turns: some minutes
+    python -m benchmarks.durability.checkpoint_kills --kills 15 --ranks 1
+
+A tiny run saves as often as it can. Each attempt is killed at a random moment while a save is being written; with two
+ranks a random one first and the other a moment later, as a launcher does. After each kill:
+
+1. the next attempt must begin right after the newest folder that has its name: it was whole and it was used,
+2. nothing may have been condemned: no folder that has its name may be half there,
+3. every loss that an attempt recorded must be, bit for bit, that of a run which nobody killed.
+
+Where a kill hit is read from the events and the files that it left. Exit code 1 if anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import textwrap
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PRELOADED = ["torch", "torch.distributed.fsdp", "trainer.training.build", "trainer.rank.loop", "trainer.guard.recovery"]
+SECTIONS: dict[str, dict[str, Any]] = {
+    "model": {"dim": 32, "num_layers": 2, "num_heads": 2, "hidden_dim": 64, "max_seq_len": 16},
+    # A text that no change of ours alters: another one has other spikes, which roll the run back.
+    "data": {"seq_len": 16, "path": [textwrap.__file__]},
+    "parallel": {"dp_shard": -1},
+    "train": {"steps": 1_000_000, "global_batch_size": 4, "device": "cpu"},
+    "optim": {"lr": 3e-3, "warmup_steps": 4, "schedule": "constant"},
+    "checkpoint": {"interval": 1, "memory_interval": 4, "memory_survives": False},
+}
+REACH = 1.5
+"""Kills fall into this many times the duration that the save before had, from the beginning of a save on."""
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Outcome:
+    """Outcome of all kills of one number of ranks."""
+
+    world_size: int
+    hits: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    last_step: int = 0
+    compared_losses: int = 0
+
+    @property
+    def kills_inside(self) -> int:
+        """Kills between the beginning of a save and its verification."""
+        return sum(count for place, count in self.hits.items() if place != "between saves")
+
+
+def run_rank(folder: Path, rank: int, world_size: int, attempt: int, steps: int, interval: int) -> None:
+    """One rank of one attempt, to its end or until it is killed."""
+    import torch
+    import torch.distributed as dist
+
+    from probes.tape.rundir import RunDir
+    from probes.tape_recorder import TapeRecorder
+    from trainer.config.config import Config
+    from trainer.guard.recovery import Recovery
+    from trainer.layout.plan import resolve
+    from trainer.rank.loop import Session, train
+    from trainer.training.build import build
+
+    torch.set_num_threads(1)
+    if world_size > 1:
+        store = dist.FileStore(str(folder / f"rendezvous-{attempt}"), world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    sections = SECTIONS | {
+        "data": SECTIONS["data"] | {"cache_dir": str(folder / "cache")},
+        "train": SECTIONS["train"] | {"steps": steps},
+        "checkpoint": SECTIONS["checkpoint"] | {"interval": interval},
+    }
+    config = Config.model_validate(sections)
+    run = RunDir(folder)
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    recorder = TapeRecorder(run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
+    training = build(config, resolve(config, world_size), torch.device("cpu"), recorder=recorder)
+    train(Session(training=training, recorder=recorder, recovery=Recovery(training, recorder, run, None)))
+    recorder.close()
+    os._exit(0)  # as a worker leaves: gloo's threads are not waited for
+
+
+class Killer:
+    """Starts attempts of one run, kills them, and looks at what they left."""
+
+    def __init__(self, folder: Path, world_size: int, seed: int) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.moments = random.Random(seed)
+        self.outcome = Outcome(world_size)
+        self.attempt = 0
+        self.losses: dict[int, float] = {}
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+
+    def start(self, folder: Path, attempt: int, steps: int, interval: int) -> list[Any]:
+        """The processes of one attempt."""
+        world_size = self.outcome.world_size
+        ranks = [
+            self._context.Process(
+                target=run_rank, args=(folder, rank, world_size, attempt, steps, interval), daemon=True
+            )
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.start()
+        return ranks
+
+    def kill_once(self) -> None:
+        """One attempt: from its start to its death, and what it left."""
+        reached = self.newest()
+        ranks = self.start(self.folder, self.attempt, SECTIONS["train"]["steps"], 1)
+        try:
+            before_s = self._wait_for_a_save(ranks, self.moments.choice((2, 3)))
+            time.sleep(self.moments.uniform(0, REACH * before_s))
+        finally:
+            first, *others = self.moments.sample(ranks, len(ranks))
+            os.kill(first.pid, signal.SIGKILL)
+            for rank in others:
+                time.sleep(self.moments.uniform(0, 0.02))
+                os.kill(rank.pid, signal.SIGKILL)
+            for rank in ranks:
+                rank.join(DEADLINE_S)
+        self._inspect(reached)
+        self.attempt += 1
+
+    def newest(self) -> int:
+        """Step of the newest folder that has its name."""
+        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    def compare(self) -> None:
+        """All recorded losses with those of a run that nobody killed."""
+        whole = self.folder / "whole"
+        whole.mkdir()
+        for rank in self.start(whole, 0, self.outcome.last_step, 0):
+            rank.join(DEADLINE_S * 3)
+        expected = _losses(whole, 0)
+        for step, loss in sorted(self.losses.items()):
+            self.outcome.compared_losses += 1
+            if expected.get(step) != loss:
+                self.outcome.problems.append(f"step {step}: loss {loss!r}, not {expected.get(step)!r}")
+
+    def _wait_for_a_save(self, ranks: list[Any], number: int) -> float:
+        """Until this attempt begins its save of that number; returns the seconds that the one before it took."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline and all(rank.is_alive() for rank in ranks):
+            events = self._disk_events()
+            durations_s = [
+                event["duration_ns"] / 1e9 for event in events if event["state"] == "verified" and "bytes" in event
+            ]
+            if len([event for event in events if event["state"] == "writing"]) >= number:
+                return float(durations_s[-1])
+            time.sleep(0.001)
+        raise RuntimeError(f"attempt {self.attempt}: no save was seen")
+
+    def _disk_events(self) -> list[dict[str, Any]]:
+        """Events of this attempt about checkpoints on disk."""
+        from probes.tape.events import read_events
+        from probes.tape.rundir import RunDir
+
+        events, _, _ = read_events(RunDir(self.folder).rank_dir(self.attempt, 0) / "events.jsonl")
+        return [event for event in events if event["kind"] == "checkpoint" and event["tier"] == "disk"]
+
+    def _inspect(self, reached: int) -> None:
+        from probes.tape.rundir import RunDir
+
+        outcome, events = self.outcome, self._disk_events()
+        outcome.hits[
+            self._place([event for event in events if event["state"] in ("writing", "complete", "verified")])
+        ] += 1
+        for event in events:
+            if event["state"] in ("condemned", "failed"):
+                outcome.problems.append(f"attempt {self.attempt}: {event['step']} {event['state']}: {event['reason']}")
+        losses = _losses(self.folder, self.attempt)
+        if not losses or min(losses) != reached + 1:
+            outcome.problems.append(f"attempt {self.attempt}: began at {min(losses, default=None)}, not {reached + 1}")
+        for step, loss in losses.items():
+            if self.losses.setdefault(step, loss) != loss:
+                outcome.problems.append(f"step {step}: loss {loss!r}, was {self.losses[step]!r}")
+        outcome.last_step = max([outcome.last_step, *losses])
+        shutil.rmtree(RunDir(self.folder).tapes, ignore_errors=True)
+
+    def _place(self, events: list[dict[str, Any]]) -> str:
+        if not events or events[-1]["state"] == "verified":
+            return "between saves"
+        if events[-1]["state"] == "complete":
+            return "while it was read back"
+        scratch = list(self.checkpoints.glob(f"step-{events[-1]['step']:08d}.*.tmp"))
+        if not scratch:
+            return "after the rename" if self.newest() == events[-1]["step"] else "before the first byte"
+        names = {path.name for path in scratch[0].iterdir()}
+        if "manifest.json" in names:
+            return "before the rename"
+        if ".metadata" in names or ".metadata.tmp" in names:
+            return "while the manifest was written"
+        return "while the shards were written"
+
+
+def _losses(folder: Path, attempt: int) -> dict[int, float]:
+    """Loss of every finished step on the tape of rank 0."""
+    from probes.tape.reader import read_segment, segment_paths
+    from probes.tape.rundir import RunDir
+
+    found = {}
+    for path in segment_paths(RunDir(folder).rank_dir(attempt, 0), "steps"):
+        records = read_segment(path).records
+        for record in records[records["duration_ns"] > 0]:
+            found[int(record["step"])] = float(record["loss"])
+    return found
+
+
+def kill_inside_saves(folder: Path, *, kills: int, world_size: int, seed: int = 0) -> Outcome:
+    """Kill until `kills` of them hit a save; what came of it. Raises RuntimeError if no save is ever seen."""
+    folder.mkdir(parents=True, exist_ok=True)
+    killer = Killer(folder, world_size, seed)
+    while killer.outcome.kills_inside < kills and killer.attempt < 3 * kills:
+        killer.kill_once()
+    killer.compare()
+    return killer.outcome
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.durability.checkpoint_kills", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--kills", type=int, default=200, help="kills inside a save, over all (200)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of ranks (1 2)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    options = parser.parse_args(arguments)
+    outcomes = []
+    for world_size in options.ranks:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="kills-") as name:
+            share = -(-options.kills // len(options.ranks))
+            outcome = kill_inside_saves(Path(name), kills=share, world_size=world_size, seed=options.seed)
+        outcomes.append(outcome)
+        print(f"{world_size} ranks: {outcome.kills_inside} kills inside a save, {time.monotonic() - start:.0f} s")
+        for place, count in outcome.hits.most_common():
+            print(f"  {count:4d}  {place}")
+        print(f"  {outcome.compared_losses} losses compared over {outcome.last_step} steps")
+        for problem in outcome.problems:
+            print(f"  WRONG: {problem}")
+    if options.json:
+        options.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=2) + "\n")
+    return int(any(outcome.problems for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

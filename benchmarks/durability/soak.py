@@ -1,0 +1,258 @@
+"""A run that is broken again and again, at random, for as long as you like: does it always get up, and does it learn?
+
+    python -m benchmarks.durability.soak --minutes 60                  # 4 ranks of the demo's model, a fault every 20 s
+    python -m benchmarks.durability.soak --minutes 3 --seed 7 --json soak.json
+    python -m benchmarks.durability.soak --faults 10 --apart 12        # as many as in 3 minutes, in one: the test suite
+    python -m benchmarks.durability.soak --environments 60  # a bad environment every minute besides; needs a C compiler
+
+Faults are drawn by seed from the drill's catalogue (killed, stopped, hung, crashed, poisoned and slow ranks, bad
+batches, a killed watch, a damaged store, ...), none twice before all had their turn, and tied to steps, so many steps
+apart as `--every` seconds of clean training take. One `rankscope train` meets them all; at the end of the time it is
+told to end, as a scheduler would.
+
+What a soak proves lies in the number of faults that one run meets, each with the state that the ones before have left,
+not in the minutes of healthy training between them. So with `--faults` that number is given, and the steps between
+two of them; the run ends by itself some steps after the last.
+
+| figure | meaning |
+|---|---|
+| wedged | times without a good step on any rank that lasted longer than `--wedged-after` seconds (60) |
+| seen, right rank | of the faults that struck: named live by a finding within 45 s; and the rank that it struck |
+| unexplained | live findings that no fault of the 45 s before asks for |
+| goodput | share of the wall time, from first to last step, in steps whose update is in the last state |
+| batches | each number below the newest is trained into the last state once, or skipped once and never |
+| loss | median of the first and last tenth of the steps that lasted |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.durability.soak_environments import BadTimes
+from store import Store
+from trainer.drills.execute import Base, Executed, execute
+from trainer.drills.scenario import Scenario
+from trainer.faults.catalogue import CATALOGUE
+from trainer.faults.options import Fault, parse_fault
+
+RANKS = 4
+LEFT_OUT = (
+    "failing_data", "divergence", "clock_shift", "missing_send", "kill_in_recovery", "failing_batch", "skip_restore",
+    "torn_checkpoint", "flipped_checkpoint",
+)  # fmt: skip
+"""What is meant to end a run, needs a pipeline or other settings, or is a pair."""
+CLEAN_STEPS = 60
+FIRST_STEP = 40
+STEPS_AFTER = 20
+"""Steps after the last of a given number of faults."""
+NAMED_WITHIN_S = 45.0
+
+
+def kinds() -> list[str]:
+    """Every kind that a soak draws from."""
+    return [name for name in CATALOGUE if name not in LEFT_OUT]
+
+
+def draw(seed: int, count: int, apart: int) -> list[Fault]:
+    """`count` faults, `apart` steps from each other on average; lasting ones last for a third of that."""
+    dice, step, faults = random.Random(seed), FIRST_STEP, []
+    left: list[str] = []
+    for _ in range(count):
+        left = left or dice.sample(kinds(), len(kinds()))
+        name = left.pop()
+        kind = CATALOGUE[name]
+        rank = kind.drilled_rank if kind.drilled_rank >= 0 else dice.randrange(RANKS)
+        parts = [f"step={step}"] + ([] if kind.all_ranks else [f"rank={rank}"])
+        parts += [kind.parameters] if kind.parameters else []
+        parts += [f"until={step + max(10, apart // 3)}"] if "until" in kind.keys else []
+        faults.append(parse_fault(f"{name}@{','.join(parts)}"))
+        step += max(5, round(apart * dice.uniform(0.6, 1.4)))
+    return faults
+
+
+def run(faults: list[Fault], steps: int, base: Base, folder: Path, limit_s: float) -> Executed:
+    """One `rankscope train` with these faults, ended after `limit_s`."""
+    settings = (
+        f"train.steps={steps}", "recovery.max_restarts=100000", "recovery.max_rollbacks=100000",
+        "recovery.max_corruptions_per_device=100000",
+        "checkpoint.interval=50", "checkpoint.memory_interval=10",
+        *sorted({setting for fault in faults for setting in CATALOGUE[fault.kind].settings}),
+    )  # fmt: skip
+    scenario = Scenario(
+        name="soak", mesh="config", seed=0, kinds=tuple(CATALOGUE[f.kind] for f in faults), faults=tuple(faults),
+        steps=steps, settings=settings,
+    )  # fmt: skip
+    return execute(scenario, base, folder, limit_s=limit_s)
+
+
+def clean_step_s(base: Base, folder: Path) -> float:
+    """Seconds of a step without faults: the median of the later half of a short run."""
+    done = run([], CLEAN_STEPS, base, folder, 300.0)
+    if done.run is None:
+        raise SystemExit(f"benchmarks.durability.soak: the clean run failed: {done.problem}")
+    with Store.open(done.run) as store:
+        sql = f"SELECT median(duration_ns) / 1e9 AS s FROM steps WHERE step > {CLEAN_STEPS // 2}"
+        return float(store.query(sql)["s"][0])
+
+
+def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
+    """Read everything from what the run left on disk."""
+    if executed.run is None:
+        return {"problem": executed.problem}
+    with Store.open(executed.run) as store:
+        steps = store.query(
+            "SELECT attempt, step, batch_index, loss, duration_ns, start_ns - clock_offset_ns AS mono_ns FROM steps "
+            "JOIN (SELECT attempt, any_value(clock_offset_ns) AS clock_offset_ns FROM ranks WHERE rank = 0 "
+            "GROUP BY attempt) USING (attempt) WHERE committed AND rank = 0 AND duration_ns IS NOT NULL"
+        )
+        skipped = store.query(
+            "SELECT CAST(json_extract_string(detail, '$.batch_index') AS BIGINT) AS batch FROM events "
+            "WHERE kind = 'batch_skipped'"
+        )["batch"]
+        struck = store.query(
+            "SELECT json_extract_string(detail, '$.fault') AS fault, min(rank) AS rank, min(wall_ns) AS wall_ns "
+            "FROM events WHERE kind = 'fault_injected' GROUP BY fault, step ORDER BY wall_ns"
+        )
+        said = store.query(
+            "SELECT finding_kind, finding_ranks, summary, wall_ns FROM findings WHERE status = 'fired' "
+            "AND severity <> 'info' ORDER BY wall_ns"
+        )
+        counts = store.query("SELECT kind, count(*) AS n FROM events GROUP BY kind")
+    answers = named(struck, said)
+    events = dict(zip(counts["kind"].tolist(), counts["n"].tolist(), strict=True))
+    if not len(steps["step"]):
+        return {"problem": f"not one step was taken: {executed.problem}"}
+    steps = as_taken(steps)
+    lasting = {int(step): place for place, step in enumerate(steps["step"])}  # the last time that a step was taken
+    order = [lasting[step] for step in sorted(lasting)]
+    ends = (steps["mono_ns"] + steps["duration_ns"]) / 1e9
+    gaps = np.diff(ends)
+    loss = np.asarray(steps["loss"], dtype=np.float64)[order]
+    tenth = max(1, len(loss) // 10)
+    useful_s, span_s = float(steps["duration_ns"][order].sum()) / 1e9, float(ends.max() - steps["mono_ns"].min() / 1e9)
+    return {
+        "steps": len(order),
+        "attempts": events.get("attempt_started", 0),
+        "rollbacks": events.get("rollback", 0),
+        "struck": len(struck["fault"]),
+        "wedged": int((gaps > wedged_after_s).sum()),
+        "longest_gap_s": round(float(gaps.max(initial=0.0)), 1),
+        **answers,
+        "goodput": round(useful_s / span_s, 4),
+        "batches": account(np.asarray(steps["batch_index"])[order].tolist(), [int(batch) for batch in skipped]),
+        "loss_first": round(float(np.median(loss[:tenth])), 4) if len(loss) else None,
+        "loss_last": round(float(np.median(loss[-tenth:])), 4) if len(loss) else None,
+        "exit_code": executed.exit_code,
+    }  # fmt: skip
+
+
+def as_taken(steps: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Steps in the order in which they were taken, whatever the wall clock showed: by attempt and monotonic time."""
+    order = np.lexsort((steps["mono_ns"], steps["attempt"]))
+    return {name: np.asarray(values)[order] for name, values in steps.items()}
+
+
+def named(struck: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Faults that got their finding in time or not, and findings that no fault asks for."""
+    asked = seen = right_rank = 0
+    explained: set[int] = set()
+    wrong = []
+    for fault, rank, at_ns in zip(struck["fault"], struck["rank"], struck["wall_ns"], strict=True):
+        in_time = [n for n, told_ns in enumerate(said["wall_ns"]) if 0 <= told_ns - at_ns < NAMED_WITHIN_S * 1e9]
+        for wanted in CATALOGUE[fault].expected:
+            asked += 1
+            found = [n for n in in_time if said["finding_kind"][n] in wanted.kinds]
+            names = [n for n in found if wanted.rank == "none" or rank in list(said["finding_ranks"][n])]
+            explained |= set(found)
+            seen += bool(found)
+            right_rank += bool(names)
+            if not names:
+                wrong.append(f"{fault} on rank {rank}: " + (said["summary"][found[0]] if found else "nothing"))
+    unexplained = [text for n, text in enumerate(said["summary"]) if n not in explained]
+    return {"asked": asked, "seen": seen, "right_rank": right_rank, "not_right": wrong, "unexplained": unexplained}
+
+
+def account(trained: list[int], skipped: list[int]) -> str:
+    """`exact`, or what is wrong with the account of the batches."""
+    twice = [batch for batch, number in Counter([*trained, *skipped]).items() if number > 1]
+    missing = sorted(set(range(max([*trained, *skipped], default=-1) + 1)) - {*trained, *skipped})
+    if not twice and not missing:
+        return "exact"
+    return f"{len(twice)} more than once {twice[:5]}, {len(missing)} not at all {missing[:5]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    folder = options.keep or Path(tempfile.mkdtemp(prefix="soak-"))
+    base = Base(config=options.config, overrides=tuple(options.overrides), num_ranks=RANKS)
+    found: dict[str, Any] = {"seed": options.seed}
+    if options.faults:
+        faults = draw(options.seed, options.faults, options.apart)
+        steps, limit_s = faults[-1].step + STEPS_AFTER, options.faults * options.wedged_after
+    else:
+        step_s = clean_step_s(base, folder / "clean")
+        apart = max(5, round(options.every / step_s))
+        faults = draw(options.seed, round(options.minutes * 60 / options.every) + 1, apart)
+        steps, limit_s = 10_000_000, options.minutes * 60
+        print(f"a clean step takes {1e3 * step_s:.0f} ms; {len(faults)} faults, {apart} steps apart or so", flush=True)
+        found["step_ms"] = round(1e3 * step_s, 1)
+    bad = BadTimes.under(folder, options.seed) if options.environments else None
+    if bad is not None:
+        base = replace(base, overrides=(*base.overrides, *bad.settings))
+        bad.start(options.environments)
+    start = time.monotonic()
+    done = run(faults, steps, base, folder / "runs", limit_s)
+    found["minutes"] = round((time.monotonic() - start) / 60, 1)
+    if bad is not None:
+        bad.stop()
+        found["environments"] = dict(Counter(each["environment"] for each in bad.told))
+    found |= judge(done, options.wedged_after)
+    for key, value in found.items():
+        if isinstance(value, list):
+            print(f"{key:14} {len(value)}")
+            print("".join(f"    {line}\n" for line in value), end="")
+        else:
+            print(f"{key:14} {value}")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    falls = found.get("loss_last") is not None and found["loss_last"] < found["loss_first"]
+    return int(bool(found.get("problem")) or found["wedged"] > 0 or found["batches"] != "exact" or not falls)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.durability.soak", description="a random fault every so often, for long"
+    )
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="from a fault to the next")
+    parser.add_argument("--faults", type=int, default=0, metavar="N", help="end after so many, not after --minutes")
+    parser.add_argument("--apart", type=int, default=50, metavar="STEPS", help="with --faults: from one to the next")
+    parser.add_argument(
+        "--environments", type=float, default=0.0, metavar="SECONDS", help="from one to the next; 0: none"
+    )
+    parser.add_argument("--wedged-after", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--config", type=Path, default=Path("examples/gpt-demo.toml"))
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Every panel of the Grafana dashboards asked of a real Prometheus that scrapes a recorded run.
+
+    python -m benchmarks.scale.panels runs/latest
+
+The run's metrics are those of its last moment, served as `watch` serves them; Prometheus (Debian's, see
+`tests/fetch_programs.sh`) scrapes them each second and evaluates `grafana/prometheus/recording.yml`. A panel has data,
+or its metrics are not recorded in this run (a run on a CPU has no GPU), or its query finds nothing although they are
+there: then it is named, and the exit code is 1. Conditions that hold in no healthy run (`> 0`) are no defect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from probes.tape.rundir import RunDir
+from store import Store
+from tests.programs import program
+from watch.exporting.metrics.node_metrics import NodeMetrics
+from watch.exporting.prometheus.server import Listen, Snapshot, serve
+
+GRAFANA = Path(__file__).parents[2] / "grafana"
+SCRAPED_S = 20
+"""Seconds of scrapes: rates and increases need two samples, recording rules one evaluation."""
+_COMPARES = re.compile(r"(?:[<>]=?|[!=]=)(?:\s|bool)")
+_MACROS = {"$__rate_interval": "15s", "$__interval": "5s", "$__range": "20s"}
+
+
+def panels(run_id: str) -> Iterator[tuple[str, str, str]]:
+    """(dashboard, title of the panel, its query for this run)."""
+    for path in sorted((GRAFANA / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", []):
+                query = target["expr"].replace("$run_id", run_id).replace("$runs", ".*")
+                for macro, value in _MACROS.items():
+                    query = query.replace(macro, value)
+                yield path.stem, panel["title"], query
+
+
+def recording_rules() -> dict[str, str]:
+    """{name: expression} of `recording.yml`."""
+    text = (GRAFANA / "prometheus" / "recording.yml").read_text()
+    found = re.findall(r"record: (\S+)\n\s+expr:((?:.|\n)*?)(?=\n\s*- |\n\n|\Z)", text)
+    return {name: expression.removeprefix(" >-").strip() for name, expression in found}
+
+
+def answered(port: int, query: str) -> int:
+    """Number of series of an instant query."""
+    url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+    with urllib.request.urlopen(url, timeout=60) as found:
+        return len(json.load(found)["data"]["result"])
+
+
+def ask(run: RunDir, folder: Path) -> int:
+    """Print a line a panel without data; returns the number of those that should have had some."""
+    manifest = run.manifest()
+    with Store.open(run) as store:
+        samples = NodeMetrics(manifest, node_rank=0).measure(store, time.time_ns())
+    names, rules = {sample.name for sample in samples}, recording_rules()
+    snapshot = Snapshot({"run_id": run.run_id, "node": "0"})
+    snapshot.replace(samples)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with serve(snapshot, Listen("127.0.0.1", 0)) as endpoint:
+        config: dict[str, Any] = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(GRAFANA / "prometheus" / "recording.yml")],
+            "scrape_configs": [
+                {"job_name": "rankscope", "static_configs": [{"targets": [urllib.parse.urlsplit(endpoint.url).netloc]}]}
+            ],
+        }
+        (folder / "prometheus.json").write_text(json.dumps(config))  # JSON is YAML
+        server = subprocess.Popen(
+            [program("prometheus"), f"--config.file={folder / 'prometheus.json'}", f"--storage.tsdb.path={folder}",
+             f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+        )  # fmt: skip
+        try:
+            time.sleep(SCRAPED_S)
+            rows = [(*panel, answered(port, panel[2])) for panel in panels(run.run_id)]
+        finally:
+            server.terminate()
+            server.wait(30)
+    empty, unrecorded = [], 0
+    for board, title, query, number in rows:
+        for record, expression in rules.items():
+            query = query.replace(record, f"({expression})")
+        is_recorded = set(re.findall(r"\brankscope_\w+", query)) <= names
+        if not number and is_recorded:
+            empty.append((board, title, query))
+        unrecorded += not number and not is_recorded
+    print(
+        f"{len(rows)} queries, {sum(row[3] > 0 for row in rows)} with data, {unrecorded} of metrics that this run lacks"
+    )
+    for board, title, query in empty:
+        print(f"{'no case of it' if _COMPARES.search(query) else 'NO DATA'}  {board}: {title}  {query}")
+    return sum(not _COMPARES.search(query) for *_, query in empty)
+
+
+def main() -> int:
+    """Entry: 0, 1 if a panel that should have data has none, 2 without Prometheus."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.panels", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    run = RunDir.open(parser.parse_args().run)
+    if not program("prometheus"):
+        sys.stderr.write("prometheus is not installed: sh tests/fetch_programs.sh .programs\n")
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        return 1 if ask(run, Path(folder)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

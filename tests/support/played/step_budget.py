@@ -1,0 +1,242 @@
+"""Cost of attaching in a step on many GPUs, counted on a played device and a fake process group.
+
+    python -m tests.support.played.step_budget                  # DDP, FSDP2, FSDP2 x TP, 1F1B; 64 and 512 ranks
+    python -m tests.support.played.step_budget --json budget.json
+
+Each row is a step of rank 0 after five others, with `rankscope.attach` and without: kernels, copies between device and
+host, events, waits of the host for the device, collectives. Nothing is computed (`tests.support.played.device`), so the
+numbers are of what is launched, not of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.support.played.device import Counts, load, played_device
+
+__all__ = ["LAYOUTS", "RANKS", "SINGLE", "Added", "added_by_attach"]
+
+LAYOUTS = ("ddp", "fsdp", "fsdp_tp", "1f1b")
+RANKS = (64, 512)
+SINGLE = "single"
+"""One rank, without a group: its phases are timed by events."""
+DIM, BLOCKS, BATCH, STAGES, TENSOR_RANKS, MICROBATCHES = 256, 4, 8, 8, 8, 8
+WARM_UP_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Additions of attaching to a step. `operators`: the kernels by name."""
+
+    layout: str
+    ranks: int
+    kernels: int
+    copies: int
+    events: int
+    syncs: int
+    collectives: int
+    operators: dict[str, int]
+
+
+def added_by_attach(layout: str, ranks: int, folder: Path) -> Added:
+    """Count a step of each, in the same process."""
+    with _world(ranks):
+        mesh = _mesh(layout, ranks)
+        with played_device() as counts:
+            return _added(layout, ranks, mesh, counts, folder)
+
+
+def _added(layout: str, ranks: int, mesh: Any, counts: Counts, folder: Path) -> Added:
+    import rankscope
+
+    model, optimizer, step = _training(layout, mesh)
+    bare = _counted(step, counts)
+    attached = rankscope.attach(model, optimizer, run_dir=folder / f"{layout}-{ranks}", watch=False)
+    ours = _counted(step, counts)
+    attached.detach()
+    more = ours.operators - bare.operators
+    more.subtract(bare.operators - ours.operators)
+    return Added(
+        layout=layout,
+        ranks=ranks,
+        kernels=ours.kernels - bare.kernels,
+        copies=ours.copies - bare.copies,
+        events=ours.events - bare.events,
+        syncs=ours.syncs - bare.syncs,
+        collectives=ours.collectives - bare.collectives,
+        operators={name: count for name, count in more.items() if count},
+    )
+
+
+def _counted(step: Callable[[], None], counts: Counts) -> Counts:
+    for _ in range(WARM_UP_STEPS):
+        step()
+    counts.clear()
+    step()
+    return replace(counts, operators=counts.operators.copy())
+
+
+@contextmanager
+def _world(ranks: int) -> Iterator[None]:
+    """Rank 0 of a group whose collectives do nothing."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _training(layout: str, mesh: Any) -> tuple[Any, Any, Callable[[], None]]:
+    """Model, optimizer and step of a layout, as a script of the user's would have them."""
+    import torch
+    from torch import nn
+
+    with torch.device("cuda:0"):
+        blocks = nn.Sequential(*[_block() for _ in range(BLOCKS)])
+    data = torch.empty(BATCH, DIM, device="cuda:0")
+    model = _PARALLEL[layout](blocks, mesh)
+    optimizer = torch.optim.AdamW(blocks.parameters(), lr=1e-3, foreach=True)
+    if layout == "1f1b":
+        run = partial(_schedule(blocks, mesh).step, data)
+    else:
+
+        def run() -> None:
+            model(data).square().mean().backward()
+
+    def step() -> None:
+        run()
+        if layout in ("ddp", SINGLE):
+            nn.utils.clip_grad_norm_(blocks.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def _block() -> Any:
+    from torch import nn
+
+    return nn.Sequential(OrderedDict(up=nn.Linear(DIM, 4 * DIM), act=nn.ReLU(), down=nn.Linear(4 * DIM, DIM)))
+
+
+def _mesh(layout: str, ranks: int) -> Any:
+    """The meshes along the dimensions of a layout. Made outside of the played device: a mesh reads numbers."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if layout == "fsdp_tp":
+        mesh = init_device_mesh("cuda", (ranks // TENSOR_RANKS, TENSOR_RANKS), mesh_dim_names=("dp_shard", "tp"))
+        return mesh["dp_shard"], mesh["tp"]
+    if layout == "1f1b":
+        mesh = init_device_mesh("cuda", (STAGES, ranks // STAGES), mesh_dim_names=("pp", "dp"))
+        return (mesh["pp"],)
+    return (init_device_mesh("cuda", (ranks,)),)
+
+
+def _ddp(blocks: Any, mesh: Any) -> Any:
+    """DDP without what its reducer reads of tensors that have no data: parameters' shapes, an order of buckets."""
+    import torch
+    import torch.distributed as dist
+
+    def reduce(_: Any, bucket: dist.GradBucket) -> Any:
+        dist.all_reduce(bucket.buffer(), async_op=True)
+        done = torch.futures.Future()  # that of the fake group holds no tensor
+        done.set_result(bucket.buffer())
+        return done
+
+    model = torch.nn.parallel.DistributedDataParallel(blocks, device_ids=[0], init_sync=False)
+    reduce.__annotations__.clear()  # texts here, where torch looks for types
+    model.register_comm_hook(None, reduce)
+    model.reducer = _Reducer(model.reducer)
+    model.logger = SimpleNamespace(set_runtime_stats_and_log=lambda: None)  # it asks for a timer of CUDA
+    return model
+
+
+class _Reducer:
+    """DDP's reducer, which keeps its first order of buckets."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _fsdp(blocks: Any, mesh: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block, mesh=mesh[0])
+    return fully_shard(blocks, mesh=mesh[0])
+
+
+def _fsdp_tp(blocks: Any, mesh: Any) -> Any:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    for block in blocks:
+        parallelize_module(block, mesh[1], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return _fsdp(blocks, mesh)
+
+
+_PARALLEL: Mapping[str, Callable[[Any, Any], Any]] = {
+    "ddp": _ddp,
+    "fsdp": _fsdp,
+    "fsdp_tp": _fsdp_tp,
+    "1f1b": lambda blocks, mesh: blocks,
+    SINGLE: lambda blocks, mesh: blocks,
+}
+
+
+def _schedule(blocks: Any, mesh: Any) -> Any:
+    import torch
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    piece = torch.empty(BATCH // MICROBATCHES, DIM, device="cuda:0")
+    grads = torch.empty_like(piece, requires_grad=True)
+    stage = PipelineStage(
+        blocks, 0, STAGES, torch.device("cuda:0"), input_args=piece, output_args=grads, group=mesh[0].get_group()
+    )
+    return Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda output, target: (output - target).square().mean())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.played.step_budget")
+    parser.add_argument("--layout", action="append", choices=(SINGLE, *LAYOUTS), help="these only")
+    parser.add_argument("--ranks", action="append", type=int, help="these only")
+    parser.add_argument("--json", type=Path, help="write the table here")
+    options = parser.parse_args(arguments)
+    rows = []
+    print(f"{'layout':8} {'ranks':>5} {'kernels':>7} {'copies':>6} {'events':>6} {'syncs':>5} {'collectives':>11}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        load(folder)
+        for layout in options.layout or (SINGLE, *LAYOUTS):
+            for ranks in (1,) if layout == SINGLE else options.ranks or RANKS:
+                row = added_by_attach(layout, ranks, folder)
+                rows.append(asdict(row))
+                counts = f"{row.kernels:7} {row.copies:6} {row.events:6} {row.syncs:5} {row.collectives:11}"
+                print(f"{layout:8} {ranks:5} {counts}  {row.operators or ''}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
