@@ -116,7 +116,9 @@ def test_a_plug_in_is_found_beside_the_wheel(installed: Path, tmp_path: Path) ->
         told = run(installed, "analyze", str(folder.path), cwd=tmp_path)
     finally:
         shutil.rmtree(info)
-    assert "Rank 0 stopped training for 5.0 s to save at step 7." in told.stdout, told.stdout + told.stderr
+    assert "Rank 0 stopped training for 5.0 s to save at step 7 (plug-in slow_save)." in told.stdout, (
+        told.stdout + told.stderr
+    )
     assert "The limit is 2 s; it took 5.0 s." in told.stdout
 
 

@@ -142,6 +142,10 @@ class Attached:
             with failing_open("attach.detach"):
                 self._undo.pop()()
 
+    def at_detach(self, undo: Callable[[], object]) -> None:
+        """Call `undo` when recording stops."""
+        self._undo.append(undo)
+
     # ---- how it begins ----
 
     def _begin(

@@ -42,7 +42,10 @@ class _Search:
         self._inside: set[int] = set()  # submodules of models that were found: not models themselves
         self._models: list[nn.Module] = []
         self._module_hook = register_module_forward_pre_hook(self._called)
-        register_optimizer_step_pre_hook(self._steps)  # one call a step; torch walks through them, so it stays
+        # One call a step; torch walks through them, so it stays until `detach`.
+        optimizer_hook = register_optimizer_step_pre_hook(self._steps)
+        attached.at_detach(self._module_hook.remove)
+        attached.at_detach(optimizer_hook.remove)
 
     def _called(self, module: nn.Module, args: Any) -> None:
         if id(module) in self._inside or torch.compiler.is_compiling():

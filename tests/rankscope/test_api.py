@@ -117,7 +117,7 @@ def test_a_process_with_a_module_of_the_same_name_is_told(tmp_path: Path) -> Non
     code = "import store, rankscope\ntry:\n    rankscope.open('.')\nexcept ImportError as error:\n    print(error)"
     environment = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert "a module 'store' of its own" in done.stdout, done
+    assert "its own module 'store'" in done.stdout, done
 
 
 def test_every_cell_of_the_notebook_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from analyzers.diagnose import Diagnosis, diagnose
+from analyzers.policy import SHARED
 from analyzers.report import markdown
 from analyzers.report.html import diagnosis_page as html
 from analyzers.report.json import to_json
@@ -38,7 +39,7 @@ def test_every_report_says_what_makes_the_pipeline_idle(diagnosed: tuple[str, St
     assert numbers["idle_expected_ratio"] == pytest.approx(3 / 11, abs=1e-4)
     assert max(parts, key=lambda name: parts[name]) == ("imbalance" if fault == "uneven_stages" else "data")
     assert len(numbers["idle_ratio_by_rank"]) == PIPELINE.num_ranks
-    assert len(numbers["idle_ratio_by_step"]) == 37
+    assert len(numbers["idle_ratio_by_step"]) == 40 - SHARED.warm_up_steps
     assert numbers["heaviest_stage"] == (2 if fault == "uneven_stages" else None)
 
     console = Console(file=io.StringIO(), width=120, force_terminal=False)

@@ -52,7 +52,9 @@ def test_a_run_that_ends_between_two_looks_is_judged_as_it_ends() -> None:
     assert [advice.cause for advice in said(plain_run(steps=FIRST + 9), state, SLOW, is_last=True)] == ["plan"]
 
 
-@pytest.mark.parametrize(("planned", "words"), [(None, "of the step time, "), (0.05, "time (planned: 5 %), ")])
+@pytest.mark.parametrize(
+    ("planned", "words"), [(None, "of the step time from step"), (0.05, "time (planned: 5 %) from step")]
+)
 def test_exposed_communication_is_said_beside_what_was_planned(planned: float | None, words: str) -> None:
     store = bucketed_world(buckets=1, bucket_bytes=16_000_000, gb_per_s=0.5, latency_ms=0.0)
     manifest = {} if planned is None else {"planned": {"communication_ratio": planned}}

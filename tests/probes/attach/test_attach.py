@@ -15,7 +15,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.nn.utils import clip_grad
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from probes.attach.attach import attach, current, detach, log, phase
@@ -127,6 +129,15 @@ def test_a_script_that_attaches_under_our_launcher_has_every_forward_once(tmp_pa
         tmp_path / "run", "SELECT parameter, count(*) FROM gradients GROUP BY parameter ORDER BY parameter"
     )
     assert looked_at == [("bias", 3), ("weight", 3)]
+
+
+def test_detach_leaves_no_hook_of_torch_behind(tmp_path: Path) -> None:
+    """Where no step was taken too: torch warns of global hooks on modules when a model is compiled."""
+    before = len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    assert (len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)) != before
+    detach()
+    assert (len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)) == before
 
 
 def test_a_phase_of_the_loops_own_name_is_recorded_and_nothing_without_attach(tmp_path: Path) -> None:
