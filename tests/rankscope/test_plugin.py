@@ -93,7 +93,7 @@ def run_folder(site: Path) -> Path:
 
 def test_it_is_reported_as_a_kind_of_ours(site: Path, run: Path) -> None:
     text = rankscope(site, "analyze", str(run))
-    assert "Rank 0 stopped training for 5.0 s to save at step 7." in text
+    assert "Rank 0 stopped training for 5.0 s to save at step 7 (plug-in slow_save)." in text
     assert "SLOW SAVE" in text
     assert "The limit is 2 s; it took 5.0 s." in text
     report = json.loads(rankscope(site, "analyze", str(run), "--format", "json"))
