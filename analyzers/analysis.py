@@ -17,7 +17,7 @@ from typing import Literal
 from analyzers.finding import Finding
 from analyzers.kinds import packages
 from analyzers.plugin_calls.calls import judge, not_judged
-from analyzers.plugin_calls.installed import InstalledPlugin, installed
+from analyzers.plugins import InstalledPlugin, installed
 from analyzers.scope import Scope
 from analyzers.source import Source
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from analyzers.causes import names
-from analyzers.plugin_calls.installed import installed
+from analyzers.plugins import installed
 
 __all__ = ["KINDS", "OUR_KINDS", "Kind", "packages"]
 

@@ -21,13 +21,13 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != _H
 if str(_HERE.parent) not in sys.path:
     sys.path.append(str(_HERE.parent))
 
-from analyzers.printable import visible  # noqa: E402
 from dashboard import frame, login, navigation  # noqa: E402
 from dashboard.data import prefetch  # noqa: E402
 from dashboard.drawing import live_chart  # noqa: E402
 from dashboard.drawing.elements import markdown_text, style  # noqa: E402
 from dashboard.run_choice import choose_run  # noqa: E402
 from dashboard.views import findings, overview  # noqa: E402
+from probes.tape.printable import visible  # noqa: E402
 from store.runs_folder import RunsFolder  # noqa: E402
 
 

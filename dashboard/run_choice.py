@@ -11,8 +11,8 @@ import os
 
 import streamlit as st
 
-from analyzers.printable import visible
 from dashboard.frame import RUN_ID, current_run
+from probes.tape.printable import visible
 from store.runs_folder import RunsFolder
 
 __all__ = ["choose_run"]

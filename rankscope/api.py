@@ -89,7 +89,7 @@ class _Diagnosed:
         return to_json(self.diagnose())
 
     def _repr_markdown_(self) -> str:
-        from analyzers.printable import escaped
+        from probes.tape.printable import escaped
 
         diagnosis = self.diagnose()
         lines = [f"**{escaped(diagnosis.verdict)}**", ""]

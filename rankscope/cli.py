@@ -90,7 +90,7 @@ def main() -> None:
         code = run_to_signal(lambda: app(standalone_mode=False))
     except TyperException as error:
         if message := error.format_message():
-            from analyzers.printable import visible  # after `rankscope.commands` has claimed the names
+            from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names
 
             sys.stderr.write(f"rankscope: {visible(_sentence(message))} See {_help_of(error)}\n")
         code = error.exit_code

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from analyzers.printable import visible
+from probes.tape.printable import visible
 from probes.tape.safe_open import open_plain
 from probes.tape.secrets import Redactor
 from watch.stacks.pyspy import StacksError, ranks_here, take

@@ -19,7 +19,6 @@ from analyzers.live import (
     remembered,
     standstill_findings,
 )
-from analyzers.printable import visible
 from analyzers.report.wording.explained import next_step
 from analyzers.run.digest import Digest
 from analyzers.run.policy import stall_policy
@@ -27,6 +26,7 @@ from analyzers.settings.live_advice import AdviceState, live_advice, remembered_
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
+from probes.tape.printable import visible
 from watch.exporting.exports import Exports
 
 __all__ = ["LiveJudge"]

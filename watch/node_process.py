@@ -21,13 +21,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from analyzers.printable import visible
 from analyzers.report.terminal.lost_terminal import leave_lost_terminal
 from analyzers.run.policy import stall_policy
 from probes.settings.section import read
 from probes.settings.sections import ProbesSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
+from probes.tape.printable import visible
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from probes.tape.shared_memory import remove_shared
 from store import Ingester, StoreError, StoreLockedError

@@ -20,9 +20,9 @@ from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, WAITED, own
 from analyzers.compare.answer import answer, most_of_it
 from analyzers.compare.conditions import SAME_RATIO, Difference, Run, conditions, tokens_of_step
 from analyzers.compare.loss_change import LossChange, loss_change
-from analyzers.printable import escaped
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, missing_tables
+from probes.tape.printable import escaped
 
 from ..diagnose import Diagnosis
 from ..finding import Finding

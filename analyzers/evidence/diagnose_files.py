@@ -33,10 +33,10 @@ from analyzers.logs.log_events import LogBook
 from analyzers.logs.wording import ANALYZER
 from analyzers.memory.snapshots import judge_memory
 from analyzers.pipeline.operations import judge_jobs
-from analyzers.printable import visible
 from analyzers.stragglers.inspector import judge_inspector
 from analyzers.stragglers.traces import judge_traces
 from analyzers.whatif.what_if import WhatIf
+from probes.tape.printable import visible
 from store.readers.archives import expand
 from store.readers.debug_server import dumps_of_page
 from store.readers.external_files import SourceError, Survey, head, survey

@@ -14,7 +14,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from analyzers.printable import visible
+from probes.tape.printable import visible
 
 __all__ = [
     "ACCUSED",

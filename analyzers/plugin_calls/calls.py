@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzers.finding import Finding
-from analyzers.plugin_calls.installed import InstalledPlugin, plugin_of
+from analyzers.plugins import InstalledPlugin, plugin_of
 from analyzers.scope import Scope
 from analyzers.source import Source
 from store.plugins import PluginError

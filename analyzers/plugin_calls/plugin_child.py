@@ -25,7 +25,7 @@ _LIVE = ("never", "each_tick", "periodic")
 
 
 class _Calls:
-    """The calls that `analyzers.plugin_calls.installed` and `analyzers.plugin_calls.calls` make."""
+    """The calls that `analyzers.plugins` and `analyzers.plugin_calls.calls` make."""
 
     def __init__(self, module: ModuleType, channel: Channel) -> None:
         if missing := [name for name in ("KINDS", "ANALYSES") if not hasattr(module, name)]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
-from analyzers.printable import MAX_TEXT, escaped, visible
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.wording import batches_text, counted, number, number_ranges, sentence
+from probes.tape.printable import MAX_TEXT, escaped, visible
 
 __all__ = ["to_markdown"]
 

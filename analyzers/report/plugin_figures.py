@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from analyzers.figures.not_drawn import not_drawn
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.plugin_calls.installed import plugin_of
+from analyzers.plugins import plugin_of
 from analyzers.source import Source
 from store.plugins import PluginError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
-from analyzers.plugin_calls.installed import plugin_of
+from analyzers.plugins import plugin_of
 from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text

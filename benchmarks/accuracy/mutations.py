@@ -103,7 +103,7 @@ MUTATIONS = (
     Mutation("suspects are not reported", "analyzers/diagnose.py",
              'if finding.status in ("fired", "suspect"))', 'if finding.status == "fired")',
              "tests/analyzers/evidence/test_dump_verdicts.py::test_a_rank_dumped_before_the_call_is_not_accused_for_sure"),
-    Mutation("text of the run is HTML in a report", "analyzers/printable.py",
+    Mutation("text of the run is HTML in a report", "probes/tape/printable.py",
              r'_LISTED.sub(r"\1\\\2", _MEANT.sub(r"\\\g<0>", visible(shown).strip()))', "visible(shown).strip()",
              "tests/analyzers/report/test_files.py::test_nothing_of_a_hostile_run_is_obeyed_by_a_ticket"),
     # watch

@@ -21,11 +21,11 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from analyzers.finding import Finding
-from analyzers.printable import escaped, visible
 from analyzers.wording import ranks_text
 from dashboard.drawing import zoom
 from dashboard.drawing.chart_cache import cached_figure
 from dashboard.drawing.live_chart import show_in_place
+from probes.tape.printable import escaped, visible
 
 __all__ = [
     "SEVERITY_COLOURS", "BadgeColour", "chart", "empty_state", "is_dark_theme", "location", "markdown_text", "style",

@@ -8,7 +8,6 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.printable import visible
 from analyzers.run.event_log import parsed_detail
 from analyzers.source import Source
 from dashboard.data.flat_settings import flat
@@ -16,6 +15,7 @@ from dashboard.drawing.elements import empty_state, table
 from dashboard.frame import View, framed
 from probes.tape import event_kinds
 from probes.tape.event_kinds import COMMON_FIELDS
+from probes.tape.printable import visible
 
 __all__ = ["configuration"]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.printable import visible
 from analyzers.run.event_log import parsed_detail
 from analyzers.source import Source
 from dashboard.data import event_queries
@@ -16,6 +15,7 @@ from dashboard.data.step_range import Ranges, numbers
 from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.frame import View, framed
 from probes.tape.event_kinds import EVENT_KINDS
+from probes.tape.printable import visible
 
 __all__ = ["events"]
 

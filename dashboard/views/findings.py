@@ -10,7 +10,6 @@ from analyzers.deaths.recovery_response import done_about
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.kinds import KINDS
-from analyzers.printable import visible
 from analyzers.report.evidence import drawings
 from analyzers.report.runbook_sections import advice_text
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
@@ -31,6 +30,7 @@ from dashboard.drawing.elements import (
 )
 from dashboard.finding_link import page_link
 from dashboard.frame import View, framed
+from probes.tape.printable import visible
 
 __all__ = ["card", "findings", "verdict_text"]
 

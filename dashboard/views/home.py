@@ -12,13 +12,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from analyzers.printable import visible
 from dashboard.data.background_answers import Answers
 from dashboard.drawing import units
 from dashboard.drawing.elements import empty_state, markdown_text
 from dashboard.finding_link import page_link
 from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
 from dashboard.views.compare import MAX_RUNS
+from probes.tape.printable import visible
 from probes.tape.rundir import RunDir, RunError
 from store.runs.run_notes import RunNotes, read_notes
 from store.runs_folder import RunsFolder

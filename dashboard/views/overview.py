@@ -11,7 +11,6 @@ from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, goodput, loss, speed
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
-from analyzers.printable import escaped, visible
 from analyzers.run.evaluations import evaluations
 from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.open_findings import reported_findings
@@ -24,6 +23,7 @@ from dashboard.frame import View, framed
 from dashboard.views.findings import card, verdict_text
 from probes.settings.described import TrainFacts
 from probes.settings.section import read
+from probes.tape.printable import escaped, visible
 
 __all__ = ["overview"]
 

@@ -8,7 +8,6 @@ from typing import Any
 import streamlit as st
 
 from analyzers.hangs.stacks import read_stack
-from analyzers.printable import visible
 from analyzers.source import Source
 from dashboard.data.rank_at_step import rank_at_step
 from dashboard.data.run_logs import RunLogs, lines_at
@@ -16,6 +15,7 @@ from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.finding_link import page_link
 from dashboard.frame import View
 from dashboard.views.logs import load_logs
+from probes.tape.printable import visible
 from store.published.copy_time import is_copy
 
 __all__ = ["rank_and_step"]

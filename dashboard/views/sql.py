@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from analyzers.printable import visible
 from dashboard.drawing import units
 from dashboard.drawing.elements import table, unique_names
 from dashboard.frame import View, framed
+from probes.tape.printable import visible
 from probes.tape.schema import TABLES
 from store import StoreError
 from store.sql import process as sql_process

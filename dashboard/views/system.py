@@ -7,12 +7,12 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.printable import visible
 from analyzers.source import Source
 from dashboard.data import system_queries
 from dashboard.data.flat_settings import flat
 from dashboard.drawing.elements import empty_state, table, tiles
 from dashboard.frame import View, framed
+from probes.tape.printable import visible
 
 __all__ = ["system"]
 

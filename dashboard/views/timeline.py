@@ -12,7 +12,6 @@ import streamlit as st
 from analyzers.figures import activity
 from analyzers.figures import timeline as gantt
 from analyzers.figures.attempt_marks import AttemptMark, attempt_marks
-from analyzers.printable import visible
 from analyzers.report.chrome_trace.write import write_trace
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
@@ -20,6 +19,7 @@ from analyzers.source import Source
 from dashboard.data import queries
 from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
+from probes.tape.printable import visible
 
 __all__ = ["timeline"]
 

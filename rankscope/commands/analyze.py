@@ -193,7 +193,7 @@ def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:
 def _progress(name: str, done: int, total: int) -> None:
     """One line on a terminal while large input is read."""
     if total >= SHOW_PROGRESS_BYTES and sys.stderr.isatty():
-        from analyzers.printable import visible
+        from probes.tape.printable import visible
 
         sys.stderr.write(f"\r\x1b[Kreading {visible(name[-60:])}: {100 * done // total} % of {total / 1e9:.1f} GB")
         sys.stderr.flush()

@@ -76,7 +76,7 @@ def _print(names: tuple[str, ...], rows: list[tuple[Any, ...]], output: str) -> 
         import csv
         import sys
 
-        from analyzers.printable import visible
+        from probes.tape.printable import visible
 
         shown = ([visible(value) if isinstance(value, str) else value for value in row] for row in (names, *rows))
         csv.writer(sys.stdout).writerows(shown)
@@ -84,7 +84,7 @@ def _print(names: tuple[str, ...], rows: list[tuple[Any, ...]], output: str) -> 
         from rich import box
         from rich.table import Table
 
-        from analyzers.printable import visible
+        from probes.tape.printable import visible
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(names):

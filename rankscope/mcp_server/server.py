@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analyzers.printable import visible
+from probes.tape.printable import visible
 from rankscope import __version__
 from rankscope.mcp_server.answers import compact
 from rankscope.mcp_server.tools import Tools

@@ -22,7 +22,6 @@ from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.health.xids import xid_table
 from analyzers.kinds import KINDS
 from analyzers.numerics.nonfinite_origin import Phase
-from analyzers.printable import visible
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.report.wording.explained import next_step
@@ -30,6 +29,7 @@ from analyzers.run.endings import DeathCause
 from analyzers.run.policy import stall_policy
 from analyzers.settings.analyze import RULES
 from analyzers.stragglers import analyze as straggler
+from probes.tape.printable import visible
 from probes.tape.schema import TABLES
 from store.readers.logs.rules import load_rules
 from tests.analyzers.deaths.test_rank_lost import killed

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analyzers.printable import visible
 from analyzers.robust import median
 from analyzers.wording import number
+from probes.tape.printable import visible
 from trainer.preflight.judge_devices import flops_text
 from trainer.preflight.judge_links import rate_text, seconds_text
 from trainer.preflight.readings import RankReading, Readings

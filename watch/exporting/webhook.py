@@ -30,13 +30,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from analyzers.finding import Finding
-from analyzers.printable import visible
 from analyzers.report.runbook_sections import explain_command
 from analyzers.report.wording.links import AlertLinks, alert_links
 from probes.settings.section import read
 from probes.settings.sections import AlertsSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
+from probes.tape.printable import visible
 from probes.tape.secrets import MIN_LITERAL_CHARS, Redactor
 from store.plugins import PluginProcess, plugins
 from store.readers.http_deadline import HttpDeadline, plain_reason

@@ -23,7 +23,7 @@ from typing import Any
 import numpy.typing as npt
 
 from analyzers.analysis import plugin_analyses
-from analyzers.plugin_calls.installed import CHILD, GROUP
+from analyzers.plugins import CHILD, GROUP
 from store import Store, StoreError
 from store.plugins import plugins
 from watch.background_loop import background_loop

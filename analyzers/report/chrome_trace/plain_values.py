@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analyzers.printable import visible
+from probes.tape.printable import visible
 
 __all__ = ["plain", "text"]
 

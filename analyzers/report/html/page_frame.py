@@ -22,8 +22,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from analyzers.figures import theme
-from analyzers.printable import visible
 from analyzers.report.html.runbook_part import RunbookPart
+from probes.tape.printable import visible
 
 __all__ = ["FigurePage", "PlacedFigure", "Section"]
 

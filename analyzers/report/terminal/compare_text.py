@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.two_runs import Comparison
-from analyzers.printable import visible
 from analyzers.report.terminal.diagnosis_text import title
+from probes.tape.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

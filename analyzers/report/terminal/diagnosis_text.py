@@ -16,7 +16,6 @@ from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.policy import SHARED
-from analyzers.printable import visible
 from analyzers.profiling.capture_lines import capture_line
 from analyzers.report.terminal.trace_table import render_ranks
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
@@ -26,6 +25,7 @@ from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.wording import batches_text, counted, is_number, ranks_text, sentence
+from probes.tape.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,10 +16,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from analyzers.kinds import KINDS
-from analyzers.printable import visible
 from analyzers.report.rank_rows import RankRow, RankRows
 from analyzers.report.terminal.fitted_table import FittedTable
 from analyzers.wording import size_text
+from probes.tape.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

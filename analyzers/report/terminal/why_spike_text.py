@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzers.numerics.why_spike import WhySpike
-from analyzers.printable import visible
+from probes.tape.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
