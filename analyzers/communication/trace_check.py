@@ -5,7 +5,7 @@
     check.gap_ratio                                # how far the trace lies outside what the stamps allow
 
 A trace sees each kernel, a stamp only when the compute stream stood still. Where a kernel stands behind another
-stream's without a wait (few hardware queues), or the stamps are wrong for a reason of their own, the trace says so.
+stream's without a wait (few hardware queues), or the stamps are wrong for another reason, the trace shows it.
 While the device waited for its host, communication in flight may count as exposed or not: any share between the two
 is allowed.
 """

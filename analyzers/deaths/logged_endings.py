@@ -107,7 +107,7 @@ def _take_aborted(entry: LogLine, ended: Ended) -> None:
 
 
 def _take_others(entry: LogLine, ended: Ended) -> None:
-    """The failures that torchrun lists beside the root cause: as early as that one, they are as suspect."""
+    """The failures that torchrun lists with the root cause: those as early as it are as suspect."""
     for part in entry.text("others").split(", "):
         rank, _, time = part.partition("@")
         seen_s = _seconds(time)

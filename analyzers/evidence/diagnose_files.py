@@ -72,7 +72,7 @@ class _Files:
 
 
 def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -> Diagnosis:
-    """The diagnosis of files that no run of ours wrote. Raises SourceError with one line if none can be read."""
+    """Diagnose files that Rankscope did not record. Raises SourceError with one line if none can be read."""
     with ExitStack() as scratch:
         files = _files(paths, scratch)
         name = paths[0].name or str(paths[0])

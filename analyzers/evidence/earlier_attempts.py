@@ -1,4 +1,4 @@
-"""Ends of the attempts before a log's last one, and how the last one ended: facts beside the verdict.
+"""Ends of the attempts before a log's last one, and how the last one ended: facts added to the verdict.
 
 earlier_ends(book)            # [{"cause": "preempted", "host": "n1", "line": "slurm-1.log:30"}, ...]
 ended_text(book, findings, "finished")    # "finished, after 2 earlier attempts: preempted (n1), node_failed (n3)"

@@ -6,7 +6,7 @@
 1. A cause that the logs prove explains the hang that the dumps show, if both name the same ranks, or the dumps name
    none: one finding, with the call of the dumps and the lines of the logs.
 2. A rank that the dumps name stands before a line that names none: an error of a device that the dumps show to be stuck
-   is joined to it, any other is a suspicion of its own.
+   is joined to it, any other is a separate suspicion.
 3. A hang that the dumps prove takes the place of a suspicion out of the logs, and keeps its lines.
 4. What the dumps could not judge because a rank left none is settled by the logs if they say how that rank ended.
 5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.

@@ -1,4 +1,4 @@
-"""Facts of a log that stand beside its cause: the rank that did not give up, what was worked on, addresses of peers.
+"""Facts of a log that accompany its cause: the rank that did not give up, what was worked on, addresses of peers.
 
 candidates = [with_facts(candidate, book, ended) for candidate in candidates]
 """

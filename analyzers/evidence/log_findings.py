@@ -37,7 +37,7 @@ _ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not b
 _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
 """Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
 MAX_ALSO = 3
-"""Findings beside the first: more of them are consequences."""
+"""Findings after the first: any more are consequences."""
 
 
 def analyze(source: Source) -> list[Finding]:
@@ -140,7 +140,7 @@ def _same(host: Candidate, other: Candidate) -> bool:
 
 
 def _is_another(other: Candidate, first: Candidate) -> bool:
-    """Return True if a second candidate is worth a finding of its own: proven, of other ranks, and no consequence."""
+    """Return True if a second candidate deserves a separate finding: proven, of other ranks, and no consequence."""
     if other.rank_class == "host":
         return True
     alien = not set(other.ranks) & set(first.ranks) if other.ranks and first.ranks else False

@@ -67,7 +67,7 @@ def is_stop(entry: LogLine) -> bool:
 
 
 def is_victims(entry: LogLine) -> bool:
-    """Return True if an exception reports a peer's end or an aborted call, and no cause of its own."""
+    """Return True if an exception reports a peer's end or an aborted call, and no other cause."""
     text = text_of(entry)
     rule = cause_of(text)
     if rule is not None:
@@ -78,7 +78,7 @@ def is_victims(entry: LogLine) -> bool:
 
 
 def _is_of_communication(entry: LogLine, text: str) -> bool:
-    """Return True if an error without a cause of its own came out of a call that waits for other ranks."""
+    """Return True if an error that names no cause came out of a call that waits for other ranks."""
     if _OTHERS.search(text):
         return True
     links = read_traceback(entry.text("traceback"))

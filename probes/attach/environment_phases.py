@@ -1,4 +1,4 @@
-"""What a loop does in an environment of reinforcement learning, as phase `environment`.
+"""Record interaction with reinforcement-learning environments as phase `environment`.
 
     environments = EnvironmentPhases(phases)
     environments.patch(imports)

@@ -1,9 +1,9 @@
-"""The `step` of an optimizer that is none of torch's, with a call of ours before and after.
+"""Wrap `step` of an optimizer that does not derive from torch's: a call before it and one after it.
 
     undo = around_step(optimizer, before, after)      # each is called with the optimizer
 
-The method stands in the optimizer's own attributes. A copy of the optimizer, and what is loaded from a file, have the
-class's again: of their own, not that of the optimizer that was copied.
+The wrapper is an attribute of the instance. A copy of the optimizer, or one loaded from a file, has the `step` of its
+class: a copied wrapper would step the original.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Updates that a step of a loop has: by one optimizer, by several with a loss each, or by hand.
+"""Count the updates in a step of a loop: by one optimizer, by several with a loss each, or by hand.
 
     updates.passed(models)               # a backward pass is over; the models whose optimizer is not known
     updates.begins(optimizer)            # an optimizer steps
     updates.was_by_hand(model)           # a pass that trains begins: what `model` had of gradients was used and cleared
 
-Models that are trained in turn against losses of their own (GANs, actors and critics) have no loss whose size is a
+Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size is a
 measure of progress: an event says so (`analyzers.numerics.policy_loss`). A loop without an optimizer, that subtracts
 gradients itself, ends its steps where it clears them.
 """
@@ -22,7 +22,7 @@ from ..tape import event_kinds
 __all__ = ["Updates"]
 
 TURNS = 3
-"""Times that an optimizer steps again after another one has stepped, each after a backward pass of its own."""
+"""Alternations between two optimizers, each with its own backward pass, from which models are trained in turn."""
 
 
 class Updates:

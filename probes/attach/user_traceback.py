@@ -40,7 +40,7 @@ def _stripped(trace: TracebackType | None) -> TracebackType | None:
         if not (is_start or os.path.abspath(path).startswith(_PROBES)):
             links.append(trace)
         trace = trace.tb_next
-    if not links:  # a script that does not compile has no frame of its own
+    if not links:  # a script that does not compile has no frame
         return None
     for link, following in zip(links, [*links[1:], None], strict=True):
         link.tb_next = following

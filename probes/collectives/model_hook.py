@@ -29,7 +29,7 @@ _hooked: WeakSet[nn.Module] = WeakSet()
 
 
 class ModelHook:
-    """Calls a function of ours, in the module that it is registered with only."""
+    """A forward hook that acts only in the module it was registered with, never in a copy of it."""
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         self._call = call

@@ -1,4 +1,4 @@
-"""Lines on the terminal of a run that trains, of `rankscope train` and `rankscope run` alike.
+"""Lines on the terminal of a run that trains, of `rankscope train` and `rankscope run`.
 
     findings = FindingLines()
     if line := findings.line(event):        # "" where nothing is new

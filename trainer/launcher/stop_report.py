@@ -38,7 +38,7 @@ def open_verdict(run: RunDir) -> list[str]:
 
 
 def open_critical(run: RunDir) -> list[Finding]:
-    """Critical findings of ours that are open, in the order in which they are read. Those of plug-ins are in the
+    """Rankscope's critical findings that are open, in the order in which they are read. Those of plug-ins are in the
     verdict that follows: none may be started while a run is being stopped."""
     events = [event for _, folder in run.node_dirs() for event in _findings(folder / "events.jsonl")]
     events.sort(key=lambda event: int(event.get("wall_ns") or 0), reverse=True)
