@@ -1,4 +1,4 @@
-"""Was this rank's own gradient finite before FSDP2 reduced it? Kept on the device, read only when a step is refused.
+"""Was this rank's own gradient finite before it was reduced? Kept on the device, read only when a step is refused.
 
     inputs = watch_fsdp_reductions()              # None where this torch's FSDP2 is another one
     inputs.begin(step)                            # before the forward pass
@@ -11,8 +11,9 @@ FSDP2 hands gradients to its reduce-scatter. It adds one `_foreach_norm` for eac
 absolute value: no copy, no synchronisation, and a few numbers a parameter.
 
 The numbers of the newest computations are kept: the trainer judges a step while the next one is computed, and may
-compute a suspicious one again, so one step may have several. DDP reduces in C++ as soon as a bucket is full: of it only
-the gradient of the first layer's output is looked at (`watch_first_layer`), to which a NaN of an activation flows down.
+compute a suspicious one again, so one step may have several. The trainer hands over each bucket of its DDP
+(`trainer.parallel.ddp`). Where that has another communication hook, only the gradient of the first layer's output is
+looked at (`watch_first_layer`), to which a NaN of an activation flows down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Replicas with torch's DistributedDataParallel: every rank has all parameters, gradients are averaged in buckets."""
+"""Replicas with torch's DistributedDataParallel: every rank has all parameters, gradients are averaged in buckets.
+
+ddp = apply_ddp(model, mesh, config, device)
+inputs = watch_buckets(ddp)         # was this rank's own gradient finite? See `probes.collectives.reduction_inputs`
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,19 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from probes.collectives.reduction_inputs import ReductionInputs
+from probes.fail_open import record_error
 from trainer.config.config import ParallelConfig
+from trainer.torch_compat import GradBucket
 
-__all__ = ["apply_ddp"]
+__all__ = ["apply_ddp", "watch_buckets"]
 
 
 def apply_ddp(
@@ -36,3 +46,23 @@ def _without_buffer_broadcasts() -> dict[str, Any]:
     """The rotary tables are the same everywhere and never change. torch 2.13 has a new name for saying so."""
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+
+
+def watch_buckets(ddp: DistributedDataParallel) -> ReductionInputs:
+    """Look at each bucket before it is reduced, from now on: one norm a bucket, the same reduction. The only hook."""
+    inputs = ReductionInputs()
+    ddp.register_comm_hook((inputs, ddp.process_group), _reduce)
+    return inputs
+
+
+def _reduce(state: tuple[ReductionInputs, dist.ProcessGroup], bucket: GradBucket) -> Future[Tensor]:
+    inputs, group = state
+    try:
+        inputs.add([bucket.buffer()])
+    except Exception as error:
+        record_error("collectives.reduction_inputs", error)
+    return allreduce_hook(group, bucket)
+
+
+# DDP checks them and wants types, not strings.
+_reduce.__annotations__ = {"bucket": GradBucket, "return": Future[Tensor]}

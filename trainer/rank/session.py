@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch.nn.parallel import DistributedDataParallel
+
 from probes.collectives.reduction_inputs import watch_first_layer, watch_fsdp_reductions
 from probes.collectives.wrapped import unreduced_gradients
 from probes.gradients import GradientProbe
@@ -17,6 +19,7 @@ from probes.tape.rundir import RunDir
 from trainer.config.config import Config
 from trainer.guard.recovery import Recovery
 from trainer.layout.plan import Plan
+from trainer.parallel.ddp import watch_buckets
 from trainer.rank.instrument import watch_experts
 from trainer.rank.late_verdict import late_verdict
 from trainer.rank.loop import Session
@@ -41,6 +44,10 @@ def make_session(
         # On the host the wrapper of process groups looks at each input.
         if plan.dp_shard > 1:
             inputs = watch_fsdp_reductions()
+        elif isinstance(ddp := training.parts[0].forward_module, DistributedDataParallel) and (
+            config.parallel.gradient_compression == "none"
+        ):
+            inputs = watch_buckets(ddp)
         elif plan.world_size > 1:
             inputs = watch_first_layer(training.modules[0])
     recovery = Recovery(training, recorder, run, gradients, inputs)
