@@ -46,7 +46,12 @@ from analyzers.stragglers.host_gaps import host_gap
 from analyzers.stragglers.named_phase import named_phase
 from analyzers.stragglers.onset import with_onset
 from analyzers.stragglers.past_comparison import find_slower_than_before
-from analyzers.stragglers.peer_comparison import Straggler, find_stragglers, without_side_effects
+from analyzers.stragglers.peer_comparison import (
+    Straggler,
+    find_stragglers,
+    within_step_growth,
+    without_side_effects,
+)
 from analyzers.stragglers.place_onset import with_place_onset
 from analyzers.stragglers.place_texts import PLACE_TEXTS, phase_text
 from analyzers.stragglers.policy import StragglerPolicy
@@ -249,6 +254,18 @@ def _nodes(source: Source, attempt: int) -> dict[int, str]:
 
 def _finding(source: Source, timings: Timings, suspect: Suspect, policy: StragglerPolicy) -> Finding:
     worst = suspect.worst
+    is_least, side = DEVICE in timings.own, ""
+    peers = _peers_of(timings, worst) if worst.has_peers else []
+    place = worst.place()
+    place = "" if place == WHOLE_STEP else place
+    by_gap = ""
+    if is_least and place in ("", DEVICE):
+        place = by_gap = host_gap(source, timings.attempt, worst, peers)
+    if worst.cause == "compute" and (is_least or is_stamped(source, timings.attempt)):
+        side = "host" if is_least and place in GAPS else late_side(source, timings.attempt, worst, peers)
+    if side == "host":
+        worst = within_step_growth(timings, worst)
+        suspect = replace(suspect, members=(worst, *suspect.members[1:]))
     cost = cost_of(source, timings, suspect)
     evidence: dict[str, Any] = {
         "pattern": suspect.pattern,
@@ -264,21 +281,12 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
         "episodes": sum(len(member.segments) for member in suspect.members),
         "ongoing": suspect.ongoing,
     }
-    place = worst.place()
-    place = "" if place == WHOLE_STEP else place
-    is_least, side = DEVICE in timings.own, ""
-    peers = _peers_of(timings, worst) if worst.has_peers else []
     if is_least:
         evidence["measured_by"] = "durations of calls over their members"
-    if is_least and place in ("", DEVICE):
-        place = host_gap(source, timings.attempt, worst, peers)
-        if place:
-            evidence["place_measured_by"] = "gaps between the host's spans"
+    if by_gap:
+        evidence["place_measured_by"] = "gaps between the host's spans"
     if worst.by_cpu:
         evidence["measured_by"] = "CPU time"
-    if worst.cause == "compute" and (is_least or is_stamped(source, timings.attempt)):
-        by_gap = is_least and place in GAPS
-        side = "host" if by_gap else late_side(source, timings.attempt, worst, peers)
     if side:
         evidence["late_side"] = side
     if place:

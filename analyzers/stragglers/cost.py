@@ -4,7 +4,7 @@
     cost.step_ms, cost.step_without_ms, cost.saved_s, cost.basis
 
 Where too little was recorded to replay (`basis` is then "excess"), the excess over the next slowest rank is taken off
-the step: exact if the rank was last everywhere.
+the step: exact if the rank was last everywhere. Neither gains more than the step grew when the rank became slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Severity
 from analyzers.policy import SHARED
 from analyzers.source import Source
-from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.peer_comparison import Straggler, step_before_ms
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
@@ -93,6 +93,8 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
         with_peers = [rank for rank in suspect.ranks if rank not in before]
         replayed_ms = without(found, with_peers, peers, share=_share(worst), pauses=pauses, faster_ranks=before)
         without_ms = step_ms if withheld else min(step_ms, replayed_ms)
+    if (before_ms := step_before_ms(timings, worst)) is not None:
+        without_ms = max(without_ms, min(step_ms, before_ms))
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
         step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error,

@@ -58,6 +58,10 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
 
 def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     found = in_newest_steps(source, attempt, slow, peers, _median_late_ms)
+    if not slow.has_peers:  # its own past instead
+        spans = (slow.first_step, slow.last_step), (0, slow.first_step - 1)
+        now, before = (_median_late_ms(source, attempt, [slow.rank], *span) for span in spans)
+        found = now, before
     if not all(found):
         return ""
     more_ms = found[0]["late"] - found[1]["late"]

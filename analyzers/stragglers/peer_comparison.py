@@ -47,7 +47,9 @@ __all__ = [
     "num_steps_of",
     "outlasts_bursts",
     "places_of",
+    "step_before_ms",
     "with_median_rest",
+    "within_step_growth",
     "without_side_effects",
 ]  # fmt: skip
 
@@ -263,6 +265,25 @@ def num_steps_of(steps: Ints, segment: Segment) -> int:
     """Number of steps that a segment's observations stand for: a very long run is downsampled."""
     own = steps[segment.begin : segment.end]
     return 1 + int(np.maximum(np.diff(own), 1).sum())
+
+
+def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
+    """Median step before a rank became slow: without it the run is no faster. None without a history."""
+    begin = slow.segments[0].begin
+    if begin < SHARED.history:
+        return None
+    return float(np.median(np.nanmedian(complete(timings.duration[:, :begin]), axis=0)))
+
+
+def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
+    """Less of an excess that is a device's waiting for its host: as far as the step did not grow, it stood idle before,
+    too, and waited for others in place of its host."""
+    before_ms = step_before_ms(timings, slow)
+    if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
+        return slow
+    grown_ms = max(slow.step_ms - before_ms, 0.0)
+    share = grown_ms / slow.excess_ms
+    return replace(slow, excess_ms=grown_ms, factor=1 + (slow.factor - 1) * share)
 
 
 def complete(values: Matrix) -> Matrix:
