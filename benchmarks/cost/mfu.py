@@ -2,6 +2,7 @@
 
     python -m benchmarks.cost.mfu                                     # GPT-2's size, 124 M parameters
     python -m benchmarks.cost.mfu --model llama-8b-slice              # four layers of Llama 3 8B, with its vocabulary
+    python -m benchmarks.cost.mfu --probes-only                       # one model in memory, no comparison
     python -m benchmarks.cost.mfu --set train.compile=false           # with any setting changed
     python -m benchmarks.cost.mfu --kernels 20                        # and what the device's time went to
     python -m benchmarks.cost.mfu --model tiny --device cpu           # tries the script
@@ -127,35 +128,36 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     loops["with"].step()
     _settle(device)
     first_step_s = time.perf_counter() - start
-    loops["without"] = OurLoop(configuration(options, probes=False), NullRecorder(), folder / "without", device, corpus)
-    taken: dict[str, list[float]] = {"with": [], "without": []}
+    if not options.probes_only:
+        bare = configuration(options, probes=False)
+        loops["without"] = OurLoop(bare, NullRecorder(), folder / "without", device, corpus)
+    taken: dict[str, list[float]] = {name: [] for name in loops}
     for loop in loops.values():
         block(loop.step, None, device, options.warm_up)
     for number in range(options.blocks):
         for name in sorted(loops, reverse=number % 2 == 0):
             taken[name].append(block(loops[name].step, None, device, options.steps_a_block)[0])
     tokens = config.train.global_batch_size * config.data.seq_len
-    of_without, low, high = ratio_with_interval(taken["with"], taken["without"])
     found: dict[str, Any] = {
         "model": options.model,
         "parameters": num_parameters(config.model),
         "flops_per_token": flops_per_token(config.model, config.data.seq_len),
         "tokens_a_step": tokens,
-        "ratio": 1 / of_without,
-        "ratio_low": 1 / high,
-        "ratio_high": 1 / low,
         "first_step_s": first_step_s,
         "is_compiled": loops["with"].training.modules[0].compiled,
         "loss_in_chunks": loops["with"].training.loss_in_chunks,
     }
+    if not options.probes_only:
+        of_without, low, high = ratio_with_interval(taken["with"], taken["without"])
+        found |= {"ratio": 1 / of_without, "ratio_low": 1 / high, "ratio_high": 1 / low}
     for name, times in taken.items():
         found |= {f"{name}_step_ms": 1e3 * float(np.median(times))}
         found |= {f"{name}_tokens_per_s": tokens / float(np.median(times))}
     if device.type == "cuda":
         found["peak_mib"] = torch.cuda.max_memory_allocated() // 2**20
-        add_mfu(found, torch.cuda.get_device_name(), config.train.precision, 1, "with", "without")
+        add_mfu(found, torch.cuda.get_device_name(), config.train.precision, 1, *loops)
     if options.kernels:
-        found["kernels"] = _kernels(loops["without"], device, options.kernels)
+        found["kernels"] = _kernels(loops["with"], device, options.kernels)
     recorder.close()
     return found
 
@@ -194,6 +196,7 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int)
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
     parser.add_argument("--attention", choices=_ATTENTION, help="kernel of attention; default: what torch chooses")
+    parser.add_argument("--probes-only", action="store_true", help="no second model without probes, no ratio")
     parser.add_argument("--blocks", type=int, default=12, help="pairs of blocks")
     parser.add_argument("--steps-a-block", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=6, help="steps of each loop before")

@@ -64,7 +64,9 @@ def _loop(style: str, fault: str, **options: str) -> dict[str, str]:
 
 
 _WIDE = ("model.dim=512", "model.num_layers=6", "model.num_heads=8", "model.num_kv_heads=8", "data.seq_len=256")
+_ONE = ("parallel.dp_shard=1",)
 _FSDP2, _DDP = ("parallel.dp_shard=2",), ("parallel.dp_shard=1", "parallel.dp_replicate=2")
+_TRACED = ("profiler.interval=40", "profiler.active_steps=2", "profiler.ranks=[]")
 _NAN, _SLOW = ("nan_grad@step=40,rank=1",), ("slow_compute@step=60,rank=0,factor=1.5",)
 
 JOBS: tuple[Job, ...] = (
@@ -77,8 +79,14 @@ JOBS: tuple[Job, ...] = (
     Job(name="ddp_slow_between", alone=True, loop=_loop("ddp", "slow_between", at="40")),
     Job(name="ddp_slow_device", alone=True, loop=_loop("ddp", "slow_device", at="40")),
     Job(name="fsdp2_long_steps", alone=True, traced=True, loop=_loop("fsdp2", "none", sizes="1024,12,16,512")),
-    Job(name="train_tp", alone=True, train=("parallel.tp=2", "parallel.dp_shard=1", *_WIDE)),
-    Job(name="train_pp", alone=True, train=("parallel.pp=2", "parallel.dp_shard=1", *_WIDE)),
+    Job(name="train_tp", alone=True, train=("parallel.tp=2", *_ONE, *_WIDE)),
+    Job(name="train_pp", alone=True, train=("parallel.pp=2", *_ONE, *_WIDE)),
+    Job(name="train_cp_ring", alone=True, train=("parallel.cp=2", "parallel.cp_exchange=ring", *_ONE, *_WIDE)),
+    Job(name="train_ep", alone=True, train=("parallel.ep=2", "model.num_experts=4", *_ONE, *_WIDE)),
+    Job(name="train_traced", alone=True, train=(*_FSDP2, *_WIDE, *_TRACED)),
+    Job(name="train_offload_none", ranks=1, train=(*_ONE, *_WIDE, "parallel.cpu_offload=none")),
+    Job(name="train_offload_optimizer", ranks=1, train=(*_ONE, *_WIDE, "parallel.cpu_offload=optimizer")),
+    Job(name="train_offload_all", ranks=1, train=(*_ONE, *_WIDE, "parallel.cpu_offload=all")),
     Job(name="stuck", stop=True, loop=_loop("ddp", "stuck")),
     Job(name="hang", stop=True, loop=_loop("ddp", "hang")),
     Job(name="fsdp2_stuck", stop=True, loop=_loop("fsdp2", "stuck")),
@@ -93,6 +101,7 @@ JOBS: tuple[Job, ...] = (
     Job(name="exception", loop=_loop("fsdp2", "exception")),
     Job(name="exit", loop=_loop("ddp", "exit")),
     Job(name="oom", loop=_loop("ddp", "oom")),
+    Job(name="train_oom", train=(*_FSDP2, *_WIDE, "--fault", "oom@step=40,rank=1")),
     Job(name="healthy_four_ranks", ranks=4, loop=_loop("fsdp2", "none", steps="150")),
 )  # fmt: skip
 
@@ -267,11 +276,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for job in alone[:NUM_FIRST]:
             recorder.run(job, mps=mps)
         with ThreadPoolExecutor(NUM_TOGETHER if options.device == "cuda" else 1) as together:
-            list(together.map(recorder.run, [job for job in chosen if not job.alone and job.name != "oom"]))
+            list(together.map(recorder.run, [job for job in chosen if not job.alone and "oom" not in job.name]))
         for job in alone[NUM_FIRST:]:
             recorder.run(job, mps=mps)
     for job in chosen:
-        if job.name == "oom":  # takes the whole device
+        if "oom" in job.name:  # takes the whole device
             recorder.run(job)
     recorder.close()
     return 0
