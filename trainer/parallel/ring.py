@@ -13,7 +13,8 @@ many chunks as there are ranks, and rank r has chunk r and chunk 2 x size - 1 - 
 2311.09431). Then each step but the first is one half of the queries against all keys, or all queries against one half
 of the keys, without a mask, whatever the rank.
 
-The kernel is torch's flash attention of the device, which works block by block and never has the square.
+The kernel is torch's flash attention of the device, of float32 on CUDA its memory-efficient attention; both work block
+by block and never have the square.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["piece_chunks", "ring_attention"]
 
 _aten = torch.ops.aten
+_ALIGNED_ROWS = 32
+"""Memory-efficient attention keeps its logarithms in rows of a multiple of this length."""
 
 
 def piece_chunks(rank: int, size: int) -> tuple[int, int]:
@@ -145,6 +149,11 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> t
     if query.device.type == "cpu":
         out, logarithms = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal)
         return out, logarithms.float(), ()
+    if query.dtype == torch.float32:
+        out, logarithms, *random = _aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, 0.0, is_causal
+        )
+        return out, logarithms[:, :, : query.shape[2]].contiguous(), random
     found = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)
     return found[0], found[1], found[6:8]
 
@@ -164,6 +173,12 @@ def _backward(
     given = (grad, query, key, value, out, logarithms)
     if query.device.type == "cpu":
         gradients = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, 0.0, is_causal)
+    elif query.dtype == torch.float32:
+        padded = F.pad(logarithms, (0, -logarithms.shape[2] % _ALIGNED_ROWS))
+        wanted = [True, True, True, False]
+        gradients = _aten._scaled_dot_product_efficient_attention_backward(
+            grad, query, key, value, None, out, padded, *random, 0.0, wanted, is_causal
+        )
     else:
         sizes = (None, None, query.shape[2], key.shape[2])  # of sequences of one length
         gradients = _aten._scaled_dot_product_flash_attention_backward(*given, *sizes, 0.0, is_causal, *random)
