@@ -300,7 +300,7 @@ def _plan(run: _Run) -> Advice:
         for each in against_plan(run.source, run.manifest)
         if not each.as_planned
     ]
-    planned_s = planned_step_s(run.manifest)
+    planned_s = planned_step_s(run.source, run.manifest)
     if planned_s is not None and 0 < planned_s * run.policy.slower_than_planned_ratio <= step_s:
         off.append(("time of a step", step_s / planned_s, f"{step_s:.3g} s", f"{planned_s:.3g} s"))
     if not off:

@@ -5,7 +5,8 @@
 
 The trainer keeps its plan in `run.json`. Memory is compared on devices only, as torch's allocator counts it: what a
 process on a CPU holds is mostly libraries, and so is what a small model has on a device. The time of a step is compared
-where the device is the limit: a step that the host cannot even launch in its planned time says nothing. Traffic is the
+where each rank has a device to itself and that is the limit: a step that the host cannot even launch in its planned
+time, or that mostly waits for its host, says nothing of the plan. Traffic is the
 median over the steps, so evaluations and checkpoints do not count; calls of some bytes (loss, norm, verdicts) are in
 neither.
 """
@@ -16,10 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.account.time_classes import GAPS, OWN_PHASES, late
 from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.settings.policy import PlanPolicy
-from analyzers.source import Source
+from analyzers.source import Source, lacking
 from analyzers.wording import is_number
 from probes.settings.described import ModelFacts, ParallelFacts
 from probes.settings.section import read
@@ -78,12 +80,39 @@ def against_plan(source: Source, manifest: Mapping[str, Any]) -> list[Against]:
     return found
 
 
-def planned_step_s(manifest: Mapping[str, Any]) -> float | None:
-    """Planned time of a step (seconds); None where there is none, or where launching its kernels takes longer."""
+def planned_step_s(source: Source, manifest: Mapping[str, Any]) -> float | None:
+    """Planned time of a step (seconds); None where there is none, or where something else than the device limits it."""
+    if _devices_are_shared(source) or _waits_for_host_ratio(source) > SHARED.equal_ratio:
+        return None
     planned = _number(manifest, "planned", "step_s")
     of_rank = (read(ModelFacts, manifest).num_layers or 0.0) / max(1.0, read(ParallelFacts, manifest).pp or 1.0)
     is_compared = planned is not None and planned > of_rank * PlanPolicy().launches_of_block_s
     return planned if is_compared else None
+
+
+def _devices_are_shared(source: Source) -> bool:
+    if lacking(source, ranks=("device_uuid", "host")):
+        return False
+    ((is_shared,),) = source.rows(
+        """
+        SELECT coalesce(bool_or(num > 1), false) FROM (
+            SELECT count(DISTINCT rank) AS num FROM ranks WHERE rank >= 0 AND device_uuid <> ''
+            GROUP BY attempt, host, device_uuid)
+        """
+    )
+    return bool(is_shared)
+
+
+def _waits_for_host_ratio(source: Source) -> float:
+    """Share of the stamped steps in which devices waited for their hosts; 0 where none was stamped."""
+    places = (*OWN_PHASES, *GAPS)
+    if lacking(source, steps=("stamped_steps", "duration_ns")):
+        return 0.0
+    total = " + ".join(late(place) for place in places)
+    ((share,),) = source.rows(
+        f"SELECT median(({total}) / duration_ns) FROM steps WHERE stamped_steps > 0 AND duration_ns > 0 AND rank >= 0"
+    )
+    return float(share or 0.0)
 
 
 def _number(value: Any, *names: str) -> float | None:

@@ -43,12 +43,25 @@ def test_memory_that_is_mostly_that_of_libraries_is_not_compared() -> None:
 
 
 def test_a_step_that_the_host_cannot_launch_in_its_time_is_not_compared() -> None:
-    assert planned_step_s({"planned": {"step_s": 7e-5}, "config": {"model": {"num_layers": 4}}}) is None
-    assert planned_step_s({"planned": {"step_s": 0.3}, "config": {"model": {"num_layers": 32}}}) == 0.3
+    source = MemoryStore()
+    assert planned_step_s(source, {"planned": {"step_s": 7e-5}, "config": {"model": {"num_layers": 4}}}) is None
+    assert planned_step_s(source, {"planned": {"step_s": 0.3}, "config": {"model": {"num_layers": 32}}}) == 0.3
     staged = {"model": {"num_layers": 32}, "parallel": {"pp": 8}}
-    assert planned_step_s({"planned": {"step_s": 0.01}, "config": staged}) == 0.01
-    assert planned_step_s({"planned": {"step_s": 0.01}}) == 0.01
-    assert planned_step_s({}) is None
+    assert planned_step_s(source, {"planned": {"step_s": 0.01}, "config": staged}) == 0.01
+    assert planned_step_s(source, {"planned": {"step_s": 0.01}}) == 0.01
+    assert planned_step_s(source, {}) is None
+
+
+def test_a_step_on_a_shared_device_or_one_that_waits_for_its_host_is_not_compared() -> None:
+    plan = {"planned": {"step_s": 0.3}}
+    for uuids, late_ns, expected in ((("a", "b"), 1, 0.3), (("a", "a"), 1, None), (("a", "b"), 15, None)):
+        source = MemoryStore()
+        for rank, uuid in enumerate(uuids):
+            place = {"attempt": 0, "rank": rank, "host": "n0", "device_uuid": uuid, "wall_ns": rank}
+            source.add("ranks", [place])
+            taken = {"duration_ns": 100, "forward_ns": 60, "forward_late_ns": late_ns, "stamped_steps": 1}
+            source.add("steps", [{"attempt": 0, "rank": rank, "step": step, **taken} for step in range(6)])
+        assert planned_step_s(source, plan) == expected
 
 
 def test_without_a_plan_nothing_is_said() -> None:
