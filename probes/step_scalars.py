@@ -30,6 +30,16 @@ _COLUMNS = {column.name for column in TABLES["steps"].columns} - {"step", "start
 """Columns of a step that may be set; the others are its identity."""
 
 
+def _on_this_rank(value: float | Tensor) -> float | Tensor | None:
+    """A DTensor's value on this rank, without a collective of ours; None where each rank has a part of a sum."""
+    placements = getattr(value, "placements", None)
+    if placements is None or not hasattr(value, "_local_tensor"):
+        return value
+    is_whole = all(place.is_replicate() or getattr(place, "reduce_op", "") == "avg" for place in placements)
+    local: Tensor = value._local_tensor
+    return local if is_whole else None
+
+
 class _Reading:
     """Values of a step on their way from the device; `arrived` is the event after all of them."""
 
@@ -58,7 +68,10 @@ class StepScalars:
         columns: dict[str, float] = {}
         last: Tensor | None = None
         number = 0.0
-        for name, value in values.items():
+        for name, given in values.items():
+            value = _on_this_rank(given)
+            if value is None:
+                continue
             if isinstance(value, Tensor):
                 if not value.is_cpu:
                     on_device.setdefault(id(value), (value, []))[1].append(name)
