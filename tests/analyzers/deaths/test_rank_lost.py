@@ -120,6 +120,14 @@ def test_a_run_that_may_be_alive_is_not_declared_dead() -> None:
     assert lost(world, world.after(0.5)) == []
 
 
+def test_while_a_run_lives_an_exit_with_code_0_counts_once_the_others_have_not_followed() -> None:
+    world = World()
+    world.event("rank_exit", 0.1, exit_rank=1, exit_code=0, signal=None, pid=1, message="")
+    assert lost(world, world.after(5.0)) == []
+    (finding,) = lost(world, world.after(12.0))
+    assert (finding.cause, finding.ranks) == ("exit", (1,))
+
+
 def test_the_agents_sigterm_to_all_is_a_termination() -> None:
     world = World()
     for rank in range(4):
