@@ -1,6 +1,7 @@
 """Record faults, accounts and costs on a GPU with several ranks over real NCCL, the most telling first.
 
 python -m benchmarks.gpu.record --out recorded --minutes 7             # about thirty jobs on one GPU
+python -m benchmarks.gpu.record --out recorded --cost --minutes 5      # what attaching costs a step, by its parts
 python -m benchmarks.gpu.record --out recorded --device cpu --only hang
 
 Each job is a process group of its own: `rankscope run` of `benchmarks/gpu/loop.py`, or `rankscope train`. A finished
@@ -35,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOOP = Path(__file__).with_name("loop.py")
 STOP_WHEN = re.compile(r"^(HANG|CRITICAL|Hang)|did not reach|stands? still|no progress|is stuck", re.MULTILINE)
 """What a live verdict of a hang reads like: the job is then stopped as a user would, by Ctrl-C."""
+STEP_MS = re.compile(r"mean step of the second half ([\d.]+) ms")
 NUM_TOGETHER = 5
 NUM_FIRST = 5
 GRACE_S = 40.0
@@ -51,6 +53,8 @@ class Job:
     loop: dict[str, str] = field(default_factory=dict)
     train: tuple[str, ...] = ()
     traced: bool = False
+    bare: bool = False
+    """The loop under torchrun, without us: what a job's step is compared with."""
     stop: bool = False
     """It does not end by itself: it is sent SIGINT once its hang is reported."""
 
@@ -69,6 +73,24 @@ _FSDP2, _DDP = ("parallel.dp_shard=2",), ("parallel.dp_shard=1", "parallel.dp_re
 _TRACED = ("profiler.interval=40", "profiler.active_steps=2", "profiler.ranks=[]")
 _NAN, _SLOW = ("nan_grad@step=40,rank=1",), ("slow_compute@step=60,rank=0,factor=1.5",)
 
+_COST = {
+    "bare": {},
+    "run": {},
+    "run_without_plugin": {"RANKSCOPE_NCCL_EVENTS": "none"},
+    "run_without_kernels": {"RANKSCOPE_NCCL_EVENTS": "calls"},
+}
+"""Ways to start the loop, in turns: where the cost of a step comes from."""
+COST_JOBS = tuple(
+    Job(
+        name=f"cost_{style}_{way}_{turn}",
+        alone=True,
+        bare=way == "bare",
+        loop=_loop(style, "none", steps="160", sizes="256,6,8,256") | more,
+    )
+    for turn in (1, 2)
+    for style in ("fsdp2", "ddp")
+    for way, more in _COST.items()
+)
 JOBS: tuple[Job, ...] = (
     Job(name="ddp_none", alone=True, traced=True, loop=_loop("ddp", "none")),
     Job(name="fsdp2_none", alone=True, traced=True, loop=_loop("fsdp2", "none")),
@@ -146,7 +168,10 @@ class Recorder:
 
     def _keep(self, job: Job, folder: Path, line: dict[str, object]) -> None:
         try:
-            line["verdict"] = self._analyze(folder)
+            if step := STEP_MS.search((folder / "log").read_text(errors="replace")):
+                line["step_ms"] = float(step[1])
+            if not job.bare:
+                line["verdict"] = self._analyze(folder)
             self._pack(job, folder)
         except Exception as error:  # the other recordings are still worth having
             line["error"] = f"{type(error).__name__}: {error}"
@@ -155,6 +180,8 @@ class Recorder:
     def _command(self, job: Job, folder: Path) -> list[str]:
         start = [sys.executable, "-m", "rankscope"]
         count = ["--nproc-per-node", str(job.ranks)]
+        if job.bare:
+            return [sys.executable, "-m", "torch.distributed.run", *count, str(LOOP)]
         if not job.train:
             return [*start, "run", "--run-dir", str(folder / "run"), *count, str(LOOP)]
         sets = [word for word in job.train if "=" in word and "@" not in word]
@@ -268,9 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--minutes", type=float, default=12.0, help="no job begins in the last 20 s of these")
     parser.add_argument("--only", action="append", metavar="TEXT", help="jobs whose name holds this; repeatable")
+    parser.add_argument("--cost", action="store_true", help="steps of the loop with and without us, in turns, alone")
     options = parser.parse_args(arguments)
     recorder = Recorder(options.out.resolve(), device=options.device, minutes=options.minutes)
-    chosen = [job for job in JOBS if not options.only or any(text in job.name for text in options.only)]
+    known = COST_JOBS if options.cost else JOBS
+    chosen = [job for job in known if not options.only or any(text in job.name for text in options.only)]
     alone = [job for job in chosen if job.alone]
     with multi_process_service(recorder.work / "mps") as mps:
         for job in alone[:NUM_FIRST]:
