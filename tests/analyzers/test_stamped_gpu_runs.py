@@ -82,6 +82,27 @@ def test_the_trainers_slow_rank(tmp_path: Path) -> None:
     assert "on its device" in finding.summary
 
 
+@pytest.mark.parametrize("name", ["train_ddp_faults", "train_fsdp2_host_late"])
+def test_the_trainers_nan_in_one_weight_names_its_rank(name: str, tmp_path: Path) -> None:
+    (nan,) = (one for one in diagnosis_of(name, tmp_path).fired if one.kind == "non_finite")
+    assert (nan.ranks, nan.first_step) == ((1,), 40)
+
+
+def test_a_rank_whose_device_waits_for_its_host_costs_no_more_than_its_steps_grew(tmp_path: Path) -> None:
+    fired = diagnosis_of("train_fsdp2_host_late", tmp_path).fired
+    (slow,) = (one for one in fired if one.kind == "straggler")
+    assert (slow.ranks, slow.evidence["late_side"]) == ((0,), "host")
+    with Store.open(RunDir.open(tmp_path / "train_fsdp2_host_late")) as store:
+        ((before_ms, since_ms),) = store.rows(
+            "SELECT median(duration_ns) FILTER (step BETWEEN 6 AND ?) / 1e6, "
+            "median(duration_ns) FILTER (step BETWEEN ? AND ?) / 1e6 FROM steps WHERE stamped_steps > 0",
+            [slow.first_step - 1, slow.first_step, slow.last_step],
+        )
+    grown_ms = since_ms - before_ms
+    assert slow.evidence["excess_ms"] == pytest.approx(grown_ms, abs=1.0)
+    assert slow.evidence["step_ms"] - slow.evidence["step_without_it_ms"] == pytest.approx(grown_ms, abs=1.0)
+
+
 def test_two_devices_that_stand_still_in_a_group_of_four(tmp_path: Path) -> None:
     finding = only("two_stuck", tmp_path)
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("hang", "device_stuck", (1, 2), 26)

@@ -7,7 +7,7 @@ from analyzers.settings.plan_deviation import against_plan, planned_step_s
 from tests.analyzers.memory_store import MemoryStore
 
 SIZES = {"all_reduce": 4000, "send": 7}
-PLAN = {"planned": {"rank": 0, "device": "cuda", "allocated_bytes": 1000 << 20, "bytes_per_step": SIZES}}
+PLAN = {"planned": {"rank": 0, "device": "cuda", "allocated_bytes": 3000 << 20, "bytes_per_step": SIZES}}
 
 
 def store(num_bytes: int) -> MemoryStore:
@@ -20,7 +20,7 @@ def store(num_bytes: int) -> MemoryStore:
     ]
     filled.add("collectives", calls)
     filled.add("steps", [{"attempt": 0, "rank": 0, "step": step, "memory_bytes": 300 + step} for step in range(6)])
-    for n, peak in enumerate((700, 905)):
+    for n, peak in enumerate((2000, 2715)):
         detail = json.dumps({"allocated_bytes": peak << 20})
         filled.add("events", [{"wall_ns": n, "attempt": 0, "rank": 0, "kind": "memory_peak", "detail": detail}])
     return filled
@@ -31,14 +31,14 @@ def told(source: MemoryStore, manifest: dict[str, Any]) -> dict[str, tuple[int, 
 
 
 def test_what_came_beside_what_was_planned() -> None:
-    assert told(store(2000), PLAN) == {"memory": (905 << 20, True), "all_reduce": (4000, True)}
+    assert told(store(2000), PLAN) == {"memory": (2715 << 20, True), "all_reduce": (4000, True)}
     assert told(store(2500), PLAN)["all_reduce"] == (5000, False)
 
 
 def test_memory_that_is_mostly_that_of_libraries_is_not_compared() -> None:
-    small = {"planned": {**PLAN["planned"], "allocated_bytes": 100 << 20}}
+    small = {"planned": {**PLAN["planned"], "allocated_bytes": 1000 << 20}}
     assert "memory" not in told(store(2000), small)
-    with_context = {"planned": {**PLAN["planned"], "allocated_bytes": None, "memory_bytes": 2 << 30}}
+    with_context = {"planned": {**PLAN["planned"], "allocated_bytes": None, "memory_bytes": 4 << 30}}
     assert "memory" not in told(store(2000), with_context), "an older plan, which has the driver's context in it"
 
 
