@@ -201,7 +201,7 @@ def _link(call: CollectiveCall, plan: Plan, pp_rank: int, hardware: Hardware) ->
     """Bytes/s that a rank has for a call, and whether it leaves the node."""
     if call.dimension == "host":
         return hardware.host_bytes_per_s, False
-    if call.op != "send":
+    if call.dimension != "pp":
         stride = _stride(plan, call.dimension)
         return hardware.bandwidth(stride=stride, size=call.size), hardware.spans_nodes(stride=stride, size=call.size)
     # Messages to both neighbours share the time: one boundary may be within a node and the other not.

@@ -222,7 +222,7 @@ def _tensor_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collectiv
 
 
 def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[CollectiveCall]:
-    """Keys and values of the whole sequence in each layer, and their gradients back."""
+    """Keys and values of the whole sequence in each layer, and their gradients back: gathered, or from rank to rank."""
     if plan.cp == 1:
         return []
     model = config.model
@@ -230,7 +230,17 @@ def _context_parallel(config: Config, plan: Plan, pp_rank: int) -> list[Collecti
     # What is computed again needs the keys and values of all again.
     gathers = layers + _recomputed_layers(config, plan, pp_rank)
     width = 2 * model.kv_heads * (model.dim // model.num_heads) // plan.tp
-    whole = plan.local_batch_size * config.data.seq_len * width * compute_bytes(config)
+    numel = plan.local_batch_size * config.data.seq_len * width
+    whole = numel * compute_bytes(config)
+    if config.parallel.cp_exchange == "ring":
+        # All pieces pass in each forward and in backward; gradients follow, in float32, and go home.
+        passes, steps = (gathers + layers) * (plan.cp - 1), layers * plan.cp
+        return [
+            CollectiveCall(dimension="cp", op="send", what="keys and values", size=plan.cp, calls=passes * count,
+                 num_bytes=passes * whole // plan.cp, overlaps="compute"),
+            CollectiveCall(dimension="cp", op="send", what="their gradients", size=plan.cp, calls=steps * count,
+                 num_bytes=steps * numel * FLOAT32_BYTES // plan.cp),
+        ]  # fmt: skip
     return [
         CollectiveCall(dimension="cp", op="all_gather", what="keys and values", size=plan.cp, calls=gathers * count,
              num_bytes=gathers * whole // plan.cp),

@@ -237,12 +237,14 @@ def test_no_setting_is_left_out() -> None:
     for preset, override, said in (
         ("moe-debug", "parallel.ep=4", "all_to_all of tokens"),
         ("debug", "parallel.cp=2", "all_gather of keys and values"),
+        ("debug", "parallel.cp_exchange=ring", "send of keys and values"),
         ("debug", "parallel.cpu_offload=all", "in the host's memory"),
         ("debug", "parallel.zero1=true", "broadcast of updated parameters"),
         ("debug", "parallel.gradient_compression=powersgd", "all_reduce of gradients' factors"),
     ):
         ddp = ["--set", "parallel.dp_replicate=-1", "--set", "parallel.dp_shard=1"]
         mesh = ddp if "zero1" in override or "compression" in override else []
+        mesh += ["--set", "parallel.cp=2"] if "ring" in override else []
         told = CliRunner().invoke(app, ["plan", preset, "--gpus", "8", "--set", override, *mesh])
         assert told.exit_code == 0, told.output
         assert said in " ".join(told.output.split()), (override, told.output)
@@ -344,3 +346,16 @@ def test_numbers_of_tokens(text: str, expected: int) -> None:
 def test_no_number_of_tokens(text: str) -> None:
     with pytest.raises(ConfigError, match="must be a number of tokens like 300B"):
         parse_tokens(text)
+
+
+def test_a_ring_of_context_parallel_sends_what_an_h100_recorded() -> None:
+    """24 messages and 192 MiB a step of a rank; parameters 72.9 MiB, their gradients 73.4 (docs/gpu.md)."""
+    values = ["dim=512", "num_layers=6", "num_heads=8", "num_kv_heads=8"]
+    overrides = [f"model.{value}" for value in values]
+    overrides += ["data.seq_len=256", "parallel.cp=2", "parallel.cp_exchange=ring", "parallel.dp_shard=1"]
+    config = load_config(Path("examples/gpt-demo.toml"), overrides)
+    calls = rank_traffic(config, resolve(config, 2), pp_rank=0)
+    sent = [call for call in calls if call.op == "send"]
+    assert (sum(call.calls for call in sent), sum(call.num_bytes for call in sent)) == (24, 192 << 20)
+    others = {call.op: round(call.num_bytes / 2**20, 1) for call in calls if call.op != "send"}
+    assert others == {"all_gather": 72.9, "reduce_scatter": 73.4}
