@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import types
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +42,7 @@ def serve(channel: socket.socket) -> None:
     with one_thread():
         for name in PRELOADED:
             importlib.import_module(name)
+    _keep_ends()
     gc.collect()
     gc.freeze()
     channel.send(json.dumps({"problem": unsafe_to_fork()}).encode())
@@ -81,6 +83,12 @@ def serve(channel: socket.socket) -> None:
                 channels.append(ours)
             else:
                 ours.close()
+
+
+def _keep_ends() -> None:
+    """Let no fork take the operators of torch apart at its end: it would copy the memory that holds them."""
+    for ending in weakref.finalize._registry.values():  # type: ignore[attr-defined]
+        ending.atexit = False
 
 
 def _report_ends(reports: dict[int, int]) -> None:
