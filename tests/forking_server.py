@@ -37,6 +37,7 @@ PRELOADED = (
 
 def serve(channel: socket.socket) -> None:
     """Import, say whether forking is safe, fork for every channel until the other end of the first is closed."""
+    from tests.support.huge_pages import use_huge_pages
     from trainer.launcher.zygote import one_thread, unsafe_to_fork
 
     with one_thread():
@@ -45,6 +46,7 @@ def serve(channel: socket.socket) -> None:
     _keep_ends()
     gc.collect()
     gc.freeze()
+    use_huge_pages()
     channel.send(json.dumps({"problem": unsafe_to_fork()}).encode())
     awake, wakes = os.pipe()
     os.set_blocking(wakes, False)
