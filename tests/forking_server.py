@@ -11,6 +11,8 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
+import multiprocessing.util
 import os
 import random
 import runpy
@@ -88,9 +90,13 @@ def serve(channel: socket.socket) -> None:
 
 
 def _keep_ends() -> None:
-    """Let no fork take the operators of torch apart at its end: it would copy the memory that holds them."""
+    """Let forks do at their end what the standard library does, and not take torch apart: that copies its memory."""
+    atexit._clear()
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     for ending in weakref.finalize._registry.values():  # type: ignore[attr-defined]
         ending.atexit = False
+    for at_end in (logging.shutdown, multiprocessing.util._exit_function):
+        atexit.register(at_end)
 
 
 def _report_ends(reports: dict[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Memory in pages of 2 MiB: a fork copies one entry of the page table for each, in place of 512, and so does its end."""
+"""Memory in pages of 2 MiB: a fork copies one entry of the page table for each, not 512, and ends as cheaply."""
 
 from __future__ import annotations
 
