@@ -28,7 +28,7 @@ else:
 __all__ = ["RankscopeTracker"]
 
 
-class RankscopeTracker(GeneralTracker):  # type: ignore[misc]  # accelerate is not typed
+class RankscopeTracker(GeneralTracker):
     """Records what an Accelerator trains, on every rank. Arguments as `rankscope.attach` takes them.
 
     Make it before the Accelerator, as `log_with` asks for anyway: process groups and models are recorded from their

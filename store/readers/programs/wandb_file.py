@@ -29,7 +29,7 @@ def recognise(first: bytes) -> bool:
 def read(path: Path) -> ProgramRows:
     """Read the history up to where the file is damaged; a run that was killed ends within a record."""
     try:
-        from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+        from wandb.proto.wandb_internal_pb2 import Record
     except ImportError:
         raise SourceError("needs the package wandb: pip install 'rankscope[trackers]'") from None
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

@@ -50,17 +50,26 @@ def test_every_call_of_many_threads_and_communicators_is_recorded(
     assert (communicators["state"] == COMPLETE).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-@pytest.mark.parametrize("version", [1, 3, 7])
-def test_sanitizers_find_nothing(plugin_library: Path, tmp_path: Path, sanitizer: str, version: int) -> None:
-    flags = [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer"]
-    library, driver = tmp_path / "plugin.so", tmp_path / "driver"
+@pytest.fixture(scope="module", params=["thread", "address,undefined"])
+def checked(
+    plugin_library: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[Path, Path]:
+    """The driver and the plugin with a sanitizer in them."""
+    flags = [f"-fsanitize={request.param}", "-fno-omit-frame-pointer"]
+    folder = tmp_path_factory.mktemp("checked")
+    library, driver = folder / "plugin.so", folder / "driver"
     try:
         compile_plugin(library, flags=flags)
         compile_driver(driver, flags)
     except (BuildError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"this compiler has no {sanitizer} sanitizer: {error}")
+        pytest.skip(f"this compiler has no {request.param} sanitizer: {error}")
+    return driver, library
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [1, 3, 7])
+def test_sanitizers_find_nothing(checked: tuple[Path, Path], tmp_path: Path, version: int) -> None:
+    driver, library = checked
     check(driver, library, tmp_path / "tape", version=version, calls=2500)
 
 
