@@ -16,7 +16,7 @@ import time
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from watch.live_tapes import LiveTapes
-from watch.processes import is_alive, is_process_of, kill, os_state
+from watch.processes import is_alive, is_process_of, kill, start_ticks
 
 __all__ = ["LauncherLoss"]
 
@@ -34,7 +34,7 @@ class LauncherLoss:
     ) -> None:
         self._tapes, self._events, self._node_rank = tapes, events, node_rank
         self._limit_s = grace_s + MARGIN_S
-        self._pid, self._start_ticks = launcher_pid, _start_ticks(launcher_pid)
+        self._pid, self._start_ticks = launcher_pid, start_ticks(launcher_pid)
         self._lost_at_s: float | None = None
 
     def poll(self) -> None:
@@ -43,7 +43,7 @@ class LauncherLoss:
             return
         if self._tapes.launcher_pid not in (0, self._pid):  # the run was resumed under this watch
             self._pid, self._lost_at_s = self._tapes.launcher_pid, None
-            self._start_ticks = _start_ticks(self._pid)
+            self._start_ticks = start_ticks(self._pid)
         if is_alive(self._pid, self._start_ticks):
             return
         processes = self._tapes.processes
@@ -72,8 +72,3 @@ class LauncherLoss:
                     self._events.write(
                         event_kinds.RANK_STOPPED, exit_rank=rank, pid=process.pid, exit_code=-signal.SIGKILL
                     )
-
-
-def _start_ticks(pid: int) -> int:
-    """Start time of the process; 0 for one that is gone."""
-    return int(os_state(pid)[1] or 0)

@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ProcessState", "ProcessTracker", "is_alive", "is_process_of", "kill", "os_state", "processes_of"]
+__all__ = [
+    "ProcessState",
+    "ProcessTracker",
+    "is_alive",
+    "is_process_of",
+    "kill",
+    "os_state",
+    "processes_of",
+    "start_ticks",
+]
 
 State = Literal["running", "stopped", "dead"]
 
@@ -58,6 +67,11 @@ def os_state(pid: int) -> tuple[str, str]:
         return fields[0].decode(), fields[19].decode()
     except (OSError, IndexError):
         return "", ""
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process; 0 for one that is gone. A pid that was given to another has another."""
+    return int(os_state(pid)[1] or 0)
 
 
 def is_alive(pid: int, start_ticks: int = 0) -> bool:

@@ -32,7 +32,7 @@ from watch.health.startup_work import StartupWork
 from watch.launcher_loss import LauncherLoss
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
-from watch.processes import ProcessTracker, is_alive
+from watch.processes import ProcessTracker, is_alive, start_ticks
 
 __all__ = ["StandstillLoop"]
 
@@ -63,6 +63,7 @@ class StandstillLoop:
         self._run, self._tapes, self._judge, self._events, self._job = run, tapes, judge, events, job
         self._held = HeldFolder(run.path)
         self._launcher_pid = launcher_pid or int(manifest.get("launcher_pid", 0) or 0)
+        self._launcher_ticks = start_ticks(self._launcher_pid)
         self._tracker = ProcessTracker()
         self._loss = LauncherLoss(
             tapes, events, node_rank=tapes.node_rank, launcher_pid=launcher_pid, grace_s=recovery.grace_s
@@ -126,7 +127,7 @@ class StandstillLoop:
             return True
         if self._tapes.has_ended:
             return False
-        if self._launcher_pid and is_alive(self._launcher_pid):
+        if self._launcher_pid and is_alive(self._launcher_pid, self._launcher_ticks):
             self._gone_since_s = None
             return True
         self._gone_since_s = self._gone_since_s or time.monotonic()

@@ -22,7 +22,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.writer import COMPLETE
 from store import Ingester
 from store.ingest import transaction
-from tests.factories import RankWriter, make_run
+from tests.factories import RankWriter, empty_run, make_run
 from tests.stand_ins import stand_ins, take_in
 from tests.waiting import wait_for
 from watch import node_process
@@ -411,3 +411,14 @@ def test_a_signal_that_becomes_an_error_of_the_tick_ends_the_watch(
                 signal.signal(number, handler)
         ingest.close()
     assert ticks == 1
+
+
+def test_a_process_that_got_the_pid_of_the_launcher_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a launcher that is not ours; in a container of 32,768 pids a new process has an old one within minutes."""
+    monkeypatch.setattr("watch.standstill_loop.ORPHAN_GRACE_S", 0.0)
+    watched = Watched(empty_run(tmp_path, launcher_pid=os.getpid()), monkeypatch)
+    assert watched.loop.is_needed()
+    monkeypatch.setattr("watch.processes.os_state", lambda pid: ("S", "999999999999"))
+    assert not watched.loop.is_needed()
