@@ -1,7 +1,8 @@
 """The process from which `tests.forked` forks others: it imports what they need, and waits for them.
 
 Started by `tests.forked` only, with the number of its end of the channel. A process that it forks may be given a
-channel as well: the groups of `python -m tests.suite` share one server. It ends with the first channel.
+channel as well: the groups of `python -m tests.suite` share one server. It ends with the first channel. What
+was asked for on a channel ends with it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,6 +57,8 @@ def serve(channel: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes)
     reports: dict[int, int] = {}
+    asked: dict[int, socket.socket] = {}
+    """Processes that run, and the channel that asked for each."""
     channels = [channel]
     while True:
         ready, _, _ = select.select([*channels, awake], [], [])
@@ -66,8 +70,10 @@ def serve(channel: socket.socket) -> None:
                 continue
             blob, fds, _, _ = socket.recv_fds(asking, MAX_MESSAGE_BYTES, 4)
             if not blob and asking is channel:
+                _end(reports)
                 return
             if not blob:
+                _end([pid for pid in reports if asked.get(pid) is asking])
                 asking.close()
                 channels.remove(asking)
                 continue
@@ -78,7 +84,7 @@ def serve(channel: socket.socket) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 _become(request, files, theirs if request["forks"] else None)
-            reports[pid] = report
+            reports[pid], asked[pid] = report, asking
             os.write(report, f"{pid}\n".encode())
             for fd in files:
                 os.close(fd)
@@ -97,6 +103,13 @@ def _keep_ends() -> None:
         ending.atexit = False
     for at_end in (logging.shutdown, multiprocessing.util._exit_function):
         atexit.register(at_end)
+
+
+def _end(pids: Iterable[int]) -> None:
+    """Kill what a test left, in particular one that was killed itself: a launcher would train on, or stay stopped."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _report_ends(reports: dict[int, int]) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.forked import ROOT, ForkedPython, run_python
 from tests.support.idle_cores import IdleCores
+from tests.waiting import wait_for
+from watch.processes import os_state
 
 ENDS = {
     "falls off the end": "import atexit; atexit.register(print, 'bye'); print('hello', flush=True)",
@@ -88,6 +90,18 @@ def test_a_process_that_forks_others_does_so_from_the_same_server() -> None:
     with ForkedPython(["-c", code], forks=True, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.communicate(timeout=100)[0] == "True\n"
     assert run_python(["-c", "print('the server is still there')"]).returncode == 0
+
+
+def test_what_a_killed_process_has_started_ends_with_it() -> None:
+    """A launcher that a killed test has stopped would stay for good, and a watch would wait for it."""
+    code = (
+        "import os; from tests.forked import ForkedPython\n"
+        "started = ForkedPython(['-c', 'import os, signal; os.kill(os.getpid(), signal.SIGSTOP)'])\n"
+        "print(started.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    with ForkedPython(["-c", code], forks=True, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        pid = int(process.communicate(timeout=100)[0])
+    wait_for(lambda: os_state(pid)[0] in ("", "Z"), "end of the stopped process")
 
 
 def test_idle_cores_are_those_of_this_process_alone(tmp_path: Path) -> None:

@@ -124,12 +124,18 @@ def _run(trial: Trial, name: str) -> list[Result]:
         f"{trial.path}::{trial.name}",
     ]  # fmt: skip
     with (RESULTS / f"{name}.log").open("wb") as log:
-        done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        code = process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)  # a test that is killed leaves the processes of its run
+        process.wait()
+        raise
     results, running = read_results(records)
-    if done.returncode in (-signal.SIGTERM, -signal.SIGINT, pytest.ExitCode.INTERRUPTED):
+    if code in (-signal.SIGTERM, -signal.SIGINT, pytest.ExitCode.INTERRUPTED):
         raise KeyboardInterrupt  # whoever ended it ends all: no rate
     if running or not results:  # it died, or could not be collected
-        text = f"ended with code {done.returncode}"
+        text = f"ended with code {code}"
         results.append(Result(test=running or name, outcome="failed", real=True, wall_s=0.0, cpu_s=0.0, text=text))
     return results
 
