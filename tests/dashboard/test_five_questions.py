@@ -15,6 +15,7 @@ import pytest
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import browser_path
 from tests.dashboard.test_pipeline_page import pipelined
+from tests.depth import usually
 from tests.factories import make_run
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ QUESTIONS = (
     ),
 )  # fmt: skip
 
+PASTED = usually({question.text: question for question in QUESTIONS}, later=[one.text for one in QUESTIONS[1:-1]])
+"""Whose address is opened elsewhere: the one of a finding has a part more, the last has two runs."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -110,5 +114,6 @@ def test_a_question_is_answered_within_three_clicks_and_by_its_address(readers: 
     for selector in question.clicks:
         readers.asking.locator(selector).first.click(timeout=LONGEST_MS)
     read(readers.asking, question)
-    readers.pasting.goto(readers.asking.url, timeout=LONGEST_MS)
-    read(readers.pasting, question)
+    if question.text in PASTED:
+        readers.pasting.goto(readers.asking.url, timeout=LONGEST_MS)
+        read(readers.pasting, question)

@@ -9,6 +9,7 @@ import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.finding import Finding
+from tests.depth import later
 from tests.forked import run_python
 
 SCRIPT = """
@@ -61,6 +62,7 @@ def test_a_rank_that_raises(tmp_path: Path) -> None:
     assert "label 99" in found.summary
 
 
+@later("a rank with a segmentation fault ends by a signal, too")
 def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     found = analyzed(tmp_path, "kill")
     assert (found.status, found.ranks, found.cause) == ("suspect", (1,), "signal")
@@ -76,13 +78,16 @@ def test_a_rank_without_memory(tmp_path: Path) -> None:
     assert (found.status, found.ranks, found.cause) == ("fired", (1,), "host_out_of_memory")
 
 
-@pytest.mark.parametrize("mode", ["OFF", "DETAIL"])
+@pytest.mark.parametrize(
+    "mode", ["OFF", pytest.param("DETAIL", marks=later("test_incidents.py: its texts, as they were printed"))]
+)
 def test_sizes_that_differ(tmp_path: Path, mode: str) -> None:
     found = analyzed(tmp_path, "mismatch", TORCH_DISTRIBUTED_DEBUG=mode)
     assert found.cause == "mismatch_size"
     assert not found.ranks or 1 in found.ranks
 
 
+@later("test_incidents.py: the texts of time-outs, as they were printed")
 def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     found = analyzed(tmp_path, "hang")
     assert found.status == "suspect"

@@ -177,19 +177,18 @@ def test_two_faults_of_one_kind_need_two_findings(tmp_path: Path) -> None:
     assert [answer.seen for answer in score(run, [NAN, second]).answers] == ["after", ""]
 
 
-@pytest.mark.parametrize(
-    ("whose", "ranks", "right"),
-    [
+def test_whose_the_finding_must_be(tmp_path: Path) -> None:
+    cases: list[tuple[Any, list[int], bool]] = [
         ("rank", [2], True), ("rank", [1, 2], False), ("rank", [], False),
         ("among", [1, 2], True), ("among", [1, 3], False),
         ("none", [], True), ("none", [0, 1, 2, 3], True), ("none", [2], False),
-    ],
-)  # fmt: skip
-def test_whose_the_finding_must_be(tmp_path: Path, whose: Any, ranks: list[int], right: bool) -> None:
+    ]  # fmt: skip
     run = make_run(tmp_path, steps=20)
-    write(run, 2, "fault_injected", wall_ns=begin_ns(run, rank=2, step=12), fault="nan_grad", parameters={})
-    says(run, begin_ns(run, rank=2, step=13), "hang", ranks, "stopped")
+    struck_ns = begin_ns(run, rank=2, step=12)
+    write(run, 2, "fault_injected", wall_ns=struck_ns, step=12, fault="nan_grad", parameters={})
+    for number, (_, ranks, _) in enumerate(cases):  # a kind for each: one judgement of the run answers for all
+        says(run, struck_ns + number + 1, f"kind {number}", ranks, "stopped")
+    expected = [(NAN, Expected((f"kind {n}",), ("stopped",), whose)) for n, (whose, _, _) in enumerate(cases)]
     with Store.open(run) as store:
-        expected = [(NAN, Expected(("hang",), ("stopped",), whose))]
-        (answer,) = score_run(store, run.manifest(), Wanted(expected=expected, faults=[NAN], steps=20)).answers
-    assert (answer.seen, answer.right_rank) == ("live", right)
+        answers = score_run(store, run.manifest(), Wanted(expected=expected, faults=[NAN], steps=20)).answers
+    assert [(answer.seen, answer.right_rank) for answer in answers] == [("live", right) for *_, right in cases]

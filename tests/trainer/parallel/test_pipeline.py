@@ -51,7 +51,7 @@ FOUR_RANKS = {
     "zero-bubble x ddp": layout(dp_replicate=2, schedule="interleaved_zero_bubble"),
     "zbv x fsdp": layout(dp_shard=2, schedule="zbv_zero_bubble"),
 }
-FOUR_RANKS = usually(FOUR_RANKS, later=["interleaved x ddp", "zbv x fsdp"])
+FOUR_RANKS = usually(FOUR_RANKS, later=["pp x ddp", "interleaved x ddp", "zbv x fsdp"])
 EIGHT_RANKS = usually(
     {"pp x fsdp x tp": layout(dp_shard=2, tp=2), "pp x hsdp": layout(dp_replicate=2, dp_shard=2)}, later=["pp x hsdp"]
 )
