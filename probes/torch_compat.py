@@ -22,8 +22,10 @@ __all__ = [
     "BASE_LOADER_ITERATOR",
     "COMPILE_CALLBACKS",
     "COMPILE_METRICS",
+    "DEFAULT_GROUP_SETTER",
     "SAVE",
     "SINGLE_PROCESS_LOADER_ITERATOR",
+    "STORE_MAKER",
     "add_trace_metadata",
     "default_store",
     "experimental_profiler_config",
@@ -47,6 +49,10 @@ BASE_LOADER_ITERATOR: Any = dataloader._BaseDataLoaderIter
 SINGLE_PROCESS_LOADER_ITERATOR: Any = dataloader._SingleProcessDataLoaderIter
 SAVE = (torch.serialization, "_save")
 """Where `torch.save` looks up what writes."""
+DEFAULT_GROUP_SETTER = "_update_default_pg"
+"""Function of torch.distributed.distributed_c10d that receives each new default group."""
+STORE_MAKER = "_create_c10d_store"
+"""Function of torch.distributed.rendezvous that opens the store of a host and port, or connects to it."""
 COMPILE_METRICS = "torch._dynamo.utils"
 """Module in which the compiler keeps what it compiled again and where it broke a graph."""
 COMPILE_CALLBACKS = "torch._dynamo.callback"

@@ -22,10 +22,12 @@ def main(words: list[str]) -> None:
     if TYPE_CHECKING:
         from probes.attach.auto_attach import attach_to_whatever_trains
         from probes.attach.parent_death import end_with_launcher
+        from probes.attach.started_ranks import follow_started_ranks
         from probes.tape.run_facts import note_module
     else:
         from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
         from rankscope.probes.attach.parent_death import end_with_launcher
+        from rankscope.probes.attach.started_ranks import follow_started_ranks
         from rankscope.probes.tape.run_facts import note_module
 
     is_module = words[:1] == ["-m"]
@@ -34,6 +36,8 @@ def main(words: list[str]) -> None:
     sys.argv = [target, *arguments]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(target))
     attached = attach_to_whatever_trains()
+    if os.environ.get("LOCAL_WORLD_SIZE") == "1" and attached.run_dir is not None:
+        follow_started_ranks(attached)
     if "RANKSCOPE_DRILL" in os.environ:
         _inject(os.environ["RANKSCOPE_DRILL"])
     with attached.end.exits_of_script():

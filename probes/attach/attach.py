@@ -76,6 +76,7 @@ class Attached:
         self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
+        self._undo_records: list[Callable[[], object]] = []
         self._number = 0
         self.end = ProcessEnd(recorder, lambda: -1 if self._phases is None else self._phases.thread)
         """How the process ends."""
@@ -138,13 +139,22 @@ class Attached:
                 self._phases.end_last()
                 self._phases.remove()
             self._phases = None
-        while self._undo:
-            with failing_open("attach.detach"):
-                self._undo.pop()()
+        for undo in (self._undo, self._undo_records):
+            while undo:
+                with failing_open("attach.detach"):
+                    undo.pop()()
 
     def at_detach(self, undo: Callable[[], object]) -> None:
         """Call `undo` when recording stops."""
         self._undo.append(undo)
+
+    def forget(self) -> None:
+        """Stop recording in a forked process: hooks go, and the parent's records stay as they are."""
+        if self._phases is not None:
+            self._phases.remove()
+            self._phases = None
+        self._undo_records.clear()
+        self.detach()
 
     # ---- how it begins ----
 
@@ -161,8 +171,8 @@ class Attached:
                 nproc_per_node=identity.node_size(),
                 launcher_pid=launcher,
             )
-        self._undo.append(self._close)
-        self._undo.append(register(run, self.recorder.attempt, identity.rank))
+        self._undo_records.append(self._close)
+        self._undo_records.append(register(run, self.recorder.attempt, identity.rank))
         assert isinstance(self.recorder, TapeRecorder)
         has_plugin = record_nccl(self.recorder, says_so=identity.local_rank == 0)
         if gpu_is_present():

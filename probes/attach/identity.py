@@ -2,11 +2,13 @@
 
 identity = Identity.from_environment()
 identity.rank, identity.world_size, identity.node_rank
-identity.launch()            # "torchrun-none-4711-88123-0": the same text on all ranks of this life of the group
+identity.in_group()          # corrected by the default process group
+identity.job()               # the same text on all ranks of a launch
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import uuid
@@ -36,6 +38,10 @@ class Identity:
     restarts: int
     attempt: int
     """As `rankscope train` claimed it; -1 under another launcher."""
+    ranks_of_process: int = 1
+    """Ranks that each process of the launcher has started itself, as `torch.multiprocessing.spawn` does."""
+    is_started_by_script: bool = False
+    """Whether this is such a rank: its variables are those of the process that started it."""
 
     @classmethod
     def from_environment(cls) -> Identity:
@@ -62,6 +68,17 @@ class Identity:
         if not dist.is_available() or not dist.is_initialized():
             return self
         rank, size = dist.get_rank(), dist.get_world_size()
+        if (launched := _launched()) and multiprocessing.parent_process() is not None and _is_alone(size, launched):
+            of_process = size // launched
+            local = rank - self.node_rank * of_process
+            return replace(
+                self,
+                rank=rank,
+                world_size=size,
+                local_rank=local,
+                ranks_of_process=of_process,
+                is_started_by_script=True,
+            )
         local = self.local_rank if "LOCAL_RANK" in os.environ or "SLURM_LOCALID" in os.environ else rank
         return replace(self, rank=rank, world_size=size, local_rank=local)
 
@@ -69,14 +86,14 @@ class Identity:
         """Return True if all ranks have the same parent process, or the launcher gives no other sign."""
         environment = os.environ
         if "LOCAL_WORLD_SIZE" in environment:
-            return int(environment["LOCAL_WORLD_SIZE"]) == self.world_size
+            return int(environment["LOCAL_WORLD_SIZE"]) * self.ranks_of_process == self.world_size
         return int(environment.get("SLURM_NNODES", "1")) == 1
 
     def node_size(self) -> int | None:
         """Ranks that the launcher starts on this node; None where it does not tell."""
         given = os.environ.get("LOCAL_WORLD_SIZE", "")
         if given.isdecimal():
-            return int(given)
+            return int(given) * self.ranks_of_process
         return self.world_size if self.is_one_node() else None
 
     def job(self) -> str:
@@ -106,6 +123,20 @@ def launcher_pid() -> int:
     while own and pid > 1 and _has(pid, own):
         pid = _parent(pid)
     return 0 if pid <= 0 or (pid == 1 and _has(pid, own)) else pid
+
+
+def _launched() -> int:
+    """Processes that torchrun has started, of which a node has one; 0 where it has several, or under another launcher.
+
+    Not from WORLD_SIZE: a script that starts its ranks may set it for them.
+    """
+    nodes, of_node = (os.environ.get(name, "") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return int(nodes) if nodes.isdecimal() and of_node == "1" else 0
+
+
+def _is_alone(size: int, launched: int) -> bool:
+    """Return True if the group has as many ranks of each process of the launcher."""
+    return size >= launched and size % launched == 0
 
 
 def _of_schedulers() -> list[str]:

@@ -8,6 +8,7 @@ if opened is not None:
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import re
 import sys
@@ -20,7 +21,7 @@ from torch import nn
 from ..fail_open import failing_open
 from ..profiling.attach import profile_steps
 from ..tape import event_kinds
-from ..tape.events import read_events
+from ..tape.attempts import pids_of_rank
 from ..tape.run_facts import device_name, versions
 from ..tape.rundir import RunDir, RunError
 from ..tape_recorder import TapeRecorder
@@ -67,7 +68,8 @@ def open_recorder(
         logger.warning("rankscope does not record: %s", error)
         return None
     directory = run.rank_dir(attempt, identity.rank)
-    if directory.exists() and read_events(directory / "events.jsonl")[0]:
+    pids = pids_of_rank(directory / "events.jsonl")
+    if pids and not (identity.is_started_by_script and pids[-1] == _starter()):
         logger.warning(
             "rankscope does not record: another process is rank %d of %s; if you start processes, attach after "
             "init_process_group or set RANK and WORLD_SIZE",
@@ -91,11 +93,20 @@ def open_recorder(
         if not is_first:
             with failing_open("attach.manifest"):
                 known = run.manifest()
-                run.add_to_manifest({name: value for name, value in manifest.items() if name not in known})
+                fresh = {name: value for name, value in manifest.items() if name not in known}
+                if identity.is_started_by_script:  # the process that starts the ranks took itself for the only one
+                    fresh["world_size"] = identity.world_size
+                run.add_to_manifest(fresh)
     if identity.local_rank == 0:
         with failing_open("attach.announce"):
             announce(run, attempt)
     return recorder, run
+
+
+def _starter() -> int:
+    """The process that has started this one through `multiprocessing`; 0 for none."""
+    parent = multiprocessing.parent_process()
+    return parent.pid or 0 if parent is not None else 0
 
 
 def _working_folder() -> str:

@@ -6,12 +6,14 @@
     end.left_by_itself()         # in the exit hook: False if it died; the records of its end are written then
 
 `sys.exit` may be caught, and the process may go on: only the last call before the end counts, and only if no step has
-begun since. What `raise SystemExit` or the interpreter's own `exit` do is seen by `rankscope run`, which runs the
-script inside `exits_of_script`.
+begun since. An exit with a number while an exception is handled (`except Exception: ...; sys.exit(1)`, the ranks of
+`torch.multiprocessing.spawn`) is the end by that exception. What `raise SystemExit` or the interpreter's own `exit` do
+is seen by `rankscope run`, which runs the script inside `exits_of_script`.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
 import sys
@@ -25,7 +27,7 @@ from ..fail_open import failing_open
 from ..profiling.memory_snapshots import record_exception
 from ..recorder import Recorder
 from ..tape import event_kinds
-from ..tape.run_facts import package_of_program
+from ..tape.run_facts import described, package_of_program
 from .replaced import replaced
 from .user_traceback import without_our_frames
 
@@ -45,7 +47,9 @@ class ProcessEnd:
         self._loop_thread = loop_thread
         self._is_on = True
         self._died = False
-        self._exit: tuple[int, str, str] | None = None  # step, message, stack
+        self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
+        self.is_of_rank: Callable[[], bool] = lambda: True
+        """Whether this process is a rank: not where the script has started the ranks itself."""
         self.reason: tuple[str, int] = ("finished", 0)
         """Reason and exit code of the run's end on this node."""
 
@@ -65,12 +69,13 @@ class ProcessEnd:
         return restore
 
     def left_by_itself(self) -> bool:
-        """Return False if the process died of an exception or ends with an exit code: then that is on record."""
+        """Return False if the process died of an exception or ends with an exit code: then that is on record. False
+        also for one that is no rank."""
         if not self._died and self._exit is not None:
-            step, message, stack = self._exit
+            step, fields = self._exit
             if step == self._recorder.step_number:
-                self._record_exit(message, stack)
-        return not self._died
+                self._record(fields)
+        return not self._died and self.is_of_rank()
 
     @contextlib.contextmanager
     def exits_of_script(self) -> Iterator[None]:
@@ -78,21 +83,36 @@ class ProcessEnd:
         try:
             yield
         except SystemExit as error:
-            with failing_open("attach.exit"):
-                self._exit = None
-                if (message := _failure(error.code)) and self._is_on:
-                    self._record_exit(message, "".join(traceback.format_exception(error)))
+            self.left_by(error)
             raise
 
-    def _record_exit(self, message: str, stack: str) -> None:
-        self._died = True
-        self._recorder.event(
-            event_kinds.EXCEPTION,
-            type=EXIT_TYPE,
-            message=message[:MAX_TEXT],
-            traceback=stack[-20_000:],
-            package=package_of_program(),
-        )
+    def left_by(self, error: BaseException) -> None:
+        """Record what leaves the user's code, where no hook of the interpreter sees it."""
+        with failing_open("attach.exit"):
+            if isinstance(error, SystemExit):
+                self._exit = None
+                if message := _failure(error.code):
+                    stack = "".join(traceback.format_exception(error))
+                    self._record(_exit_fields(message, stack, error.code, error.__context__))
+            elif isinstance(error, KeyboardInterrupt):
+                self._interrupted()
+            else:
+                without_our_frames(error)
+                self._record_exception(error)
+
+    def _record(self, fields: dict[str, Any]) -> None:
+        if self._is_on and self.is_of_rank():
+            self._died = True
+            self._recorder.event(event_kinds.EXCEPTION, **fields)
+
+    def _record_exception(self, error: BaseException) -> None:
+        if self._is_on and self.is_of_rank():
+            self._died = True
+            record_exception(self._recorder, error)
+
+    def _interrupted(self) -> None:
+        if self._is_on:
+            self.reason = ("interrupted", 128 + signal.SIGINT)
 
     def _at_exception(
         self,
@@ -102,12 +122,11 @@ class ProcessEnd:
         trace: TracebackType | None,
     ) -> None:
         with failing_open("attach.exception"):
-            if self._is_on and issubclass(kind, KeyboardInterrupt):
-                self.reason = ("interrupted", 128 + signal.SIGINT)
+            if issubclass(kind, KeyboardInterrupt):
+                self._interrupted()
             elif self._is_on:
-                self._died = True
                 trace = without_our_frames(error)
-                record_exception(self._recorder, error)
+                self._record_exception(error)
         real(kind, error, trace)
 
     def _at_thread_exception(self, real: Callable[..., Any], about: Any) -> None:
@@ -115,17 +134,26 @@ class ProcessEnd:
         with failing_open("attach.exception"):
             error = about.exc_value
             in_loop = about.thread is not None and about.thread.ident == self._loop_thread()
-            if self._is_on and error is not None and in_loop and not isinstance(error, SystemExit):
-                self._died = True
-                record_exception(self._recorder, error)
+            if error is not None and in_loop and not isinstance(error, SystemExit):
+                self._record_exception(error)
         real(about)
 
     def _at_exit(self, real: Callable[..., Any], code: Any = None, /) -> None:
         with failing_open("attach.exit"):
             message = _failure(code)
             stack = "Traceback (most recent call last):\n" + "".join(traceback.format_stack(sys._getframe(2)))
-            self._exit = (self._recorder.step_number, message, f"{stack}{EXIT_TYPE}: {message}\n") if message else None
+            fields = _exit_fields(message, f"{stack}{EXIT_TYPE}: {message}\n", code, sys.exception())
+            self._exit = (self._recorder.step_number, fields) if message else None
         real(code)
+
+
+def _exit_fields(message: str, stack: str, code: Any, handled: BaseException | None) -> dict[str, Any]:
+    """Fields of the event of an exit; those of the exception that is being handled, where the exit is only a number."""
+    if isinstance(code, int) and isinstance(handled, Exception) and not isinstance(handled, argparse.ArgumentError):
+        without_our_frames(handled)
+        return described(handled)
+    package = package_of_program()
+    return {"type": EXIT_TYPE, "message": message[:MAX_TEXT], "traceback": stack[-20_000:], "package": package}
 
 
 def _failure(code: Any) -> str:

@@ -18,13 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .event_kinds import RANK
+from .events import read_events
 from .rundir import RunDir
 from .safe_open import open_plain, sync_folder
 from .schema import UNSET
 
 __all__ = [
-    "all_closed", "all_ended", "claim", "claims", "is_closed", "newest", "process_is_alive", "rank_is_gone",
-    "start_ticks",
+    "all_closed", "all_ended", "claim", "claims", "is_closed", "newest", "pids_of_rank", "process_is_alive",
+    "rank_is_gone", "start_ticks",
 ]  # fmt: skip
 
 _CLAIM = re.compile(r"(\d{5,9})\.json")
@@ -109,6 +111,12 @@ def rank_is_gone(events: Path) -> bool | None:
         return not process_is_alive(int(first["pid"]), int(first["start_ticks"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def pids_of_rank(events: Path) -> list[int]:
+    """The processes that a rank's events name as the rank: the last one is, and one before it has started it."""
+    found, _, _ = read_events(events)
+    return [event["pid"] for event in found if event["kind"] == RANK and isinstance(event.get("pid"), int)]
 
 
 def process_is_alive(pid: int, started_ticks: int = 0) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_python
+
 REPOSITORY = Path(__file__).parents[3]
 RANK = (
     "from probes.attach.identity import Identity as I; i = I.from_environment(); print(i.rank, i.world_size, i.job())"
@@ -51,3 +53,29 @@ def test_ranks_behind_a_wrapper_each_are_one_job_and_the_next_launch_is_another(
     assert len({job for *_, job in first}) == 1
     assert {job for *_, job in first} != {job for *_, job in second}
     assert len({job for *_, job in launched(variables, **outer)}) == 1, "without a wrapper"
+
+
+STARTED = """
+import multiprocessing, os
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from probes.attach.identity import Identity
+
+def rank():
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    found = Identity.from_environment().in_group()
+    print(found.rank, found.local_rank, found.node_rank, found.node_size(), found.is_one_node(), flush=True)
+
+started = multiprocessing.get_context("fork").Process(target=rank)
+started.start()
+started.join()
+"""
+
+
+def test_a_rank_that_a_node_s_only_process_started_has_its_place_from_the_group() -> None:
+    """Two nodes, two ranks on each; the script has set RANK for them, as tutorials do."""
+    of_launcher = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    nodes = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **of_launcher, **nodes}
+    done = run_python(["-c", STARTED], cwd=REPOSITORY, env=environment)
+    assert done.stdout.split() == ["3", "1", "1", "2", "False"], done.stderr

@@ -99,3 +99,13 @@ def test_a_loop_in_a_thread_is_recorded_and_its_exception_named(tmp_path: Path) 
     _, (finding,), _ = ended(tmp_path, end, by="run")
     assert "OSError: disk" in finding.summary
     assert finding.first_step == 4
+
+
+@pytest.mark.parametrize("by", ["run", "two lines"])
+def test_an_exit_from_an_exception_s_handler_is_the_end_by_that_exception(tmp_path: Path, by: str) -> None:
+    end = "import sys\ntrain(2)\ntry:\n    int('x')\nexcept ValueError as error:\n    print(error)\n    sys.exit(1)"
+    returned, (finding,), _ = ended(tmp_path, end, by=by)
+    assert returned == 1
+    assert finding.cause == "exception"
+    assert "died of ValueError: invalid literal" in finding.summary
+    assert f"train.py:{15 if by == 'run' else 17} in <module>" in finding.summary

@@ -28,6 +28,7 @@ from rich.markup import escape
 
 from analyzers.verdict.verdict import LISTED_BELOW
 from probes.attach.announcement import VARIABLE, Announcement, announced
+from probes.attach.started_ranks import has_started_ranks
 from probes.settings.section import read
 from probes.settings.sections import RecoverySettings
 from probes.tape import event_kinds
@@ -125,6 +126,8 @@ class FollowedRun:
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
         found = announced(self._file)
+        if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
+            return  # it has recorded how the ranks ended
         name = signal_name(code) or None
         if is_stopped:
             self._write(found, event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=code)
