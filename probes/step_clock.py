@@ -28,7 +28,7 @@ from .device.cpu_time import CoreTime
 from .device.memory import AllocatorRetries, memory_reader
 from .fail_open import record_error
 from .tape.schema import TABLES, UNSET
-from .tape.writer import COMPLETE, EMPTY, OPEN, TapeWriter
+from .tape.writer import COMPLETE, OPEN, TAKEN_BACK, TapeWriter
 
 if TYPE_CHECKING:
     from .device.phase_events import PhaseEvents, StampedStep
@@ -208,7 +208,7 @@ class StepClock:
 
     def discard(self) -> None:
         """Take back the step that was begun last: nothing of a step was done in it."""
-        self._tape.rewrite(self._slot, EMPTY, *self.row)
+        self._tape.rewrite(self._slot, TAKEN_BACK, *self.row)
 
     def add_phase(self, columns: PhaseColumns, start_ns: int, end_ns: int, start_wait_ns: int, wait_ns: int) -> None:
         """Add a phase and the gap before it: its begin and end, and the rank's waiting before it and in it."""

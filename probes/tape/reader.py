@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from .safe_open import open_plain
 from .schema import SCHEMA_VERSION, TABLES, Table
-from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN
+from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN, TAKEN_BACK
 
 __all__ = ["Header", "Segment", "TapeError", "TooNewError", "read_header", "read_segment", "segment_paths"]
 
@@ -66,6 +66,7 @@ class Segment:
 
     `records` has one field a column plus `state`; `indices` are the records' places in the segment; `pending` are
     places below `end` that are not COMPLETE yet (still open, or claimed and never written), to be looked at again;
+    `taken_back` are places of records that the writer has withdrawn;
     `damaged` counts those whose state is none that a writer stores.
     """
 
@@ -73,6 +74,7 @@ class Segment:
     records: npt.NDArray[Any]
     indices: npt.NDArray[np.int64]
     pending: npt.NDArray[np.int64]
+    taken_back: npt.NDArray[np.int64]
     end: int
     truncated: bool
     damaged: int
@@ -135,10 +137,11 @@ def read_segment(
         header=header,
         records=records[present],
         indices=places[present],
-        pending=places[states != COMPLETE],
+        pending=places[(states != COMPLETE) & (states != TAKEN_BACK)],
+        taken_back=places[states == TAKEN_BACK],
         end=end,
         truncated=available < header.capacity,
-        damaged=int(np.count_nonzero(states > COMPLETE)),
+        damaged=int(np.count_nonzero(states > TAKEN_BACK)),
     )
 
 

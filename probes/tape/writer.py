@@ -7,8 +7,8 @@
 
 Layout of a segment `<table>.<n>.tape`: a header of 4096 bytes (magic, live counters, JSON with the record layout,
 rank, attempt and clock anchor), then `capacity` records. The last byte of a record is its state (EMPTY, OPEN,
-COMPLETE) and is stored last, so a reader never sees half a record. The pages belong to the kernel: a writer killed by
-SIGKILL loses nothing that it stored.
+COMPLETE, TAKEN_BACK) and is stored last, so a reader never sees half a record. The pages belong to the kernel: a
+writer killed by SIGKILL loses nothing that it stored.
 
 A segment's blocks are reserved before it is mapped, because storing to a sparse page on a full disk is a SIGBUS that
 would kill training; a refused reservation is counted in `TapeWriter.dropped` and tried again later.
@@ -34,9 +34,11 @@ from typing import Any
 
 from .schema import SCHEMA_VERSION, UNSET, Column, Table
 
-__all__ = ["COMPLETE", "EMPTY", "HEADER_BYTES", "MAGIC", "OPEN", "TapeWriter", "record_layout", "segment_name"]
+__all__ = [
+    "COMPLETE", "EMPTY", "HEADER_BYTES", "MAGIC", "OPEN", "TAKEN_BACK", "TapeWriter", "record_layout", "segment_name",
+]  # fmt: skip
 
-EMPTY, OPEN, COMPLETE = 0, 1, 2
+EMPTY, OPEN, COMPLETE, TAKEN_BACK = 0, 1, 2, 3
 MAGIC = b"RSTAPE\x00\x01"
 HEADER_BYTES = 4096
 HEADER_PREFIX = struct.Struct("=8sIIQQ")  # magic, schema version, JSON bytes, sealed (0 or 1), records dropped so far

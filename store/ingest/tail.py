@@ -204,7 +204,8 @@ class Tail:
         seen.header, seen.failed_tick = segment.header, -1
         records, places = segment.records, segment.indices
         if checks_end:
-            seen.lost_end = last not in places.tolist() and not segment.damaged
+            has_end = last in places.tolist() or last in segment.taken_back.tolist()
+            seen.lost_end = not has_end and not segment.damaged
             is_known = (places == last) if last not in before.pending else np.zeros(len(places), dtype=bool)
             records, places = records[~is_known], places[~is_known]
         pending = segment.pending if last in before.pending else segment.pending[segment.pending != last]

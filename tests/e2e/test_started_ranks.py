@@ -70,6 +70,6 @@ def test_ranks_that_the_script_starts_are_those_of_the_run(tmp_path: Path, how: 
     run = RunDir(tmp_path / "run")
     assert run.manifest()["world_size"] == 2
     with Store.open(run) as store:
-        steps = store.query("SELECT attempt, rank, max(step) FROM steps GROUP BY ALL ORDER BY ALL").rows
+        steps = store.rows("SELECT attempt, rank, max(step) FROM steps GROUP BY ALL ORDER BY ALL")
     assert [(attempt, rank) for attempt, rank, _ in steps] == [(0, 0), (0, 1)]
     assert min(step for *_, step in steps) >= 20

@@ -108,4 +108,4 @@ def test_an_exit_from_an_exception_s_handler_is_the_end_by_that_exception(tmp_pa
     assert returned == 1
     assert finding.cause == "exception"
     assert "died of ValueError: invalid literal" in finding.summary
-    assert f"train.py:{15 if by == 'run' else 17} in <module>" in finding.summary
+    assert f"train.py:{14 if by == 'run' else 16} in <module>" in finding.summary
