@@ -65,7 +65,12 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
 def _time_of_saves(source: Source) -> list[Finding]:
     """Of an attached loop: its saves are phases of steps, and nothing is known of their files."""
     ((num_saves,),) = source.rows("SELECT count(DISTINCT step) FROM steps WHERE checkpoint_ns > 0")
+    at_end = not lacking(source, spans=("kind", "step")) and source.rows(
+        "SELECT 1 FROM spans WHERE kind = 'checkpoint' AND step > (SELECT max(step) FROM steps) LIMIT 1"
+    )
     what = f"{counted(num_saves, 'step')} with saves were seen" if num_saves else "no save was seen"
+    if at_end:
+        what = f"{what}, and one after the last step" if num_saves else "a save after the last step was seen"
     return [_insufficient(f"{what}, and what attached loops write is not examined", {"num_saves": num_saves})]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from analyzers.checkpoints.explain import NEXT, WHY
 from analyzers.finding import Finding
 from analyzers.scope import Scope
 from analyzers.source import Source
+from probes.tape_recorder import TapeRecorder
+from store import Store
 from tests.analyzers.judged import checked
 from tests.analyzers.plain_run import MS, plain_run, save
+from tests.factories import empty_run
 
 MANIFEST: dict[str, Any] = {"config": {"checkpoint": {"interval": 20}}}
 
@@ -85,3 +89,22 @@ def test_what_is_missing_is_said_unless_nothing_was_due() -> None:
     assert analyze(store, MANIFEST) == [], "none was due"
     assert analyze(store, {"config": {"checkpoint": {"interval": 0}}}) == [], "none was wanted"
     assert [finding.status for finding in analyze(store, {})] == ["insufficient_data"]
+
+
+def test_a_save_after_the_last_step_of_an_attached_loop_was_seen(tmp_path: Path) -> None:
+    """As in a script that saves once, when it has trained and evaluated."""
+    run = empty_run(tmp_path)
+    recorder = TapeRecorder(run.rank_dir(0, 0), rank=0, attempt=0, world_size=1, local_rank=0, node_rank=0)
+    for number in range(1, 6):
+        recorder.begin_step(number)
+        with recorder.span("forward"):
+            pass
+        recorder.end_step()
+    recorder.begin_step(6)
+    with recorder.span("checkpoint"):
+        pass
+    recorder.discard_step()
+    recorder.close()
+    with Store.open(run) as store:
+        (found,) = analyze(store, {"attached": True})
+    assert "a save after the last step was seen" in found.summary
