@@ -127,7 +127,14 @@ def _seconds(text: str) -> float | None:
 
 def death_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     """Deaths that no exception explains: by signal, by exit code, of a Ray worker, from outside."""
-    return [*_signals(book, ended), *_exits(book, ended), *_lost_actors(book), *_waiting_pods(book), *_stops(book)]
+    return [
+        *_signals(book, ended),
+        *_exits(book, ended),
+        *_unlisted(book),
+        *_lost_actors(book),
+        *_waiting_pods(book),
+        *_stops(book),
+    ]
 
 
 def _gave_up(book: LogBook) -> set[int | None]:
@@ -152,6 +159,10 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
         what = f"{who(ranks)} died of {signal}{without}"
+        if signal == "SIGABRT" and abort_text is not None:
+            asserted, at = abort_text.text("assertion"), abort_text.text("where")
+            said = f"assertion `{asserted[:160]}` failed" if asserted else abort_text.message[:160].rstrip(". ")
+            what = f"{who(ranks)} aborted (SIGABRT): {said}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
         if is_bare_abort:  # no ground to suspect the rank: it is how ranks that only waited end
             what = f"{who(ranks)} ended first, by SIGABRT, which is how torch's watchdog ends ranks that waited"
@@ -232,6 +243,29 @@ def _has_hard_signal(ended: Ended) -> bool:
     """Return True if a process died of a signal that no other rank's end causes."""
     return any(signal not in ("SIGTERM", "SIGABRT") and _is_early(rank, ended)
                for rank, (signal, _) in ended.signals.items())  # fmt: skip
+
+
+def _unlisted(book: LogBook) -> Iterator[Candidate]:
+    """A task that Slurm does not list among those that it ended when one had failed."""
+    failed = [entry for entry in book.of("slurm_cancelled") if "TASK FAILURE" in entry.text("reason")]
+    lines = list(book.of("slurm_task"))
+    ended = {rank for entry in lines for rank in entry.ranks() or entry.ranks("tasks")}
+    if not failed or any(entry.text("how") not in ("Terminated", "Killed") for entry in lines):
+        return
+    missing = sorted(set(range(min(max(ended, default=-1) + 1, 65_536))) - ended)
+    ranks = tuple(missing) if len(missing) == 1 and not any(entry.text("tasks") for entry in lines) else ()
+    yield Candidate(
+        cause="exit",
+        kind="rank_lost",
+        rank_class="death",
+        ranks=ranks,
+        what="A task of the job failed, and Slurm ended the others"
+        + (f": task {missing[0]} is the only one that it does not list" if len(missing) == 1 else ""),
+        why=failed[0].quoted,
+        lines=(*failed[:1], *lines[:8]),
+        is_proven=False,
+        collect=COLLECT["exit"],
+    )
 
 
 def _lost_actors(book: LogBook) -> Iterator[Candidate]:

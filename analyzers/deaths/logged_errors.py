@@ -35,7 +35,7 @@ __all__ = ["process_candidates"]
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _UNIQUE_ID = "ing ncclUniqueId from ["
-_NO_EVIDENCE = ("traceback", "type", "message", "ranks", "after_step", "is_warning", "later_steps")
+_NO_EVIDENCE = ("traceback", "type", "message", "ranks", "after_step", "is_warning", "later_steps", "own_rank")
 
 
 def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:

@@ -291,14 +291,17 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
             kind="rank_lost",
             rank_class="host",
             ranks=(),
-            what=texts[cause] + (f" ({host})" if host and cause != "time_limit" else ""),
+            what=texts[cause]
+            + (f" ({host})" if host and cause != "time_limit" else "")
+            + (f": {entry.message[:160].rstrip('. ')}" if cause == "launch_failed" else ""),
             why=entry.quoted,
             lines=(entry,),
             severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
             evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
             collect=COLLECT.get(cause, ()),
         )
-    plain = [entry for entry in book.of("slurm_cancelled", "agent_signalled") if not limited_by(entry)]
+    plain = [entry for entry in book.of("slurm_cancelled", "agent_signalled") if not limited_by(entry)
+             and "TASK FAILURE" not in entry.text("reason")]  # fmt: skip
     if plain and not by_cause:
         yield Candidate(
             cause="cancelled",

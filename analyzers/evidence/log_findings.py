@@ -20,6 +20,7 @@ from analyzers.deaths.logged_endings import Ended, death_candidates, endings
 from analyzers.deaths.logged_errors import process_candidates
 from analyzers.deaths.logged_hosts import host_candidates
 from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
+from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged_calls import call_candidates
 from analyzers.health.ascend_codes import codes_in, explained_code
@@ -53,10 +54,10 @@ def analyze(source: Source) -> list[Finding]:
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     if not candidates and ended.victim_lines:
         candidates = [_connections(book, ended)]
-    candidates = candidates or _barriers(book) or _nccls(book)
+    candidates = candidates or _barriers(book) or _nccls(book) or unnamed_errors(book)
     if not candidates:
         return []
-    candidates = [with_facts(candidate, book, ended) for candidate in candidates]
+    candidates = [with_error_line(with_facts(one, book, ended), book) for one in candidates]
     first = _contested(candidates)
     findings = [_finding(first, ended)]
     for other in candidates[1:]:

@@ -7,15 +7,24 @@ outcome.ended, outcome.text       # "finished", "The job finished: ..."
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from analyzers.logs.log_events import LogBook
+from store.readers.logs.prefix import clean
 from store.readers.logs.scan import ReadLog
 
 __all__ = ["Outcome", "is_at_end", "outcome_of"]
 
+END_LINES = 15
+_FAILURE = re.compile(
+    r"fail|error|abort|kill|timed? ?out|cannot|can't|could not|unable|denied|refused|no such|not found|lost|died|dead\b|lack|"
+    r"invalid|mismatch|exceed|unexpected|no heartbeat|not respond|stopping|missing",
+    re.IGNORECASE,
+)
+"""Words of a failure, as people write them: such a line is quoted, and nothing is concluded from it."""
 NEAR_END_LINES = 12
 """Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation."""
 
@@ -45,7 +54,7 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
     if not steps:
         return Outcome(
             ended="not in the logs",
-            text=f"None of {num_lines:,} lines names a cause or a training step. Add the other ranks' logs, "
+            text=f"None of {num_lines:,} lines names a cause or a training step. {_last_words(logs)}Add the other ranks' logs, "
             "the launcher's, and each host's `dmesg -T`.",
             is_known=False,
         )
@@ -58,11 +67,21 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         )
     return Outcome(
         ended="without a reason in the logs",
-        text=f"{extent}The lines after the last step name no cause. Add the other ranks' logs, the launcher's, "
+        text=f"{extent}The lines after the last step name no cause. {_last_words(logs)}Add the other ranks' logs, the launcher's, "
         f"and each "
         "host's `dmesg -T`.",
         is_known=False,
     )
+
+
+def _last_words(logs: Sequence[ReadLog]) -> str:
+    """The first line at a file's end that speaks of a failure, as a quotation: `It ends with "No heartbeat ...". `"""
+    for log in logs:
+        for line in log.tail.split(b"\n")[-END_LINES:]:
+            text = clean(line).strip()
+            if _FAILURE.search(text) and log.num_lines:
+                return f'At its end {log.path.name} says "{text[:160].rstrip(". ")}". '
+    return ""
 
 
 def is_at_end(steps: Sequence[Mapping[str, Any]]) -> int | None:

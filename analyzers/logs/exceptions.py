@@ -23,6 +23,8 @@ _LAUNCHERS = (
     "SignalException", "RendezvousGracefulExitError", "RendezvousConnectionError", "ActorDiedError", "RayActorError",
     "WorkerCrashedError",
 )  # fmt: skip
+_POINTERS = ("See root cause above", "See stack trace for root cause", "due to an exception in a background process")
+"""Parts of a message that points to the error of another process."""
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = ("Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck")
 _UNNAMED = (
@@ -59,6 +61,8 @@ def text_of(entry: LogLine) -> str:
 
 
 def is_launchers(entry: LogLine) -> bool:
+    if any(mark in entry.text("message") for mark in _POINTERS):
+        return True
     return type_of(entry) in _LAUNCHERS or "detected that one or more processes exited" in entry.text("message")
 
 

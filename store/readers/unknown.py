@@ -62,9 +62,18 @@ def _table(first: bytes) -> str:
         names = rows[0] if rows else []
         are_names = len(names) > 1 and all(_NAME.fullmatch(name) and name.strip() and not _is_number(name)
                                            and len(name) <= MAX_NAME_CHARS for name in names)  # fmt: skip
+        are_names = are_names and not any(
+            _is_measured(*pair) for row in rows[1:] for pair in zip(names, row, strict=False)
+        )
         if are_names and len(rows) >= MIN_ROWS and all(len(row) == len(names) for row in rows):
             return f"is a {kind} table{_named(names)}"
     return ""
+
+
+def _is_measured(name: str, value: str) -> bool:
+    """Return True if a cell repeats the words of its column's name, with other numbers: a line of a log with commas."""
+    words = re.findall(r"[A-Za-z_]{2,}", name)
+    return bool(re.search(r"\d", name)) and bool(words) and words == re.findall(r"[A-Za-z_]{2,}", value)
 
 
 def _named(names: list[str]) -> str:

@@ -58,6 +58,8 @@ _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
+_OWN_RANK = re.compile(r"\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:(\d{1,6})\)")
+"""How torch_npu signs an error."""
 _TASK = re.compile(r"^\s*/job:\w+/replica:\d+/task:(\d{1,6})\b")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
@@ -89,6 +91,8 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
         message.append(line)
     if found is not None:
         found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
+        if len(ranks := set(_OWN_RANK.findall(found["message"]))) == 1:
+            found["own_rank"] = int(ranks.pop())
     return found
 
 

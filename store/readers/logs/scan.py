@@ -54,6 +54,7 @@ BLOCK_BYTES = 256 << 10
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
 """Maximum hits of one literal in one file."""
+TAIL_BYTES = 3_000
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
 """First events of one kind and writer: a warning in a loop is the same as its first forty."""
@@ -71,6 +72,12 @@ _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):
 _LEVEL_REACH = 160
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
+
+_OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
+    "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "stalled": read_stalled,
+    "tasks": read_tasks,
+}  # fmt: skip
+"""Blocks that only the lines after the first say something of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +121,8 @@ class ReadLog:
     """Number of the last line that reports a step."""
     num_lines: int = 0
     num_bytes: int = 0
+    tail: bytes = b""
+    """How the file ends."""
     given_up: list[str] = field(default_factory=list)
     problem: str = ""
 
@@ -176,6 +185,7 @@ class _Scan:
         is_cut_line = end == len(window) and not window.endswith(b"\n")  # the file ends without a newline
         self.log.num_lines = counted + window.count(b"\n", at, end) + is_cut_line
         self.log.num_bytes += end
+        self.log.tail = window[max(0, end - TAIL_BYTES) : end]
 
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
         """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
@@ -205,8 +215,9 @@ class _Scan:
                 rules.append(rule)
             self._hits[literal] += 1
             if self._hits[literal] == limit:
-                said = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
-                self.log.given_up.append(said)
+                if rule is None or rule.role != "hint":
+                    said = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
+                    self.log.given_up.append(said)
                 self._filter.drop(literal)
             place = window.find(literal, _line_end(window, place), last)
 
@@ -308,7 +319,9 @@ class _Scan:
             fields.setdefault("after_step", self._newest_step)
         # Behind a collector's prefix with a level, that level says nothing of the line.
         begin = prefix.length if any("DEBUG" in one.pattern for one in self._constant) else 0
-        if rule.role in ("root", "exception") and _LEVEL.search(text[begin : begin + _LEVEL_REACH]):
+        if (rule.role in ("root", "exception") or rule.kind == "error_line") and _LEVEL.search(
+            text[begin : begin + _LEVEL_REACH]
+        ):
             fields.setdefault("is_warning", 1)
         event = LogEvent(
             kind=rule.kind,
@@ -328,20 +341,10 @@ class _Scan:
     def _fields(self, window: bytes, line_end: int, text: str, prefix: Prefix, rule: Rule) -> dict[str, Any] | None:
         if rule.block == "traceback":
             return read_traceback(self._following(window, line_end), prefix)
-        if rule.block == "elastic":
-            return read_failure(self._following(window, line_end))
-        if rule.block == "ras":
-            return read_ras(self._following(window, line_end))
-        if rule.block == "norms":
-            return read_norms(self._following(window, line_end))
-        if rule.block == "others":
-            return read_others(self._following(window, line_end))
-        if rule.block == "stalled":
-            return read_stalled(self._following(window, line_end))
+        if rule.block in _OF_FOLLOWING:
+            return _OF_FOLLOWING[rule.block](self._following(window, line_end))
         if rule.block == "terminate":
             return read_terminate(text, self._following(window, line_end), prefix)
-        if rule.block == "tasks":
-            return read_tasks(self._following(window, line_end))
         if rule.block == "bus":
             return read_lost_bus(text, self._following(window, line_end))
         if rule.block == "culprits":

@@ -23,6 +23,8 @@ LITERALS = (
     b"skipped=",
     b"SamplesPerSec",
     b"tokens_per_second",
+    b"/sec",
+    b"/step",
     *BAR_LITERALS,
 )
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
@@ -72,6 +74,7 @@ _SECONDS = (
 )
 _TIMES = (
     re.compile(rf"(?:{_SECONDS})(?: \((?P<in>ms|s)\))?{_IS}(?P<value>{_NUMBER}){_UNIT}"),
+    re.compile(rf"(?<![\d.,])(?P<value>{_NUMBER}) ?(?P<unit>ms|s)(?:ec)?/(?:step|batch|iter)\b"),
     re.compile(rf"\bBatch \(t\){_IS}(?P<value>{_NUMBER}){_UNIT}"),
     re.compile(rf"(?<![\w/])(?<!total )(?<!wall )(?<!data )(?<!Data )(?<!training )(?:time|Time|dt|batch_time){_IS}"
                rf"(?P<value>{_NUMBER}){_UNIT}"),
@@ -84,6 +87,10 @@ _THROUGHPUT = re.compile(
     r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
     r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
 )  # fmt: skip
+_SPEED_OF = re.compile(r"[sS]peed" + _IS + _NUMBER + r" *(?:samples|images|img|tokens)/s")
+_PER_STEP = re.compile(r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)")
+_BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
+"""MXNet's lines: of an epoch whose length it does not print."""
 _RATE_WORDS = re.compile("tps|wps|tok/s|okens|amples|images/sec|perf/")
 _SCALE = re.compile(r"[lL]oss[_ ]scale" + _IS + _NUMBER)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
@@ -171,12 +178,14 @@ def read_step(text: str) -> StepLine | None:
     step, total = _step(text)
     skipped = _SKIPPED.search(text) if "skipped" in text else None
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
-    rate = _THROUGHPUT.search(text) if _RATE_WORDS.search(text) else None
+    rate = (_THROUGHPUT.search(text) or _SPEED_OF.search(text)) if _RATE_WORDS.search(text) else None
     if loss is None and grad_norm is None and bar is None and (
-        step is None or (skipped is None and so_far is None and rate is None)
+        (step is None or (skipped is None and so_far is None and rate is None and not _PER_STEP.search(text)))
+        and not (rate is not None and _BATCH_ALONE.search(text))
     ):  # fmt: skip
         return None
     is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
+    is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
     if step is None and bar is None and not is_counted:
         return None
     throughput = _optional(rate)
@@ -221,7 +230,15 @@ def _step(text: str) -> tuple[int | None, int | None]:
 
 
 def _duration_ns(text: str, bar: Bar | None) -> int | None:
-    if "ime" in text or "dt" in text or "timing" in text or "Batch (t)" in text or "seconds" in text:
+    if (
+        "ime" in text
+        or "dt" in text
+        or "timing" in text
+        or "/step" in text
+        or "/batch" in text
+        or "Batch (t)" in text
+        or "seconds" in text
+    ):
         for pattern in _TIMES:
             if (match := pattern.search(text)) and (found := _in_ns(match)):
                 return found

@@ -1,0 +1,90 @@
+"""Errors that no rule knows: lines that their program marks as errors, where nothing else says why the job ended.
+
+candidates = candidates or unnamed_errors(book)
+candidate = with_error_line(candidate, book)      # the line that stands before an end which does not say why
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from analyzers.causes import COLLECT
+from analyzers.logs.candidate import Candidate
+from analyzers.logs.exceptions import standing
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.run.endings import LOST_PEER
+
+__all__ = ["unnamed_errors", "with_error_line"]
+
+_CONSEQUENCE = re.compile(
+    r"see (?:the )?(?:root cause|log|error|stack ?trace)|closing signal|failed \(exitcode|ChildFailed|shutting down|"
+    r"Traceback|force terminated|\babort(?:ing|ed)\b|^-+$|^=+$|^\*+$|"
+    r"^[\w.-]+: tasks? [\d,-]+: |terminat|killing|exit(?:ed|s|ing)? (?:with )?(?:code|status|return)",
+    re.IGNORECASE,
+)
+"""Parts of lines about an end that another line explains."""
+_UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
+MAX_SHOWN = 160
+
+
+def unnamed_errors(book: LogBook) -> list[Candidate]:
+    """The first line that is marked as an error, as a suspicion: whether it ended the job, it does not say."""
+    lines = _errors(book)
+    if not lines:
+        return []
+    return [
+        Candidate(
+            cause="unnamed_error",
+            kind="rank_lost",
+            rank_class="victim",
+            ranks=(),
+            what=f"The first error that the log shows is: {_text(lines[0])}",
+            why=lines[0].quoted,
+            lines=tuple(lines[:8]),
+            is_proven=False,
+            severity="warning",
+            evidence={"reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})[:64]},
+            collect=COLLECT["connection_lost"],
+        )
+    ]
+
+
+def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
+    """Add the last error line before an end that does not say why it came."""
+    if candidate.cause not in _UNEXPLAINED or not candidate.lines:
+        return candidate
+    end = min(book.position(entry) for entry in candidate.lines)
+    known = {(entry.source, entry.line) for entry in candidate.lines}
+    before = [
+        entry
+        for entry in _errors(book)
+        if (book.position(entry) < end or len(candidate.lines) == 1)
+        and (entry.source, entry.line) not in known
+        and (not candidate.ranks or entry.rank in (None, *candidate.ranks))
+    ]
+    if not before:
+        return candidate
+    return replace(
+        candidate,
+        what=f"{candidate.what}. Before it the log reports: {_text(before[0])}",
+        lines=(*candidate.lines, *before[:3]),
+        evidence={**candidate.evidence, "error_line": before[0].quoted},
+    )
+
+
+def _errors(book: LogBook) -> list[LogLine]:
+    """Error lines that are no consequence, and after which the job did not go on."""
+    return [
+        entry
+        for entry in book.of("error_line")
+        if not entry.number("later_steps")
+        and not _CONSEQUENCE.search(entry.text("text"))
+        and LOST_PEER.search(entry.text("text")) is None
+        and standing(entry, book) == "own"
+    ]
+
+
+def _text(entry: LogLine) -> str:
+    text = " ".join(entry.text("text").split()).rstrip(".;: ")
+    return f'"{text[:MAX_SHOWN]}" ({entry.place})'
