@@ -18,6 +18,7 @@ APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
 """Xids that a program causes by what it does (13, 31, 43, 69), or that only follow another (45, 66)."""
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
+_PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
 _CLOCKS = ("date; date -u # on that host: its kernel's line is of another hour than the job's lines",)
 
 
@@ -31,6 +32,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
         *_outside(book),
         *_drained(book),
         *_links(book),
+        *_file_systems(book),
     ]
 
 
@@ -62,7 +64,9 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             what += f"{', '.join(map(str, codes))} ({meaning}){before}"
         else:
             fell = "does not answer its driver"
-            if any(text in entry.message for entry in lines for text in _FELL):
+            if any("uncorrectable" in entry.message for entry in lines):
+                fell = "reports an uncorrectable hardware error"
+            elif any(text in entry.message for entry in lines for text in _FELL):
                 fell = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
             what += f": {who(ranks)} ran on it" if ranks else ""
@@ -300,7 +304,7 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
             evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
             collect=COLLECT.get(cause, ()),
         )
-    plain = [entry for entry in book.of("slurm_cancelled", "agent_signalled") if not limited_by(entry)
+    plain = [entry for entry in book.of("probe_failed", "slurm_cancelled", "agent_signalled") if not limited_by(entry)
              and "TASK FAILURE" not in entry.text("reason")]  # fmt: skip
     if plain and not by_cause:
         yield Candidate(
@@ -308,7 +312,9 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
             kind="rank_lost",
             rank_class="death",
             ranks=(),
-            what="The job was ended from outside: a signal to the launcher, or a cancelled job",
+            what=_PROBE
+            if plain[0].kind == "probe_failed"
+            else "The job was ended from outside: a signal to the launcher, or a cancelled job",
             why=plain[0].quoted,
             lines=tuple(plain),
             severity="warning",
@@ -329,4 +335,29 @@ def _links(book: LogBook) -> Iterator[Candidate]:
             why=lines[0].quoted,
             lines=tuple(lines),
             evidence={"host": host, "interface": interface},
+        )
+
+
+def _file_systems(book: LogBook) -> Iterator[Candidate]:
+    """A server or disk that the kernel had trouble with: processes then wait for it, without a word in their logs."""
+    lines = [entry for entry in book.of("file_system") if _when(entry, book) != "another time"]
+    back = {entry.text("server"): book.position(entry) for entry in lines if entry.text("state") == "OK"}
+    open_ = [entry for entry in lines if entry.text("state") != "OK"
+             and book.position(entry) > back.get(entry.text("server"), -1)]  # fmt: skip
+    if open_:
+        server, host = open_[0].text("server"), open_[0].host
+        where = f" on {host}" if host else ""
+        yield Candidate(
+            cause="file_system",
+            kind="rank_lost",
+            rank_class="late",
+            ranks=(),
+            what=f"The NFS server {server} does not answer{where}"
+            if server
+            else f"The kernel reports an error of a file system{where}: {open_[0].text('text')[:120].rstrip('. ')}",
+            why=open_[0].quoted,
+            lines=tuple(open_[:20]),
+            is_proven=False,
+            evidence={"host": host, "server": server or None},
+            collect=("mount | grep nfs; nfsstat -m # on that host", "dmesg -T | grep -iE 'nfs|blocked for more'"),
         )

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import ANALYZER
 from analyzers.numerics.printed_values import DO
 from analyzers.source import Source
+from analyzers.wording import ranks_text
 
 __all__ = ["analyze"]
 
@@ -49,7 +51,7 @@ def analyze(source: Source) -> list[Finding]:
     ended = endings(book)
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
-    candidates = sorted(_aborted(_merged(candidates)), key=lambda candidate: candidate.order(book))
+    candidates = sorted(_aborted(_merged(candidates), ended), key=lambda candidate: candidate.order(book))
     if any(one.cause == "no_interface" for one in candidates):  # what it explains
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     if not candidates and ended.victim_lines:
@@ -115,8 +117,9 @@ def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
     return joined
 
 
-def _aborted(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _aborted(candidates: Sequence[Candidate], ended: Ended) -> list[Candidate]:
     """A device's error in a line without a rank belongs to the only rank that aborted: the runtime aborts its own."""
+    candidates = _of_only_exit(candidates, ended)
     aborts = [one for one in candidates if one.cause == "signal" and one.evidence.get("signal") == "SIGABRT"]
     if len(aborts) != 1 or len(aborts[0].ranks) != 1 or not aborts[0].is_proven:
         return list(candidates)
@@ -127,6 +130,18 @@ def _aborted(candidates: Sequence[Candidate]) -> list[Candidate]:
         else one
         for one in candidates
     ]
+
+
+def _of_only_exit(candidates: Sequence[Candidate], ended: Ended) -> list[Candidate]:
+    """An only error without a rank is that of the only rank that ended with a code of its own."""
+    exited = [rank for rank in ended.exits if rank >= 0]
+    own = [one for one in candidates if one.rank_class == "own" and one.kind == "rank_lost"]
+    killed = [signal for signal, _ in ended.signals.values() if signal != "SIGTERM"]
+    if len(exited) != 1 or killed or len(own) != 1 or own[0].ranks or not own[0].what.startswith(who(())):
+        return list(candidates)
+    ranks = (exited[0],)
+    return [replace(one, ranks=ranks, what=one.what.replace(who(()), who(ranks), 1)) if one is own[0] else one
+            for one in candidates]  # fmt: skip
 
 
 def _same(host: Candidate, other: Candidate) -> bool:
@@ -203,6 +218,8 @@ def _barriers(book: LogBook) -> list[Candidate]:
     """The last that the log holds is that ranks wait for others to join: how many are missing, and not who."""
     lines = [entry for entry in book.of("store_barrier") if standing(entry, book) != "survived"]
     size = book.world_size
+    if not lines and size is not None:
+        return _members(book, size)
     arrived = max((entry.number("arrived") or 0 for entry in lines), default=0)
     if size is None or not lines or arrived >= size:
         return []
@@ -218,6 +235,37 @@ def _barriers(book: LogBook) -> list[Candidate]:
             is_proven=False,
             evidence={
                 "waiting_ranks": sorted({rank for entry in lines if (rank := entry.number("waiting")) is not None})
+            },
+            collect=COLLECT["rendezvous"],
+        )
+    ]
+
+
+def _members(book: LogBook, size: int) -> list[Candidate]:
+    """Processes that say which rank they are before they join, and nothing after: some are missing, or there twice."""
+    lines = [entry for entry in book.of("member") if not entry.number("later_steps")]
+    came = Counter(rank for entry in lines if (rank := entry.number("waiting")) is not None)
+    files = Counter((entry.source, entry.number("waiting")) for entry in lines)
+    twice = sorted({rank for (_, rank), count in files.items() if count > 1 and rank is not None})
+    missing = sorted(set(range(min(size, 4096))) - came.keys())
+    if not missing or not came or any(book.of("finished", "nccl_comm")):
+        return []
+    what = f"{len(came)} of {size} ranks began to join the process group, and {ranks_text(missing)} did not"
+    what += f"; {who(twice).lower()} began more than once" if twice else ""
+    return [
+        Candidate(
+            cause="rendezvous",
+            kind="rank_lost",
+            rank_class="victim",
+            ranks=(),
+            what=what,
+            why=lines[-1].quoted,
+            lines=tuple(lines[-20:]),
+            is_proven=False,
+            evidence={
+                "waiting_ranks": sorted(came),
+                "do": "Start one task for each device on each node (Slurm: --ntasks-per-node as many as devices, and "
+                "srun in front of the program), and look at the log of the nodes that did not come.",
             },
             collect=COLLECT["rendezvous"],
         )

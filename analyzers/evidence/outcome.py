@@ -20,8 +20,8 @@ __all__ = ["Outcome", "is_at_end", "outcome_of"]
 
 END_LINES = 15
 _FAILURE = re.compile(
-    r"fail|error|abort|kill|timed? ?out|cannot|can't|could not|unable|denied|refused|no such|not found|lost|died|dead\b|lack|"
-    r"invalid|mismatch|exceed|unexpected|no heartbeat|not respond|stopping|missing",
+    r"fail|error|abort|kill|timed? ?out|cannot|can't|could not|unable|denied|refused|no such|not found|lost|died|"
+    r"dead\b|lack|invalid|mismatch|exceed|unexpected|no heartbeat|not respond|stopping|missing",
     re.IGNORECASE,
 )
 """Words of a failure, as people write them: such a line is quoted, and nothing is concluded from it."""
@@ -54,8 +54,8 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
     if not steps:
         return Outcome(
             ended="not in the logs",
-            text=f"None of {num_lines:,} lines names a cause or a training step. {_last_words(logs)}Add the other ranks' logs, "
-            "the launcher's, and each host's `dmesg -T`.",
+            text=f"None of {num_lines:,} lines names a cause or a training step. {_last_words(logs)}Add the other "
+            "ranks' logs, the launcher's, and each host's `dmesg -T`.",
             is_known=False,
         )
     if any(log.last_step_line and log.num_lines - log.last_step_line <= NEAR_END_LINES for log in logs):
@@ -67,9 +67,8 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         )
     return Outcome(
         ended="without a reason in the logs",
-        text=f"{extent}The lines after the last step name no cause. {_last_words(logs)}Add the other ranks' logs, the launcher's, "
-        f"and each "
-        "host's `dmesg -T`.",
+        text=f"{extent}The lines after the last step name no cause. {_last_words(logs)}Add the other ranks' "
+        "logs, the launcher's, and each host's `dmesg -T`.",
         is_known=False,
     )
 

@@ -25,7 +25,7 @@ _CONSEQUENCE = re.compile(
 )
 """Parts of lines about an end that another line explains."""
 _UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
-MAX_SHOWN = 160
+MAX_SHOWN = 240
 
 
 def unnamed_errors(book: LogBook) -> list[Candidate]:
@@ -75,10 +75,12 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
 
 def _errors(book: LogBook) -> list[LogLine]:
     """Error lines that are no consequence, and after which the job did not go on."""
+    finished = {entry.source for entry in book.of("finished")}
     return [
         entry
         for entry in book.of("error_line")
         if not entry.number("later_steps")
+        and entry.source not in finished
         and not _CONSEQUENCE.search(entry.text("text"))
         and LOST_PEER.search(entry.text("text")) is None
         and standing(entry, book) == "own"

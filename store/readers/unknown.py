@@ -24,7 +24,7 @@ _JSON_BEGIN = re.compile(rb"\s*(?:\{\s*\"[^\"]+\"\s*:|\[\s*\{\s*\"[^\"]+\"\s*:)"
 MAX_NAMES = 6
 MIN_ROWS = 2
 MAX_NAME_CHARS = 40
-_NAME = re.compile(r"[^{}'\"‘’“”=]+")
+_NAME = re.compile(r"(?:[^{}'\"‘’“”=:]|:(?! ))+")
 """A column's name, unlike a part of a dictionary that a trainer printed."""
 
 

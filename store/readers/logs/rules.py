@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules", "specificity"]
+__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules", "most_specific"]
 
 Role = Literal[
     "root", "victim", "hang", "death", "kernel", "outside", "numerics", "nccl", "hint", "context", "exception"
@@ -117,14 +118,23 @@ def cause_of(text: str) -> Rule | None:
     text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have broken the lines
     blob = text.encode()
     rules = (rule for rule in _with_causes() if rule.requires in text)
-    found = [(weight, rule) for rule in rules if (weight := specificity(rule, blob)) != (False, 0)]
+    found = [(weight, rule) for rule in rules if (weight := _specificity(rule, blob)) != (False, 0)]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def specificity(rule: Rule, line: bytes) -> tuple[bool, int]:
+def _specificity(rule: Rule, line: bytes) -> tuple[bool, int]:
     """Specificity of a rule for a line: no general wording, then its longest literal. (False, 0): not in the line."""
     length = max((len(literal) for literal in rule.literals if literal in line), default=0)
     return (not rule.is_general and length > 0, length)
+
+
+def most_specific(rules: Sequence[Rule | None], line: bytes) -> Sequence[Rule | None]:
+    """A line has one cause: of several rules that name one, the most specific rule's."""
+    roots = [rule for rule in rules if rule is not None and rule.role == "root"]
+    if len(roots) < 2:
+        return rules
+    best = max(roots, key=lambda rule: _specificity(rule, line))
+    return [rule for rule in rules if rule is None or rule.role != "root" or rule is best]
 
 
 @cache

@@ -41,7 +41,7 @@ from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LineFilter
 from store.readers.logs.plain_text import plain_chunks
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
-from store.readers.logs.rules import Rule, load_rules, specificity
+from store.readers.logs.rules import Rule, load_rules, most_specific
 from store.readers.logs.step_lines import LITERALS, StepLine, read_step
 from store.readers.logs.timestamps import Clock
 
@@ -232,7 +232,7 @@ class _Scan:
             self._bar(number, text[:start], prefix)
             whole, text = text, text[start:]
             prefix = replace(read_prefix(text, self._clock, self._constant), wall_ns=prefix.wall_ns)
-        for rule in sorted(_most_specific(rules, window[begin:line_end]), key=lambda rule: rule is not None):
+        for rule in sorted(most_specific(rules, window[begin:line_end]), key=lambda rule: rule is not None):
             if rule is None:
                 self._step(number, text, prefix)
             elif not rule.requires or rule.requires in text:
@@ -373,15 +373,6 @@ class _Scan:
             prefix = read_prefix(text, self._clock, self._constant)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
-
-
-def _most_specific(rules: list[Rule | None], line: bytes) -> list[Rule | None]:
-    """A line has one cause: of several rules that name one, the most specific rule's."""
-    roots = [rule for rule in rules if rule is not None and rule.role == "root"]
-    if len(roots) < 2:
-        return rules
-    best = max(roots, key=lambda rule: specificity(rule, line))
-    return [rule for rule in rules if rule is None or rule.role != "root" or rule is best]
 
 
 def _line_begin(window: bytes, place: int) -> int:
