@@ -51,7 +51,7 @@ def analyze(source: Source) -> list[Finding]:
     ended = endings(book)
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
-    candidates = sorted(_aborted(_merged(candidates), ended), key=lambda candidate: candidate.order(book))
+    candidates = sorted(_aborted(_merged(candidates)), key=lambda candidate: candidate.order(book))
     if any(one.cause == "no_interface" for one in candidates):  # what it explains
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     if not candidates and ended.victim_lines:
@@ -117,9 +117,8 @@ def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
     return joined
 
 
-def _aborted(candidates: Sequence[Candidate], ended: Ended) -> list[Candidate]:
+def _aborted(candidates: Sequence[Candidate]) -> list[Candidate]:
     """A device's error in a line without a rank belongs to the only rank that aborted: the runtime aborts its own."""
-    candidates = _of_only_exit(candidates, ended)
     aborts = [one for one in candidates if one.cause == "signal" and one.evidence.get("signal") == "SIGABRT"]
     if len(aborts) != 1 or len(aborts[0].ranks) != 1 or not aborts[0].is_proven:
         return list(candidates)
@@ -130,18 +129,6 @@ def _aborted(candidates: Sequence[Candidate], ended: Ended) -> list[Candidate]:
         else one
         for one in candidates
     ]
-
-
-def _of_only_exit(candidates: Sequence[Candidate], ended: Ended) -> list[Candidate]:
-    """An only error without a rank is that of the only rank that ended with a code of its own."""
-    exited = [rank for rank in ended.exits if rank >= 0]
-    own = [one for one in candidates if one.rank_class == "own" and one.kind == "rank_lost"]
-    killed = [signal for signal, _ in ended.signals.values() if signal != "SIGTERM"]
-    if len(exited) != 1 or killed or len(own) != 1 or own[0].ranks or not own[0].what.startswith(who(())):
-        return list(candidates)
-    ranks = (exited[0],)
-    return [replace(one, ranks=ranks, what=one.what.replace(who(()), who(ranks), 1)) if one is own[0] else one
-            for one in candidates]  # fmt: skip
 
 
 def _same(host: Candidate, other: Candidate) -> bool:

@@ -24,6 +24,12 @@ _CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 """Parts of lines about an end that another line explains."""
+_HARMLESS = re.compile(
+    r"register \w+ (?:factory|plugin)|already (?:been )?registered|computation placer|TF-TRT|TensorRT|NUMA node|"
+    r"ignor(?:ed|ing)|not installed|deprecat|fall(?:ing)? ?back|will be (?:skipped|disabled)|disabling|retry",
+    re.IGNORECASE,
+)
+"""Parts of error lines after which programs go on."""
 _UNEXPLAINED = ("signal", "exit", "connection_lost", "nccl_error", "launch_failed", "rendezvous")
 MAX_SHOWN = 240
 
@@ -54,6 +60,9 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
     """Add the last error line before an end that does not say why it came."""
     if candidate.cause not in _UNEXPLAINED or not candidate.lines:
         return candidate
+    if candidate.cause == "nccl_error" and (failed := next(iter(book.of("nccl_cuda_failure")), None)):
+        text = failed.text("error") or failed.message
+        return replace(candidate, what=f'{candidate.what}. NCCL warns of "{text[:MAX_SHOWN]}" ({failed.place})')
     end = min(book.position(entry) for entry in candidate.lines)
     known = {(entry.source, entry.line) for entry in candidate.lines}
     before = [
@@ -82,6 +91,7 @@ def _errors(book: LogBook) -> list[LogLine]:
         if not entry.number("later_steps")
         and entry.source not in finished
         and not _CONSEQUENCE.search(entry.text("text"))
+        and not _HARMLESS.search(entry.text("text"))
         and LOST_PEER.search(entry.text("text")) is None
         and standing(entry, book) == "own"
     ]

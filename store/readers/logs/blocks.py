@@ -58,6 +58,8 @@ _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
+_CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker process \d+|replica \d+ on device \d+|\w+ worker[\w ]*)\.?$")
+"""The message of an exception that torch raises again, with the traceback of the one that it caught."""
 _OWN_RANK = re.compile(r"\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:(\d{1,6})\)")
 """How torch_npu signs an error."""
 _TASK = re.compile(r"^\s*/job:\w+/replica:\d+/task:(\d{1,6})\b")
@@ -86,8 +88,19 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
             elif line:
                 frames.append(line)
             continue
-        if not line or _NEW.match(line) or len(message) > MESSAGE_LINES or (prefix.wall_ns is not None):
+        is_caught = _CAUGHT.match(message[0])
+        if (
+            not line
+            or _NEW.match(line)
+            or len(message) > MESSAGE_LINES * (8 if is_caught else 1)
+            or (prefix.wall_ns is not None)
+        ):
             break
+        if is_caught and (inner := _RAISED.match(line)) is not None:
+            found["type"] = inner["type"]
+            found["traceback"] = "\n".join(message[1:])[-MAX_FRAMES_TEXT:]
+            message = [f"{inner['message'] or ''} (in {is_caught[1]})"]
+            continue
         message.append(line)
     if found is not None:
         found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]

@@ -36,7 +36,7 @@ _STEPS = (
     ("num_updates", re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})")),
     ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
     ("", re.compile(
-        r"\b(?:step|steps|iteration|iter)['\"]?\s*[:=]?\s*\[?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
+        r"\b(?:step|steps|iteration|iter)['\"]?\s*[:=]?\s*[\[#]?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
         re.IGNORECASE,
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
@@ -87,11 +87,11 @@ _THROUGHPUT = re.compile(
     r"(?:\btps|\bwps|\btok(?:ens?)?/s(?:ec)?|tokens_per_second(?:_per_gpu)?|samples/sec|images/sec|CurrSamplesPerSec|"
     r"perf/throughput|[Tt]okens/s/device)" + _IS + _NUMBER
 )  # fmt: skip
-_SPEED_OF = re.compile(r"[sS]peed" + _IS + _NUMBER + r" *(?:samples|images|img|tokens)/s")
+_SPEED_OF = re.compile(r"(?<![\w.])" + _NUMBER + r" *(?:samples|images|imgs?|tokens|examples|frames|words|sentences)/s")
 _PER_STEP = re.compile(r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)")
 _BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
 """MXNet's lines: of an epoch whose length it does not print."""
-_RATE_WORDS = re.compile("tps|wps|tok/s|okens|amples|images/sec|perf/")
+_RATE_WORDS = re.compile("tps|wps|tok/s|okens|amples|images/|imgs?/|frames/|words/|sentences/|perf/")
 _SCALE = re.compile(r"[lL]oss[_ ]scale" + _IS + _NUMBER)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
 _SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
