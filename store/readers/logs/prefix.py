@@ -44,6 +44,7 @@ _PARTS = (
     r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): (?=\S)",
     r"(?:rank|RANK|Rank)[ =:](?P<rank>\d{1,6})[:,\]]? ",
     r"(?P<host>[A-Za-z][\w.-]{0,62}):(?P<pid>\d{1,10}):\d{1,10} \[(?P<gpu>-?\d{1,3})\] (?=NCCL|\S+ NCCL|\S+:\d+ )",
+    r"(?:(?P<host>[A-Za-z][\w.]{0,40}[-\d][\w.-]{0,40})[ /:]+)?\[?[Rr]ank[_-]?(?P<rank>\d{1,6})\]?: (?= *\S)",
     r"(?P<task>\d{1,6}): (?= *\S)",
     r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|"
     r"phase|stage|trial|"

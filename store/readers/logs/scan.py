@@ -356,7 +356,7 @@ class _Scan:
         if rule.pattern is None:
             return {}
         match = rule.pattern.search(text) or rule.pattern.search(text[prefix.length :].lstrip())
-        if match is None:  # a terminal may have broken the line
+        if match is None and rule.role != "hint":  # a terminal may have broken the line
             following = next(self._following(window, line_end), None)
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
         if match is None:
