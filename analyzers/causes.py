@@ -126,7 +126,7 @@ _LOST_RANKS = (
           text="{who} got an error of a file system{at}: {error}"),
     Cause(name="download", kind="rank_lost",
           do="Give every node access to that address, or download before and set HF_HUB_OFFLINE=1.",
-          text="{who} could not download{at}: {error}"),
+          text="{who} could not load from or save to a remote address{at}: {error}"),
     Cause(name="checkpoint_damaged", kind="rank_lost",
           do="Go back to the checkpoint before, and write checkpoints to a temporary name first.",
           text="{who} could not read a checkpoint: the file is damaged or incomplete{at}"),

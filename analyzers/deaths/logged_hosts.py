@@ -33,6 +33,7 @@ def host_candidates(book: LogBook) -> list[Candidate]:
         *_drained(book),
         *_links(book),
         *_file_systems(book),
+        *_troubles(book),
     ]
 
 
@@ -360,4 +361,23 @@ def _file_systems(book: LogBook) -> Iterator[Candidate]:
             is_proven=False,
             evidence={"host": host, "server": server or None},
             collect=("mount | grep nfs; nfsstat -m # on that host", "dmesg -T | grep -iE 'nfs|blocked for more'"),
+        )
+
+
+def _troubles(book: LogBook) -> Iterator[Candidate]:
+    """A kernel that stood still, or memory that it could not correct: it may be why a process died or hung."""
+    lines = [entry for entry in book.of("kernel_trouble") if _when(entry, book) != "another time"]
+    if lines:
+        host = next((entry.host for entry in lines if entry.host), None)
+        yield Candidate(
+            cause="node_failed",
+            kind="rank_lost",
+            rank_class="late",
+            ranks=(),
+            what=f"The kernel{f' of {host}' if host else ''} reports: {lines[0].text('text')[:120].rstrip('. ')}",
+            why=lines[0].quoted,
+            lines=tuple(lines[:20]),
+            is_proven=False,
+            evidence={"host": host},
+            collect=("ipmitool sel list # of that host", "ras-mc-ctl --errors # of that host"),
         )

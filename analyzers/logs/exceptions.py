@@ -23,7 +23,8 @@ _LAUNCHERS = (
     "SignalException", "RendezvousGracefulExitError", "RendezvousConnectionError", "ActorDiedError", "RayActorError",
     "WorkerCrashedError",
 )  # fmt: skip
-_POINTERS = ("See root cause above", "See stack trace for root cause", "due to an exception in a background process")
+_POINTERS = ("See root cause above", "See stack trace for root cause", "due to an exception in a background process",
+             "AlgorithmError: Exit Code: ")  # fmt: skip
 """Parts of a message that points to the error of another process."""
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = ("Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck")

@@ -36,6 +36,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "compute-sanitizer. It is the device only where `dmesg -T | grep -i xid` there has more than 13, 31, 43 or 45.",
     "download_denied": "The account may not read that address: log in (`hf auth login`, HF_TOKEN) and ask for access, "
     "or download before and set HF_HUB_OFFLINE=1.",
+    "remote_store": "The store or its account refused, or did not answer: check the credentials' lifetime, the limits "
+    "of requests, and the route from that node; save to a local disk first and upload from there.",
     "fabric_provider": "The library found no transport that works here: list what libfabric or UCX has (`fi_info`, "
     "`ucx_info -d`), and set FI_PROVIDER and FI_PROVIDER_PATH, or UCX_TLS, to one that all nodes have.",
     "device_held": "A process of the last job most often still holds the device: end it, wait ten seconds, start again "

@@ -2,7 +2,8 @@
 
     for case in CASES: case.files, case.causes, case.ranks, case.words
 
-Half of them (`is_held_out`) were written with the others and scored once, when the rules stood: `FIRST_SCORE`.
+Half of the first (`is_held_out`) were written with the others and scored once, when the rules stood: `FIRST_SCORE`. Open
+cases that came later are of mechanisms that were missing in threads read for the first time.
 """
 
 from __future__ import annotations
@@ -149,6 +150,29 @@ CASES: tuple[Case, ...] = (
                 "(errno: 113 - No route to host).\n"}),
     Case(name="driver-updated", topic="device", causes=("device_setup",), words=(("reboot",),),
          files={"out.txt": "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.158\n"}),
+    Case(name="unknown-error-line", topic="death", causes=("unnamed_error",), words=(("did not settle",),),
+         files={"train.log": printed("torchtitan", steps=30) + "E0301 10:09:40.101010    4410 ring.cc:310] Lane 3 did not settle in time\n"}),
+    Case(name="no-provider", topic="network", causes=("no_interface",), words=(("FI_PROVIDER",),),
+         files={"train.log": "2026:03:01-10:00:04:(  417) |CCL_ERROR| atl_ofi.cpp:243 init: can't find suitable provider\n" + _FRAMES
+                + "RuntimeError: oneCCL: atl_ofi_comm.cpp:232 init_transport: EXCEPTION: failed to initialize ATL\n"}),
+    Case(name="unlisted-task", topic="death", causes=("exit",), ranks=(21,), words=(("task 21",),),
+         files={"slurm.out": "slurmstepd: error: *** STEP 71.0 ON n1 CANCELLED AT 2026-03-01T10:00:00 DUE TO TASK FAILURE ***\n"
+                "srun: error: n1: tasks 0-20,22-31: Terminated\nsrun: Force Terminated StepId=71.0\n"}),
+    Case(name="nfs-silent", topic="device", causes=("file_system",), words=(("fs7",),),
+         files={"dmesg.txt": "[Sun Mar  1 10:00:00 2026] nfs: server fs7 not responding, timed out\n[Sun Mar  1 10:02:00 2026] INFO: task "
+                "python3:41021 blocked for more than 120 seconds.\n"}),
+    Case(name="worker-s-own-error", topic="death", causes=("exception",), words=(("equal size",), ("reader.py:133",)),
+         files={"train.log": "Traceback (most recent call last):\n  File \"/app/pretrain.py\", line 88, in <module>\n    main()\nRuntimeError: "
+                "Caught RuntimeError in DataLoader worker process 0.\nOriginal " + _FRAMES + "RuntimeError: stack expects each tensor to be "
+                "equal size, but got [3, 448] at entry 0 and [3, 544] at entry 1\n"}),
+    Case(name="composer-sigbus", topic="death", causes=("signal",), ranks=(2,), words=(("SIGBUS",),),
+         files={"train.log": "Building trainer...\nERROR:composer.cli.launcher:Rank 2 crashed with exit code -7.\nGlobal rank 0 (PID 4411) exited "
+                "with code -15\nGlobal rank 2 (PID 4413) exited with code -7\n"}),
+    Case(name="store-refused", topic="network", causes=("download",), words=(("credentials",),),
+         files={"train.log": _FRAMES + "botocore.exceptions.ClientError: An error occurred (ExpiredToken) when calling the PutObject operation: "
+                "The provided token has expired.\n"}),
+    Case(name="samples-per-second-halve", topic="slow", causes=("unknown",), words=(("slower since",),),
+         files={"train.log": "".join(f"Iter #{i}: {(201 if i < 40 else 96) + i % 3}.5 img/sec per GPU\n" for i in range(90))}),
     Case(name="device-hidden", topic="device", is_held_out=True, causes=("device_setup",), words=(("CUDA_VISIBLE_DEVICES",),),
          files={"train.log": _FRAMES + "RuntimeError: No CUDA GPUs are available\n"}),
 )  # fmt: skip

@@ -12,10 +12,13 @@ _MEANT = re.compile(r"([\\`*_\[\]|<>~&$])|^([#+=-])")
 _LISTED = re.compile(r"^(\d+)([.)])")
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""Colours: torch writes them into messages."""
 
 
 def visible(text: str) -> str:
     """Text from a run without anything that a terminal would obey; line ends become spaces."""
+    text = _COLOUR.sub("", text) if "\x1b" in text else text
     return _CONTROL.sub("\ufffd", text.replace("\r", " ").replace("\n", " ").replace("\t", " "))
 
 
