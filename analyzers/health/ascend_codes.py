@@ -15,6 +15,7 @@ __all__ = ["codes_in", "explained_code", "meaning"]
 _MEANINGS: Mapping[str, str] = {
     # acl/error_codes/rt_error_codes.h
     "107002": "the context is null",
+    "107020": "the wait for a task of the device timed out",
     "207001": "the device has no memory left",
     "207003": "no resource left on the device",
     "207018": "the device has no huge page memory left",

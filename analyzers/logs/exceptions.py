@@ -48,8 +48,8 @@ _OTHERS = re.compile(
 """Parts of a message about the fault of another rank."""
 _LIBRARIES = re.compile(r"hccl|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
-_ENDS_BY = "terminate called after throwing an instance of"
-"""How libstdc++ introduces an exception: no word of its message."""
+_NO_WORDS = re.compile(r"terminate called after throwing an instance of|\w+WithTimeout\b")
+"""How libstdc++ introduces an exception, and names of functions: no words of a message."""
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
@@ -75,7 +75,7 @@ def is_stop(entry: LogLine) -> bool:
 
 def is_victims(entry: LogLine) -> bool:
     """Return True if an exception reports a peer's end or an aborted call, and no other cause."""
-    text = text_of(entry).replace(_ENDS_BY, "")
+    text = _NO_WORDS.sub("", text_of(entry))
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
