@@ -108,7 +108,7 @@ _LOST_RANKS = (
           text="{who} found no usable device{at}: {error}"),
     Cause(name="data_worker", kind="rank_lost", by_user=True,
           do="Check host memory and the worker's own error (num_workers=0 shows it).",
-          text="{who} lost a data loader worker{at}: {error}"),
+          text="{who} lost a worker process{at}: {error}"),
     Cause(name="shared_memory", kind="rank_lost",
           do="Enlarge /dev/shm (docker run --ipc=host or --shm-size, an emptyDir with medium: Memory).",
           text="{who} ran out of shared memory (/dev/shm){at}"),

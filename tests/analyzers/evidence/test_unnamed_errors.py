@@ -104,8 +104,7 @@ NAMED = (
     ("botocore.exceptions.ConnectionClosedError: Connection was closed before we received a valid response from "
      'endpoint URL: "https://store.example/run"', "download", (), "save to a remote address"),
     ("ValueError: Error training job-7: Failed Reason: AlgorithmError: Exit Code: 139", "signal", (), "SIGSEGV"),
-    ("RuntimeError: npuSync: NPU function error: AclrtSynchronizeDeviceWithTimeout, error code is 999\nEL0004: [PID: 553] "
-     "2026-03-01-04:55:13.065.712 Failed to allocate memory.", "out_of_memory", (), "device memory"),
+    ("EL0004: [PID: 553] 2026-03-01-04:55:13.065.712 Failed to allocate memory.", "out_of_memory", (), "device memory"),
     ("EZ9999: The error from device(0), serial number is 3, there is an aivec error, core id is 0, errorStr: Illegal",
      "device_error", (), "aivec error"),
     ("terminate called after throwing an instance of 'std::runtime_error'\n  what():  Lane 3 did not settle",
