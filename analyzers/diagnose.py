@@ -31,6 +31,7 @@ from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.verdict.run_facts import run_facts
 from analyzers.verdict.verdict import verdict
+from probes.tape.printable import escaped
 from probes.tape.secrets import Redactor
 
 # Relative, as in each module whose types `rankscope.api` returns: a type checker that finds this package as
@@ -49,7 +50,7 @@ _REDACTOR = Redactor()
 _SEGMENT = re.compile(r"\.\d+\.tape(#checksum)?$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis:
     """A run's facts, one sentence, and all findings, the most severe first."""
 
@@ -80,6 +81,13 @@ class Diagnosis:
     def not_judged(self) -> tuple[Finding, ...]:
         """Checks that could not be judged, with the reason."""
         return tuple(finding for finding in self.findings if finding.status == "insufficient_data")
+
+    def __repr__(self) -> str:
+        return f"Diagnosis({self.verdict})"
+
+    def _repr_markdown_(self) -> str:
+        """The verdict and what fired, for a notebook."""
+        return "\n".join([f"**{escaped(self.verdict)}**", "", *(f"- {escaped(one.summary)}" for one in self.fired)])
 
     @property
     def damaged_tapes(self) -> tuple[Mapping[str, str], ...]:

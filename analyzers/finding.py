@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from analyzers.kinds import KINDS
+from probes.tape.printable import escaped
 
 __all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
 
@@ -67,6 +68,15 @@ class Finding:
         """The id in events and links of runs that an older version recorded."""
         parts = (self.kind, *(_id_part(getattr(self, name)) for name in UNKNOWN_IDENTITY))
         return "-".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        return f"{self.id} ({self.severity}, {self.status}): {self.summary}"
+
+    def _repr_markdown_(self) -> str:
+        """Summary and evidence, for a notebook."""
+        rows = [f"| {escaped(name)} | {escaped(value)} |" for name, value in self.evidence.items()]
+        title = f"**{escaped(self.id)}** ({self.severity}, {self.status}): {escaped(self.summary)}"
+        return "\n".join([title, *(["", "| evidence | |", "|---|---|", *rows] if rows else [])])
 
     def _value_of(self, name: str) -> object:
         in_evidence = name.removeprefix("evidence.")

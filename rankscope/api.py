@@ -8,6 +8,8 @@
     run.sql("SELECT rank, median(duration_ns) FROM steps GROUP BY rank").to_pandas()
     rankscope.open_files("logs/").verdict      # of a job that Rankscope did not record
 
+What a plug-in needs is here, too: Analysis, Finding, Kind, Scope, Source, lacking.
+
 For notebooks and services: a training process uses `rankscope.attach`. What stands here changes only with a new minor
 version and a note in CHANGELOG.md one version ahead (docs/api.md).
 """
@@ -22,16 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 import rankscope.claim  # noqa: F401 (before the imports below)
 from rankscope.analyzers.account.by_step import AccountByStep
+from rankscope.analyzers.analysis import Analysis
 from rankscope.analyzers.compare.two_runs import Comparison
 from rankscope.analyzers.diagnose import Diagnosis
 from rankscope.analyzers.finding import Finding
+from rankscope.analyzers.kinds import Kind
 from rankscope.analyzers.run.state import RunState
+from rankscope.analyzers.scope import Scope
+from rankscope.analyzers.source import Source, lacking
 from rankscope.probes.tape.rundir import RunDir
 from rankscope.query_result import QueryResult
 
 __all__ = [
-    "AccountByStep", "Comparison", "Diagnosis", "Evidence", "Finding", "QueryResult", "Run", "RunState", "open",
-    "open_files", "open_run",
+    "AccountByStep", "Analysis", "Comparison", "Diagnosis", "Evidence", "Finding", "Kind", "QueryResult", "Run",
+    "RunState", "Scope", "Source", "lacking", "open", "open_files", "open_run",
 ]  # fmt: skip
 
 
@@ -89,12 +95,7 @@ class _Diagnosed:
         return to_json(self.diagnose())
 
     def _repr_markdown_(self) -> str:
-        from probes.tape.printable import escaped
-
-        diagnosis = self.diagnose()
-        lines = [f"**{escaped(diagnosis.verdict)}**", ""]
-        lines += [f"- {escaped(finding.summary)}" for finding in diagnosis.fired]
-        return "\n".join(lines)
+        return self.diagnose()._repr_markdown_()
 
 
 class Run(_Diagnosed):
@@ -199,13 +200,14 @@ class Run(_Diagnosed):
 
     @property
     def stacks(self) -> dict[str, str]:
-        """Python stacks that were taken when it hung, by file name, without secrets; empty where none were."""
+        """Stacks of ranks that stood still or were slow, by file name, without secrets; empty where none were taken."""
         from probes.tape.safe_open import file_problem
         from probes.tape.secrets import Redactor
 
         files = sorted(self._folder.stacks.glob("*")) if self._folder.stacks.is_dir() else []
         redact = Redactor.of(self._folder.private_manifest())
-        return {path.name: redact(path.read_text(errors="replace")) for path in files if not file_problem(path)}
+        texts = {path.name: redact(path.read_text(errors="replace")) for path in files if not file_problem(path)}
+        return {name: text for name, text in texts.items() if text.strip()}  # a rank opens its file as it starts
 
     def compare(self, other: Run) -> Comparison:
         """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput.

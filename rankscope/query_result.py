@@ -59,14 +59,20 @@ class QueryResult:
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame`. Raises ImportError without pandas."""
-        import pandas as pd
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from error
 
         frame = pd.DataFrame(self.rows, columns=list(self.columns))
         return frame if self.rows else frame.astype({name: known[1] for name, known in self._known_types()})
 
     def to_polars(self) -> Any:
         """A `polars.DataFrame`. Raises ImportError without polars."""
-        import polars as pl  # type: ignore[import-not-found]
+        try:
+            import polars as pl  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise ImportError("to_polars needs polars: pip install polars") from error
 
         types = {name: getattr(pl, known[2]) for name, known in self._known_types()}
         return pl.DataFrame([pl.Series(name, self[name], dtype=types.get(name), strict=False) for name in self.columns])

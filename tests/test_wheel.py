@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,9 @@ def test_a_plug_in_is_found_beside_the_wheel(installed: Path, tmp_path: Path) ->
 
 
 PROGRAMS = sorted((ROOT / "examples" / "api").glob("*.py"))
+(PLUGIN_OF_DOCS,) = re.findall(
+    r"^```python\n(.*?)^```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL | re.MULTILINE
+)
 REVEALED = """
 import rankscope
 run = rankscope.open_run("runs")
@@ -154,7 +158,9 @@ def check_types(installed: Path, files: list[Path], cwd: Path) -> str:
 @pytest.mark.timeout(600)
 def test_typed_programs_are_checked_strictly(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "revealed.py").write_text(REVEALED)
-    told = check_types(installed, [*PROGRAMS, tmp_path / "revealed.py"], tmp_path)
+    (tmp_path / "plugin_of_docs.py").write_text(PLUGIN_OF_DOCS)
+    files = [*PROGRAMS, tmp_path / "revealed.py", tmp_path / "plugin_of_docs.py"]
+    told = check_types(installed, files, tmp_path)
     revealed = [line.partition("Revealed type is ")[2] for line in told.splitlines() if "Revealed type" in line]
     assert len(revealed) == REVEALED.count("reveal_type(")
     plain = [one.replace("tuple[Any, ...]", "") for one in revealed if not one.startswith('"def')]

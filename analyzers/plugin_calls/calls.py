@@ -26,8 +26,15 @@ def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) ->
         told = plugin.process.call("run", number, scope, source=source)
     except PluginError as error:
         return [not_judged(plugin, str(error))]
-    findings = [Finding.of_json(one) for one in told["findings"]]
+    findings = [_named(plugin, Finding.of_json(one)) for one in told["findings"]]
     return [*findings, *(not_judged(plugin, reason) for reason in told["refused"])]
+
+
+def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
+    """A finding that judges nothing stands among ours without a title: it says whose it is."""
+    if finding.status != "insufficient_data":
+        return finding
+    return replace(finding, summary=f"Plug-in {plugin.name}: {finding.summary}")
 
 
 def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:

@@ -46,7 +46,10 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Show what changed between two runs (settings, speed, phases, loss, findings, goodput), or how several scale."""
+    """Show what changed between two runs (settings, speed, phases, loss, findings, goodput), or how several scale.
+
+    Exit codes: 0, 1 if something that --fail-on names is so, 2 wrong options or no such run.
+    """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     if unknown := [one for one in fail_on or () if one not in _FAILURES]:

@@ -185,6 +185,31 @@ def test_a_comparison_says_what_the_command_prints(run: Run, tmp_path: Path) -> 
     assert CliRunner().invoke(app, [*gate, "speed"]).exit_code == 2
 
 
+def test_a_notebook_shows_a_finding_and_a_diagnosis(run: Run) -> None:
+    finding = run.findings[0]
+    assert finding.summary in str(finding)
+    shown = finding._repr_markdown_()
+    assert shown.startswith("**straggler-0-r3** (warning, fired): Rank 3 "), shown
+    assert "| evidence | |" in shown
+    assert run.diagnose()._repr_markdown_() == run._repr_markdown_()
+    assert repr(run.diagnose()) == f"Diagnosis({run.verdict})"
+
+
+def test_a_rank_whose_stack_was_not_taken_has_none(folder: Path) -> None:
+    run = rankscope.open_run(folder)
+    run.path.joinpath("stacks").mkdir(exist_ok=True)
+    for name, text in (("attempt-0-rank-00000.txt", ""), ("attempt-0-rank-00001.txt", "File train.py, line 3\n")):
+        run.path.joinpath("stacks", name).write_text(text)
+    assert run.stacks == {"attempt-0-rank-00001.txt": "File train.py, line 3\n"}
+
+
+def test_a_data_frame_whose_package_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("polars", "pandas"):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ImportError, match=f"^to_{package} needs {package}: pip install {package}$"):
+            getattr(run.steps("loss"), f"to_{package}")()
+
+
 def test_the_api_is_listed_and_its_hints_resolve() -> None:
     assert set(rankscope.__all__) <= set(dir(rankscope))
     for name in api.__all__:

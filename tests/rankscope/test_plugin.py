@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from probes.tape.writer import COMPLETE
 from tests.factories import RankWriter, empty_run
 
 ROOT = Path(__file__).parents[2]
+IN_DOCS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL | re.MULTILINE)
+"""The module of a plug-in, whole."""
 LIVE = """
 import sys, time
 from rankscope.own_names import claim_names
@@ -62,6 +65,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     groups = ("analyzers", "readers", "hooks")
     lines = (f"[rankscope.{group}]\nbroken = module_that_is_not_there\n" for group in groups)
     (broken / "entry_points.txt").write_text("".join(lines))
+    (module,) = IN_DOCS
+    (folder / "slow_data.py").write_text(module)
+    named = folder / "slow_data-1.0.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-data\nVersion: 1.0\n")
+    (named / "entry_points.txt").write_text("[rankscope.analyzers]\nslow_data = slow_data\n")
     return folder
 
 
@@ -98,9 +107,25 @@ def test_it_is_reported_as_a_kind_of_ours(site: Path, run: Path) -> None:
     assert "The limit is 2 s; it took 5.0 s." in text
     report = json.loads(rankscope(site, "analyze", str(run), "--format", "json"))
     assert [one["id"] for one in report["findings"] if one["kind"] == "slow_save"] == ["slow_save-0-7-r0"]
+    unjudged = [one["summary"] for one in report["findings"] if one["kind"] == "slow_data"]
+    assert unjudged == ["Plug-in slow_data: Loading was not recorded."]
     broken = [one["summary"] for one in report["findings"] if "broken" in one["summary"]]
     assert broken, "a plug-in that cannot be loaded is not passed over"
     assert "module_that_is_not_there" in broken[0]
+
+
+def test_the_module_of_the_docs_judges_a_run(site: Path, tmp_path: Path) -> None:
+    slow = empty_run(tmp_path, world_size=1)
+    writer = RankWriter(slow, rank=0)
+    for step in range(1, 21):
+        data_ns = 3 * 10**9 if step == 9 else 10**6
+        writer.append("steps", COMPLETE, step=step, start_ns=step * 10**10, duration_ns=6 * 10**9, data_ns=data_ns,
+                      committed=1)  # fmt: skip
+    writer.close()
+    report = json.loads(rankscope(site, "analyze", str(slow.path), "--format", "json"))
+    (found,) = (one for one in report["findings"] if one["kind"] == "slow_data")
+    assert found["summary"] == "Rank 0 waited 3.0 s for a batch at step 9."
+    assert found["id"] == "slow_data-9-r0"
 
 
 def test_it_is_live_and_in_the_page(site: Path, run: Path) -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.analyzers.analysis import Analysis
-from rankscope.analyzers.finding import Finding
-from rankscope.analyzers.kinds import Kind
-from rankscope.analyzers.scope import Scope
-from rankscope.analyzers.source import Source, lacking
+from rankscope.api import Analysis, Finding, Kind, Scope, Source, lacking
 
 __all__ = ["ANALYSES", "KINDS", "NEXT", "WHY", "SlowSavePolicy"]
 
