@@ -28,7 +28,7 @@ MAX_ID_PART = 64
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9_.]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
     """One statement about a run.
 
@@ -71,6 +71,9 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.id} ({self.severity}, {self.status}): {self.summary}"
+
+    def __repr__(self) -> str:
+        return f"Finding({self})"
 
     def _repr_markdown_(self) -> str:
         """Summary and evidence, for a notebook."""

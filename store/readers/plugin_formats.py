@@ -94,4 +94,4 @@ def read_by_plugin(path: Path, name: str) -> PluginRows:
 def _event(row: dict[str, Any], name: str) -> dict[str, Any]:
     """An event as our rules leave it: rank and step are among the fields too."""
     fields = {key: row[key] for key in ("rank", "step") if row.get(key) is not None}
-    return {"kind": "other", "message": "", "source": name, **row, "fields": {**fields, **(row.get("fields") or {})}}
+    return {"message": "", "source": name, **row, "fields": {**fields, **(row.get("fields") or {})}}

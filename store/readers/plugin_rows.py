@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
 from itertools import islice
 from typing import Any
 
 from probes.tape.schema import TABLES
 from store.ddl import store_columns
+from store.readers.logs.rules import load_rules
 
 __all__ = ["READ_TABLES", "Rows", "checked_rows"]
 
@@ -22,7 +25,7 @@ MAX_ROWS = 1_000_000
 MAX_RANK = 1_000_000
 MAX_TEXT_CHARS = 100_000
 MAX_REASONS = 5
-_NEEDED = {"log_events": (), "steps": ("rank", "step"), "collectives": ("rank", "step"), "events": ("kind",)}
+_NEEDED = {"log_events": ("kind",), "steps": ("rank", "step"), "collectives": ("rank", "step"), "events": ("kind",)}
 _COLUMNS = {table: {column.name: column.type for column in store_columns(TABLES[table])} for table in READ_TABLES}
 _WHOLE = {"i64": 1 << 63, "i32": 1 << 31}
 Rows = list[dict[str, Any]]
@@ -62,9 +65,28 @@ def _checked(row: Any, table: str) -> dict[str, Any]:
             raise ValueError(f"there is no column {str(name)[:60]}")
         if value is not None:
             kept[name] = _value(value, str(name), columns[name])
+    if table == "log_events":
+        _check_kind(str(kept["kind"]))
+        if not isinstance(kept.get("fields", {}), dict):
+            raise ValueError(f"fields is a {type(kept['fields']).__name__}, and names its values")
+        kept.setdefault("line", 0)
     if not -1 <= kept.get("rank", 0) < MAX_RANK or kept.get("step", 0) < 0:
         raise ValueError("rank or step is out of range")
     return kept
+
+
+def _check_kind(kind: str) -> None:
+    """A line of a log is judged by the rule that has its kind: of another one nothing is known."""
+    if kind in (known := _log_kinds()):
+        return
+    near = get_close_matches(kind, known, n=3, cutoff=0.4)
+    hint = f" (near it: {', '.join(near)})" if near else ""
+    raise ValueError(f"kind {kind[:60]!r} is none of the rules'{hint}")
+
+
+@cache
+def _log_kinds() -> tuple[str, ...]:
+    return tuple(sorted({rule.kind for rule in load_rules()}))
 
 
 def _value(value: Any, name: str, kind: str) -> Any:

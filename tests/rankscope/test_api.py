@@ -187,7 +187,7 @@ def test_a_comparison_says_what_the_command_prints(run: Run, tmp_path: Path) -> 
 
 def test_a_notebook_shows_a_finding_and_a_diagnosis(run: Run) -> None:
     finding = run.findings[0]
-    assert finding.summary in str(finding)
+    assert repr(finding) == f"Finding({finding.id} (warning, fired): {finding.summary})"
     shown = finding._repr_markdown_()
     assert shown.startswith("**straggler-0-r3** (warning, fired): Rank 3 "), shown
     assert "| evidence | |" in shown
