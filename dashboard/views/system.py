@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import streamlit as st
@@ -18,6 +19,8 @@ __all__ = ["system"]
 
 MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 OF_TRAIN = ("precision", "activation_checkpointing", "compile", "compile_backend", "device", "backend")
+
+MAX_VARIABLES = 100
 
 
 def load_system(source: Source) -> dict[str, Any]:
@@ -95,14 +98,15 @@ def _settings(manifest: Mapping[str, Any]) -> None:
     ]
     if matmul := manifest.get("float32_matmul_precision"):
         rows.append({"setting": "torch.float32_matmul_precision", "value": str(matmul)[:80]})
+    variables = manifest.get("environment")
+    for name, value in islice(variables.items() if isinstance(variables, Mapping) else (), MAX_VARIABLES):
+        rows.append({"setting": visible(str(name))[:80], "value": visible(str(value))[:200]})
     if rows:
         table(rows, key="system-settings")
     else:
         empty_state("The run records no settings of the loop.", "A loop that attached keeps its settings to itself.")
-    st.caption(
-        "Environment variables (`NCCL_*`, `TORCH_*`) are not recorded with a run: `rankscope preflight` compares them "
-        "between nodes."
-    )
+    whose = "are rank 0's" if isinstance(variables, Mapping) else "were not recorded with this run"
+    st.caption(f"Variables of NCCL, gloo, CUDA and torch {whose}: `rankscope preflight` compares them between nodes.")
 
 
 def _topology(ranks: list[dict[str, Any]]) -> None:

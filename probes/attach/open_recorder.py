@@ -22,7 +22,7 @@ from ..fail_open import failing_open
 from ..profiling.attach import profile_steps
 from ..tape import event_kinds
 from ..tape.attempts import pids_of_rank
-from ..tape.run_facts import device_name, versions
+from ..tape.run_facts import device_name, settings, versions
 from ..tape.rundir import RunDir, RunError
 from ..tape_recorder import TapeRecorder
 from .announcement import announce
@@ -51,6 +51,7 @@ def open_recorder(
         "attached": True,
         "world_size": identity.world_size,
         "versions": versions(),
+        "environment": settings(),
         "num_parameters": sum(parameter.numel() for model in models for parameter in model.parameters()),
         "launcher_pid": launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
         "command": sys.argv,

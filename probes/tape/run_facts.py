@@ -1,4 +1,4 @@
-"""Facts of a run that only a rank knows: versions, the device, and the exception that ended it.
+"""Facts of a run that only a rank knows: versions, settings of libraries, the device, and the exception that ended it.
 
 recorder.event(event_kinds.EXCEPTION, **described(error))
 run.add_to_manifest({"versions": versions()} | device_name())
@@ -9,18 +9,31 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .secrets import Redactor
 from .source_commit import source_commit
 
-__all__ = ["described", "device_name", "note_module", "package_of_program", "versions"]
+__all__ = ["described", "device_name", "note_module", "package_of_program", "settings", "versions"]
+
+_PREFIXES = (
+    "NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_", "FI_", "UCX_", "OFI_", "RDMAV_", "CUDA_", "PYTORCH_", "TORCHINDUCTOR_",
+)  # fmt: skip
+_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX", "LD_PRELOAD")
+_OWN_OF_A_RANK = {
+    "CUDA_VISIBLE_DEVICES", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}  # fmt: skip
+"""Differ between ranks or runs as they should."""
+MAX_VALUE_CHARS = 200
 
 
 def versions() -> dict[str, str]:
@@ -35,6 +48,17 @@ def versions() -> dict[str, str]:
     with contextlib.suppress(OSError):  # a working directory that is gone
         if commit := source_commit(Path.cwd()):
             found["commit"] = commit
+    return found
+
+
+def settings(more: Iterable[str] = ()) -> dict[str, str]:
+    """Settings of the communication libraries and of torch, and the variables in `more`; secrets redacted."""
+    wanted = {*_NAMES, *more, *(name for name in os.environ if name.startswith(_PREFIXES))} - _OWN_OF_A_RANK
+    redactor = Redactor.of({})
+    found = {}
+    for name in sorted(wanted & set(os.environ)):
+        text = redactor(f"{name}={os.environ[name][:MAX_VALUE_CHARS]}")
+        found[name] = text.partition("=")[2]
     return found
 
 

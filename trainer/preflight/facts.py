@@ -1,7 +1,6 @@
-"""Versions, hardware and settings of a rank that should be the same on all ranks.
+"""Versions and hardware of a rank that should be the same on all ranks; its settings: `probes.tape.run_facts`.
 
     facts(torch.device("cpu"))["torch"]     # "2.13.0+cpu"
-    settings(["MY_FLAG"])                    # {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1", ...}
 
 A fact that cannot be read is left out, so that a node that lacks it differs from one that has it.
 """
@@ -11,35 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from probes.tape.run_facts import versions
-from probes.tape.secrets import Redactor
 
-__all__ = ["boot_id", "device_model", "facts", "node_key", "settings"]
+__all__ = ["boot_id", "device_model", "facts", "node_key"]
 
-_PREFIXES = (
-    "NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_", "FI_", "UCX_", "OFI_", "RDMAV_", "CUDA_", "PYTORCH_", "TORCHINDUCTOR_",
-)  # fmt: skip
-_NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MALLOC_ARENA_MAX", "LD_PRELOAD")
-_OWN_OF_A_RANK = {"CUDA_VISIBLE_DEVICES"}
-"""Differ between ranks as they should."""
 _INFINIBAND = Path("/sys/class/infiniband")
-MAX_VALUE_CHARS = 200
-
-
-def settings(more: Iterable[str] = ()) -> dict[str, str]:
-    """Settings of the communication libraries and of torch, and the variables in `more`; secrets redacted."""
-    wanted = {*_NAMES, *more, *(name for name in os.environ if name.startswith(_PREFIXES))} - _OWN_OF_A_RANK
-    redactor = Redactor.of({})
-    found = {}
-    for name in sorted(wanted & set(os.environ)):
-        text = redactor(f"{name}={os.environ[name][:MAX_VALUE_CHARS]}")
-        found[name] = text.partition("=")[2]
-    return found
 
 
 def facts(device: torch.device) -> dict[str, str]:

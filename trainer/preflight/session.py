@@ -26,8 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from probes.tape.run_facts import settings
 from trainer.error_text import first_line
-from trainer.preflight.facts import boot_id, device_model, facts, node_key, settings
+from trainer.preflight.facts import boot_id, device_model, facts, node_key
 from trainer.preflight.joining import Place
 from trainer.preflight.judge_devices import slow_devices
 from trainer.preflight.judge_links import slow_pairs

@@ -23,7 +23,7 @@ from probes.fail_open import failing_open, probes_disabled
 from probes.profiling.attach import profile_steps
 from probes.recorder import NullRecorder, Recorder
 from probes.tape import event_kinds
-from probes.tape.run_facts import device_name, versions
+from probes.tape.run_facts import device_name, settings, versions
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint import attempt_fence as fence
@@ -136,6 +136,7 @@ def _complete_manifest(run: RunDir, config: Config, world_size: int) -> None:
             "num_parameters": parameters,
             "flops_per_token": flops_per_token(config.model, config.data.seq_len),
             "versions": versions(),
+            "environment": settings(),
         }
         on_cuda = torch.cuda.is_available() and config.train.device != "cpu"
         if on_cuda:

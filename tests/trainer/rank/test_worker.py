@@ -94,6 +94,7 @@ def test_torchrun_survives_a_killed_rank(config: Path, tmp_path: Path) -> None:
     assert manifest["flops_per_token"] > manifest["num_parameters"]
     assert manifest["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "ep": 1, "cp": 1, "tp": 1}
     assert "torch" in manifest["versions"]
+    assert manifest["environment"]["OMP_NUM_THREADS"]
 
 
 @later("probes/attach/test_watch_guard.py")
