@@ -22,7 +22,7 @@ def layout(train: dict[str, Any] | None = None, **parallel: Any) -> Sections:
     return {"parallel": {"dp_shard": 1, **parallel}, "train": {"steps": STEPS, **(train or {})}}
 
 
-# What inductor makes of it is tried in `test_compile`: here it would compile for each layout.
+# What inductor makes of it is tried in tests/trials/trainer/test_inductor.py: here it would compile for each layout.
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 
 EXPERTS = {"model": {"num_experts": 4, "expert_dim": 64}}
