@@ -22,7 +22,7 @@ from typing import Any
 from analyzers.account.long_run import Views, reduced_views, whole_views
 from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
-from analyzers.kinds import KINDS
+from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.run.file_problems import file_problems
 from analyzers.run.open_findings import closed_findings, reported_findings
 from analyzers.run.policy import stall_policy
@@ -213,10 +213,12 @@ def reaches(findings: Sequence[Finding], severity: Severity) -> bool:
     return any(finding.status == "fired" and SEVERITIES.index(finding.severity) <= limit for finding in findings)
 
 
-def reading_order(finding: Finding) -> tuple[int, int, int, int, int]:
-    """Key of the order in which findings are read: that of the verdict, and of every list of them."""
+def reading_order(finding: Finding) -> tuple[int, bool, int, int, int, int]:
+    """Key of the order in which findings are read: that of the verdict, and of every list of them. Those of a plug-in
+    come after Rankscope's, which any number of them would push out of a list's beginning."""
     return (
         _STATUS_ORDER[finding.status],
+        finding.kind not in OUR_KINDS,
         SEVERITIES.index(finding.severity),
         _place_of(finding.kind),
         finding.attempt or 0,

@@ -64,6 +64,23 @@ for _ in range(2):
 events.close()
 """
 
+# The script of the real dashboard: two pages, and the finding whose figure raises.
+PAGES = """
+import json, sys
+from pathlib import Path
+from tests.dashboard.opened import open_page, shown
+import rankscope
+
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+(drawn,) = (one for one in rankscope.open_run(folder).findings if one.kind == "figure")
+asked = {"overview": {}, "findings": {}, "figure": {"finding": drawn.id}}
+pages = {}
+for name, address in asked.items():
+    app = open_page(folder.parent, "findings" if address else name, run=folder.name, **address)
+    pages[name] = {"shown": shown(app), "exceptions": [str(one.value) for one in app.exception]}
+out.joinpath("pages.json").write_text(json.dumps(pages))
+"""
+
 # A run that ends while a plug-in hangs, which may take longer than the test: nothing waits for it.
 ENDING = """
 import sys, time
@@ -115,6 +132,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run = make_run(folder, ranks=4, steps=60, slow={2: 2.0}).path
     alone = json.loads(python(None, "-m", "rankscope", "analyze", str(run), "--format", "json"))
     python(site, "-c", EVERYWHERE, str(run), str(folder))
+    python(site, "-c", PAGES, str(run), str(folder))
     (folder / "rows.txt").write_text("#bad-rows\n")
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return {
@@ -124,6 +142,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "markdown": (folder / "page.md").read_text(),
         "mcp": json.loads((folder / "mcp.json").read_text()),
         "drawn": json.loads((folder / "drawn.json").read_text()),
+        "pages": json.loads((folder / "pages.json").read_text()),
         "bundle": (folder / "bundle.tar.gz").stat().st_size,
         "live": [one["reason"] for one in events if one["kind"] == "analyzer_failed"],
         "live_findings": {one["finding_kind"] for one in events if one["kind"] == "finding"},
@@ -155,6 +174,18 @@ def test_each_is_named_with_its_reason(seen: dict[str, Any], name: str) -> None:
         assert any(bad.reason in reason for reason in seen["live"]), "\n".join(seen["live"])
     summaries = [one["summary"] for one in seen["json"]["findings"] if one["kind"] == name]
     assert (bad.keeps in summaries) if bad.keeps else not summaries
+
+
+def test_pages_of_the_dashboard_have_our_finding_and_name_each_plugin(seen: dict[str, Any]) -> None:
+    """The run has four cards on its overview, and plug-ins have twenty-two critical findings to fill them with."""
+    pages = seen["pages"]
+    assert {name: page["exceptions"] for name, page in pages.items()} == {name: [] for name in pages}
+    for name in ("overview", "findings"):
+        assert "Rank 2 has been slow since step" in pages[name]["shown"]
+    for name, bad in BAD.items():
+        if name not in ("row", "figure") and not bad.only_live:
+            assert f"Plug-in {escaped(name)}" in pages["findings"]["shown"], pages["findings"]["shown"]
+    assert "Figure of plug-in figure could not be drawn" in pages["figure"]["shown"]
 
 
 def test_one_that_fails_only_live_is_named_there(seen: dict[str, Any]) -> None:
