@@ -98,7 +98,9 @@ def test_what_is_no_run_is_one_line(make: str, tmp_path: Path) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_finished_run_says_so_and_ends_with_its_own_code(tmp_path: Path) -> None:
+@pytest.mark.parametrize("node", [(), ("0",), ("1",)])
+def test_a_finished_run_says_so_and_ends_with_its_own_code(node: tuple[str, ...], tmp_path: Path) -> None:
+    """On each node: one that waited for node 0, which is gone, would hold its machine for ever."""
     manifest = {"config": Config().model_dump(mode="json"), "world_size": 1}
     run = RunDir.create(tmp_path, name="old", manifest=manifest)
     folder = run.node_dir(0)
@@ -108,6 +110,8 @@ def test_a_finished_run_says_so_and_ends_with_its_own_code(tmp_path: Path) -> No
         "".join(json.dumps({"rank": -1, "attempt": 0, **line}) + "\n" for line in lines)
     )
     options = ["--set", "metrics.listen=127.0.0.1:0"]
+    for rank in node:
+        options += ["--nnodes", "2", "--node-rank", rank, "--rdzv-endpoint", "127.0.0.1:1"]
     done = rankscope("train", "--resume", str(run.path), *options, cwd=tmp_path)
     assert done.returncode == 6, done.stderr
     assert (

@@ -26,7 +26,9 @@ from trainer.config.load import changed_config
 from trainer.guard.ledger_file import save_ledger
 from watch.processes import is_alive
 
-__all__ = ["FinishedError", "ResumeError", "Resumed", "living", "next_attempt", "prepare", "reset_guard"]
+__all__ = [
+    "FinishedError", "ResumeError", "Resumed", "check_finished", "living", "next_attempt", "prepare", "reset_guard",
+]  # fmt: skip
 
 UNCHANGEABLE = {
     "model": "would change the model",
@@ -62,22 +64,17 @@ def prepare(path: Path, overrides: list[str], *, force: bool) -> Resumed:
     that has finished, if what ends training is as before.
     """
     run = RunDir.open(path)
-    manifest = run.private_manifest()
-    before = manifest.get("config")
-    if not isinstance(before, dict):
-        raise ResumeError(f"{path} cannot be resumed: its run.json has no configuration.")
+    manifest, before = run.private_manifest(), _recorded(run, path)
     if (alive := list(living(run))) and not force:
         raise ResumeError(
             f"{path} is still alive: {', '.join(alive[:4])}{' ...' * (len(alive) > 4)}. "
             "Wait for its end, or take it over with --force."
         )
-    # Only this launch's own --set starts it over: former versions left the last one's in run.json.
-    config = changed_config(before | {"checkpoint": {**before.get("checkpoint", {}), "resume": True}}, overrides)
+    config = _asked(before, overrides)
     _check_unchanged(before, config)
     _check_guard(run, path, force=force)
-    is_same = config.model_dump(mode="json")["train"] == before.get("train") and config.checkpoint.resume
-    if is_same and not force and _has_finished(run):
-        raise FinishedError(f"{path} has finished; nothing was started. To go on: --set train.steps=MORE.")
+    if not force:
+        _check_finished(run, path, before, config)
     enter_launch_folder(config, manifest)
     world_size = manifest.get("world_size")
     return Resumed(run=run, config=config, world_size=world_size if isinstance(world_size, int) else 0)
@@ -108,6 +105,34 @@ def living(run: RunDir) -> Iterator[str]:
         who = next((event for event in events if event["kind"] == event_kinds.RANK), {})
         if who.get("host") == here and is_alive(_number(who, "pid"), _number(who, "start_ticks")):
             yield f"rank {rank} (pid {who['pid']}, attempt {attempt})"
+
+
+def check_finished(path: Path, overrides: list[str]) -> None:
+    """Raise FinishedError as `prepare` does, on a node that gets its configuration from node 0: that one ends at once
+    and would be waited for. A folder that this node does not see tells nothing."""
+    if not path.exists():
+        return
+    run = RunDir.open(path)
+    before = _recorded(run, path)
+    _check_finished(run, path, before, _asked(before, overrides))
+
+
+def _recorded(run: RunDir, path: Path) -> dict[str, Any]:
+    before = run.private_manifest().get("config")
+    if not isinstance(before, dict):
+        raise ResumeError(f"{path} cannot be resumed: its run.json has no configuration.")
+    return before
+
+
+def _asked(before: dict[str, Any], overrides: list[str]) -> Config:
+    # Only this launch's own --set starts it over: former versions left the last one's in run.json.
+    return changed_config(before | {"checkpoint": {**before.get("checkpoint", {}), "resume": True}}, overrides)
+
+
+def _check_finished(run: RunDir, path: Path, before: dict[str, Any], config: Config) -> None:
+    is_same = config.model_dump(mode="json")["train"] == before.get("train") and config.checkpoint.resume
+    if is_same and _has_finished(run):
+        raise FinishedError(f"{path} has finished; nothing was started. To go on: --set train.steps=MORE.")
 
 
 def _has_finished(run: RunDir) -> bool:

@@ -26,7 +26,7 @@ from trainer.faults.possible import check_faults
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
 from trainer.launcher.remote_checkpoints import fetch_run
-from trainer.launcher.resume import Resumed, next_attempt, prepare, reset_guard
+from trainer.launcher.resume import Resumed, check_finished, next_attempt, prepare, reset_guard
 from trainer.launcher.supervise import supervise
 from trainer.layout.plan import MESH_DIMS, Plan, fitting_world, resolve
 from watch.digests.job_secret import create_job_secret
@@ -73,6 +73,8 @@ def launch_run(options: Options, *, version: str, console: Console) -> int:
         folder = fetch_run(options.resume) if "://" in options.resume else Path(options.resume)
         resumed = prepare(folder, options.overrides, force=options.force)
         config = resumed.config
+    elif "://" not in options.resume and not options.force:
+        check_finished(Path(options.resume), options.overrides)
     if config is not None:
         check_trackers(config)
         check_machine(config, has_gpu=may_have_gpu())
