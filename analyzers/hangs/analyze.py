@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from analyzers.analysis import Analysis
@@ -50,7 +51,7 @@ from analyzers.run.stop_requests import before_stop
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
-__all__ = ["ANALYSES", "hang_of_attempt", "hangs"]
+__all__ = ["ANALYSES", "hang_finding", "hang_of_attempt", "hangs"]
 
 
 def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
@@ -125,7 +126,7 @@ def hang_of_attempt(
         return None
     silent_s = max(0.0, (reference_ns - view.last_ns) / 1e9)
     frames = {rank: read_stack(stacks.folder, view.attempt, rank) for rank in found.culprits[:8]} if stacks else {}
-    finding = _finding(view, found, silent_s, again, frames)
+    finding = hang_finding(view, found, silent_s, again, frames)
     groups = stacks.of(view, found.culprits) if stacks else []
     evidence = {**finding.evidence, "limit_s": round(limit_s(view, policy), 1)}
     return replace(finding, evidence=evidence | ({"stack_groups": groups} if groups else {}))
@@ -140,9 +141,14 @@ def _wait_for_lost_node(view: AttemptView, log: EventLog, deaths: Sequence[Death
     return frozenset(r for r, state in view.ranks.items() if state.calls and not state.closed and r not in gone)
 
 
-def _finding(
-    view: AttemptView, found: HangCause, silent_s: float, again: str, stacks: Mapping[int, list[str]]
+def hang_finding(
+    view: AttemptView,
+    found: HangCause,
+    silent_s: float = 0.0,
+    again: str = "",
+    stacks: Mapping[int, list[str]] = MappingProxyType({}),
 ) -> Finding:
+    """The finding of a cause, from records of any source."""
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     step = (found.call.step if found.call and found.call.step is not None else None) or (first.step if first else None)
     evidence: dict[str, Any] = {

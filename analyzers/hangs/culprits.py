@@ -41,7 +41,7 @@ from analyzers.hangs.wait_graph import WaitGraph, commonest_call, cycle_of, olde
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
 
-__all__ = ["TOGETHER", "HangCause", "find_culprits"]
+__all__ = ["TOGETHER", "HangCause", "cause_of_mismatch", "find_culprits"]
 
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
 """Operations that no rank leaves before all have entered."""
@@ -94,7 +94,7 @@ def find_culprits(view: AttemptView) -> HangCause:
         together = [c for c in all_calls if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
         if (skipped := skipped_call(view, together)) is not None:
             return _cause("skipped", skipped[0], waiting, skipped[1], differs=mismatch.differs)
-        return _of_mismatch(mismatch, waiting)
+        return cause_of_mismatch(mismatch, waiting)
 
     if stuck := _left_by_others(view, heads):
         return _cause("device_stuck", tuple(sorted({call.rank for call in stuck})), waiting, stuck[0])
@@ -111,7 +111,7 @@ def find_culprits(view: AttemptView) -> HangCause:
             heads[rank] = []
     if roots and all(heads.get(rank) for rank in roots):  # they came to a call that all known members entered
         if unfit := unequal_message(view) or mismatched_with_ended(view):
-            return _of_mismatch(unfit, waiting)
+            return cause_of_mismatch(unfit, waiting)
         stuck_calls = [c for rank in roots for c in heads[rank]]
         ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two, in any order
         return _cause("all_entered", tuple(sorted({*roots, *ends})), waiting, commonest_call(stuck_calls))
@@ -123,7 +123,11 @@ def find_culprits(view: AttemptView) -> HangCause:
         return _in_cycle(view, cycle, heads, graph, waiting)
     if waiting:
         unfit = unequal_message(view) or mismatched_with_ended(view)
-        return _of_mismatch(unfit, waiting) if unfit else _cause("all_entered", waiting, (), commonest_call(all_calls))
+        return (
+            cause_of_mismatch(unfit, waiting)
+            if unfit
+            else _cause("all_entered", waiting, (), commonest_call(all_calls))
+        )
     if behind := [call for state in alive.values() for call in oldest_calls(state.enqueued)]:
         return _cause("device_stuck", tuple(sorted({call.rank for call in behind})), (), commonest_call(behind))
     asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
@@ -154,7 +158,8 @@ def _cause(
     return HangCause(cause=cause, culprits=culprits, waiting=others, call=call, cycle=cycle, differs=differs or {})
 
 
-def _of_mismatch(found: Mismatch, waiting: tuple[int, ...]) -> HangCause:
+def cause_of_mismatch(found: Mismatch, waiting: tuple[int, ...] = ()) -> HangCause:
+    """The cause of a hang in calls that do not fit."""
     return _cause(found.cause, found.ranks, waiting, found.call, differs=found.differs)
 
 

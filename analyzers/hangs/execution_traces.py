@@ -8,20 +8,22 @@ at one number are a mismatch, proven where the process group numbers them, suspe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.hangs.watchdogs import fewer_of
+from analyzers.hangs.analyze import hang_finding
+from analyzers.hangs.culprits import cause_of_mismatch
+from analyzers.hangs.mismatches import Mismatch, compare_calls
+from analyzers.run.recorded_calls import Call
+from analyzers.run.snapshot import AttemptView, RankView
 from analyzers.wording import ranks_text
 from store.readers.confined import confined
 from store.readers.execution_trace import ExecutionTrace, TracedCall, read_execution_trace
 from store.readers.external_files import SourceError, Survey
 
 __all__ = ["judge_execution_traces"]
-
-_ANY_SIZE = ("all_to_all", "alltoall", "all_to_allv", "alltoallv", "gather", "scatter", "barrier", "allgatherv")
-"""Operations whose input may have another size on each rank."""
 
 
 def judge_execution_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
@@ -61,60 +63,33 @@ def _findings(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
         for seq in sorted({seq for own in calls.values() for seq in own}):
             made = {rank: own[seq] for rank, own in calls.items() if seq in own}
             num_compared += len(made) > 1
-            difference = _difference(made)
-            if difference:
-                return [_mismatch(group, seq, made, difference, is_counted=is_counted)]
+            if len(set(made.values())) > 1 and (found := compare_calls(_calls(group, seq, made))):
+                return [_mismatch(found, is_counted=is_counted)]
     same = f"{num_compared:,} collectives of {ranks_text(sorted(traces))} agree, and execution traces have no times"
     return [_insufficient(same)]
 
 
-def _difference(made: Mapping[int, TracedCall]) -> dict[int, str]:
-    """Describe the difference between the ranks' calls, by rank; empty where they fit."""
-    ops = {rank: call.op for rank, call in made.items()}
-    if len(set(ops.values())) > 1:
-        return ops
-    if next(iter(ops.values()), "").strip("_").startswith(_ANY_SIZE):
-        return {}
-    for part in ("shape", "dtype"):
-        values = {rank: getattr(call, part) for rank, call in made.items() if getattr(call, part)}
-        if len(set(values.values())) > 1:
-            return values
-    return {}
+def _calls(group: str, seq: int, made: Mapping[int, TracedCall]) -> list[Call]:
+    return [
+        Call(rank=rank, group=group, seq=seq, op=one.op, num_bytes=one.num_bytes, dtype=one.dtype, shape=one.shape)
+        for rank, one in sorted(made.items())
+    ]
 
 
-def _mismatch(
-    group: str, seq: int, made: Mapping[int, TracedCall], difference: Mapping[int, str], *, is_counted: bool
-) -> Finding:
-    by_op = len({call.op for call in made.values()}) > 1
-    by_type = not by_op and set(difference.values()) == {call.dtype for call in made.values() if call.dtype}
-    cause = "mismatch_operation" if by_op else "mismatch_dtype" if by_type else "mismatch_size"
-    shown = {rank: " ".join(part for part in (call.op, call.shape, call.dtype) if part) for rank, call in made.items()}
-    calls = " and ".join(f"rank {rank} {shown[rank]}" for rank in _examples(difference))
+def _mismatch(found: Mismatch, *, is_counted: bool) -> Finding:
+    ranks = sorted(rank for side in found.differs.values() for rank in side)
+    view = AttemptView(attempt=0, ranks={rank: RankView(rank=rank) for rank in ranks})
+    finding = hang_finding(view, cause_of_mismatch(found))
     doubt = " Suspected: the calls were counted, and the traces may begin at different steps." if is_counted else ""
-    return Finding(
-        analyzer="execution_trace",
-        kind="hang",
-        severity="critical",
+    return replace(
+        finding,
         status="suspect" if is_counted else "fired",
-        ranks=fewer_of(difference),
-        cause=cause,
-        summary=f"Ranks made different calls at collective #{seq} of group {group or '?'}: {calls}.{doubt}",
-        evidence={
-            "seq": seq,
-            "process_group": group,
-            "calls": {str(rank): text for rank, text in sorted(shown.items())[:32]},
-        },
-        advice=f"hang-{cause}",
+        attempt=None,
+        summary=f"{finding.summary}{doubt}",
+        evidence={**finding.evidence, "silent_s": None},
+        cost_s=None,
     )
 
 
-def _examples(difference: Mapping[int, str]) -> Sequence[int]:
-    """One rank of each kind of call."""
-    first: dict[str, int] = {}
-    for rank, value in sorted(difference.items()):
-        first.setdefault(value, rank)
-    return list(first.values())[:3]
-
-
 def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("execution_trace", "hang", f"Hangs were not fully checked: {why}.")
+    return Finding.insufficient("hang", "hang", f"Hangs were not fully checked: {why}.")

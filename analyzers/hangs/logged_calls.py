@@ -6,13 +6,15 @@ call: a rank that prints none is suspected. Lines of NCCL's watchdogs are compar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from analyzers.causes import COLLECT
-from analyzers.hangs.watchdogs import fewer_of, watchdog_candidates
+from analyzers.hangs.mismatches import compare_calls, smaller_side
+from analyzers.hangs.watchdogs import watchdog_candidates
 from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import LogBook
+from analyzers.run.recorded_calls import Call
 from analyzers.wording import ranks_text
 
 __all__ = ["call_candidates"]
@@ -187,23 +189,19 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("collective_mismatch"))
     if not lines:
         return
-    called: dict[int, tuple[str, str, str, int | None]] = {}
+    called: dict[int, Call] = {}
     for entry in lines:
         for side in ("a", "b"):
             rank = entry.number(f"rank_{side}")
-            if rank is not None and (rank not in called or not called[rank][1]):
-                called[rank] = (entry.text(f"op_{side}"), entry.text(f"shape_{side}"), entry.text(f"dtype_{side}"),
-                                entry.number(f"seq_{side}"))  # fmt: skip
-    ops, shapes, dtypes = ({value[i] for value in called.values() if value[i]} for i in range(3))
-    cause = "mismatch_operation" if len(ops) > 1 else "mismatch_dtype" if len(dtypes) > 1 else "mismatch_size"
-    if len(called) == 1:
-        cause = "mismatch"  # older texts name one side only
-    elif len(ops) == len(shapes) == len(dtypes) == 1:
-        cause = "skipped"  # the numbers alone differ
-    part = {"mismatch_operation": 0, "mismatch_size": 1, "mismatch_dtype": 2}.get(cause, 3)
-    ranks = fewer_of({rank: value[part] for rank, value in called.items()})
-    sides = "; ".join(f"rank {rank} calls {op} {shape and f'[{shape}]'} {dtype}".strip()
-                      for rank, (op, shape, dtype, _) in sorted(called.items())[:4])  # fmt: skip
+            if rank is not None and (rank not in called or not called[rank].shape):
+                called[rank] = Call(
+                    rank=rank, group="", seq=entry.number(f"seq_{side}") or 0, op=entry.text(f"op_{side}"),
+                    shape=entry.text(f"shape_{side}"), dtype=entry.text(f"dtype_{side}"),
+                )  # fmt: skip
+    calls = [call for _, call in sorted(called.items())]
+    cause, ranks = _difference(calls)
+    sides = "; ".join(f"rank {call.rank} calls {call.op} {call.shape and f'[{call.shape}]'} {call.dtype}".strip()
+                      for call in calls[:4])  # fmt: skip
     yield Candidate(
         cause=cause,
         kind="hang",
@@ -212,8 +210,20 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
         what=f"Ranks called different collectives at the same place: {sides}",
         why=f"{lines[0].place}: TORCH_DISTRIBUTED_DEBUG=DETAIL compared the calls",
         lines=tuple(lines),
-        evidence={"calls": {str(rank): " ".join(map(str, value[:3])) for rank, value in sorted(called.items())[:16]}},
+        evidence={"calls": {str(call.rank): f"{call.op} {call.shape} {call.dtype}" for call in calls[:16]}},
     )
+
+
+def _difference(calls: Sequence[Call]) -> tuple[str, tuple[int, ...]]:
+    """The cause and the ranks of calls that torch found to differ: its text may not show in what."""
+    if len(calls) == 1:
+        return "mismatch", (calls[0].rank,)  # older texts name one side only
+    found = compare_calls(calls, sized=True)
+    if found is not None:
+        return found.cause, found.ranks
+    if calls[0].op and calls[0].shape and calls[0].dtype:
+        return "skipped", smaller_side({call.rank: call.seq for call in calls})  # the numbers alone differ
+    return "mismatch_size", tuple(call.rank for call in calls)
 
 
 def _stuck(book: LogBook) -> Iterator[Candidate]:

@@ -1,6 +1,7 @@
 """Calls that do not fit together: collectives of one place that differ over ranks, and messages of unequal size.
 
     found = mismatched_collective(oldest_calls_by_rank)     # None, or cause, ranks, differing sides and the call
+    found = compare_calls(calls_of_one_number)              # of dumps, execution traces and lines of logs, too
     found = unequal_message(view)                           # the same of a send and its receive
 
 Messages are counted for each group, direction and peer, so a send and its receive have the same number. Some backends
@@ -11,17 +12,27 @@ nothing is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from analyzers.run.recorded_calls import Call, CallSite
 from analyzers.run.snapshot import AttemptView
+from store.readers.recorded_call import common_op
 
-__all__ = ["Mismatch", "mismatched_collective", "mismatched_with_ended", "skipped_call", "unequal_message"]
+__all__ = [
+    "Mismatch",
+    "compare_calls",
+    "is_sized",
+    "mismatched_collective",
+    "mismatched_with_ended",
+    "skipped_call",
+    "smaller_side",
+    "unequal_message",
+]
 
 _SIZED = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
-"""Operations whose input must have one size on all members; the others may legitimately be uneven."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,32 +84,49 @@ def _with(together: Mapping[Number, list[Call]], every: tuple[Call, ...]) -> lis
 
 
 def _first_mismatch(together: Mapping[Number, list[Call]]) -> Mismatch | None:
-    checks: list[tuple[str, Callable[[Call], str]]] = [
-        ("mismatch_operation", lambda call: call.op),
-        ("mismatch_dtype", lambda call: call.dtype),
-        ("mismatch_size", _size),
+    return next((found for calls in together.values() if (found := compare_calls(calls)) is not None), None)
+
+
+def compare_calls(calls: Sequence[Call], *, sized: bool | None = None) -> Mismatch | None:
+    """Compare the calls that ranks made at one place of a group, from whatever source: None where all fit.
+
+    `sized`: whether the operation must have one size on all members, where the caller knows better than its name.
+    """
+    sized = is_sized(calls[0].op) if sized is None else sized
+    # An operation, type or size that was not recorded differs from nothing.
+    with_size = [call for call in calls if call.num_bytes is not None] or [call for call in calls if call.shape]
+    checks: list[tuple[str, Sequence[Call], Callable[[Call], str]]] = [
+        ("mismatch_operation", [call for call in calls if call.op], lambda call: call.op),
+        ("mismatch_dtype", [call for call in calls if call.dtype], lambda call: call.dtype),
+        ("mismatch_size", with_size if sized else (), _size),
     ]
-    for calls in together.values():
-        for cause, kind_of in checks:
-            if cause == "mismatch_size" and calls[0].op not in _SIZED:
-                continue
-            # A size or type that was not recorded differs from nothing.
-            known = [call for call in calls if _is_known(cause, call)]
-            kinds: dict[str, list[int]] = {}
-            for call in known:
-                kinds.setdefault(kind_of(call), []).append(call.rank)
-            if len(kinds) > 1:
-                most = max(len(ranks) for ranks in kinds.values())
-                fewer = [rank for ranks in kinds.values() if len(ranks) < most for rank in ranks]
-                named = fewer or [rank for ranks in kinds.values() for rank in ranks]
-                differs = {kind: tuple(sorted(ranks)) for kind, ranks in kinds.items()}
-                call = next(c for c in known if not fewer or c.rank not in named)
-                return Mismatch(cause=cause, ranks=tuple(sorted(named)), differs=differs, call=call)
+    for cause, known, kind_of in checks:
+        kinds = {call.rank: kind_of(call) for call in known}
+        if len(set(kinds.values())) > 1:
+            named = smaller_side(kinds)
+            differs: dict[str, list[int]] = {}
+            for rank, kind in kinds.items():
+                differs.setdefault(kind, []).append(rank)
+            return Mismatch(
+                cause=cause,
+                ranks=named,
+                differs={kind: tuple(sorted(ranks)) for kind, ranks in differs.items()},
+                call=next((call for call in known if call.rank not in named), known[0]),
+            )
     return None
 
 
-def _is_known(cause: str, call: Call) -> bool:
-    return {"mismatch_dtype": bool(call.dtype), "mismatch_size": call.num_bytes is not None}.get(cause, True)
+def smaller_side(values: Mapping[int, object]) -> tuple[int, ...]:
+    """The ranks that differ from most; all where there is no majority."""
+    counts = Counter(values.values())
+    most = max(counts.values(), default=0)
+    fewer = tuple(sorted(rank for rank, value in values.items() if counts[value] < most))
+    return fewer or tuple(sorted(values))
+
+
+def is_sized(op: str) -> bool:
+    """Return True if the input of an operation must have one size on all members; others may be uneven."""
+    return common_op(op) in _SIZED
 
 
 def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...], Call] | None:
@@ -157,7 +185,8 @@ def _unequal(sends: Mapping[int, Call], recvs: Mapping[int, Call]) -> Mismatch |
 
 def _size(call: Call) -> str:
     """Operation and size, in elements where the shape is known: "all_reduce of 2,048 elements (8,192 bytes)"."""
+    num_bytes = "" if call.num_bytes is None else f"{call.num_bytes:,} bytes"
     if not call.shape:
-        return f"{call.op} of {call.num_bytes:,} bytes"
+        return f"{call.op} of {num_bytes}"
     shape = f"{int(call.shape):,} elements" if call.shape.isdigit() else f"shape {call.shape}"
-    return f"{call.op} of {shape} ({call.num_bytes:,} bytes)"
+    return f"{call.op} of {shape}{num_bytes and f' ({num_bytes})'}"

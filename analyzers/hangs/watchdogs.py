@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analyzers.causes import COLLECT
+from analyzers.hangs.mismatches import Mismatch, compare_calls, is_sized
 from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.run.recorded_calls import Call
 from analyzers.wording import ranks_text
 
-__all__ = ["fewer_of", "watchdog_candidates"]
+__all__ = ["watchdog_candidates"]
 
-SIZED = ("ALLREDUCE", "REDUCE_SCATTER", "_REDUCE_SCATTER_BASE", "ALLGATHER", "_ALLGATHER_BASE", "REDUCE", "BROADCAST")
-"""Operations whose input has one size on all ranks."""
 ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALESCED", "UNKNOWN")
 """Operations that a member may complete before another enters."""
 
@@ -44,6 +44,12 @@ class Wait:
     def call(self) -> str:
         """`ALLREDUCE 1580 of 466 elements`"""
         return f"{self.op or 'call'} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
+
+    @property
+    def as_call(self) -> Call:
+        """The call in the terms of the table `collectives`."""
+        shape = "" if self.num_elements is None else str(self.num_elements)
+        return Call(rank=self.rank, group=self.group, seq=self.seq, op=self.op, shape=shape)
 
 
 def _waits(book: LogBook) -> dict[int, Wait]:
@@ -148,13 +154,9 @@ def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidat
         calls = Counter((wait.op, wait.num_elements) for wait in at.values())
         if max(calls.values()) < 2 or max(calls.values()) <= len(at) / 2:
             return None
-    ops = {rank: wait.op for rank, wait in at.items() if wait.op}
-    if len(set(ops.values())) > 1:
-        return _differing(at, members, ops, "mismatch_operation", "different operations")
-    sizes = {rank: wait.num_elements for rank, wait in at.items() if wait.num_elements is not None}
-    if len(set(sizes.values())) > 1 and (set(ops.values()) <= set(SIZED) or _are_gathers(at)):
-        return _differing(at, members, sizes, "mismatch_size", "different sizes")
-    return None
+    calls_at = [wait.as_call for _, wait in sorted(at.items())]
+    found = compare_calls(calls_at, sized=all(map(is_sized, {c.op for c in calls_at if c.op})) or _are_gathers(at))
+    return _differing(at, members, found) if found else None
 
 
 def _for(wait: Wait) -> str:
@@ -191,17 +193,18 @@ def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
     )  # fmt: skip
 
 
-def _differing(
-    at: Mapping[int, Wait], members: Mapping[int, Wait], values: Mapping[int, object], cause: str, what: str
-) -> Candidate:
-    fewer = fewer_of(values)
-    shown = dict.fromkeys((*fewer, *sorted(values)))
+def _differing(at: Mapping[int, Wait], members: Mapping[int, Wait], found: Mismatch) -> Candidate:
+    ranks = sorted(rank for side in found.differs.values() for rank in side)
+    shown = dict.fromkeys((*found.ranks, *ranks))
     calls = "; ".join(f"rank {rank}: {at[rank].call}" for rank in sorted(list(shown)[:4]))
-    if len(fewer) == len(values):
+    if len(found.ranks) == len(ranks):
         calls += "; no majority among the ranks in these files tells which of them is the odd one"
+    first = members[found.ranks[0]]
+    what = "operations" if found.cause == "mismatch_operation" else "sizes"
     return _candidate(
-        cause, fewer, members, is_proven=True, what=f"Ranks made calls of {what} at the same place: {calls}",
-        why=f"{members[fewer[0]].entry.place}: number {members[fewer[0]].seq} on each of them",
+        found.cause, found.ranks, members, is_proven=True,
+        what=f"Ranks made calls of different {what} at the same place: {calls}",
+        why=f"{first.entry.place}: number {first.seq} on each of them",
     )  # fmt: skip
 
 
@@ -267,11 +270,3 @@ def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:
         return tuple(ranks)  # all in one file, or a file a rank
     with_log = {rank // size for found in nodes.values() for rank in found}
     return tuple(rank for rank in ranks if rank // size in with_log)
-
-
-def fewer_of(values: Mapping[int, object]) -> tuple[int, ...]:
-    """The ranks that differ from most; all where there is no majority."""
-    counts = Counter(values.values())
-    most = max(counts.values(), default=0)
-    fewer = tuple(sorted(rank for rank, value in values.items() if counts[value] < most))
-    return fewer or tuple(sorted(values))

@@ -33,7 +33,7 @@ from typing import Any
 from analyzers.account import goodput
 from analyzers.analysis import our_analyses
 from analyzers.diagnose import diagnose
-from analyzers.external.evidence import diagnose_files
+from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.finding import Finding
 from analyzers.run.policy import stall_policy
 from analyzers.run.remembered import Remembered

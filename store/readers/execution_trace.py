@@ -17,23 +17,27 @@ from typing import Any
 
 from store.readers.external_files import SourceError, rank_of_name, unpacked
 from store.readers.json_stream import members
-from store.readers.recorded_call import whole_number
+from store.readers.recorded_call import common_op, input_sizes, whole_number
 
 __all__ = ["ExecutionTrace", "TracedCall", "is_execution_trace", "read_execution_trace"]
 
 MAX_CALLS = 2_000_000
 _BACKEND_CALL = re.compile(r"(?:gloo|nccl|ucc|mpi|xccl|hccl|rccl):([a-z_]{2,40})")
 _NO_CALLS = ("wait", "init", "send", "recv", "pointtopoint", "monitored_barrier")
+_ELEMENTS = re.compile(r"Tensor\((?:c10::)?([\w ]{1,40})\)")
+_ELEMENT_NAMES = {"long int": "Long", "unsigned char": "Byte", "signed char": "Char", "short int": "Short"}
+"""Types as C++ names them, in torch's names."""
 _INIT = "## process_group:init ##"
 
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One collective: its operation, and shape and type of what went in."""
+    """One collective, in the terms of the table `collectives`."""
 
     op: str
-    shape: str
+    num_bytes: int | None
     dtype: str
+    shape: str
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace
             elif name == _INIT:
                 sizes |= _sizes(value)
             elif isinstance(name, str) and (match := _BACKEND_CALL.fullmatch(name)) and match[1] not in _NO_CALLS:
-                counted[len(counted)] = TracedCall(match[1], *_shape(value))
+                counted[len(counted)] = TracedCall(common_op(match[1]), *_tensors(value))
                 num_calls += 1
             if num_calls > MAX_CALLS:
                 raise SourceError(f"holds more than {MAX_CALLS:,} collectives: the rest was not read")
@@ -104,20 +108,23 @@ def _numbered(node: dict[str, Any], found: dict[str, dict[int, TracedCall]]) -> 
         if seq is None or is_p2p or not isinstance(name, str) or not isinstance(op, str) or op.lower() in _NO_CALLS:
             return 0
         found.setdefault(name[:200], {}).setdefault(
-            seq, TracedCall(op.lower()[:40], *_shape(node, has_tensors=place > 0))
+            seq, TracedCall(common_op(op[:40]), *_tensors(node, has_tensors=place > 0))
         )
         return 1
     return 0
 
 
-def _shape(node: dict[str, Any], *, has_tensors: bool = True) -> tuple[str, str]:
+def _tensors(node: dict[str, Any], *, has_tensors: bool = True) -> tuple[int | None, str, str]:
+    """Bytes, element type and shape of the first input: one tensor, or a list of them."""
     inputs = node.get("inputs")
     if not has_tensors or not isinstance(inputs, dict):
-        return "", ""
+        return None, "", ""
     shapes, types = inputs.get("shapes"), inputs.get("types")
-    shape = json.dumps(shapes[0])[:200] if isinstance(shapes, list) and shapes else ""
-    dtype = str(types[0])[:80] if isinstance(types, list) and types else ""
-    return shape, dtype.removeprefix("GenericList[").removesuffix("]")
+    sizes = shapes[0] if isinstance(shapes, list) and shapes and isinstance(shapes[0], list) else []
+    sizes = sizes if all(isinstance(size, list) for size in sizes) else [sizes]
+    named = _ELEMENTS.findall(str(types[0])[:10_000]) if isinstance(types, list) and types else []
+    dtypes = [_ELEMENT_NAMES.get(name, name[:1].upper() + name[1:]) for name in named] or [""]
+    return input_sizes(sizes, dtypes + dtypes[-1:] * (len(sizes) - len(dtypes)))
 
 
 def _sizes(node: dict[str, Any]) -> dict[str, int]:

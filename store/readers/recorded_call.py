@@ -14,6 +14,8 @@ __all__ = [
     "GroupKey",
     "Ranks",
     "Recorded",
+    "common_op",
+    "input_sizes",
     "listed_ranks",
     "read_entry",
     "short_text",
@@ -52,6 +54,8 @@ NO_EVENTS = ("gloo",)
 _OPS = {
     "_all_gather_base": "all_gather", "all_gather_single": "all_gather", "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce", "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
+    "allreduce": "all_reduce", "allgather": "all_gather", "_allgather_base": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
 }  # fmt: skip
 _DTYPES = {
     "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
@@ -123,7 +127,7 @@ def read_entry(entry: Mapping[str, Any], group: GroupKey) -> tuple[Recorded | No
     done = state == "completed" if has_events else retired or state == "completed"
     issue_ns = whole_number(entry.get("time_created_ns"), default=0) or 0
     times = [whole_number(entry.get(f"time_discovered_{what}_ns"), default=0) or 0 for what in ("started", "completed")]
-    num_bytes, dtype, shape = _sizes(entry.get("input_sizes"), entry.get("input_dtypes"))
+    num_bytes, dtype, shape = input_sizes(entry.get("input_sizes"), entry.get("input_dtypes"))
     caller = _caller(entry.get("frames"))
     call = Recorded(
         group=group, seq=seq if seq is not None else 0, op=p2p[1] if p2p else _OPS.get(op, op), done=done,
@@ -134,7 +138,13 @@ def read_entry(entry: Mapping[str, Any], group: GroupKey) -> tuple[Recorded | No
     return (call if p2p or not is_p2p or op == "coalesced" else None), is_p2p
 
 
-def _sizes(sizes: Any, dtypes: Any) -> tuple[int | None, str, str]:
+def common_op(name: str) -> str:
+    """The operation's usual name: `_allgather_base`, `ALLGATHER` and `all_gather_coalesced` are `all_gather`."""
+    op = name.lower().removesuffix("_coalesced")
+    return _OPS.get(op, op)
+
+
+def input_sizes(sizes: Any, dtypes: Any) -> tuple[int | None, str, str]:
     """Bytes, element type and shape of the inputs; None and "" where they are not, or wrongly, recorded."""
     names = [_DTYPES.get(n, (n.lower(), 0)) for n in _plain_texts(dtypes)]
     dtype = ", ".join(dict.fromkeys(name for name, _ in names))[:100]
