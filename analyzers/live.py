@@ -25,6 +25,7 @@ from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs import analyze as hang
 from analyzers.hangs.device_evidence import with_devices
+from analyzers.policy import SHARED
 from analyzers.run.digest import Digest, joined, joined_log
 from analyzers.run.event_log import EventLog
 from analyzers.run.open_findings import may_last
@@ -43,6 +44,10 @@ __all__ = [
 _Judge = Callable[[], list[Finding]]
 
 
+MAX_FAILURES = 3
+"""Reasons of one failing analysis that are reported; they may differ in a number alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePolicy:
     """Window and frequency of live analyses."""
@@ -53,10 +58,6 @@ class LivePolicy:
     """Calls between two periodic analyses: they take steps to show something, and cost the most."""
     periodic_ranks_per_tick: int = 256
     """Ranks from which periodic analyses run proportionally less often."""
-    report_again_ratio: float = 2.0
-    """Growth of the main number at which a finding is reported again."""
-    max_failures: int = 3
-    """Reasons of one failing analysis that are reported; they may differ in a number alone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,7 +200,7 @@ def _note_failure(state: LiveState, name: str, reason: str) -> None:
     with state.lock:
         state.errors[name] = state.errors.get(name, 0) + 1
         known = state.failures.setdefault(name, [])
-        if reason not in known and len(known) < state.policy.max_failures:
+        if reason not in known and len(known) < MAX_FAILURES:
             known.append(reason)
 
 
@@ -277,7 +278,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     current = {finding.identity: finding for finding in found}
     for key, finding in current.items():
         before = state.reported.get(key)
-        if before is None or before.status == "ok" or changed(before, finding, state.policy):
+        if before is None or before.status == "ok" or changed(before, finding):
             state.reported[key] = finding
             news.append(finding)
     if state.is_stopping:
@@ -293,7 +294,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
     return news
 
 
-def changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
+def changed(before: Finding, now: Finding) -> bool:
     """Return True if a finding that was reported is to be reported again."""
     if (before.status, before.cause, before.ranks) != (now.status, now.cause, now.ranks):
         return True
@@ -302,7 +303,7 @@ def changed(before: Finding, now: Finding, policy: LivePolicy) -> bool:
     if now.evidence.get("line") and not before.evidence.get("line"):  # its stacks have been sampled since
         return True
     old, new = _size(before), _size(now)
-    return old is not None and new is not None and new >= policy.report_again_ratio * old > 0
+    return old is not None and new is not None and new >= SHARED.doubled_factor * old > 0
 
 
 def _size(finding: Finding) -> float | None:

@@ -28,10 +28,17 @@ class SharedPolicy:
     steps to detection."""
     history: int = 15
     """Steps, windows or readings (count) from which it is known what is usual, and how far it varies."""
+    repeats: int = 2
+    """Times (count) from which something has happened again: one may be a slow moment, bad luck or a lost record, and
+    two blocks of slow transfers are ten steps to detection. Source: convention."""
     min_times: int = 3
-    """Times (count) from which something is no accident: a median needs three values. Source: convention."""
+    """Times (count) from which something is no accident: a median needs three values, steps after an error may have
+    been printed late. Source: convention."""
+    trend_values: int = 5
+    """Values (count) that show a rhythm, a trend or their noise. Source: convention."""
     many_peers: int = 8
-    """Ranks of a group (count) from which their spread is a robust estimate; below it is their largest deviation."""
+    """Ranks of a group, blocks or samples (count) from which their spread is a robust estimate; of fewer ranks it is
+    their largest deviation."""
     minor_ratio: float = 1 / 3
     """Part of a whole below which it is a side effect (ratio). Source: a rank short of CPU is slow in everything."""
     explained_ratio: float = 0.5
@@ -52,6 +59,14 @@ class SharedPolicy:
     burst_sigmas: float = 9.0
     """Effect / noise from which the least number of observations is enough; below, proportionally more are needed. A
     burst of another job on a crowded machine is 3 to 6 times the noise and lasts 10 to 20 steps."""
+    slow_factor: float = 1.5
+    """Value / the usual or planned one from which it stands out (ratio): transfers of a ring vary by 10 to 20 %, and a
+    plan assumes half of the devices' peak. Source: convention."""
+    doubled_factor: float = 2.0
+    """Value / the usual or former one from which it has clearly grown (ratio). Source: convention."""
+    clear_factor: float = 3.0
+    """Value / the usual one that needs no other evidence (ratio): a transfer that costs little yet, a learning rate
+    (warm-up grows by less per step), an expert's load, a switch's latency, the age of a save. Source: convention."""
     beyond_factor: float = 1.4
     """Effect / the largest that any rank, group or window shows elsewhere."""
     beyond_few_factor: float = 2.0
@@ -64,16 +79,38 @@ class SharedPolicy:
     nothing."""
     min_gain_ratio: float = 0.01
     """Part of the time from which its loss is worth acting on (ratio). Source: convention."""
+    min_change_ratio: float = 0.02
+    """Part from which a change, or work that can be moved, counts (ratio): repeated runs of one configuration differ by
+    1 to 2 %. Source: convention."""
     saving_ratio: float = 0.05
-    """Part of the time from which a cost that a setting avoids is worth advice (ratio). Source: convention."""
+    """Part of the time or of a size from which a cost that a setting avoids, or a growth, matters (ratio). Ranks that
+    share cores are late for each other by a few percent. Source: convention."""
     window_samples: int = 20
-    """Newest samples of gradients or experts (count) that are judged. Source: convention."""
+    """Newest samples of gradients or experts (count) that are judged, and steps below which a save is not old. Source:
+    convention."""
+    slow_change_steps: int = 200
+    """Newest steps (count) over which a slow change is read: an allocator fills in the first hundred, the noise scale
+    grows tenfold in them. Source: measured."""
     cost_ratio: float = 0.1
     """Part of the time from which a cost, or time that was not measured, matters (ratio). Source: convention."""
+    large_share_ratio: float = 0.2
+    """Part of a whole that is a large one (ratio), as of the time from which an alert is a warning. Source: convention;
+    a cache is rarely five times what it ever held."""
+    severe_share_ratio: float = 0.3
+    """Part of a whole that no healthy job has (ratio): bubbles beyond the schedule's, waiting for one rank, padding
+    (batches of random lengths have 10 to 25 %). Source: convention."""
+    nearly_all_ratio: float = 0.95
+    """Part of a whole that is all of it but for chance (ratio). Source: convention."""
     loaded_ratio: float = 0.2
     """GPU utilisation (ratio) from which a reading is one under load. Source: convention."""
     equal_ratio: float = 0.1
-    """Difference up to which two distances or sizes are equal (ratio). Source: convention."""
+    """Difference up to which two distances, sizes or measurements are equal (ratio). Source: convention; stamps and
+    traces of an H200 differ by at most 0.061 where both are right, and by 0.17 to 0.25 with two hardware queues."""
+    same_ratio: float = 0.01
+    """Difference up to which two numbers are the same but for rounding (ratio). Source: logged values have three
+    digits, and batches are rounded to ranks."""
+    min_payload_bytes: int = 1024
+    """Payload of a collective (bytes) that counts as traffic: loss, norms and votes are smaller."""
 
 
 SHARED = SharedPolicy()

@@ -7,7 +7,7 @@
   everything since the last good one.
 * Copies at an address (`checkpoint.remote`) that failed are reported where no save on disk did, as a warning: the disk
   has them.
-* The *age* of the last good checkpoint is counted in steps: more than `age_factor` of the usual distance between saves
+* The *age* of the last good checkpoint is counted in steps: more than three of the usual distance between saves
   means that saving has stopped, whatever the reason.
 * The *cost* is the share of the time for which training stood still for saves, and saves that had to wait because the
   one before was still being written.
@@ -19,7 +19,6 @@ from functools import partial
 from itertools import pairwise
 
 from analyzers.analysis import Analysis
-from analyzers.checkpoints.policy import CheckpointPolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
@@ -34,9 +33,8 @@ __all__ = ["ANALYSES", "SAVED", "saved_checkpoints"]
 SAVED = ("complete", "verified", "good")
 
 
-def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | None = None) -> list[Finding]:
+def saved_checkpoints(source: Source, scope: Scope) -> list[Finding]:
     """Findings over the whole run."""
-    policy = policy or CheckpointPolicy()
     interval = read(CheckpointFacts, scope.manifest).interval
     if absent := lacking(source, steps=("duration_ns",)):
         return [_insufficient(not_recorded(absent), missing(absent))]
@@ -50,7 +48,7 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
             return _time_of_saves(source)
         return [_insufficient(not_recorded(absent), missing(absent))]
     failed = _failed(source, "disk") or _failed(source, "remote")
-    found = [one for one in (failed, _age(source, newest_step or 0, interval, policy)) if one]
+    found = [one for one in (failed, _age(source, newest_step or 0, interval)) if one]
     if lacking(source, checkpoints=("stall_ns",)):
         return [
             *found,
@@ -58,7 +56,7 @@ def saved_checkpoints(source: Source, scope: Scope, policy: CheckpointPolicy | N
                 "the time for which a save stalls training was not recorded", missing(["checkpoints.stall_ns"])
             ),
         ]
-    cost = _cost(source, policy)
+    cost = _cost(source)
     return [*found, cost] if cost else found
 
 
@@ -108,7 +106,7 @@ def _failed(source: Source, tier: str) -> Finding | None:
     )
 
 
-def _age(source: Source, newest_step: int, interval: float | None, policy: CheckpointPolicy) -> Finding | None:
+def _age(source: Source, newest_step: int, interval: float | None) -> Finding | None:
     steps = [
         step
         for (step,) in source.rows(
@@ -123,7 +121,7 @@ def _age(source: Source, newest_step: int, interval: float | None, policy: Check
         return None
     last = max((step for step in steps if step <= newest_step), default=0)
     age = newest_step - last
-    if age < max(policy.age_factor * usual, policy.min_age_steps):
+    if age < max(SHARED.clear_factor * usual, SHARED.window_samples):
         return None
     ((lost_s,),) = source.rows(
         "SELECT sum(took) / 1e9 FROM (SELECT median(duration_ns) AS took FROM steps "
@@ -147,7 +145,7 @@ def _age(source: Source, newest_step: int, interval: float | None, policy: Check
     )
 
 
-def _cost(source: Source, policy: CheckpointPolicy) -> Finding | None:
+def _cost(source: Source) -> Finding | None:
     ((num_saves, stall_ms, took_s, delayed),) = source.rows(
         """
         SELECT count(*) FILTER (state = 'verified' OR state = 'complete' AND tier = 'memory'),
@@ -169,7 +167,7 @@ def _cost(source: Source, policy: CheckpointPolicy) -> Finding | None:
     if num_saves < SHARED.min_times or not whole_s or not num_attempts:
         return None
     share = (stood_s or 0.0) / whole_s
-    is_late = num_disk and delayed >= max(policy.min_delayed, policy.delayed_ratio * num_disk)
+    is_late = num_disk and delayed >= max(SHARED.repeats, SHARED.large_share_ratio * num_disk)
     if share < SHARED.saving_ratio and not is_late:
         return None
     late = f"{delayed} saves waited for the previous one to be written. The longest write took {took_s or 0:.3g} s."

@@ -1,4 +1,4 @@
-"""Thresholds of checkpoints, and the failure rate that is assumed without failures."""
+"""The failure rate that is assumed without failures."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ from dataclasses import dataclass
 
 from analyzers.policy import SHARED
 
-__all__ = ["CheckpointPolicy", "FailurePolicy"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPolicy:
-    """When saves are reported."""
-
-    age_factor: float = 3.0
-    """Steps since the last good save over the steps between saves (ratio). Source: convention; two may be missed."""
-    min_age_steps: int = 20
-    """Age (steps) below which a save is never old. Source: convention."""
-    delayed_ratio: float = 0.2
-    """Share of saves that began late because the one before was still being written. Source: convention."""
-    min_delayed: int = 2
-    """Delayed saves (count) for that. Source: convention; one may be a slow moment of the disk."""
+__all__ = ["FailurePolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@
 2. `bandwidth` measures each operation, size and group against the best seen. A mesh dimension whose large messages are
    `slow_factor` slower than those of another one is advice: it lies over a slower link than the others.
 3. Gradient buckets are too small if latency costs more than moving their bytes, and if fewer of them would take
-   `min_gain_ratio` off the step.
+   `saving_ratio` off the step.
 
 One group that is slower than others is a slow link (`link_search`, kind straggler), and transfers that become slower
 for all are a drop of the throughput: both are faults. The findings here are about how the run was set up.
@@ -67,7 +67,7 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
         measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + SHARED.warm_up_steps))
         check = against_traces(source, attempt) if is_stamped(source, attempt) else None
-        if check is not None and check.gap_ratio > policy.max_trace_gap_ratio:
+        if check is not None and check.gap_ratio > SHARED.equal_ratio:
             return [
                 _insufficient(
                     f"torch's profiler saw {percent(check.traced_ratio)} of the same steps exposed, the stamps of the "
@@ -178,7 +178,7 @@ def _slow_dimension(attempt: int, classes: Sequence[CallClass], policy: Communic
     ordered = sorted(speed.values(), key=lambda one: one.bus_gb_per_s)
     slow, best = ordered[0], ordered[-1]
     factor = best.bus_gb_per_s / slow.bus_gb_per_s
-    if factor < policy.slow_factor:
+    if factor < SHARED.clear_factor:
         return None
     return Finding.advise(
         "communication",
@@ -218,7 +218,7 @@ def _small_buckets(
             for one in classes
             if (one.process_group, one.op) == (group, op)
             and (op, group, one.num_bytes) not in activations
-            and one.num_bytes >= policy.min_bucket_bytes
+            and one.num_bytes >= SHARED.min_payload_bytes
             and latency_ms(one, best) >= SHARED.explained_ratio * one.transfer_ms
         ]
         calls = sum(one.num_calls for one in small) / num_steps
@@ -227,7 +227,7 @@ def _small_buckets(
         lost_ms = sum(latency_ms(one, best) * one.num_calls for one in small) / num_steps
         # One call remains, and latency behind the backward pass costs nothing now.
         gain_ms = min(lost_ms * (1 - 1 / calls), exposed_ms)
-        if gain_ms < policy.min_gain_ratio * step_ms:
+        if gain_ms < SHARED.saving_ratio * step_ms:
             continue
         mean_bytes = sum(one.num_bytes * one.num_calls for one in small) / sum(one.num_calls for one in small)
         found.append(

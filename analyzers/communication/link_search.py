@@ -76,8 +76,8 @@ def find_slow_rows(transfers_ms: Floats, policy: SlowLinkPolicy) -> list[tuple[i
     """(row, first window, one after the last, factor) of slow rows of a matrix group x window. Pure."""
     num_groups = len(transfers_ms)
     slow = []
-    least = SHARED.beyond_few_factor if num_groups == 2 else policy.min_factor
-    min_windows = policy.min_windows_unsure if num_groups == 2 else policy.min_windows
+    least = SHARED.beyond_few_factor if num_groups == 2 else SHARED.slow_factor
+    min_windows = policy.min_windows_unsure if num_groups == 2 else SHARED.repeats
     for row in range(num_groups):
         others = np.median(np.delete(transfers_ms, row, axis=0), axis=0)
         factor = transfers_ms[row] / np.maximum(others, 1e-6)
@@ -125,7 +125,7 @@ def _slower_than_others(
 ) -> list[SlowLink]:
     names = sorted(groups)
     parts = shared_windows(groups)
-    if len(names) < 2 or len(parts) < policy.min_windows:
+    if len(names) < 2 or len(parts) < SHARED.repeats:
         return []
     transfers = np.array([[groups[name][part].transfer_ms for part in parts] for name in names])
     found = []
@@ -209,7 +209,7 @@ def _is_host(source: Source, attempt: int, link: SlowLink, since_step: int, poli
     if link.excess_ms < SHARED.explained_ratio * waited:
         return True
     num_windows = (link.last_step - link.first_step + 1) // SHARED.block_steps
-    return link.factor < policy.clear_factor or num_windows < policy.min_windows_unsure
+    return link.factor < SHARED.clear_factor or num_windows < policy.min_windows_unsure
 
 
 def _calls_per_step(windows: Sequence[Window]) -> float:

@@ -15,40 +15,21 @@ __all__ = ["CommunicationPolicy", "NetworkLinkPolicy", "SlowLinkPolicy"]
 class CommunicationPolicy:
     """When the cost of communication is worth advice."""
 
-    exposed_alert_ratio: float = 0.2
-    """The same share from which an alert is a warning; below it is information. Source: convention."""
-    max_trace_gap_ratio: float = 0.1
-    """Share of the step by which stamps of the compute stream and torch's profiler may differ in what is exposed.
-    Source: runs recorded on an H200; at most 0.061 where both are right, 0.17 to 0.25 with two hardware queues."""
     large_bytes: int = 1 << 20
     """Messages of this size and more are limited by the link, not by the latency of a call."""
-    slow_factor: float = 3.0
-    """Best bandwidth seen / that of a dimension's large messages. Within and between nodes they differ by 5 to 10."""
-    min_bucket_bytes: int = 1024
-    """Smaller messages are norms, losses and votes, not buckets."""
     min_buckets: int = 4
     """Calls per step: fewer need not be joined."""
-    min_gain_ratio: float = 0.05
-    """Least share of the step that larger buckets would save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLinkPolicy:
     """When a link is slow. "Beside it": groups of the same dimension, operation and size, or pairs of the same size."""
 
-    min_factor: float = 1.5
-    """Transfer / median transfer of at least two groups beside it. Ring collectives vary by 10 to 20 %."""
-    min_step_share_ratio: float = 0.05
-    """Smallest excess as a share of the step: ranks that share cores are late for each other by a few percent."""
     min_excess_ms: float = 0.5
     """Smallest excess per step (ms)."""
     crossing_factor: float = 1.3
     """Transfer / that of those beside it of a group that shares one member with a slow group. It only has to tell
     which member is slow, no longer whether one is."""
-    clear_factor: float = 3.0
-    """Transfer / that of those beside it that no lateness explains: reported although it costs little yet."""
-    min_windows: int = 2
-    """Slow windows in a row: ten steps to detection."""
     min_windows_unsure: int = 4
     """The same with a single group beside it, where only time shows which of the two is the unusual one; of a slowdown
     that is over; and where ranks wait for cores so long that this alone may slow transfers."""

@@ -47,10 +47,10 @@ class SlowLink:
     route: NetworkLink | None = None
     """The link between two nodes that is slow, where proxy threads were recorded."""
 
-    def is_significant(self, step_ms: float, policy: SlowLinkPolicy) -> bool:
+    def is_significant(self, step_ms: float) -> bool:
         """Decide whether it costs enough of the step, given how clear it is."""
-        is_clear = self.has_peers and self.factor >= policy.clear_factor
-        return self.excess_ms >= (SHARED.min_share_ratio if is_clear else policy.min_step_share_ratio) * step_ms
+        is_clear = self.has_peers and self.factor >= SHARED.clear_factor
+        return self.excess_ms >= (SHARED.min_share_ratio if is_clear else SHARED.saving_ratio) * step_ms
 
     @property
     def is_pair(self) -> bool:
@@ -151,7 +151,7 @@ def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> li
     # A newest window that is not half full says little.
     parts = [p for p in shared_windows(groups) if _overlaps(windows[p], link) and 2 * windows[p].num_calls >= usual]
     parts = parts[-max(SHARED.min_times, len(parts) // 2) :]
-    if len(groups) < 2 or len(parts) < policy.min_windows:
+    if len(groups) < 2 or len(parts) < SHARED.repeats:
         return []
     transfers = np.array([[windows[part].transfer_ms for part in parts] for windows in groups.values()])
     slower = []

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.compare.policy import ScalingPolicy
 from analyzers.compare.two_runs import Side
+from analyzers.policy import SHARED
 from analyzers.stragglers.throughput import StepTimes, between, step_times
 
 __all__ = ["Point", "Scaling", "ScalingError", "scaling_of"]
@@ -76,13 +76,13 @@ class Scaling:
         return {"kind": self.kind, "points": [asdict(point) | {"lost_to": point.lost_to} for point in self.points]}
 
 
-def scaling_of(sides: Sequence[Side], policy: ScalingPolicy = ScalingPolicy()) -> Scaling:
+def scaling_of(sides: Sequence[Side]) -> Scaling:
     """Raises ScalingError for runs without steps or tokens, or all with the same number of ranks."""
     runs = [_Run.of(side) for side in sides]
     runs.sort(key=lambda run: (run.num_ranks, run.name))
     if runs[0].num_ranks == runs[-1].num_ranks:
         raise ScalingError(f"All runs have {runs[0].num_ranks} ranks. Scaling needs different numbers of ranks.")
-    kind = _kind(runs, policy)
+    kind = _kind(runs)
     return Scaling(kind=kind, points=tuple(_point(run, runs[0], kind) for run in runs))
 
 
@@ -114,12 +114,12 @@ def _shares(side: Side) -> Mapping[str, float]:
     return {name: account.seconds[name] / total for name in _IN_STEPS} if account is not None and total else {}
 
 
-def _kind(runs: Sequence[_Run], policy: ScalingPolicy) -> str:
+def _kind(runs: Sequence[_Run]) -> str:
     for kind, sizes in (
         ("strong", [run.tokens_per_step for run in runs]),
         ("weak", [run.tokens_per_step / run.num_ranks for run in runs]),
     ):
-        if max(sizes) <= min(sizes) * (1 + policy.same_ratio):
+        if max(sizes) <= min(sizes) * (1 + SHARED.same_ratio):
             return kind
     return "mixed"
 

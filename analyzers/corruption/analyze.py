@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from analyzers.analysis import Analysis
 from analyzers.corruption.gradient_outlier import corrupted_gradients
-from analyzers.corruption.policy import FingerprintPolicy
 from analyzers.corruption.replicas import ALL_TENSORS, Corruption, Fingerprint, judge
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
@@ -35,7 +35,7 @@ _SETTLED = """
 """When the last rank of each attempt began its newest step. What was written before is in the store by then."""
 
 
-def fingerprints(source: Source, scope: Scope, policy: FingerprintPolicy = FingerprintPolicy()) -> list[Finding]:
+def fingerprints(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `replica_mismatch` and `fingerprint_chain_broken`, one an incident."""
     if missing_tables(source, "fingerprints"):
         why = f"Replicas were not compared: {not_recorded(['fingerprints'])}."
@@ -52,7 +52,7 @@ def fingerprints(source: Source, scope: Scope, policy: FingerprintPolicy = Finge
             findings[-1] = replace(findings[-1], last_step=step)
             continue
         before = (attempt, found)
-        findings.append(_finding(source, log, attempt, step, turn, found, policy))
+        findings.append(_finding(source, log, attempt, step, turn, found))
     return findings
 
 
@@ -90,11 +90,9 @@ def _suspicious_checks(source: Source, scope: Scope) -> list[tuple[int, int, int
     return [(*key, rows) for key, rows in checks.items()]
 
 
-def _finding(
-    source: Source, log: EventLog, attempt: int, step: int, turn: int, found: Corruption, policy: FingerprintPolicy
-) -> Finding:
+def _finding(source: Source, log: EventLog, attempt: int, step: int, turn: int, found: Corruption) -> Finding:
     ((healthy,),) = source.rows("SELECT max(step) FROM fingerprints WHERE attempt = ? AND step < ?", [attempt, step])
-    response = _response(log, attempt, step, policy)
+    response = _response(log, attempt, step)
     cause = found.tensors[0].partition(".")[0] if found.tensors[0] != ALL_TENSORS else "unknown"
     return Finding(
         analyzer="corruption",
@@ -121,10 +119,10 @@ def _finding(
     )
 
 
-def _response(log: EventLog, attempt: int, step: int, policy: FingerprintPolicy) -> Response:
+def _response(log: EventLog, attempt: int, step: int) -> Response:
     """The rollback that followed a check."""
     for event in log.of(event_kinds.ROLLBACK, attempt=attempt):
-        if step < event.integer("from_step") <= step + policy.response_steps and event.text("verdict") == "corruption":
+        if step < event.integer("from_step") <= step + SHARED.min_times and event.text("verdict") == "corruption":
             return respond(log, attempt=attempt, step=event.integer("from_step"))
     return respond(log, attempt=attempt, step=-1)
 

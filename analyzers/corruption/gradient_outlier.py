@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from analyzers.corruption.policy import GradientOutlierPolicy
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.run.event_log import Event, EventLog
 from analyzers.scope import Scope
@@ -90,7 +91,7 @@ class GradientOutlierDetector:
 
     def _judge(self, peaks: Sequence[float], rises: Row | None) -> GradientOutlier | None:
         policy = self.policy
-        if rises is None or len(self._rises) < policy.warm_up_steps:
+        if rises is None or len(self._rises) < SHARED.many_peers:
             return None
         spread = max(sigma(np.stack(self._rises), center=0.0), policy.min_sigma)
         limit = min(max(math.log(policy.min_ratio), policy.min_sigmas * spread), math.log(policy.max_ratio))

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FingerprintPolicy", "GradientOutlierPolicy"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FingerprintPolicy:
-    """Reporting of differences between fingerprints. Any difference counts: a single bit is one."""
-
-    response_steps: int = 3
-    """Steps after a check within which a rollback counts as the response to it. Source: the trainer judges a state at
-    most two steps after its fingerprint was taken (one later on a GPU), plus one."""
+__all__ = ["GradientOutlierPolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +13,6 @@ class GradientOutlierPolicy:
 
     window_steps: int = 24
     """Steps of history. Source: convention."""
-    warm_up_steps: int = 8
-    """Steps before the first judgement. Source: convention, a robust deviation of fewer values means nothing."""
     min_ratio: float = 4.0
     """Rise over the expected peak. Source: a bit flip below it does no harm."""
     min_sigmas: float = 8.0

@@ -79,7 +79,7 @@ def rhythm(step: Ints, data_ms: Floats, step_ms: Floats, policy: DataPolicy) -> 
         return Rhythm(cause="steady", every_steps=0, heavy_steps=int(waits.sum()))
     places = step[heavy]
     starts = (
-        places[np.append(True, np.diff(places) > policy.stretch_steps)] if len(places) else places
+        places[np.append(True, np.diff(places) > SHARED.repeats)] if len(places) else places
     )  # a starved stretch counts once
     gaps = np.diff(starts)
     if len(gaps) >= 2:

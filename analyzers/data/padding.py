@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
@@ -34,7 +35,7 @@ def padding(source: Source, scope: Scope, policy: DataPolicy | None = None) -> l
             """,
             [attempt, scope.since_step or 0],
         )
-        if steps < policy.min_steps or padded is None or padded < policy.padded_ratio * tokens:
+        if steps < policy.min_steps or padded is None or padded < SHARED.severe_share_ratio * tokens:
             continue
         share = padded / tokens
         findings.append(

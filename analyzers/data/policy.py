@@ -24,7 +24,3 @@ class DataPolicy:
     """Distance of the onsets that are tried."""
     heavy_factor: float = 4.0
     """Wait / that of the median step from which a step counts as starved."""
-    stretch_steps: int = 2
-    """Distance (steps) up to which starved steps are one stretch, which counts once."""
-    padded_ratio: float = 0.3
-    """Share of padding among the tokens from which it is reported: batches of random lengths have 10 to 25 %."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from analyzers.fleet.history import Incident, RunHistory
 from analyzers.fleet.rates import Prior, Rate, fit, posterior, tail
 from analyzers.fleet.speed_changes import ConfigurationSpeed, speeds
+from analyzers.policy import SHARED
 
 __all__ = ["Fleet", "FleetPolicy", "Member", "fleet"]
 
@@ -37,8 +38,6 @@ class FleetPolicy:
     least_hours: float = 0.1
     """Hours that a run counts at least: a start is an exposure too, and a run that dies in it has next to none (hours).
     Source: convention; start-up of a large job."""
-    least_runs: int = 2
-    """Runs with an incident below which nothing stands out. Source: one run may have had bad luck of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,4 +183,4 @@ def _binomial_tail(count: int, total: int, share: float) -> float:
 
 def _stands_out(tally: _Tally, prior: Prior, num_members: int, policy: FleetPolicy) -> bool:
     limit = policy.family_error_ratio / max(1, num_members)
-    return tally.bad_runs >= policy.least_runs and tail(prior, count=tally.bad_runs, hours=tally.exposure_h) < limit
+    return tally.bad_runs >= SHARED.repeats and tail(prior, count=tally.bad_runs, hours=tally.exposure_h) < limit

@@ -6,7 +6,7 @@
 
 1. Runs of one configuration in the order of their starts; what is judged is the rank of each run's speed among them, so
    that one run on a bad host counts as one run, however slow it was.
-2. The statistic is the largest difference of mean ranks before and after a split, over all splits with `least_runs` on
+2. The statistic is the largest difference of mean ranks before and after a split, over all splits with two runs on
    each side, each in units of what it varies by under a random order (Pettitt, 1979, with equal weight of the splits).
    Where no split passes, the same of a stretch of runs and all others finds what went and came back (circular binary
    segmentation: Olshen et al., 2004). Each of the two has half of the permitted error.
@@ -15,7 +15,7 @@
    no verdict (`too_few_runs`); a single configuration needs twelve.
 4. The limit is shared by all configurations tested (Bonferroni).
 5. The parts are searched again, by the same rules. At last a change stays only where the runs directly before and after
-   it differ, by the same test, and by `least_change_ratio`.
+   it differ, by the same test, and by `min_change_ratio`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,6 @@ class SpeedChangePolicy:
     family_error_ratio: float = 0.01
     """Probability of a change in any configuration where there is none (ratio). Source: convention, Bonferroni; below
     0.05 because the list is judged again after each run."""
-    least_change_ratio: float = 0.02
-    """Change of the median speed (ratio). Source: repeated runs of one configuration commonly differ by 1 to 2 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +127,15 @@ def speeds(runs: Sequence[RunSpeed], policy: SpeedChangePolicy = SpeedChangePoli
     known = {name: of[-MAX_RUNS:] for name, of in groups.items() if len(of) > 1}
     tested = sum(_is_enough(len(of), policy.family_error_ratio) for of in known.values())
     limit = policy.family_error_ratio / max(1, tested)
-    found = [_judged(name, of, limit, policy) for name, of in known.items()]
+    found = [_judged(name, of, limit) for name, of in known.items()]
     order = ("slower", "faster", "no_change", "too_few_runs")
     return tuple(sorted(found, key=lambda one: (order.index(one.status), -len(one.run_ids), one.fingerprint)))
 
 
-def _judged(name: str, runs: Sequence[RunSpeed], limit: float, policy: SpeedChangePolicy) -> ConfigurationSpeed:
+def _judged(name: str, runs: Sequence[RunSpeed], limit: float) -> ConfigurationSpeed:
     with_tokens = all(run.tokens_per_s for run in runs)
     values = np.array([run.per_s if with_tokens else 1e3 / run.step_ms for run in runs])
-    splits = dict(_real(values, _splits(values, 0, limit, policy), limit, policy))
+    splits = dict(_real(values, _splits(values, 0, limit), limit))
     bounds = [0, *sorted(splits), len(runs)]
     medians = [float(np.median(values[begin:end])) for begin, end in pairwise(bounds)]
     changes = tuple(
@@ -163,7 +161,7 @@ def _is_enough(count: int, limit: float) -> bool:
     return count >= 2 * SHARED.min_times and _TESTS / orders < limit
 
 
-def _splits(values: Floats, offset: int, limit: float, policy: SpeedChangePolicy) -> list[tuple[int, float]]:
+def _splits(values: Floats, offset: int, limit: float) -> list[tuple[int, float]]:
     """(index, p-value) of each possible change."""
     if not _is_enough(len(values), limit):
         return []
@@ -177,7 +175,7 @@ def _splits(values: Floats, offset: int, limit: float, policy: SpeedChangePolicy
     inner = [int(end) for end in (arcs.begin[best], arcs.end[best]) if end < len(values)]
     found = [(offset + index, _TESTS * p_value) for index in inner]
     for begin, end in pairwise([0, *inner, len(values)]):
-        found += _splits(values[begin:end], offset + begin, limit, policy)
+        found += _splits(values[begin:end], offset + begin, limit)
     return sorted(found)
 
 
@@ -190,16 +188,13 @@ def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
     return _p_value(ranks, lambda orders: arcs.statistics(orders).max(axis=1), float(statistics[best]), limit), best
 
 
-def _real(
-    values: Floats, splits: Sequence[tuple[int, float]], limit: float, policy: SpeedChangePolicy
-) -> list[tuple[int, float]]:
+def _real(values: Floats, splits: Sequence[tuple[int, float]], limit: float) -> list[tuple[int, float]]:
     """Those at which the runs directly before and after differ; the least certain is dropped first."""
     kept = list(splits)
     while kept:
         bounds = [0, *(index for index, _ in kept), len(values)]
         doubts = [
-            _doubt(values[a:b], values[b:c], limit, policy)
-            for a, b, c in zip(bounds, bounds[1:], bounds[2:], strict=False)
+            _doubt(values[a:b], values[b:c], limit) for a, b, c in zip(bounds, bounds[1:], bounds[2:], strict=False)
         ]
         worst = int(np.argmax(doubts))
         if doubts[worst] < limit:
@@ -208,9 +203,9 @@ def _real(
     return kept
 
 
-def _doubt(before: Floats, after: Floats, limit: float, policy: SpeedChangePolicy) -> float:
+def _doubt(before: Floats, after: Floats, limit: float) -> float:
     """Probability of such a difference between two groups of runs in a random order; 1 for a small difference."""
-    if abs(float(np.median(after) / np.median(before)) - 1) < policy.least_change_ratio:
+    if abs(float(np.median(after) / np.median(before)) - 1) < SHARED.min_change_ratio:
         return 1.0
     ranks = _ranks(np.concatenate([before, after]))
 

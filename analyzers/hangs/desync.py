@@ -71,7 +71,7 @@ def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()
     findings: dict[tuple[object, ...], Finding] = {}
     for attempt in attempts(source) if scope.attempt is None else [scope.attempt]:
         for group in _suspicious_groups(source, attempt, scope.since_step, policy):
-            for found in _of_group(source, attempt, group, scope.since_step, policy):
+            for found in _of_group(source, attempt, group, scope.since_step):
                 findings.setdefault((attempt, found.first_step, found.ranks), found)
     return list(findings.values())
 
@@ -93,7 +93,7 @@ def _suspicious_groups(source: Source, attempt: int, since_step: int, policy: De
     return [group for (group,) in rows]
 
 
-def _of_group(source: Source, attempt: int, group: str, since_step: int, policy: DesyncPolicy) -> Iterator[Finding]:
+def _of_group(source: Source, attempt: int, group: str, since_step: int) -> Iterator[Finding]:
     place = [attempt, group, max(0, since_step)]
     sides = _sides(source, place)
     if len(sides) < 2:
@@ -103,7 +103,7 @@ def _of_group(source: Source, attempt: int, group: str, since_step: int, policy:
     calls = _calls_by_step(source, place, [usual[0], *suspects])
     changes: dict[tuple[int, int], tuple[Change, list[int]]] = {}
     for rank in suspects:
-        change = change_of(calls.get(rank, {}), calls.get(usual[0], {}), policy)
+        change = change_of(calls.get(rank, {}), calls.get(usual[0], {}))
         if change is not None:
             changes.setdefault((change.step, change.extra), (change, []))[1].append(rank)
     if not changes:
@@ -116,15 +116,13 @@ def _of_group(source: Source, attempt: int, group: str, since_step: int, policy:
             yield _finding(source, place, suspicion, change, (ranks[0], usual[0]))
 
 
-def change_of(
-    own: Mapping[int, StepCalls], others: Mapping[int, StepCalls], policy: DesyncPolicy = DesyncPolicy()
-) -> Change | None:
+def change_of(own: Mapping[int, StepCalls], others: Mapping[int, StepCalls]) -> Change | None:
     """When a rank's numbers changed against another's for good; None if they never did, or changed more than once."""
     steps = [step for step in sorted(own.keys() & others.keys()) if own[step].is_whole and others[step].is_whole]
     shifts = [own[step].first_seq - others[step].first_seq for step in steps]
     before = next((i for i, shift in enumerate(shifts) if shift != shifts[0]), len(shifts))
     after = shifts[before:]
-    if before < SHARED.min_times or len(after) < policy.min_steps_after or shifts[0] in after:
+    if before < SHARED.min_times or len(after) < SHARED.repeats or shifts[0] in after:
         return None
     first, following = steps[before - 1], steps[before]
     between = sorted(step for step in own.keys() | others.keys() if first <= step < following)

@@ -26,7 +26,5 @@ class DeviceEvidencePolicy:
 class DesyncPolicy:
     """Steps that show that a rank's collectives were in sync with the others', and are no longer."""
 
-    min_steps_after: int = 2
-    """Steps since, in all of which they differ. Source: convention; the call after a lost record is back in sync."""
     recent_steps: int = 100
     """Newest steps in which a group must still be out of sync. Source: technical; a skipped call is never caught up."""

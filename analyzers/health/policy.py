@@ -14,8 +14,6 @@ class HealthPolicy:
     many_errors: int = 100
     """Corrected memory errors of a device, replays on its PCIe link, or errors of an InfiniBand or RoCE port during the
     run (count). Source: convention; a few an hour are ordinary, a marginal cable has thousands."""
-    tcp_retransmit_ratio: float = 0.01
-    """Share of TCP segments that were sent again (ratio). Source: within a data centre it is below a thousandth."""
     tcp_retransmits: int = 1000
     """Segments sent again for that (count). Source: convention; a few connections that ended are no network."""
     program_fault_s: float = 30.0
@@ -27,8 +25,6 @@ class HealthPolicy:
     """Time (seconds) until the disk is full at the present rate. Source: convention; time to act."""
     disk_rate_over_s: float = 120.0
     """Seconds of readings before a rate counts. Source: convention; one checkpoint being written is no trend."""
-    queue_factor: float = 2.0
-    """Runnable processes over CPUs (ratio), from which ranks wait for a core. Source: convention."""
     disk_latency_s: float = 0.1
     """Time of a read or write (seconds), from which a disk is slow. Source: convention; solid-state disks take below
     0.001 s, spinning ones 0.01 s, and several times that under load."""

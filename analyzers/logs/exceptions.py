@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from analyzers.logs.log_events import LogBook, LogLine
-from analyzers.logs.policy import LogPolicy
+from analyzers.policy import SHARED
 from analyzers.run.endings import LOST_PEER
 from analyzers.run.exceptions import read_traceback
 from store.readers.logs.rules import cause_of
@@ -92,11 +92,10 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
     return _LIBRARIES.search(text) is not None and (not links or _CALLS.search(links[-1].frames[-1].path) is not None)
 
 
-def standing(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> Standing:
+def standing(entry: LogLine, book: LogBook) -> Standing:
     """Judge a line by its place in its file."""
-    policy = policy or LogPolicy()
     is_over = any(one.source == entry.source and one.line > entry.line for one in book.of("finished"))
-    if (entry.number("later_steps") or 0) >= policy.survived_steps or entry.number("is_warning") or is_over:
+    if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning") or is_over:
         return "survived"
     before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == entry.source
               and one.line < entry.line]  # fmt: skip

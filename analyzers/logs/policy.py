@@ -11,9 +11,6 @@ __all__ = ["LogPolicy"]
 class LogPolicy:
     """When a line is no part of how the job ended."""
 
-    survived_steps: int = 3
-    """Steps that the file reports after an error: the job went on after it. Source: convention; one or two may have
-    been under way, or printed late."""
     kernel_slack_s: float = 900.0
     """Seconds before the first and after the last line of the job in which a kernel's line belongs to it for certain.
     Source: torch's default timeout of 600 s, and what clocks differ by."""

@@ -48,7 +48,7 @@ class Growth:
 def memory_use(source: Source, scope: Scope, policy: MemoryPolicy | None = None) -> list[Finding]:
     """Findings of the newest attempt; `insufficient_data` for short runs."""
     policy = policy or MemoryPolicy()
-    found = limits(source, policy)
+    found = limits(source)
     if absent := lacking(source, steps=("memory_bytes", "duration_ns")):
         return [*found, _insufficient(not_recorded(absent), missing(absent))]
     lives = attempts(source)
@@ -58,9 +58,9 @@ def memory_use(source: Source, scope: Scope, policy: MemoryPolicy | None = None)
         found.append(_growth(source, lives[-1], samples, growing))
     if lives and (unequal := _imbalance(source, lives[-1], policy)):
         found.append(unequal)
-    is_short = not samples or max(len(step) for step, _ in samples.values()) < policy.min_steps
+    is_short = not samples or max(len(step) for step, _ in samples.values()) < SHARED.slow_change_steps
     if is_short and not found:
-        return [_insufficient(f"it needs {policy.min_steps} steps")]
+        return [_insufficient(f"it needs {SHARED.slow_change_steps} steps")]
     return found
 
 
@@ -68,7 +68,7 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     """The growth of a rank if it lasts, else None. Pure: bytes at each step, in order."""
     keep = slice(int(policy.skip_ratio * len(step)), None)
     step, memory = step[keep], memory[keep]
-    if len(step) < (1 - policy.skip_ratio) * policy.min_steps or len(np.unique(memory)) < SHARED.history:
+    if len(step) < (1 - policy.skip_ratio) * SHARED.slow_change_steps or len(np.unique(memory)) < SHARED.history:
         return None
     if not (np.diff(step) > 0).all():  # after a rollback steps come again: what counts is how many were taken
         step = np.arange(float(len(step))) * max(1.0, float(np.median(np.abs(np.diff(step)))))
@@ -81,7 +81,7 @@ def growth(step: Floats, memory: Floats, policy: MemoryPolicy) -> Growth | None:
     total = a_step * float(step[-1] - step[0])
     late = (level[5] - level[3]) / (place[5] - place[3])
     rises = int((np.diff(level) > 0).sum())
-    if total < max(policy.min_growth_bytes, policy.min_growth_ratio * float(level[0])):
+    if total < max(policy.min_growth_bytes, SHARED.saving_ratio * float(level[0])):
         return None
     if rises < policy.min_rises or late < SHARED.explained_ratio * a_step:
         return None
@@ -196,7 +196,7 @@ def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | 
         of_others = others_median(np.array([[held] for _, held in peers]))[:, 0]
         for (rank, held), usual in zip(peers, of_others.tolist(), strict=True):
             factor = held / usual if usual else 1.0
-            if factor >= policy.imbalance_factor and held - usual >= policy.imbalance_bytes:
+            if factor >= SHARED.slow_factor and held - usual >= policy.imbalance_bytes:
                 worst = max(worst or (0.0, 0, 0.0, 0.0), (factor, rank, held, usual))
     if worst is None:
         return None

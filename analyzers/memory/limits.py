@@ -1,8 +1,8 @@
 """Hosts and devices near the limit of their memory.
 
-    found = limits(store, MemoryPolicy())       # kind memory_limit: fired, or advice
+    found = limits(store)                      # kind memory_limit: fired, or advice
 
-1. Readings of table `health` within `limit_ratio` of what there is. Of a host that is a warning. Of a device it is
+1. Readings of table `health` within `nearly_all_ratio` of what there is. Of a host that is a warning. Of a device it is
    advice: its readings hold the cache of torch's allocator, which takes what it gets and gives it back, and what other
    processes hold, which is said where the tensors of the run's ranks are a small part of it.
 2. The warning of a device is the allocator's own retries (events `allocation_retries`): then memory was short.
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.memory.policy import MemoryPolicy
 from analyzers.policy import SHARED
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source, lacking
@@ -24,13 +23,13 @@ from probes.tape import event_kinds
 __all__ = ["limits"]
 
 
-def limits(source: Source, policy: MemoryPolicy) -> list[Finding]:
+def limits(source: Source) -> list[Finding]:
     """At most one finding of hosts and one of devices: a warning of retries stands in the place of the advice."""
     short = _retries(source)
-    return short + [found for found in _readings(source, policy) if not short or found.status != "advice"]
+    return short + [found for found in _readings(source) if not short or found.status != "advice"]
 
 
-def _readings(source: Source, policy: MemoryPolicy) -> list[Finding]:
+def _readings(source: Source) -> list[Finding]:
     if lacking(source, health=("memory_used_bytes", "memory_total_bytes")):
         return []  # reported by `health`
     rows = source.rows(
@@ -40,10 +39,10 @@ def _readings(source: Source, policy: MemoryPolicy) -> list[Finding]:
         WHERE memory_total_bytes > 0 AND memory_used_bytes IS NOT NULL GROUP BY node, device
         HAVING max(memory_used_bytes / memory_total_bytes) >= ? ORDER BY 3 DESC
         """,
-        [policy.limit_ratio],
+        [SHARED.nearly_all_ratio],
     )
     hosts, devices = [row for row in rows if row[1] == "host"], [row for row in rows if row[1] != "host"]
-    return [_limit(source, of_kind, policy) for of_kind in (hosts, devices) if of_kind]
+    return [_limit(source, of_kind) for of_kind in (hosts, devices) if of_kind]
 
 
 def _recorded_bytes(source: Source, ranks: Sequence[int]) -> int | None:
@@ -55,7 +54,7 @@ def _recorded_bytes(source: Source, ranks: Sequence[int]) -> int | None:
     return sum(known) if known and len(known) == len(ranks) else None
 
 
-def _limit(source: Source, rows: Sequence[tuple[Any, ...]], policy: MemoryPolicy) -> Finding:
+def _limit(source: Source, rows: Sequence[tuple[Any, ...]]) -> Finding:
     node, device, highest, total, newest = rows[0]
     on_host = device == "host"
     where = f"Host {node}" if on_host else f"Device {device} of {node}"
@@ -65,7 +64,7 @@ def _limit(source: Source, rows: Sequence[tuple[Any, ...]], policy: MemoryPolicy
     ranks = _ranks_on(source, str(node), str(device))
     cached = "much of it may be the cache of torch's allocator, which rarely had to empty it"
     recorded = None if on_host else _recorded_bytes(source, ranks)
-    if recorded is not None and recorded < policy.small_ratio * highest:
+    if recorded is not None and recorded < SHARED.large_share_ratio * highest:
         cached = (
             f"the tensors of its ranks were recorded with at most {size_text(recorded)}, so other processes hold it, "
             "or the cache of torch's allocator"

@@ -100,7 +100,7 @@ def expert_load(source: Source, scope: Scope, policy: ExpertLoadPolicy = ExpertL
         return [_insufficient(f"there are fewer than {SHARED.min_times} samples", attempt)]
     found = [
         _hot(source, attempt, layers, chosen, policy),
-        _dead(attempt, layers, policy),
+        _dead(attempt, layers),
         _dropped(attempt, layers),
     ]
     return [finding for finding in found if finding is not None]
@@ -114,7 +114,7 @@ def _insufficient(why: str, attempt: int | None) -> Finding:
 def _hot(
     source: Source, attempt: int, layers: list[LayerLoad], chosen: float, policy: ExpertLoadPolicy
 ) -> Finding | None:
-    limit = min(policy.hot_ratio, policy.highest_ratio * layers[0].tokens.shape[1] / chosen)
+    limit = min(SHARED.clear_factor, policy.highest_ratio * layers[0].tokens.shape[1] / chosen)
     hot = [
         (float(layer.mean_load[expert]), layer, int(expert))
         for layer in layers
@@ -137,11 +137,11 @@ def _hot(
     )  # fmt: skip
 
 
-def _dead(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) -> Finding | None:
+def _dead(attempt: int, layers: list[LayerLoad]) -> Finding | None:
     dead = [
         (float(layer.mean_load[expert]), layer, int(expert))
         for layer in layers
-        for expert in np.flatnonzero(layer.mean_load < policy.dead_ratio)
+        for expert in np.flatnonzero(layer.mean_load < SHARED.saving_ratio)
     ]
     if not dead:
         return None
@@ -153,7 +153,7 @@ def _dead(attempt: int, layers: list[LayerLoad], policy: ExpertLoadPolicy) -> Fi
         f"Expert {expert} of block {layer.layer} gets {100 * load:.1f} % of an even share of the tokens",
         _more(len(dead), "unused"),
         {"layer": layer.layer, "expert": expert, "load_ratio": round(load, 4), "num_experts_dead": len(dead),
-         "limit_ratio": policy.dead_ratio},
+         "limit_ratio": SHARED.saving_ratio},
     )  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def risen_since(
     past; None if they are not. Pure: by step, norm of all gradients and of the median block."""
     steps = sorted(totals)
     quarter = steps[0] + (steps[-1] - steps[0]) / 4 if steps else 0.0  # the newest samples lie closer to each other
-    num_past = max(policy.own_samples, sum(step <= quarter for step in steps))
+    num_past = max(SHARED.trend_values, sum(step <= quarter for step in steps))
     past = steps[:num_past]
     high: list[int] = []
     for step in reversed(steps[num_past:]):

@@ -82,9 +82,9 @@ def gradient_noise(source: Source, scope: Scope, policy: GradientNoisePolicy = G
         if found.num_data_ranks < 2:
             return [_insufficient(_ONE_DATA_RANK, attempt=attempt)]
         most = max(most, len(found.step))
-        if len(found.step) >= policy.min_samples:
+        if len(found.step) >= SHARED.window_samples:
             return [_judged(found, attempt, policy)]
-    return [_insufficient(f"{most} steps have local norms, {policy.min_samples} are needed")]
+    return [_insufficient(f"{most} steps have local norms, {SHARED.window_samples} are needed")]
 
 
 def samples(source: Source, attempt: int, since_step: int = 0) -> Samples | None:
@@ -161,7 +161,7 @@ def _ratio_interval(top: float, bottom: float, errors: Floats, sigmas: float) ->
 
 def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Finding:
     batch = found.batch_tokens
-    newest = slice(-min(policy.window_samples, max(policy.min_samples, len(found.step) // 3)), None)
+    newest = slice(-min(SHARED.slow_change_steps, max(SHARED.window_samples, len(found.step) // 3)), None)
     ratio = float(np.mean(found.local_square[newest]) / np.mean(found.global_square[newest]))
     if not policy.min_local_ratio <= ratio <= policy.max_local_ratio_per_rank * found.num_data_ranks:
         why = f"squared local norms are {ratio:.3g}x the global one, so the gradients were scaled in an unknown way"
@@ -195,7 +195,7 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
             "local_to_global_square_ratio": round(ratio, 4),
             "data_ranks": found.num_data_ranks,
             "samples": len(found.step[newest]),
-            "course_tokens": _course(found, policy),
+            "course_tokens": _course(found),
         },
         advice="gradient-noise",
         attempt=attempt,
@@ -219,9 +219,9 @@ def _signal(batch: float, scale: float) -> float:
     return 0.0 if math.isinf(scale) else 1.0 / (1.0 + max(0.0, scale) / batch)
 
 
-def _course(found: Samples, policy: GradientNoisePolicy) -> list[dict[str, float | None]]:
+def _course(found: Samples) -> list[dict[str, float | None]]:
     """The scale in windows over the run, the oldest first."""
-    count = min(MAX_POINTS, len(found.step) // policy.min_samples)
+    count = min(MAX_POINTS, len(found.step) // SHARED.window_samples)
     course: list[dict[str, float | None]] = []
     for part in np.array_split(np.arange(len(found.step)), max(1, count)):
         local, whole = found.local_square[part], found.global_square[part]

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from analyzers.finding import Finding
-from analyzers.numerics.policy import LoggedValuePolicy
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -50,7 +49,7 @@ _QUERIES = (
 )
 
 
-def contradicted_values(source: Source, scope: Scope, policy: LoggedValuePolicy = LoggedValuePolicy()) -> list[Finding]:
+def contradicted_values(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `logged_value`, one a value and attempt; none where nothing is logged."""
     if not source.has("scalars") or not source.has("steps"):
         return []
@@ -61,7 +60,7 @@ def contradicted_values(source: Source, scope: Scope, policy: LoggedValuePolicy 
             if ratio is not None and math.isfinite(ratio) and ratio > 0:
                 ratios.setdefault(attempt, {})[step] = ratio
         for attempt, own in ratios.items():
-            if (found := _contradiction(own, _factors(source, attempt), policy)) is not None:
+            if (found := _contradiction(own, _factors(source, attempt))) is not None:
                 findings.setdefault((name, attempt), _finding(name, attempt, own, *found))
     return list(findings.values())
 
@@ -80,18 +79,16 @@ def _factors(source: Source, attempt: int) -> Mapping[str, float]:
     return words | {f"the root of {text}": math.sqrt(count) for text, count in words.items()}
 
 
-def _contradiction(
-    ratios: Mapping[int, float], factors: Mapping[str, float], policy: LoggedValuePolicy
-) -> tuple[str, float] | None:
+def _contradiction(ratios: Mapping[int, float], factors: Mapping[str, float]) -> tuple[str, float] | None:
     """(what the factor is, the ratio) if it is one of `factors` or its reverse in nearly every step. Pure."""
     if len(ratios) < SHARED.min_steps or not factors:
         return None
     typical = median(ratios.values())
-    near = sum(abs(ratio / typical - 1) <= policy.spread_ratio for ratio in ratios.values())
-    if near < policy.same_steps_ratio * len(ratios):
+    near = sum(abs(ratio / typical - 1) <= SHARED.same_ratio for ratio in ratios.values())
+    if near < SHARED.nearly_all_ratio * len(ratios):
         return None
     for words, factor in factors.items():
-        if abs(typical / factor - 1) <= policy.spread_ratio or abs(typical * factor - 1) <= policy.spread_ratio:
+        if abs(typical / factor - 1) <= SHARED.same_ratio or abs(typical * factor - 1) <= SHARED.same_ratio:
             return words, typical
     return None
 

@@ -5,8 +5,8 @@ recorded at each step, and a step after which it is lower has overflowed. Some a
 purpose, and is doubled every 2,000 good steps to test whether it still fits.
 
 1. Overflows of the first `warm_up_steps` steps are the search for a scale that fits.
-2. Collapse: `max_overflows` or more within `window_steps` after that, or a scale of `lowest_scale` or less, at which
-   the next overflow no longer depends on the scale.
+2. Collapse: `max_overflows` or more within `slow_change_steps` after that, or a scale of `lowest_scale` or less, at
+   which the next overflow no longer depends on the scale.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from analyzers.finding import Finding
 from analyzers.numerics.policy import LossScalePolicy
+from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -91,7 +92,7 @@ def _collapse(found: Sequence[Overflow], policy: LossScalePolicy) -> list[Overfl
     late = [overflow for overflow in found if overflow.step > policy.warm_up_steps]
     for number, overflow in enumerate(late):
         last = number + policy.max_overflows - 1
-        if last < len(late) and late[last].step - overflow.step < policy.window_steps:
+        if last < len(late) and late[last].step - overflow.step < SHARED.slow_change_steps:
             return late[number:]
     lowest = [number for number, overflow in enumerate(found) if overflow.scale <= LOWEST_SCALE]
     return list(found[: lowest[0] + 1]) if lowest else []

@@ -29,6 +29,7 @@ from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
+from probes.guard.signed_loss import HISTORY, LEVEL_WINDOW
 from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 
 __all__ = ["Observation", "find_spikes", "loss_spikes"]
@@ -69,7 +70,7 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
         return [Finding.insufficient("spike", "loss_spike", text)]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector differs from the run's own until its memory is full.
-    settled = policy.detector.history + policy.detector.level_window if scope.since_step > 0 else 0
+    settled = HISTORY + LEVEL_WINDOW if scope.since_step > 0 else 0
     found = find_spikes(observations, policy, highest_loss=_first_losses(source, scope.since_step))
     spikes = [spike for spike in found if spike.indices[0] >= settled]
     return [
@@ -108,7 +109,7 @@ def _cause(observations: Sequence[Observation], group: Sequence[int], policy: Lo
     if len(rates) > SHARED.min_times + 1:
         before = sorted(rates[: -SHARED.min_times - 1])
         usual = before[len(before) // 2]
-        if max(rates[-SHARED.min_times - 1 :]) >= policy.rate_jump_ratio * usual:
+        if max(rates[-SHARED.min_times - 1 :]) >= SHARED.clear_factor * usual:
             return "learning_rate"
     return "divergence" if len(group) >= policy.divergence_steps else "batch"
 

@@ -23,9 +23,6 @@ class LossSpikePolicy:
     detector: SpikePolicy = field(default_factory=SpikePolicy)
     divergence_steps: int = 8
     """Spike steps from which the loss has diverged. Source: a bad batch is felt for one to three steps."""
-    rate_jump_ratio: float = 3.0
-    """Learning rate over its median before that explains a spike. Source: warm-up grows by less per step once the
-    detector is warm."""
     late_steps: int = 8
     """Newest steps (count) that are not judged before all ranks' records of them are there. Source: convention, beyond
     these a rank's record is lost rather than late."""
@@ -44,18 +41,6 @@ class DivergencePolicy:
     """Newest steps from which the noise is taken. Source: convention."""
     min_log_noise: float = 1e-4
     """Smallest standard error of a logarithm. Source: convention, a quiet run must not make 0.1 % a deviation."""
-    signed_blocks: int = 8
-    """Blocks from which that range means something. Source: convention."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverfittingPolicy:
-    """When a validation loss that rises while the training loss falls is overfitting."""
-
-    min_evaluations: int = 5
-    """Evaluations of the run. Source: fewer do not show their noise."""
-    rise_ratio: float = 0.005
-    """Smallest rise over the lowest. Source: convention, below it an early stop gains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +52,6 @@ class LossScalePolicy:
     max_overflows: int = 4
     """Overflows within the window. Source: by the growth interval one in 2,000 steps is usual, and four cut the scale
     to a sixteenth."""
-    window_steps: int = 200
-    """Steps over which they are counted. Source: convention."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedValuePolicy:
-    """When a logged value contradicts what the ranks recorded."""
-
-    spread_ratio: float = 0.01
-    """Distance of a step's factor from the typical one, and of that from a factor of the job (ratio). Source: rounding
-    of logged values to three digits."""
-    same_steps_ratio: float = 0.95
-    """Share of the steps that have it. Source: convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +65,12 @@ class GradientFlowPolicy:
     """Change of the norm from the last block to the first where it changes from block to block. Less than `factor`: no
     accident of one layer does that. Also the growth of all gradients over the largest of the run's first quarter:
     warm-up, another batch size and a new data set stay far below."""
-    own_samples: int = 5
-    """Fewest samples of that first quarter. Source: convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoisePolicy:
     """When the noise scale is known well enough, and when the batch size is advised against."""
 
-    window_samples: int = 200
-    """Newest samples that are averaged, at most. Source: the scale grows tenfold in the first hundred steps."""
-    min_samples: int = 20
-    """Samples from which their average means something. Source: convention."""
     far_ratio: float = 10.0
     """Batch / noise scale, or the reverse, for advice. Source: McCandlish et al. (2018), equation 2.7: at 10 a step
     keeps 91 % of its progress, at 1/10 only 9 %."""
@@ -118,10 +84,6 @@ class GradientNoisePolicy:
 class ExpertLoadPolicy:
     """When experts are unbalanced. Source: convention; with a balancing loss that works, loads lie around 1."""
 
-    hot_ratio: float = 3.0
-    """Load of an expert over an even share."""
     highest_ratio: float = 0.85
     """The same over the highest possible load, at which all tokens choose the expert: with four experts and two choices
     a token that is 2, and `hot_ratio` would never be reached."""
-    dead_ratio: float = 0.05
-    """Load over the whole window below which an expert is not used."""

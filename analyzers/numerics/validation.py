@@ -4,8 +4,8 @@
 
 1. The evaluations in the order of their steps. A step that was evaluated again after a rollback or a restart counts as
    it was the last time.
-2. The lowest one. Each of the `rising` newest lies above it, by `rise_ratio` and by `noise_z` times the noise of an
-   evaluation, which is that of neighbours without their trend.
+2. The lowest one. Each of the `rising` newest lies above it, by `min_share_ratio` and by `outlier_sigmas` times the
+   noise of an evaluation, which is that of neighbours without their trend.
 3. The training loss, a median over the steps before each of the two evaluations, has fallen between them. Where it rose
    too, the run diverges and does not overfit.
 """
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analyzers.finding import Finding
-from analyzers.numerics.policy import DivergencePolicy, OverfittingPolicy
+from analyzers.numerics.policy import DivergencePolicy
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.run.evaluations import evaluations
@@ -28,10 +28,10 @@ from analyzers.source import Source, lacking
 __all__ = ["overfitting"]
 
 
-def overfitting(source: Source, scope: Scope, policy: OverfittingPolicy = OverfittingPolicy()) -> list[Finding]:
+def overfitting(source: Source, scope: Scope) -> list[Finding]:
     """The finding of kind `overfitting`, if there is one."""
     found = evaluations(source)
-    lowest = _lowest_before_rise([each.loss for each in found], policy)
+    lowest = _lowest_before_rise([each.loss for each in found])
     if lowest is None or lacking(source, steps=("step", "start_ns")):
         return []
     low, newest = found[lowest], found[-1]
@@ -67,16 +67,16 @@ def overfitting(source: Source, scope: Scope, policy: OverfittingPolicy = Overfi
     ]
 
 
-def _lowest_before_rise(losses: Sequence[float], policy: OverfittingPolicy) -> int | None:
+def _lowest_before_rise(losses: Sequence[float]) -> int | None:
     """Index of the lowest loss if the newest ones are clearly above it; else None. Pure."""
-    if len(losses) < policy.min_evaluations:
+    if len(losses) < SHARED.trend_values:
         return None
     lowest = int(np.argmin(losses))
     if len(losses) - 1 - lowest < SHARED.min_times:
         return None
     # Second differences have no linear trend in them, and the variance of six evaluations.
     noise = sigma(np.diff(np.asarray(losses), 2)) / math.sqrt(6)
-    least = losses[lowest] + max(policy.rise_ratio * abs(losses[lowest]), SHARED.outlier_sigmas * noise)
+    least = losses[lowest] + max(SHARED.min_share_ratio * abs(losses[lowest]), SHARED.outlier_sigmas * noise)
     return lowest if min(losses[-SHARED.min_times :]) > least else None
 
 

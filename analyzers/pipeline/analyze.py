@@ -53,7 +53,7 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
         why = "spans are those of the host, which runs ahead of its device"
         return [_insufficient(attempt, why), *_on_devices(source, attempt, every, policy)]
     measured = load_pipelines(source, attempt)
-    bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule, policy)
+    bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule)
     if bubble is None:
         return [_insufficient(attempt, "too few steps have all spans of all ranks")]
     measurement = _bubble(attempt, bubble, measured)

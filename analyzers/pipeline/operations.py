@@ -11,6 +11,7 @@ import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.pipeline.policy import PipelineJobPolicy
+from analyzers.policy import SHARED
 from analyzers.whatif.pipeline_jobs import PASSES, judge_operations
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
@@ -44,7 +45,7 @@ def _findings(jobs: Operations, what_if: WhatIf, policy: PipelineJobPolicy | Non
         return []
     lost = f"balanced workers would make the step {what_if.slowdown:.2f}x faster"
     stage, worker = what_if.last_stage_ratio or 0.0, what_if.worst_ranks_ratio or 0.0
-    if max(stage, worker) < policy.min_share_ratio:
+    if max(stage, worker) < SHARED.explained_ratio:
         return []
     evidence = {"slowdown_ratio": round(what_if.slowdown, 4), "replay_error_ratio": round(what_if.error_ratio, 4)}
     if stage >= worker:

@@ -18,7 +18,6 @@ from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, StepIdle, expe
 from analyzers.account.time_classes import own
 from analyzers.account.wait_split import pipelines
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
-from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.policy import SHARED
 from analyzers.source import Source, ints, lacking
 
@@ -178,9 +177,9 @@ def _loading(source: Source, attempt: int, marks: str, steps: Sequence[int]) -> 
     return {(step, rank): own_ns for step, rank, own_ns in rows}
 
 
-def summarise(found: Sequence[Pipeline], schedule: str = "", policy: PipelinePolicy | None = None) -> Bubble | None:
+def summarise(found: Sequence[Pipeline], schedule: str = "") -> Bubble | None:
     """Summarise the pipelines of one attempt; None where no step could be split. Pure."""
-    least = (policy or PipelinePolicy()).min_lighten_ratio
+    least = SHARED.min_change_ratio
     kept = [(pipeline, typical(pipeline.splits)) for pipeline in found if pipeline.splits]
     splits = [split for _, own in kept for split in own]
     if not splits:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from analyzers.profiling.policy import ProfilePolicy
+from analyzers.policy import SHARED
 from analyzers.run.event_log import Event, EventLog
 from analyzers.wording import is_number
 from probes.tape import event_kinds
@@ -56,9 +56,8 @@ def captures(log: EventLog) -> list[dict[str, Any]]:
     return found
 
 
-def against_peer(log: EventLog, attempt: int, rank: int, policy: ProfilePolicy | None = None) -> dict[str, Any]:
+def against_peer(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
     """Evidence from the newest capture of a suspect and its peer; empty where there is none of both."""
-    policy = policy or ProfilePolicy()
     for request in reversed(log.of(event_kinds.PROFILE_REQUESTED, attempt=attempt)):
         ranks = request.integers("ranks")
         if len(ranks) != 2 or ranks[0] != rank:
@@ -73,19 +72,19 @@ def against_peer(log: EventLog, attempt: int, rank: int, policy: ProfilePolicy |
             "profile_first_step": mine.integer("first_step"),
             "profile_last_step": mine.integer("last_step"),
         }
-        if excess := _excess(mine, others, policy):
+        if excess := _excess(mine, others):
             found["profile_operators"] = [_named(key, ms, "+") for key, ms in excess[:MAX_SHOWN]]
         return found
     return {}
 
 
-def _excess(mine: Event, others: Event, policy: ProfilePolicy) -> list[tuple[Key, float]]:
+def _excess(mine: Event, others: Event) -> list[tuple[Key, float]]:
     """Operators in which the suspect spends more than its peer, the most first; milliseconds a step."""
     own, peers = _operators(mine), _operators(others)
     floor = min(peers.values(), default=0.0)
     step_ms = sum(own.values())
     more = [(key, ms - peers.get(key, floor)) for key, ms in own.items()]
-    least = policy.min_excess_ratio * step_ms
+    least = SHARED.min_change_ratio * step_ms
     return sorted(((key, ms) for key, ms in more if ms > least), key=lambda pair: -pair[1])
 
 

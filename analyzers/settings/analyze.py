@@ -182,10 +182,10 @@ def _compression(run: _Run) -> Advice:
             "steps.",
             {"compression_error_ratio": round(error, 4), "num_samples": count},
         )
-    if count < 2 * policy.compression_samples:
+    if count < 2 * SHARED.many_peers:
         return None
-    first, last = median(errors[: policy.compression_samples]), median(errors[-policy.compression_samples :])
-    if last < policy.compression_growth * first:
+    first, last = median(errors[: SHARED.many_peers]), median(errors[-SHARED.many_peers :])
+    if last < SHARED.doubled_factor * first:
         return None
     return (
         f"Compressed gradients ({kind}) lose ever more: they were {100 * first:.2g} % away from whole ones, "
@@ -301,7 +301,7 @@ def _plan(run: _Run) -> Advice:
         if not each.as_planned
     ]
     planned_s = planned_step_s(run.source, run.manifest)
-    if planned_s is not None and 0 < planned_s * run.policy.slower_than_planned_ratio <= step_s:
+    if planned_s is not None and 0 < planned_s * SHARED.slow_factor <= step_s:
         off.append(("time of a step", step_s / planned_s, f"{step_s:.3g} s", f"{planned_s:.3g} s"))
     if not off:
         return None

@@ -136,6 +136,6 @@ def _bytes_per_step(source: Source, rank: int) -> dict[str, int]:
              sums AS (SELECT op, step, sum(bytes) AS num_bytes FROM own SEMI JOIN steps_seen USING (step) GROUP BY ALL)
         SELECT op, median(num_bytes)::BIGINT FROM sums GROUP BY op
         """,
-        [rank, PlanPolicy().smallest_call_bytes, _MAX_STEPS],
+        [rank, SHARED.min_payload_bytes, _MAX_STEPS],
     )
     return {str(op): int(num_bytes) for op, num_bytes in rows}

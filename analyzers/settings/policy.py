@@ -22,18 +22,11 @@ class ConfigurationPolicy:
     """Tokens of a step on one GPU below which kernels are too short to fill it (count). Source: convention."""
     compression_error: float = 0.7
     """Relative error of compressed gradients (ratio). Source: sine of 45 degrees; beyond, the step points elsewhere."""
-    compression_growth: float = 2.0
-    """Error of compressed gradients at the end of a run over that at its beginning. Source: convention; what error
-    feedback keeps is bounded where the compression suits the gradients."""
-    compression_samples: int = 8
-    """Measured steps of a beginning and of an end (count). Source: convention."""
     utilisation_ratio: float = 0.9
     """GPU utilisation (ratio, median over samples and devices) with advice below. Source: convention; the counter
     includes every kernel, so a device below it is idle for certain, and one above it may still be."""
     min_samples: int = 60
     """Samples of a device's utilisation (count) from which that is known: a minute. Source: convention."""
-    slower_than_planned_ratio: float = 1.5
-    """Time of a step over the planned one. Source: convention; a plan assumes half of the devices' peak."""
     min_run_s: float = 600.0
     """Length (seconds) from which a run without any checkpoint is reported. Source: convention."""
 
@@ -58,8 +51,6 @@ class PlanPolicy:
     launches_of_block_s: float = 0.5e-3
     """Time (seconds) that a host needs at least to launch a block's kernels, forward and backward. Source: measured on
     the recorded runs of a GPU; 50 launches a block and step, 10 us each at the least."""
-    smallest_call_bytes: int = 256
-    """Payload of a collective (bytes) that counts as traffic. Source: loss, norm and votes of a step are smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def slow_ranks(source: Source, timings: Timings, policy: StragglerPolicy) -> tup
     known = {rank for suspect in found for rank in suspect.ranks}
     more_work = [one for one in find_more_work(source, timings, policy) if one.rank not in known]
     found += _suspects(source, timings, more_work, policy)
-    return [_finding(source, timings, suspect, policy) for suspect in found], found
+    return [_finding(source, timings, suspect) for suspect in found], found
 
 
 def _is_waited_for(source: Source, timings: Timings, slow: Straggler) -> bool:
@@ -157,7 +157,7 @@ def _without_ends_of_links(
     others: they look like its own work."""
     limits = policy.slow_link
     links = slow_links(source, timings.attempt, limits, since_step=int(timings.steps.min())) if slow else []
-    clear = [link for link in links if link.has_peers and link.factor >= limits.clear_factor]
+    clear = [link for link in links if link.has_peers and link.factor >= SHARED.clear_factor]
 
     def is_end(one: Straggler, link: SlowLink) -> bool:
         overlaps = one.first_step <= link.last_step and link.first_step <= one.last_step
@@ -252,7 +252,7 @@ def _nodes(source: Source, attempt: int) -> dict[int, str]:
 # ---- findings ----
 
 
-def _finding(source: Source, timings: Timings, suspect: Suspect, policy: StragglerPolicy) -> Finding:
+def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
     worst = suspect.worst
     is_least, side = DEVICE in timings.own, ""
     peers = _peers_of(timings, worst) if worst.has_peers else []
@@ -313,7 +313,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect, policy: Straggl
     return Finding(
         analyzer="straggler",
         kind="straggler",
-        severity="info" if is_duty else cost.severity(policy),
+        severity="info" if is_duty else cost.severity(),
         status="advice" if is_duty else "fired",
         summary=_summary(suspect, place, phase, side=side, is_least=is_least, has_data_spans=has_data_spans),
         ranks=suspect.ranks,

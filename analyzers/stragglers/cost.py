@@ -21,7 +21,6 @@ from analyzers.finding import Severity
 from analyzers.policy import SHARED
 from analyzers.source import Source
 from analyzers.stragglers.peer_comparison import Straggler, step_before_ms
-from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
 from analyzers.whatif.what_if import why_withheld, without
@@ -48,11 +47,11 @@ class Cost:
         """Step time as it ran / without it."""
         return self.step_ms / max(self.step_without_ms, 1e-9)
 
-    def severity(self, policy: StragglerPolicy) -> Severity:
+    def severity(self) -> Severity:
         """Weight of the finding: by what the run would gain, where that is known."""
         if self.withheld:
             return "warning"
-        if self.speedup >= policy.critical_slowdown_ratio:
+        if self.speedup >= SHARED.doubled_factor:
             return "critical"
         return "info" if self.speedup < 1 + SHARED.min_gain_ratio else "warning"
 

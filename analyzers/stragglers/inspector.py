@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.source import Floats, Ints
 from analyzers.stragglers.policy import InspectorPolicy
 from store.readers.confined import confined
@@ -98,7 +99,7 @@ def _late(
     wait_ratio = float(waited_us.sum() / max(others.sum(), 1.0))
     last_ratio = float(is_last.mean())
     rank = ranks_of.get(members[sorted(members)[place]].process)
-    if rank is None or last_ratio < policy.min_last_ratio or wait_ratio < policy.min_wait_ratio:
+    if rank is None or last_ratio < SHARED.explained_ratio or wait_ratio < SHARED.severe_share_ratio:
         return None
     median_ms = float(np.median(waited_us[:, is_last])) / 1e3
     return Finding(

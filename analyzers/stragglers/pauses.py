@@ -36,7 +36,7 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segme
     if num_rows < 2 or num_observations < SHARED.min_steps:
         return []
     noise = _QUARTILE_TO_SIGMA * float(np.quantile(np.abs(np.diff(excess, axis=1)), 0.25)) / math.sqrt(2)
-    is_pause = excess >= max(policy.min_excess_ratio, SHARED.certain_sigmas * noise)
+    is_pause = excess >= max(SHARED.doubled_factor, SHARED.certain_sigmas * noise)
     found = []
     for row in np.flatnonzero(is_pause.sum(axis=1) >= SHARED.min_steps):
         places = np.flatnonzero(is_pause[row])

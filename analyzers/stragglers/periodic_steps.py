@@ -2,8 +2,9 @@
 
     findings = periodic_slow_steps(store, Scope())       # kind throughput, cause periodic
 
-1. The median duration of a step's ranks is taken; a step is slow from `min_factor` times the median of all steps.
-2. Neighbouring slow steps count once. Most distances between them must be equal, and there must be `min_times` of them.
+1. The median duration of a step's ranks is taken; a step is slow from `slow_factor` times the median of all steps.
+2. Neighbouring slow steps count once. Most distances between them must be equal, and there must be `trend_values` of
+   them.
 3. It counts if they cost `min_cost_ratio` of the time.
 """
 
@@ -36,12 +37,12 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
     if len(step) < 2 * SHARED.history:
         return []
     usual_ms = float(np.median(took_ms))
-    slow = took_ms >= policy.min_factor * usual_ms
+    slow = took_ms >= SHARED.slow_factor * usual_ms
     stride = max(1, int(np.median(np.diff(step))))
     starts = slow & ~np.append(False, slow[:-1])
     places = step[starts]
     gaps = np.diff(places)
-    if len(places) < policy.min_times or not usual_ms:
+    if len(places) < SHARED.trend_values or not usual_ms:
         return []
     gap = int(np.median(gaps))
     equal = float((np.abs(gaps - gap) <= max(stride, SHARED.equal_ratio * gap)).mean())

@@ -69,8 +69,6 @@ class ChangePolicy:
 class PausePolicy:
     """When a rank pauses again and again (`pauses`)."""
 
-    min_excess_ratio: float = 2.0
-    """Excess of a pause / the whole own work of the peers."""
     min_share_ratio: float = 0.15
     """Share of the observations from the first pause to the last."""
     peer_factor: float = 5.0
@@ -90,9 +88,6 @@ class CorroborationPolicy:
     """CPU time over the peers', less one, up to which a rank of a crowded machine need not work more. In 354 stretches
     of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an excess of up
     to 14 % of the work (10 to 39 ms)."""
-    more_work_ratio: float = 1.0
-    """CPU time over the peers', less one, from which a rank does more work whatever it waits for a core besides: what
-    other jobs take of the caches does not double it. Source: convention."""
     paging_faults: float = 1.0
     """Pages read from a disk per step, over the peers, from which a rank that does not run is paging."""
 
@@ -116,8 +111,6 @@ class StragglerPolicy:
     small_place_ratio: float = 0.15
     """Usual part of all work up to which a phase or gap is compared by itself. Other jobs slow a rank in proportion to
     its work, so a larger place has as much noise as the whole."""
-    critical_slowdown_ratio: float = 2.0
-    """Step time with / without the rank from which the finding is critical."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +119,6 @@ class ThroughputPolicy:
 
     min_rise_ratio: float = 0.15
     """Least rise of the step's time. Placement and temperature cause smaller ones."""
-    between_rise_ratio: float = 0.05
-    """The same between two runs, whose whole interval must lie above it."""
     block: int = 10
     """Steps whose median is compared."""
     min_blocks: int = 10
@@ -143,10 +134,6 @@ class PeriodicPolicy:
     """When steps at regular distances are slow. Source: convention, and that a healthy job's evaluations and saves,
     which stand outside its steps, do not count."""
 
-    min_factor: float = 1.5
-    """Duration / that of the median step from which a step is slow."""
-    min_times: int = 5
-    """Slow steps from which their distances are regular."""
     min_cost_ratio: float = 0.04
     """Share of the time that is lost: one step in 25 twice as long."""
 
@@ -157,7 +144,3 @@ class InspectorPolicy:
 
     min_calls: int = 50
     """Collectives that all ranks of a communicator completed. Source: convention, as for a percentage."""
-    min_last_ratio: float = 0.5
-    """Share of them in which it came last; by chance it is one of the number of ranks. Source: convention."""
-    min_wait_ratio: float = 0.3
-    """Share of the others' time in them that is waiting for it. Source: as `exposed_ratio`, convention."""

@@ -41,9 +41,9 @@ def slow_link_findings(
         return []
     step_ms = float(np.nanmedian(timings.duration))
     return [
-        _finding(source, timings, _with_route(source, timings.attempt, link), policy)
+        _finding(source, timings, _with_route(source, timings.attempt, link))
         for link in slow_links(source, timings.attempt, policy.slow_link, since_step=int(timings.steps.min()))
-        if link.is_significant(step_ms, policy.slow_link)
+        if link.is_significant(step_ms)
         and _outlasts_bursts(timings, link, policy)
         and not any(_explains(suspect, link, timings) for suspect in found)
         and not (not link.has_peers and _is_crowded(source, timings.attempt, link))
@@ -53,7 +53,7 @@ def slow_link_findings(
 def _outlasts_bursts(timings: Timings, link: SlowLink, policy: StragglerPolicy) -> bool:
     """Decide whether it lasted for longer than another job's burst, in seconds: steps may be short."""
     limits = policy.slow_link
-    least_s = limits.min_windows * SHARED.block_steps * policy.burst_step_s if link.has_peers else limits.min_rise_s
+    least_s = SHARED.repeats * SHARED.block_steps * policy.burst_step_s if link.has_peers else limits.min_rise_s
     during = (timings.steps >= link.first_step) & (timings.steps <= link.last_step)
     if not during.any():
         return False
@@ -90,13 +90,13 @@ def _explains(suspect: Suspect, link: SlowLink, timings: Timings) -> bool:
     return bool(slow[of_link].sum() >= max(1.0, SHARED.explained_ratio * of_link.sum()))
 
 
-def _finding(source: Source, timings: Timings, link: SlowLink, policy: StragglerPolicy) -> Finding:
+def _finding(source: Source, timings: Timings, link: SlowLink) -> Finding:
     cost = None if link.is_pair else cost_of_link(source, timings, link)
     saved_s = cost.saved_s if cost else link.excess_ms * (link.last_step - link.first_step + 1) / 1e3
     return Finding(
         analyzer="straggler",
         kind="straggler",
-        severity="info" if cost is not None and cost.severity(policy) == "info" else "warning",
+        severity="info" if cost is not None and cost.severity() == "info" else "warning",
         status="fired",
         summary=_summary(link),
         ranks=link.ranks,

@@ -142,10 +142,9 @@ def between(before: StepTimes, after: StepTimes, policy: ThroughputPolicy | None
     )
 
 
-def regression(change: Change, policy: ThroughputPolicy | None = None) -> Finding | None:
+def regression(change: Change) -> Finding | None:
     """Report that the second run is slower, if the whole interval is above the limit."""
-    policy = policy or ThroughputPolicy()
-    if change.low < 1 + policy.between_rise_ratio:
+    if change.low < 1 + SHARED.saving_ratio:
         return None
     what = "A token" if change.per_token else "A step"
     return Finding(

@@ -15,9 +15,15 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["SignedJudgement", "SignedLoss", "SignedPolicy", "signed_spike"]
+__all__ = ["HISTORY", "LEVEL_WINDOW", "SignedJudgement", "SignedLoss", "SignedPolicy", "signed_spike"]
 
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+LEVEL_WINDOW = 9
+"""Clean steps whose median is the level; short, so that it follows the steep first descent."""
+HISTORY = 128
+"""Clean deviations from the level that are kept (steps). Source: convention; a clean, bounded history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +31,6 @@ class SignedPolicy:
     """When a rise is a spike. None of 180 clean runs of 2,000 steps has one: noise around zero with the tails of
     Student's t with four degrees of freedom, the same as the steps of a level that wanders, a descent through zero."""
 
-    level_window: int = 9
-    """Clean steps whose median is the level."""
-    history: int = 128
-    """Clean deviations from it that are kept (steps)."""
     z: float = 12.0
     """Robust sigmas of a spike."""
     beyond: float = 5.0
@@ -65,7 +67,7 @@ class SignedLoss:
 
     def __init__(self, policy: SignedPolicy | None = None) -> None:
         self._policy = policy = policy or SignedPolicy()
-        self.values: deque[float] = deque(maxlen=policy.history + policy.level_window)
+        self.values: deque[float] = deque(maxlen=HISTORY + LEVEL_WINDOW)
         self.num_signed = 0
         """Losses of the history that have no logarithm."""
 
@@ -88,7 +90,7 @@ class SignedLoss:
     def judge(self, loss: float) -> SignedJudgement:
         """Compare a loss with what came before."""
         policy, values = self._policy, list(self.values)
-        window = policy.level_window
+        window = LEVEL_WINDOW
         if len(values) < policy.min_values:
             return SignedJudgement()
         level = median(values[-window:])

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .signed_loss import SignedLoss, SignedPolicy, signed_spike
+from .signed_loss import HISTORY, LEVEL_WINDOW, SignedLoss, SignedPolicy, signed_spike
 
 __all__ = ["SpikeDetector", "SpikePolicy", "SpikeVerdict"]
 
@@ -47,18 +47,12 @@ class SpikePolicy:
     loss of the global batch by 15 to 25 % and the gradient norm by far more.
     """
 
-    level_window: int = 9
-    """Clean steps whose median is the level; short, so that it follows the steep first descent."""
-    history: int = 128
-    """Clean residuals kept for the scale (steps). Source: convention; a clean, bounded history."""
     warm_up_steps: int = 16
     """Clean observations before the first verdict; fewer give no stable deviation."""
     strong_z: float = 8.0
     """Robust sigmas of a spike that needs no clear word of the gradient norm."""
     strong_rise_ratio: float = 0.20
     """Smallest rise of a spike with such a z."""
-    strong_grad_rise_ratio: float = 0.50
-    """Rise of the gradient norm below which a strong pair is a hard batch and no spike."""
     alone_rise_ratio: float = 0.75
     """Rise at which a strong loss needs no second witness; random tokens for a whole batch are above it (recorded in a
     young run: +90 % at 8 sigmas, and an ordinary gradient)."""
@@ -73,7 +67,7 @@ class SpikePolicy:
     grad_z: float = 5.0
     """Robust sigmas of the gradient norm that count as agreement."""
     grad_rise_ratio: float = 0.5
-    """Smallest rise of the gradient norm that counts as agreement."""
+    """Smallest rise of the gradient norm that counts as agreement; a strong pair with less is a hard batch."""
     broken_grad_rise_ratio: float = 7.0
     """Rise of the gradient norm (8 times its level) that counts with any clear rise of the loss: small batches hide a
     broken update in the noise of the loss, as in a run of 8 short sequences whose rate was 100 times too high."""
@@ -124,9 +118,9 @@ class _Series:
 
     __slots__ = ("floor", "levels", "residuals")
 
-    def __init__(self, policy: SpikePolicy, floor: float) -> None:
-        self.levels: deque[float] = deque(maxlen=policy.level_window)
-        self.residuals: deque[float] = deque(maxlen=policy.history)
+    def __init__(self, floor: float) -> None:
+        self.levels: deque[float] = deque(maxlen=LEVEL_WINDOW)
+        self.residuals: deque[float] = deque(maxlen=HISTORY)
         self.floor = floor
 
     def rise(self, log_value: float) -> tuple[float, float]:
@@ -161,8 +155,8 @@ class SpikeDetector:
         self._highest = highest_loss
         ratios = (policy.strong_rise_ratio, policy.alone_rise_ratio, policy.alone_z_rise_ratio)
         self._least_rise = min(*ratios, policy.moderate_rise_ratio)
-        self._loss = _Series(self.policy, self.policy.loss_scale_floor)
-        self._grad = _Series(self.policy, self.policy.grad_scale_floor)
+        self._loss = _Series(self.policy.loss_scale_floor)
+        self._grad = _Series(self.policy.grad_scale_floor)
         self._signed = SignedLoss(self.policy.signed)
         self._num_clean = 0
         self._rejected: list[tuple[float, float]] = []
@@ -212,7 +206,7 @@ class SpikeDetector:
         judged = self._signed.judge(loss)
         grad_level, grad_rise = self._grad.rise(log_grad)
         warm = self._num_clean >= self.policy.warm_up_steps
-        agrees = grad_rise >= self.policy.strong_grad_rise_ratio  # False for NaN
+        agrees = grad_rise >= self.policy.grad_rise_ratio  # False for NaN
         high = warm and signed_spike(judged, self.policy.signed, agrees=agrees, lasts=True)
         spike = high and signed_spike(judged, self.policy.signed, agrees=agrees, lasts=self._denied_before)
         self._denied_before = high
@@ -275,7 +269,7 @@ class SpikeDetector:
         policy = self.policy
         strong = loss_z >= policy.strong_z and loss_rise >= policy.strong_rise_ratio
         alone = loss_rise >= (policy.alone_rise_ratio if loss_z < policy.alone_z else policy.alone_z_rise_ratio)
-        denied = strong and not alone and grad_rise < policy.strong_grad_rise_ratio  # False for NaN
+        denied = strong and not alone and grad_rise < policy.grad_rise_ratio  # False for NaN
         strong = strong and not (denied and not self._denied_before)
         self._denied_before = denied
         moderate = loss_z >= policy.moderate_z and loss_rise >= policy.moderate_rise_ratio

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from analyzers.communication.policy import CommunicationPolicy
 from analyzers.kinds import KINDS
-from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.policy import SHARED
 from analyzers.report.runbook_sections import section
 from analyzers.settings.policy import ConfigurationPolicy
@@ -73,11 +71,11 @@ def numbers(name: str) -> set[float]:
 
 
 def test_alerts_begin_where_advice_does() -> None:
-    communication, pipeline, settings = CommunicationPolicy(), PipelinePolicy(), ConfigurationPolicy()
-    assert numbers("CommunicationPartlyExposed") == {SHARED.cost_ratio, communication.exposed_alert_ratio}
-    assert numbers("CommunicationExposed") == {communication.exposed_alert_ratio}
-    assert numbers("BubbleModerate") == {pipeline.bubble_ratio, pipeline.bubble_alert_ratio}
-    assert numbers("Bubble") == {pipeline.bubble_alert_ratio}
+    settings = ConfigurationPolicy()
+    assert numbers("CommunicationPartlyExposed") == {SHARED.cost_ratio, SHARED.large_share_ratio}
+    assert numbers("CommunicationExposed") == {SHARED.large_share_ratio}
+    assert numbers("BubbleModerate") == {SHARED.large_share_ratio, SHARED.severe_share_ratio}
+    assert numbers("Bubble") == {SHARED.severe_share_ratio}
     assert numbers("GpuIdle") == {settings.utilisation_ratio}
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
-from analyzers.live import LivePolicy, changed
+from analyzers.live import changed
 from analyzers.wording import ranks_text
 
 __all__ = ["FindingLines", "say"]
@@ -61,7 +61,7 @@ class FindingLines:
             return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
         # Its line of code is told alone: the sentence would be that of before, with other figures.
         known = replace(now, evidence={**now.evidence, "line": before.evidence.get("line")})
-        if now.summary != before.summary and changed(before, known, LivePolicy()):
+        if now.summary != before.summary and changed(before, known):
             return f"[{colour}]{title}[/]  Now: {escape(now.summary)}"
         if (code := now.evidence.get("line")) and code != before.evidence.get("line"):
             who = ranks_text(now.ranks)

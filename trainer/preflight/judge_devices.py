@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from analyzers.policy import SHARED
 from analyzers.robust import median
 from analyzers.wording import counted, number, percent
 from trainer.preflight.peers import slow_among
@@ -21,7 +22,7 @@ _MEASURES = (
 
 def device_lines(readings: Readings, policy: PreflightPolicy, past: Sequence[Readings]) -> Iterator[Line]:
     """Lines of matrix products, memory bandwidth and waiting for cores."""
-    yield from _waiting(readings, policy)
+    yield from _waiting(readings)
     for check, field in _MEASURES:
         measured = {reading.rank: reading for reading in readings.ranks if getattr(reading, field) is not None}
         if not measured:
@@ -52,7 +53,7 @@ def slow_devices(readings: Readings, field: str, policy: PreflightPolicy) -> dic
 def _slow_line(check: str, reading: RankReading, ratio: float, field: str, policy: PreflightPolicy) -> Line:
     status: Status = "fail" if ratio < policy.failed_device_ratio else "warn"
     cause = ""
-    if reading.core_wait_ratio is not None and reading.core_wait_ratio > policy.core_wait_ratio:
+    if reading.core_wait_ratio is not None and reading.core_wait_ratio > SHARED.large_share_ratio:
         cause = f"; it waited for a core {percent(reading.core_wait_ratio)} of the time"
     text = (
         f"The {reading.device} of rank {reading.rank} on {reading.node} reaches "
@@ -70,13 +71,13 @@ def _passed(check: str, field: str, measured: Sequence[RankReading]) -> Line:
     return Line(check=check, status="pass", text=f"{count} reach {spread}, none slower than its peers.")
 
 
-def _waiting(readings: Readings, policy: PreflightPolicy) -> Iterator[Line]:
+def _waiting(readings: Readings) -> Iterator[Line]:
     """Nodes whose processes did not get a core, where the others did."""
     waits = {reading.rank: reading.core_wait_ratio for reading in readings.ranks if reading.core_wait_ratio is not None}
     usual = median(list(waits.values())) if len(waits) > 1 else 0.0
     for reading in readings.ranks:
         own = waits.get(reading.rank)
-        if own is not None and own > policy.core_wait_ratio and usual < own * policy.peers_wait_ratio:
+        if own is not None and own > SHARED.large_share_ratio and usual < own * SHARED.explained_ratio:
             where = f"Rank {reading.rank} on {reading.node}"
             text = f"{where} waited for a processor core {percent(own)} of the time: other processes take it."
             yield Line(check="cores", status="warn", text=text, nodes=(reading.node,), ranks=(reading.rank,))
@@ -98,7 +99,7 @@ def _against_past(
                 earlier.setdefault((reading.host, reading.local_rank, reading.device), []).append(value)
     for reading in measured.values():
         own = earlier.get((reading.host, reading.local_rank, reading.device), [])
-        if len(own) < policy.least_past:
+        if len(own) < SHARED.min_times:
             continue
         ratio = getattr(reading, field) / median(own)
         if reading.rank in slow_among(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from analyzers.policy import SHARED
 from analyzers.robust import median
 from analyzers.wording import number, percent, sentence
 from trainer.preflight.peers import high_among, slow_among
@@ -58,7 +59,7 @@ def slow_pairs(links: Sequence[LinkReading], policy: PreflightPolicy) -> set[tup
     rates = {(link.source, link.target): link.bytes_per_s for link in links}
     delays = {(link.source, link.target): link.latency_s for link in links}
     slow = slow_among(rates, slow_ratio=policy.slow_link_ratio, policy=policy)
-    late = high_among(delays, high_ratio=policy.high_latency_ratio, least_excess=policy.least_latency_s, policy=policy)
+    late = high_among(delays, high_ratio=SHARED.clear_factor, least_excess=policy.least_latency_s, policy=policy)
     return {(min(pair), max(pair)) for pair in (*slow, *late)}
 
 
@@ -121,7 +122,7 @@ def _latency_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], pol
     for link in links:
         for rank in (link.source, link.target):
             best[rank] = min(best.get(rank, link.latency_s), link.latency_s)
-    late = high_among(best, high_ratio=policy.high_latency_ratio, least_excess=policy.least_latency_s, policy=policy)
+    late = high_among(best, high_ratio=SHARED.clear_factor, least_excess=policy.least_latency_s, policy=policy)
     for rank, ratio in late.items():
         delay = f"{seconds_text(best[rank])}, {number(ratio, 2)} times its peers"
         text = sentence(f"{_named(rank, node_of)} answers after {delay}")
@@ -131,7 +132,7 @@ def _latency_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], pol
         for link in links
         if link.source < link.target and not {link.source, link.target} & set(late)
     }
-    slow = high_among(pairs, high_ratio=policy.high_latency_ratio, least_excess=policy.least_latency_s, policy=policy)
+    slow = high_among(pairs, high_ratio=SHARED.clear_factor, least_excess=policy.least_latency_s, policy=policy)
     for (source, target), ratio in slow.items():
         text = (
             f"Between {_named(source, node_of)} and {_named(target, node_of)} a message takes "
@@ -142,7 +143,7 @@ def _latency_lines(links: Sequence[LinkReading], node_of: Mapping[int, str], pol
 
 
 def _status(ratio: float, policy: PreflightPolicy) -> Status:
-    return "fail" if ratio < policy.failed_link_ratio else "warn"
+    return "fail" if ratio < policy.half_speed_ratio else "warn"
 
 
 def _named(rank: int, node_of: Mapping[int, str]) -> str:

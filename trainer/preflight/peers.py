@@ -30,7 +30,7 @@ def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: Prefli
     else:
         usual = median(list(values.values()))
         limit = min(usual * slow_ratio, usual - policy.least_z * sigma(list(values.values())))
-        limit = max(limit, policy.gap_ratio * sorted(values.values())[len(values) // 4])
+        limit = max(limit, policy.half_speed_ratio * sorted(values.values())[len(values) // 4])
     slow = {key: value / usual for key, value in values.items() if value < limit}
     return dict(sorted(slow.items(), key=lambda item: item[1]))
 

@@ -20,11 +20,10 @@ class PreflightPolicy:
     slow_link_ratio: float = 0.7
     """Bandwidth of a link over the median of all below which it is reported (ratio). Source: links of one fabric differ
     by up to 20 % with their distance in it."""
-    failed_link_ratio: float = 0.5
-    """Bandwidth below which a link fails the check (ratio). Source: half the lanes or one of two rails is gone."""
-    high_latency_ratio: float = 3.0
-    """Latency over the median of all from which a link is reported (ratio). Source: one switch more adds less than a
-    factor of two."""
+    half_speed_ratio: float = 0.5
+    """Bandwidth below which a link fails the check, and speed over the lower quartile of all below which a reading is
+    reported however much they vary (ratio). Source: half the lanes or one of two rails is gone; measured, processors of
+    a shared host change their clock by a quarter for seconds, which hid one with a third."""
     least_latency_s: float = 100e-6
     """Latency in excess of the median below which nothing is reported (seconds). Source: interrupts and scheduling of a
     host take this long."""
@@ -34,16 +33,8 @@ class PreflightPolicy:
     least_peers: int = 4
     """Readings below which median and spread say nothing, and the fastest is the measure. Source: the median absolute
     deviation of three values is the distance of the middle one to its nearer neighbour."""
-    gap_ratio: float = 0.5
-    """Speed over the lower quartile of all below which a reading is reported however much they vary (ratio). Source:
-    measured, processors of a shared host change their clock by a quarter for seconds, which hid one with a third."""
     few_peers_ratio: float = 0.6
     """Speed over the fastest below which a reading fails where there are few peers (ratio). Source: convention."""
-    core_wait_ratio: float = 0.2
-    """Share of time without a processor core from which the node is reported (ratio). Source: an idle node has none;
-    one busy process on the same core takes half."""
-    peers_wait_ratio: float = 0.5
-    """Share of a node's waiting that its peers may have (ratio). Source: where all wait, no node stands out."""
     warned_clock_s: float = 0.1
     """Distance of a clock from the median of all that is reported (seconds). Source: NTP holds 10 ms, and logs of
     several nodes are ordered by it."""
@@ -54,8 +45,6 @@ class PreflightPolicy:
     """Free disk below which a node is reported (bytes). Source: `rankscope doctor`."""
     least_shared_bytes: int = 1 << 30
     """Free shared memory below which a node is reported (bytes). Source: `rankscope doctor`; Docker gives 64 MiB."""
-    least_past: int = 3
-    """Earlier preflights of a device below which its past says nothing. Source: a median needs three."""
     must_match: tuple[str, ...] = ("python", "torch", "nccl", "cuda", "hip", "rankscope", "device model", "devices")
     """Facts that fail the check where they differ; others are reported. Source: a job over different builds of these
     hangs or computes different numbers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from analyzers.stragglers.cost import Cost
-from analyzers.stragglers.policy import StragglerPolicy
 
 
 @pytest.mark.parametrize(
@@ -15,4 +14,4 @@ from analyzers.stragglers.policy import StragglerPolicy
 )  # fmt: skip
 def test_the_severity_is_that_of_the_gain(step_ms: float, withheld: str, severity: str) -> None:
     cost = Cost(step_ms=step_ms, step_without_ms=100.0, saved_s=1.0, run_s=10.0, basis="calls", withheld=withheld)
-    assert cost.severity(StragglerPolicy()) == severity
+    assert cost.severity() == severity
