@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAD_TO_SIGMA", "difference_sigma", "median", "robust_z", "sigma"]
+from probes.guard.signed_loss import MAD_TO_SIGMA
 
-MAD_TO_SIGMA = 1.4826
-"""Standard deviation of a normal distribution / its median absolute deviation."""
+__all__ = ["MAD_TO_SIGMA", "difference_sigma", "median", "robust_z", "sigma"]
 
 
 def median(values: npt.ArrayLike) -> float:

@@ -16,7 +16,27 @@ import numpy.typing as npt
 
 from store.arrays import Floats, Ints
 
-__all__ = ["Floats", "Ints", "Source", "every_kth", "every_kth_rank", "floats", "ints", "lacking", "missing_tables"]
+__all__ = [
+    "READ_CALLS",
+    "READ_ROWS",
+    "READ_STEPS",
+    "Floats",
+    "Ints",
+    "Source",
+    "every_kth",
+    "every_kth_rank",
+    "floats",
+    "ints",
+    "lacking",
+    "missing_tables",
+]
+
+READ_STEPS = 2000
+"""Steps that are enough for a median, and for a drawing: at even distances."""
+READ_CALLS = 4_000_000
+"""Rows of collectives or steps that are read in detail; of more, every k-th rank or step."""
+READ_ROWS = 20_000_000
+"""Rows of steps or spans that a sum or median is taken of; of more, those of every k-th step."""
 
 
 class Source(Protocol):

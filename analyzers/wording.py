@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
+    "MAX_RANKS",
     "batches_text",
     "counted",
     "group_text",

@@ -29,7 +29,7 @@ from .tape.writer import COMPLETE
 from .tape_recorder import TapeRecorder
 from .torch_compat import foreach_norm
 
-__all__ = ["GradientProbe", "clean_name"]
+__all__ = ["MAX_IN_FLIGHT", "GradientProbe", "clean_name"]
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _UNKNOWN_COUNT = int(UNSET["i64"])

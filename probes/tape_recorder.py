@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .profiling.ranges import Ranges
     from .profiling.step_profiler import StepProfiler
 
-__all__ = ["TapeRecorder"]
+__all__ = ["MAX_REMEMBERED", "TapeRecorder"]
 
 _UNSET_I32 = int(UNSET["i32"])
 _UNSET_I64 = int(UNSET["i64"])

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIRROR",
+    "WAIT_S",
     "StoreBusyError",
     "StoreCorruptError",
     "StoreError",
@@ -84,6 +85,8 @@ class StoreOutdatedError(StoreCorruptError):
 POLL_S = 0.005
 MAX_POLL_S = 0.05
 """Pause between two tries to open a file in use; it grows up to this, since a try takes 4 ms of CPU time."""
+WAIT_S = 10.0
+"""Seconds that a reader or writer of a store waits for another that holds it."""
 READER = "reader"
 """Role of one that brings a store up to date to read it, and is gone in a moment."""
 MIRROR = "mirror"

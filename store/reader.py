@@ -24,6 +24,7 @@ import numpy.typing as npt
 from probes.tape.rundir import RunDir
 from store.catch_up import stores_up_to_date
 from store.database import (
+    WAIT_S,
     StoreCorruptError,
     StoreError,
     connect_attached,
@@ -40,9 +41,8 @@ from store.views import make_views
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-__all__ = ["Store"]
+__all__ = ["WAIT_S", "Store"]
 
-WAIT_S = 10.0
 Params = Sequence[Any] | Mapping[str, Any] | None
 
 

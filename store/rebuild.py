@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from probes.tape.rundir import RunDir
 from probes.tape.segment_index import INDEX_NAME, retired_segments
 from store.database import (
+    WAIT_S,
     StoreBusyError,
     StoreCorruptError,
     StoreError,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 __all__ = ["RebuildResult", "rebuild"]
-
-WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from probes.tape.rundir import RunDir, RunError
 
-__all__ = ["RunsFolder"]
+__all__ = ["MAX_RUNS", "RunsFolder"]
 
 MAX_RUNS = 2_000
 """Runs that are listed, the newest ones."""

@@ -24,12 +24,10 @@ import numpy.typing as npt
 from analyzers.account.device_timings import is_stamped
 from analyzers.account.stalls import stall_parts
 from analyzers.account.time_classes import TRAINING, WAITED
-from analyzers.source import Floats, Ints, Source, every_kth, floats, ints
+from analyzers.source import READ_CALLS, READ_STEPS, Floats, Ints, Source, every_kth, floats, ints
 
 __all__ = ["SIZE_OF_CALL", "Exposure", "exposed_calls", "measure"]
 
-MAX_CALLS = 4_000_000
-MAX_STEPS = 2_000
 SIZE_OF_CALL = (
     "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
     "ELSE max(bytes) END"
@@ -69,7 +67,7 @@ class Exposure:
 
 def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
     """Exposure of the finished steps of an attempt, from `since_step` on."""
-    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     if is_stamped(source, attempt):
         return _on_devices(source, attempt, since_step, every)
     table = source.query(
@@ -143,7 +141,7 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
     for at once, so the waits of a rank's step are scaled to what the step recorded of them: the classes' exposed times
     add up to that of the run.
     """
-    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     return source.query(
         f"""
         WITH calls AS (

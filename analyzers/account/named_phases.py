@@ -13,17 +13,15 @@ import re
 from dataclasses import dataclass
 
 from analyzers.account.time_classes import COMPUTE_PHASES, total
-from analyzers.source import Source, every_kth, missing_tables
+from analyzers.source import READ_ROWS, Source, every_kth, missing_tables
 from probes.step_clock import PHASE_COLUMNS
 
-__all__ = ["KNOWN_KINDS", "NamedPhase", "named_phases", "phase_name"]
+__all__ = ["KNOWN_KINDS", "MAX_STEPS", "NamedPhase", "named_phases", "phase_name"]
 
 KNOWN_KINDS = (*PHASE_COLUMNS, "send", "recv", "compile", "fingerprint", "rollback")
 """Kinds of spans that Rankscope records by itself."""
 MAX_PHASES = 12
 MAX_NAME = 40
-MAX_ROWS = 20_000_000
-"""Spans that are read; of more, those of every k-th step."""
 MAX_STEPS = 1 << 40
 
 
@@ -48,7 +46,7 @@ def named_phases(source: Source) -> list[NamedPhase]:
     if missing_tables(source, "steps", "spans"):
         return []
     known = ", ".join(f"'{kind}'" for kind in KNOWN_KINDS)
-    scope = f"step % {every_kth(source, 'spans', MAX_ROWS, MAX_STEPS)} = 0"
+    scope = f"step % {every_kth(source, 'spans', READ_ROWS, MAX_STEPS)} = 0"
     rows = source.rows(
         f"SELECT kind, sum(greatest(end_ns - start_ns - coalesce(wait_ns, 0), 0))::DOUBLE FROM spans "
         f"WHERE end_ns IS NOT NULL AND {scope} AND kind NOT IN ({known}) GROUP BY kind "

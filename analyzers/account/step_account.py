@@ -19,11 +19,10 @@ from analyzers.account.time_classes import GAPS, StepSums, sums_sql
 from analyzers.account.timings import has_uncompared_gaps
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.run.snapshot import attempts
-from analyzers.source import Source, every_kth, lacking
+from analyzers.source import READ_CALLS, Source, every_kth, lacking
 
 __all__ = ["Coverage", "StepAccount", "coverage", "divide", "step_accounts"]
 
-MAX_ROWS = 4_000_000
 MAX_STEPS = 20_000
 
 
@@ -129,7 +128,7 @@ def step_accounts(source: Source, attempt: int | None = None, since_step: int = 
     """Read the accounts of all ranks, of long runs over every k-th step; empty without finished steps."""
     if lacking(source, steps=("duration_ns",)):
         return []
-    every = every_kth(source, "steps", MAX_ROWS, MAX_STEPS)
+    every = every_kth(source, "steps", READ_CALLS, MAX_STEPS)
     chosen = "SELECT * FROM steps WHERE duration_ns IS NOT NULL AND rank >= 0 AND step % ? = 0 AND step >= ?"
     given = [every, since_step]
     if attempt is not None:

@@ -30,13 +30,10 @@ from analyzers.account.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
 from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.snapshot import attempts
-from analyzers.source import Ints, Source, every_kth, ints, missing_tables
+from analyzers.source import READ_CALLS, READ_STEPS, Ints, Source, every_kth, ints, missing_tables
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
 
-MAX_CALLS = 4_000_000
-"""Rows of collectives read; more are reduced by whole steps."""
-MAX_STEPS = 2_000
 MAX_PIPELINE_STEPS = 200
 MAX_SPANS = 400_000
 
@@ -81,7 +78,7 @@ def split_waits(source: Source, attempt: int | None = None, since_step: int = 0)
 
 def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
     """1. The shortest time of a member is the call's transfer. 2. Waits beyond it are for the late, over all calls."""
-    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     rows = source.rows(
         f"""
         SELECT attempt, rank, CAST(sum(greatest(0, waited - transfer)) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (
@@ -105,7 +102,7 @@ def _by_stalls(
     in_flight: dict[tuple[int, int], float] = {}
     if missing_tables(source, "device_stalls", "collectives"):
         return late, in_flight
-    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     for attempt in of:
         sums: dict[int, list[int]] = {}
         for part in stall_parts(source, attempt, since_step=since_step, every=every):
@@ -119,7 +116,7 @@ def _by_stalls(
 
 
 def _by_steps(source: Source, where: str) -> dict[tuple[int, int], float]:
-    every = every_kth(source, "steps", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "steps", READ_CALLS, READ_STEPS)
     rows = source.rows(
         f"""
         SELECT attempt, rank, CAST(sum(waited - shortest) AS DOUBLE), CAST(sum(waited) AS DOUBLE) FROM (

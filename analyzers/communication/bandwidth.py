@@ -20,14 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.exposure import SIZE_OF_CALL
-from analyzers.source import Source, every_kth
+from analyzers.source import READ_STEPS, Source, every_kth
 from analyzers.wording import group_text
 
 __all__ = ["CallClass", "call_classes", "call_columns", "latency_ms"]
 
 MAX_CALLS = 2_000_000
 """Rows of collectives that are read; of more, every k-th step."""
-MAX_STEPS = 2_000
 _FACTORS = {"all_reduce": "2.0 * (n - 1) / n", "all_gather": "(n - 1)", "reduce_scatter": "(n - 1.0) / n",
             "all_to_all": "(n - 1.0) / n"}  # fmt: skip
 """Bytes over each link of a ring / recorded bytes: the input of this rank, which for an all_gather is one part of N."""
@@ -102,7 +101,7 @@ def call_columns(
     """
     if not source.has("collectives"):
         return {name: np.zeros(0) for name in _COLUMNS}
-    every = every_kth(source, "collectives", MAX_CALLS, MAX_STEPS)
+    every = every_kth(source, "collectives", MAX_CALLS, READ_STEPS)
     factor = " ".join(f"WHEN '{op}' THEN {text}" for op, text in _FACTORS.items())
     only = "" if attempt is None else f" AND attempt = {int(attempt)}"
     only += f" AND phase IN ({', '.join('?' * len(phases))})" if phases else ""

@@ -27,14 +27,12 @@ from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
-from analyzers.source import Floats, Ints, Source, floats, ints, lacking
+from analyzers.source import READ_CALLS, Floats, Ints, Source, floats, ints, lacking
 from analyzers.wording import number
 
 __all__ = ["ANALYSES", "Rhythm", "data_bound", "rhythm"]
 
 _WAITED = f"greatest(0, {own('data')} - coalesce(run_delay_ns, 0))"
-MAX_ROWS = 4_000_000
-"""Rows of steps that are read; of more, every k-th rank: a rhythm needs all steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ def _waits(source: Source, attempt: int, since_step: int, skip_first: int) -> tu
           AND rank % ? = 0
         GROUP BY step ORDER BY step
         """,
-        [attempt, since_step, max(1, -(-num_rows // MAX_ROWS))],
+        [attempt, since_step, max(1, -(-num_rows // READ_CALLS))],
     )
     keep = slice(skip_first, None)
     return ints(table["step"])[keep], floats(table["data"])[keep], floats(table["took"])[keep]

@@ -10,11 +10,9 @@ from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.theme import CATEGORY, PHASE
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.source import Source, floats, ints, lacking
+from analyzers.source import READ_STEPS, Source, floats, ints, lacking
 
 __all__ = ["FIGURES", "waits"]
-
-MAX_STEPS = 2_000
 
 
 def waits(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -30,7 +28,7 @@ def waits(source: Source, finding: Finding) -> Iterator[Drawing]:
         FROM steps WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND (step - ?) % ? = 0{whose}
         GROUP BY step ORDER BY step
         """,
-        [attempt, first or 0, max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))],
+        [attempt, first or 0, max(1, -(-((last or 0) - (first or 0) + 1) // READ_STEPS))],
     )
     waited, whole = floats(table["data"]), floats(table["whole"])
     if len(waited) < 2:

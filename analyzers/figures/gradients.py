@@ -19,7 +19,7 @@ from plotly.graph_objects import Figure
 from analyzers.figures.theme import HEAT, SEVERITY, label, new_figure
 from analyzers.source import Floats, floats, ints
 
-__all__ = ["nonfinite", "norms"]
+__all__ = ["MAX_PARAMETERS", "nonfinite", "norms"]
 
 MAX_PARAMETERS = 200
 _NUMBER = re.compile(r"(\d+)")

@@ -10,7 +10,7 @@ from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.source import Source
 
-__all__ = ["moment"]
+__all__ = ["MAX_RANKS", "moment"]
 
 MAX_RANKS = 16
 

@@ -18,7 +18,7 @@ from analyzers.account.device_timings import device_rows, has_device_calls
 from analyzers.account.time_classes import GAPS_WORK, NOT_MEASURED, OWN_PHASES, OWN_WORK, PHASES, WAITED, own
 from analyzers.figures.sampling import sampled
 from analyzers.run.snapshot import attempts
-from analyzers.source import Floats, Ints, Source, floats, ints
+from analyzers.source import READ_STEPS, Floats, Ints, Source, floats, ints
 
 __all__ = ["MEASURES", "Matrix", "own_work", "rank_against_others", "rank_step"]
 
@@ -26,7 +26,6 @@ MAX_CELLS = 400
 """Rows and columns of a matrix."""
 FEW_RANKS, COLUMNS_OF_MANY = 32, 100
 """Ranks up to which their means keep `MAX_CELLS` columns, and columns of more: less noise in a thinner row."""
-MAX_STEPS = 2_000
 MEASURES = {
     "own work": (f"{OWN_WORK} / 1e6", "ms"),
     "step time": ("duration_ns / 1e6", "ms"),
@@ -148,7 +147,7 @@ def own_work(source: Source, *, first_step: int = 0, last_step: int = 1 << 60) -
 def rank_against_others(source: Source, attempt: int, rank: int) -> dict[str, npt.NDArray[Any]]:
     """Columns step, own, low, middle, high: a rank's own work, and percentiles 10, 50, 90 of the others' (ms)."""
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
-    every = max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))
+    every = max(1, -(-((last or 0) - (first or 0) + 1) // READ_STEPS))
     quantiles = ", ".join(
         f"quantile_cont(work, {q}) FILTER (rank <> ?) AS {name}"
         for q, name in ((0.1, "low"), (0.5, "middle"), (0.9, "high"))

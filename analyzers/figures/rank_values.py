@@ -10,12 +10,9 @@ from collections.abc import Sequence
 
 from analyzers.figures import focus
 from analyzers.finding import Finding
-from analyzers.source import Source, floats, ints
+from analyzers.source import READ_STEPS, Source, floats, ints
 
 __all__ = ["against_others", "attempt_of"]
-
-MAX_STEPS = 2_000
-"""Steps drawn at most, at even distances."""
 
 
 def attempt_of(source: Source, finding: Finding) -> int | None:
@@ -29,7 +26,7 @@ def attempt_of(source: Source, finding: Finding) -> int | None:
 def against_others(source: Source, attempt: int, ranks: Sequence[int], expression: str) -> focus.RankComparison:
     """An expression over `steps` for some ranks, and its percentiles 10, 50 and 90 over the other ranks."""
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM steps WHERE attempt = ?", [attempt])
-    every = max(1, -(-((last or 0) - (first or 0) + 1) // MAX_STEPS))
+    every = max(1, -(-((last or 0) - (first or 0) + 1) // READ_STEPS))
     own = [int(rank) for rank in ranks[: focus.MAX_OWN]]
     listed = ", ".join(str(int(rank)) for rank in ranks) or "-1"
     columns = "".join(f", max(value) FILTER (rank = {rank}) AS of_{rank}" for rank in own)

@@ -8,14 +8,12 @@ of steps skip nine blocks of ten, every k-th step skips none (1,024 ranks x 100,
 
 from __future__ import annotations
 
-from analyzers.source import Source
+from analyzers.source import READ_STEPS, Source
 
 __all__ = ["MAX_ROWS", "sampled"]
 
 MAX_ROWS = 400_000
 """Rows that a median looks at."""
-MAX_STEPS = 2_000
-"""Steps of one rank that are enough for a median."""
 STRETCHES = 16
 
 
@@ -26,9 +24,9 @@ def sampled(source: Source, first_step: int, last_step: int, *, max_rows: int = 
         [first_step, last_step],
     )
     num_steps = 0 if first is None else last - first + 1
-    if num_rows <= max_rows or num_steps <= MAX_STEPS // STRETCHES:
+    if num_rows <= max_rows or num_steps <= READ_STEPS // STRETCHES:
         return f"step BETWEEN {int(first_step)} AND {int(last_step)}"
-    length = max(1, min(MAX_STEPS, max_rows * num_steps // num_rows) // STRETCHES)
+    length = max(1, min(READ_STEPS, max_rows * num_steps // num_rows) // STRETCHES)
     begins = [first + i * (num_steps - length) // (STRETCHES - 1) for i in range(STRETCHES)]
     chosen = sorted({begin + i for begin in begins for i in range(length)})
     return f"step IN ({', '.join(map(str, chosen))})"  # a list of numbers prunes blocks, an OR of ranges doesn't

@@ -23,11 +23,10 @@ from analyzers.hangs.policy import DeviceEvidencePolicy
 from analyzers.health.xids import xid_table
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source, missing_tables
+from analyzers.wording import MAX_RANKS
 from probes.tape import event_kinds
 
 __all__ = ["with_devices", "with_link"]
-
-MAX_RANKS = 8
 
 
 def with_devices(

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from analyzers.hangs.waiting_calls import MAX_LISTED
 from analyzers.run.snapshot import AttemptView, RankView
 from analyzers.source import Source, missing_tables
 from analyzers.wording import number_ranges
@@ -41,8 +42,6 @@ __all__ = [
 MAX_BYTES = 256 << 10
 MAX_FRAMES = 6
 MAX_GROUPS = 8
-MAX_LISTED = 64
-"""Ranks of a group that are listed by number."""
 MAX_READ = 8192
 """Stack files that are read."""
 _FRAME = re.compile(r'^\s*File "([^"]{1,500})", line (\d{1,9}) in (.{1,200})$')

@@ -14,7 +14,7 @@ from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.wait_graph import oldest_calls
 from analyzers.run.snapshot import AttemptView
 
-__all__ = ["evidence_of", "waiting_calls"]
+__all__ = ["MAX_LISTED", "evidence_of", "waiting_calls"]
 
 MAX_CALLS = 8
 """Calls that are listed, those with the most ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MemoryPolicy"]
+__all__ = ["MIB", "MemoryPolicy"]
 
 MIB = 1 << 20
 

@@ -28,13 +28,11 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.settings.policy import StartupPolicy
-from analyzers.source import Source, every_kth, lacking
+from analyzers.source import READ_CALLS, Source, every_kth, lacking
 from probes.tape import event_kinds
 
 __all__ = ["PIECES", "Startup", "measure", "slow_startup"]
 
-MAX_ROWS = 4_000_000
-"""Rows of steps that a usual step is taken from; of more, every k-th step's."""
 PIECES = {
     "launch": "launching the ranks",
     "imports": "starting processes and importing modules",
@@ -89,7 +87,7 @@ def measure(source: Source) -> list[Startup]:
                median(duration_ns) FILTER (step % ? = 0), count(*) FROM steps
         WHERE rank >= 0 AND duration_ns IS NOT NULL GROUP BY attempt, rank ORDER BY attempt, rank
         """,
-        [every_kth(source, "steps", MAX_ROWS, MAX_ROWS)],
+        [every_kth(source, "steps", READ_CALLS, READ_CALLS)],
     )
     words = {
         (attempt, rank): wall_ns

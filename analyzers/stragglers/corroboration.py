@@ -32,7 +32,7 @@ from analyzers.policy import SHARED
 from analyzers.source import Source, floats, ints
 from analyzers.stragglers.policy import CorroborationPolicy
 
-__all__ = ["REASONS", "Attribution", "Counters", "attribute", "load_counters", "some_peers"]
+__all__ = ["MAX_STEPS", "REASONS", "Attribution", "Counters", "attribute", "load_counters", "some_peers"]
 
 Reason = Literal["", "core", "gc", "paging", "blocked", "kept"]
 REASONS: dict[str, str] = {

@@ -16,13 +16,11 @@ from analyzers.account.device_timings import is_stamped
 from analyzers.account.time_classes import GAPS, OWN_PHASES, late
 from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
+from analyzers.stragglers.corroboration import MAX_STEPS
 from analyzers.stragglers.newest_steps import in_newest_steps
 from analyzers.stragglers.peer_comparison import Straggler
 
 __all__ = ["late_side"]
-
-MAX_STEPS = 200
-"""Newest slow steps that are read."""
 
 
 def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:

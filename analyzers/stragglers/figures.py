@@ -15,12 +15,11 @@ from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.health.figures import clock_of_rank
 from analyzers.policy import SHARED
-from analyzers.source import Floats, Ints, Source
+from analyzers.source import READ_STEPS, Floats, Ints, Source
 from analyzers.stragglers.throughput import step_times
 
 __all__ = ["FIGURES", "link", "shared_time", "work"]
 
-MAX_STEPS = 2_000
 WINDOW_STEPS = SHARED.block_steps
 """Steps whose median transfer is one point."""
 
@@ -73,7 +72,7 @@ def shared_time(source: Source, finding: Finding) -> Iterator[Drawing]:
     times = step_times(source, attempt_of(source, finding))
     if times is None or len(times.step) < 2:
         return
-    keep = np.arange(0, len(times.step), max(1, -(-len(times.step) // MAX_STEPS)))
+    keep = np.arange(0, len(times.step), max(1, -(-len(times.step) // READ_STEPS)))
     columns = (
         ("compute", times.compute, CATEGORY["training"]),
         ("communication", times.communication, CATEGORY["communication"]),

@@ -19,13 +19,13 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.source import Floats, Ints
 from analyzers.stragglers.policy import InspectorPolicy
+from analyzers.stragglers.traces import MAX_LISTED
 from store.readers.confined import confined
 from store.readers.external_files import SourceError, Survey
 from store.readers.inspector import InspectedCalls, read_inspector
 
 __all__ = ["judge_inspector"]
 
-MAX_LISTED = 4096
 Calls = dict[int, InspectedCalls]
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.source import Source
 from analyzers.stragglers.peer_comparison import Straggler
 
 __all__ = ["in_newest_steps"]
 
-NEWEST_STEPS = 50
-"""Newest slow steps whose spans are read."""
 Read = Callable[[Source, int, Sequence[int], int, int], dict[str, float]]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from analyzers.run.recorded_calls import MAX_NAME
+
 __all__ = ["PLACE_TEXTS", "phase_text"]
 
-MAX_NAME = 40
 
 PLACE_TEXTS = {
     "forward": " in forward", "backward": " in backward", "optimizer": " in the optimizer",

@@ -29,13 +29,11 @@ from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma
 from analyzers.run.token_copies import token_copies
 from analyzers.scope import Scope
-from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
+from analyzers.source import READ_ROWS, Floats, Ints, Source, floats, ints, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy
 
 __all__ = ["Change", "StepTimes", "between", "regression", "step_times", "throughput_drops"]
 
-MAX_ROWS = 20_000_000
-"""Rows of steps that are read; of more, every k-th step."""
 _RESAMPLES = 2_000
 
 
@@ -92,7 +90,7 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
           AND coalesce(stamped_steps, 1) > 0
         GROUP BY step ORDER BY step
         """,
-        [attempt, max(1, -(-num_rows // MAX_ROWS))],
+        [attempt, max(1, -(-num_rows // READ_ROWS))],
     )
     if not len(table["step"]):
         return None

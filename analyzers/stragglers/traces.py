@@ -35,7 +35,7 @@ from store.readers.kineto import RankTrace, read_trace
 from store.readers.memory_store import MemoryStore
 from store.readers.nsys import is_nsys, read_nsys
 
-__all__ = ["breakdown", "judge_traces"]
+__all__ = ["MAX_LISTED", "breakdown", "judge_traces"]
 
 MAX_LISTED = 4096
 PARTS = ("step", "compute", "communication", "exposed", "idle", "data")

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from analyzers.account.long_run import Views, whole_views
-from analyzers.account.named_phases import named_phases
+from analyzers.account.named_phases import MAX_STEPS, named_phases
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.numerics.learning import loss_fall
@@ -25,17 +25,13 @@ from analyzers.run.run_ends import run_ends
 from analyzers.run.snapshot import attempts
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
-from analyzers.source import Source, every_kth
+from analyzers.source import READ_ROWS, Source, every_kth
 from probes.settings.described import RunFacts
 from probes.settings.section import read
 from probes.settings.sections import AlertsSettings
 from probes.tape import event_kinds
 
 __all__ = ["run_facts"]
-
-MAX_ROWS = 20_000_000
-"""Rows whose median is taken; of more, those of every k-th step."""
-MAX_STEPS = 1 << 40
 
 
 def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None = None) -> dict[str, Any]:
@@ -161,7 +157,7 @@ def _steps(views: Views) -> dict[str, Any]:
                median(duration_ns) FILTER (step % ? = 0) / 1e6
         FROM steps
         """,
-        [every_kth(views.sampled, "steps", MAX_ROWS, MAX_STEPS)],
+        [every_kth(views.sampled, "steps", READ_ROWS, MAX_STEPS)],
     )
     tokens, seconds = wall_throughput(views.whole, "duration_ns IS NOT NULL")
     tokens = tokens / token_copies(views.whole) if tokens else tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analyzers.figures.gradients import MAX_PARAMETERS
 from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.source import Source
 from dashboard.data.queries import Columns, none
@@ -16,7 +17,6 @@ from dashboard.data.queries import Columns, none
 __all__ = ["MAX_GRADIENT_STEPS", "MAX_PARAMETERS", "Gradients", "gradient_table"]
 
 MAX_GRADIENT_STEPS = 200
-MAX_PARAMETERS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.frame import View, framed
 from store.published.copy_time import is_copy
 
-__all__ = ["logs"]
+__all__ = ["MAX_PROBLEMS", "logs"]
 
 MAX_ROWS = 2_000
 MAX_PROBLEMS = 5

@@ -12,6 +12,7 @@ import streamlit as st
 from analyzers.figures import activity
 from analyzers.figures import timeline as gantt
 from analyzers.figures.attempt_marks import AttemptMark, attempt_marks
+from analyzers.figures.moment import MAX_RANKS
 from analyzers.report.chrome_trace.write import write_trace
 from analyzers.run.event_log import EventLog
 from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
@@ -23,7 +24,6 @@ from probes.tape.printable import visible
 
 __all__ = ["timeline"]
 
-MAX_RANKS = 16
 MAX_TRACE_STEPS = 200
 
 

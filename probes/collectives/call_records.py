@@ -35,13 +35,12 @@ import torch
 
 from ..nonfinite import holds_nonfinite, nonfinite_and_peak
 from ..tape.schema import UNSET
-from ..tape_recorder import TapeRecorder
+from ..tape_recorder import MAX_REMEMBERED, TapeRecorder
 from .caller import CallerNames
 from .thread_state import keep_thread_state
 
 __all__ = ["Call", "Calls", "GroupCalls"]
 
-MAX_REMEMBERED = 4096  # kinds of calls: a data-dependent size must not fill the memory
 MAX_SITES = 4  # places that make the same call in the same phase
 MAX_LISTED_SHAPES = 4
 MAX_ADRIFT = 64  # handles without a holder whose call still runs

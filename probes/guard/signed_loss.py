@@ -15,9 +15,9 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["HISTORY", "LEVEL_WINDOW", "SignedJudgement", "SignedLoss", "SignedPolicy", "signed_spike"]
+__all__ = ["HISTORY", "LEVEL_WINDOW", "MAD_TO_SIGMA", "SignedJudgement", "SignedLoss", "SignedPolicy", "signed_spike"]
 
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 LEVEL_WINDOW = 9
@@ -100,7 +100,7 @@ class SignedLoss:
             return SignedJudgement(level=level, rise_ratio=rise / size if size else math.nan)
         deviations = [values[i] - median(values[i - window : i]) for i in range(window, len(values))]
         middle = median(deviations)
-        spread = _MAD_TO_SIGMA * median(abs(one - middle) for one in deviations)
+        spread = MAD_TO_SIGMA * median(abs(one - middle) for one in deviations)
         largest = max(abs(one) for one in deviations)
         return SignedJudgement(
             level=level,

@@ -28,11 +28,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .signed_loss import HISTORY, LEVEL_WINDOW, SignedLoss, SignedPolicy, signed_spike
+from .signed_loss import HISTORY, LEVEL_WINDOW, MAD_TO_SIGMA, SignedLoss, SignedPolicy, signed_spike
 
 __all__ = ["SpikeDetector", "SpikePolicy", "SpikeVerdict"]
-
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,7 @@ class _Series:
         if not self.residuals:
             return math.nan
         middle = _median(self.residuals)
-        scale = max(_MAD_TO_SIGMA * _median([abs(r - middle) for r in self.residuals]), self.floor)
+        scale = max(MAD_TO_SIGMA * _median([abs(r - middle) for r in self.residuals]), self.floor)
         return (log_value - level - max(0.0, middle)) / scale
 
     def learn(self, log_value: float) -> None:

@@ -11,14 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from probes.tape.rundir import RunDir
-from store.database import READER, StoreCorruptError, StoreError, connect_attached, translated
+from store.database import READER, WAIT_S, StoreCorruptError, StoreError, connect_attached, translated
 from store.ddl import quoted
 from store.ingest.ingest import Ingester
 from store.ingest.rank_folders import folders_by_node
 
 __all__ = ["find_damage", "make_damaged_again"]
-
-WAIT_S = 10.0
 
 
 def find_damage(path: Path, *, wait_s: float = WAIT_S) -> StoreCorruptError | None:

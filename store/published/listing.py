@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from store.published.address import AddressError, one_line, open_address
+from store.runs_folder import MAX_RUNS
 
 __all__ = ["RUN_NAME", "newest_run", "run_address", "runs_at"]
 
-MAX_RUNS = 2_000
-"""Runs that are listed; of more, those whose names come last."""
 REQUESTS = 16
 RUN_NAME = re.compile(r"(?!\.)[\w.+ -]{1,200}\Z")
 """What a run's folder may be called; the content of an address may come from strangers."""

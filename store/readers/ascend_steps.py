@@ -18,12 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from store.readers.external_files import NO_RANK, SourceError, head, read_whole
+from store.readers.external_files import DOCUMENT_BYTES, NO_RANK, SourceError, head, read_whole
 from store.readers.kineto import MAX_STEPS, RankTrace
 
 __all__ = ["is_ascend_steps", "read_ascend_steps"]
 
-MAX_BYTES = 64 << 20
 _HEADER = re.compile(rb"^(?:\xef\xbb\xbf)?[^\n]{0,200}\bStep,Computing,Communication\(Not Overlapped\),Overlapped,")
 _NEEDED = ("Computing", "Communication(Not Overlapped)", "Overlapped", "Free")
 _RANK = re.compile(r"rank[_\-.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -37,7 +36,7 @@ def is_ascend_steps(first: bytes) -> bool:
 
 def read_ascend_steps(path: Path, *, is_only: bool = False) -> RankTrace:
     """Read one file. Raises SourceError where nothing of it can be used."""
-    text = read_whole(path, MAX_BYTES)[0].decode("utf-8-sig", "replace")
+    text = read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8-sig", "replace")
     steps: list[int] = []
     parts: list[tuple[float, ...]] = []
     damaged, devices = 0, set()

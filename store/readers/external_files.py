@@ -19,7 +19,12 @@ from probes.tape.safe_open import LINK, NOT_PLAIN, open_plain
 from store.readers.zstd import ZSTD, ZstdError, zstd_chunks
 
 __all__ = [
+    "DOCUMENT_BYTES",
+    "MAX_RANK",
+    "MAX_ROWS",
     "NO_RANK",
+    "REPORT_BYTES",
+    "SERIES_BYTES",
     "SourceError",
     "Survey",
     "first_bytes",
@@ -31,6 +36,14 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 1 << 20
+REPORT_BYTES = 16 << 20
+"""Largest output of a command that is read."""
+DOCUMENT_BYTES = 64 << 20
+"""Largest file that is read as a whole."""
+SERIES_BYTES = 512 << 20
+"""Largest file that is read row by row."""
+MAX_ROWS = 1_000_000
+"""Maximum rows per file and table."""
 MAX_FILES = 20_000
 MAX_DEPTH = 3
 """Folders below the one that was given: dumps are often gathered in one folder a host."""

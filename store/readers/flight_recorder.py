@@ -39,7 +39,7 @@ from store.readers.recorded_call import (
 from store.readers.safe_pickle import loads
 from store.readers.torchcomms import as_torch
 
-__all__ = ["KEPT_CALLS", "RankDump", "read_dump"]
+__all__ = ["KEPT_CALLS", "MAX_PICKLE_BYTES", "RankDump", "read_dump"]
 
 
 MAX_PICKLE_BYTES = 96 << 20

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from probes.profiling.memory_state import FORMAT, MemoryState, summarise
-from store.readers.external_files import SourceError, unpacked
+from store.readers.external_files import DOCUMENT_BYTES, SourceError, unpacked
+from store.readers.flight_recorder import MAX_PICKLE_BYTES
 from store.readers.safe_pickle import loads
 
 __all__ = ["ReadSnapshot", "is_memory_snapshot", "read_memory_snapshot"]
 
-MAX_PICKLE_BYTES = 96 << 20
-MAX_JSON_BYTES = 64 << 20
-"""Ours have at most 32 MiB; Python's objects take several times as much."""
 _START = 64
 """Bytes in which a pickle's first key stands."""
 _KEYS = (b"\x08segments", b"\x08\x00\x00\x00segments")
@@ -59,8 +57,8 @@ def read_memory_snapshot(path: Path) -> ReadSnapshot:
 
 
 def _json(blob: bytes) -> Any:
-    if len(blob) > MAX_JSON_BYTES:
-        raise SourceError(f"holds more than {MAX_JSON_BYTES:,} bytes: no Rankscope snapshot has so many")
+    if len(blob) > DOCUMENT_BYTES:
+        raise SourceError(f"holds more than {DOCUMENT_BYTES:,} bytes: no Rankscope snapshot has so many")
     try:
         return json.loads(blob)
     except ValueError:

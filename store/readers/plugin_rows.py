@@ -15,14 +15,12 @@ from typing import Any
 
 from probes.tape.schema import TABLES
 from store.ddl import store_columns
+from store.readers.external_files import MAX_RANK, MAX_ROWS
 from store.readers.logs.rules import load_rules
 
 __all__ = ["READ_TABLES", "Rows", "checked_rows"]
 
 READ_TABLES = ("log_events", "steps", "collectives", "events")
-MAX_ROWS = 1_000_000
-"""Maximum rows per file and table."""
-MAX_RANK = 1_000_000
 MAX_TEXT_CHARS = 100_000
 MAX_REASONS = 5
 _NEEDED = {"log_events": ("kind",), "steps": ("rank", "step"), "collectives": ("rank", "step"), "events": ("kind",)}

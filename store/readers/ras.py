@@ -17,12 +17,11 @@ from store.readers.external_files import SourceError, unpacked
 from store.readers.json_stream import members
 from store.readers.logs.prefix import Prefix
 from store.readers.logs.scan import LogEvent, ReadLog
-from store.readers.recorded_call import short_text, whole_number
+from store.readers.recorded_call import MAX_RANKS, short_text, whole_number
 
 __all__ = ["is_ras", "read_ras"]
 
 MAX_COMMUNICATORS = 20_000
-MAX_RANKS = 200_000
 MAX_LISTED = 512
 _FUNCTIONS = 64
 _ERRORS = {1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument", 5: "invalid usage"}

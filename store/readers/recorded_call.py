@@ -10,6 +10,7 @@ from typing import Any
 
 __all__ = [
     "MAX_INT",
+    "MAX_RANKS",
     "NO_EVENTS",
     "GroupKey",
     "Ranks",

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from probes.attach.own_process import own_process
+from trainer.launcher.rank_processes import UNKNOWN_EXIT
 from trainer.launcher.zygote import (
     IMPORT_TIMEOUT_S,
     MAX_MESSAGE_BYTES,
@@ -42,7 +43,6 @@ from trainer.launcher.zygote import (
 __all__ = ["PreforkServer", "StartedCommand"]
 
 _COMMAND = "rankscope"
-_UNKNOWN_EXIT = 255
 
 
 class StartedCommand:
@@ -65,7 +65,7 @@ class StartedCommand:
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
         if self.returncode is None and select.select([self._status], [], [], 0)[0]:
-            self.returncode = int(self._status.readline() or _UNKNOWN_EXIT)
+            self.returncode = int(self._status.readline() or UNKNOWN_EXIT)
             self._status.close()
         return self.returncode
 

@@ -31,7 +31,7 @@ from trainer.launcher.live_lines import FindingLines, say
 from trainer.launcher.live_ranks import LiveRanks
 from trainer.layout.plan import Plan
 
-__all__ = ["ProgressView"]
+__all__ = ["PLAIN_LINE_S", "ProgressView"]
 
 REFRESH_S = 0.25
 MIN_TABLE_HEIGHT = 30

@@ -23,7 +23,7 @@ from pathlib import Path
 from probes.attach.own_process import own_process
 from trainer.launcher.zygote import Zygote, ZygoteError
 
-__all__ = ["RankProcesses"]
+__all__ = ["UNKNOWN_EXIT", "RankProcesses"]
 
 logger = logging.getLogger("torch.distributed.elastic.rankscope")  # goes where the launcher's own log goes
 POLL_S = 0.02

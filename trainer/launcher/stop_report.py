@@ -21,10 +21,10 @@ from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
+from watch.sharing.pack import TAIL_BYTES
 
 __all__ = ["STOPPING", "VERDICT_INDENT", "open_critical", "open_verdict", "verdict_lines"]
 
-TAIL_BYTES = 8 << 20
 STOPPING = "[dim]Stopping. Ctrl-C again ends everything at once.[/]"
 VERDICT_INDENT = 9
 """Column behind `Verdict`, `Why` and `Next`."""

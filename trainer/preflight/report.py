@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trainer.exit_codes import EXIT_FAILED
 from trainer.preflight.readings import Readings
 
 __all__ = ["EXIT_FAILED", "EXIT_INCOMPLETE", "EXIT_PASSED", "Line", "PreflightReport", "Status"]
@@ -17,8 +18,6 @@ Status = Literal["pass", "warn", "fail"]
 _ORDER: tuple[Status, ...] = ("pass", "warn", "fail")
 EXIT_PASSED = 0
 """Nothing failed; there may be warnings."""
-EXIT_FAILED = 1
-"""A check failed; with `--strict` also: there is a warning."""
 EXIT_INCOMPLETE = 3
 """A rank did not answer, or the ranks could not communicate."""
 SCHEMA_VERSION = 1

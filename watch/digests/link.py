@@ -37,7 +37,7 @@ from watch.digests.signed_messages import NO_SESSION, Inbox, MessageRefused, Sig
 if TYPE_CHECKING:
     from probes.torch_compat import TCPStore
 
-__all__ = ["ALL", "LEADER", "LEADER_KEY", "DigestLink", "Refusal", "Traffic", "Verdict", "digest_key", "verdict_key"]
+__all__ = ["ALL", "LEADER_KEY", "DigestLink", "Refusal", "Traffic", "Verdict", "digest_key", "verdict_key"]
 
 logger = logging.getLogger("rankscope.watch")
 LEADER = 0

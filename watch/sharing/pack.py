@@ -33,14 +33,14 @@ from probes.tape.secrets import Redactor
 from store import StoreError, is_watched
 from store.catch_up import stores_up_to_date
 from store.collect import plain_files
+from store.database import WAIT_S
 from store.open import SHARED_MARK
 from watch.sharing.redacted_store import copy_store
 from watch.sharing.shared_run import diagnosed_folder
 from watch.verdicts.run_phase import settled_phase
 
-__all__ = ["Packed", "pack", "printable_name"]
+__all__ = ["TAIL_BYTES", "Packed", "pack", "printable_name"]
 
-WAIT_S = 10.0
 TEXT_FOLDERS = ("stacks", "logs")
 TAIL_BYTES = 8 << 20
 """Bytes kept from the end of each stack or log file."""

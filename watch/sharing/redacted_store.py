@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.database import connect_attached, translated
+from store.database import WAIT_S, connect_attached, translated
 from store.ddl import quoted
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["copy_store"]
 
-WAIT_S = 10.0
 _TEXTS = ("VARCHAR", "JSON")
 _PIECE = 10_000
 _STORAGE_VERSION = "v1.4.0"

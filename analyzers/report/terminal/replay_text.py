@@ -17,7 +17,7 @@ from probes.tape.printable import visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["render", "verdict"]
+__all__ = ["MAX_TEXT", "render", "verdict"]
 
 MAX_SAMPLES = 8
 MAX_TEXT = 60

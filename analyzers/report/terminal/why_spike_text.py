@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzers.numerics.why_spike import WhySpike
+from analyzers.report.terminal.replay_text import MAX_TEXT
 from probes.tape.printable import visible
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["render", "tables"]
 
 MAX_ROWS = 8
-MAX_TEXT = 60
 
 
 def tables(spike: WhySpike) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:

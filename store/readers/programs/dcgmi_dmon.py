@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.readers.external_files import read_whole
+from store.readers.external_files import SERIES_BYTES, read_whole
 from store.readers.logs.file_names import host_of_log
-from store.readers.programs.gpu_readings import UNNAMED_HOST, reading
+from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, reading
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
 
 NAME = "dcgmi dmon"
-MAX_BYTES = 512 << 20
-SECOND_NS = 10**9
 _COLUMNS = {
     "TMPTR": "temperature_celsius", "POWER": "power_watts", "GPUTL": "gpu_utilization_ratio", "SMCLK": "sm_clock_hertz",
     "DVCCTR": "throttle_reasons", "PCIRC": "pcie_replay_total", "REPLY": "pcie_replay_total",
@@ -30,7 +28,7 @@ def read(path: Path) -> ProgramRows:
     found, host = ProgramRows(), host_of_log(path)
     names: list[str] = []
     counts: dict[str, int] = {}
-    for line in read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines():
+    for line in read_whole(path, SERIES_BYTES)[0].decode("utf-8", "replace").splitlines():
         words = line.split()
         if line.lstrip().startswith("#"):
             names = [word for word in words if word not in ("#", "#Entity", "Entity")]

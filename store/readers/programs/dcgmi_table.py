@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.readers.external_files import read_whole
+from store.readers.external_files import DOCUMENT_BYTES, read_whole
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.rows import ProgramRows
 
 NAME = "dcgmi diag or health"
-MAX_BYTES = 64 << 20
 MAX_TEXT = 300
 _SETTINGS = re.compile(
     r"denylist|blacklist|nvml|cuda|permission|persistence|environment|graphics|software|eud|overall|metadata|version|"
@@ -41,7 +40,7 @@ def read(path: Path) -> ProgramRows:
     """Read the tests that failed, each with the text below it."""
     found, host = ProgramRows(), host_of_log(path)
     for line, test, devices, text in _failed(
-        _rows(read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines())
+        _rows(read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace").splitlines())
     ):
         found.log_events.append(
             {

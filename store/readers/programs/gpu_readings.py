@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["LOST", "THROTTLE_BITS", "UNNAMED_HOST", "number", "reading", "sample_ns"]
+__all__ = ["LOST", "SECOND_NS", "THROTTLE_BITS", "UNNAMED_HOST", "number", "reading", "sample_ns"]
 
 UNNAMED_HOST = "an unnamed host"
 """In the place of the host where neither the file nor its name says it."""
@@ -22,6 +22,8 @@ _SCALES = {
 _COUNTERS = ("ecc_corrected_total", "ecc_uncorrected_total", "remapped_rows_total", "pcie_replay_total",
              "throttle_reasons")  # fmt: skip
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+
+SECOND_NS = 10**9
 
 
 def number(text: str) -> float | None:

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.readers.external_files import read_whole
+from store.readers.external_files import DOCUMENT_BYTES, read_whole
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import LOST, THROTTLE_BITS, UNNAMED_HOST, reading, sample_ns
 from store.readers.programs.rows import ProgramRows
 
 NAME = "nvidia-smi -q"
-MAX_BYTES = 64 << 20
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
 _PAIR = re.compile(r"^(\s*)([^:]+?)\s*:\s*(.*?)\s*$")
 _LOST_AT = re.compile(r"GPU ?([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)")
@@ -48,7 +47,7 @@ def read(path: Path) -> ProgramRows:
                 }
             )
 
-    text = read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace")
+    text = read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace")
     for number, section, name, value, line in _pairs(text):
         if LOST.search(line):
             bus = _LOST_AT.search(line)

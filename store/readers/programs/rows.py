@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from store.readers.external_files import MAX_ROWS
+
 __all__ = ["MAX_ROWS", "Point", "ProgramRows", "StackOfProcess", "column_of", "points_of", "step_rows"]
 
-MAX_ROWS = 1_000_000
-"""Maximum rows per file."""
 MAX_STEP = 1 << 50
 _PREFIX = re.compile(r"^(?:train(?:ing|er)?|actor|metrics|loss_metrics|perf|optim|time_metrics)[/_.\- ]+")
 _OTHERS = re.compile(r"(?:^|[/_.\- ])(?:e?val(?:uation|id|idation)?|test|aux|best|min|max|val)(?:[/_.\- ]|$)")

@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import read_whole
+from store.readers.external_files import DOCUMENT_BYTES, read_whole
 from store.readers.programs.rows import ProgramRows
 
 NAME = "sacct of Slurm"
-MAX_BYTES = 64 << 20
 _RULE = re.compile(r"^\s*-+(?:\s+-+)+\s*$")
 _ENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "TIMEOUT": ("slurm_cancelled", {"reason": "TIME LIMIT"}),
@@ -41,7 +40,7 @@ def recognise(first: bytes) -> bool:
 
 def read(path: Path) -> ProgramRows:
     """Read the rows of the last job that is listed."""
-    text = read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace")
+    text = read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace")
     rows = [(number, row) for number, row in _rows(text.splitlines()) if row.get("State")]
     found = ProgramRows()
     jobs = list(dict.fromkeys(_job(row) for _, row in rows))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from store.readers.external_files import read_whole
+from store.readers.external_files import DOCUMENT_BYTES, read_whole
 from store.readers.programs.rows import ProgramRows
 from store.readers.programs.sacct import HEADER_LINES, _wall_ns
 
 NAME = "scontrol show node"
-MAX_BYTES = 64 << 20
 MAX_NODES = 64
 """More than this are the cluster's and not a job's: which of them the job had is not known."""
 _FIELD = re.compile(r"(?:^|\s)(NodeName|State|Reason)=(.*?)(?=\s+[A-Z]\w+=|\s*$)")
@@ -30,7 +29,7 @@ def recognise(first: bytes) -> bool:
 def read(path: Path) -> ProgramRows:
     """Read the nodes of a job."""
     nodes: list[tuple[int, dict[str, str]]] = []
-    for number, line in enumerate(read_whole(path, MAX_BYTES)[0].decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace").splitlines(), 1):
         for name, value in _FIELD.findall(line):
             if name == "NodeName":
                 nodes.append((number, {}))

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, read_whole
+from store.readers.external_files import SERIES_BYTES, SourceError, read_whole
 from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, points_of, step_rows
 
 NAME = "event file of TensorBoard"
-MAX_BYTES = 512 << 20
 MAX_RECORD_BYTES = 64 << 20
 _LENGTH = struct.Struct("<Q")
 
@@ -34,7 +33,7 @@ def read(path: Path) -> ProgramRows:
     points: list[Point] = []
     problem = ""
     try:
-        for record in _records(read_whole(path, MAX_BYTES)[0]):
+        for record in _records(read_whole(path, SERIES_BYTES)[0]):
             event = Event()
             event.ParseFromString(record)
             wall_ns = int(event.wall_time * 1e9) if 1e9 < event.wall_time < 1e10 else None

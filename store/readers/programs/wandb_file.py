@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, read_whole
+from store.readers.external_files import SERIES_BYTES, SourceError, read_whole
 from store.readers.programs.rows import Point, ProgramRows, step_rows
 from store.readers.programs.wandb_history import history_point
 
 NAME = "run of W&B (.wandb)"
-MAX_BYTES = 512 << 20
 _MAGIC = b":W&B"
 _BLOCK, _HEADER = 32768, struct.Struct("<IHB")
 _WHOLE, _FIRST, _LAST = 1, 2, 4
@@ -37,7 +36,7 @@ def read(path: Path) -> ProgramRows:
     points: list[Point] = []
     rows = ProgramRows()
     try:
-        for data in _records(read_whole(path, MAX_BYTES)[0]):
+        for data in _records(read_whole(path, SERIES_BYTES)[0]):
             record = Record()
             record.ParseFromString(data)
             kind = record.WhichOneof("record_type")

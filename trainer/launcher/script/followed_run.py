@@ -34,7 +34,7 @@ from probes.settings.sections import RecoverySettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.held_folder import HeldFolder
-from probes.tape.rundir import RunDir, RunError
+from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from probes.tape.signal_names import signal_name
 from store import StoreError
 from trainer.launcher.advice_line import advice_line
@@ -50,7 +50,6 @@ __all__ = ["FollowedRun"]
 
 logger = logging.getLogger("rankscope.trainer")
 POLL_S = 0.25
-NODE_RANK = -1
 
 
 class FollowedRun:

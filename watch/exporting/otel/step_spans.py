@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from analyzers.account.time_classes import NOT_MEASURED, OWN_WORK, WAITED
 from analyzers.figures.spaced_sample import spaced_sample
 
-__all__ = ["GROUPS", "RANKS", "SpanRow", "StepSpans"]
+__all__ = ["GROUPS", "RANKS", "SAMPLED_RANKS", "SpanRow", "StepSpans"]
 
 GROUPS = ("default", "per_step", "all")
 RANKS = ("single_rank", "first_rank_per_node", "sampled", "all_ranks")

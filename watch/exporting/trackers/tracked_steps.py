@@ -23,12 +23,12 @@ from analyzers.figures.spaced_sample import spaced_sample
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, missing_tables
+from watch.exporting.otel.step_spans import SAMPLED_RANKS
 from watch.exporting.trackers.tracker import TrackedStep
 
-__all__ = ["RANKS", "TrackedSteps"]
+__all__ = ["RANKS", "SAMPLED_RANKS", "TrackedSteps"]
 
 RANKS = ("none", "sampled", "all")
-SAMPLED_RANKS = 8
 MAX_STEPS = 500
 """Executions per call."""
 _SHARED = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/learning_rate": "lr"}
