@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import importlib
@@ -40,6 +39,7 @@ from analyzers.run.remembered import Remembered
 from analyzers.scope import Scope
 from analyzers.whatif import what_if
 from benchmarks.accuracy.ablation_cases import Recorded, cases, record
+from benchmarks.harness import argument_parser, progress, write_json
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -49,7 +49,7 @@ Ask = Callable[[], Any]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one of the three commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("command", choices=("record", "fields", "verdicts"))
     parser.add_argument("cases", type=Path, help="folder of the recorded cases")
     parser.add_argument("modules", nargs="*", help="modules of the policies whose fields are changed")
@@ -59,7 +59,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--trials", nargs="*", default=["low", "high", "half", "double"], help="values to set (all four)"
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="end with what is known after so long (600)")
-    parser.add_argument("--json", type=Path, help="write the result")
     parser.add_argument("--against", type=Path, help="a result of `verdicts` to compare with")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
@@ -71,8 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "verdicts":
         return _verdicts(chosen, options.json, options.against)
     needed = needs(chosen, fields_of(options.modules), options.trials, time.monotonic() + options.seconds)
-    if options.json:
-        options.json.write_text(json.dumps(needed, indent=1))
+    write_json(options.json, needed)
     for name, found in needed.items():
         print(f"{name}: " + ", ".join(f"{trial} {case or '-'}" for trial, case in found.items()))
     idle = [name for name, found in needed.items() if not all(found.values())]
@@ -162,7 +160,7 @@ def needs(
                     if not known[trial]:
                         with changes[policy].to(name, trials(default)[trial]):
                             known[trial] = case.name if _answer(ask) != result else ""
-        print(f"{number + 1}/{len(chosen)} {case.name}", file=sys.stderr, flush=True)
+        progress(number + 1, len(chosen), case.name)
     return found
 
 

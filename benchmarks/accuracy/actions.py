@@ -20,8 +20,6 @@ step before to the first one after. It has paid once `restart / (1 - step after 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import socket
@@ -39,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analyzers.account.by_step import account_by_step
+from benchmarks.harness import argument_parser, write_json
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
@@ -203,13 +202,12 @@ def _wait(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> 
 
 def main() -> None:
     """Print the table; exit code 1 if an action changed nothing, or the dry run something."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--only", choices=sorted(ARMS), action="append", help="these runs (all)")
     parser.add_argument("--factor", type=float, default=8.0, help="slowdown of the forward pass on node 1 (8)")
     parser.add_argument("--steps", type=int, default=60, help="steps after the action (60)")
     parser.add_argument("--quick", action="store_true", help="20 steps after the action")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -218,8 +216,7 @@ def main() -> None:
             folder.mkdir(parents=True)
             found[arm] = measure(arm, folder, factor=options.factor, num_steps=20 if options.quick else options.steps)
     _print(found)
-    if options.json:
-        options.json.write_text(json.dumps({"runs": found, "load": os.getloadavg()[0]}, indent=1) + "\n")
+    write_json(options.json, {"runs": found, "load": os.getloadavg()[0]})
     sys.exit(not all(_is_right(arm, values) for arm, values in found.items()))
 
 

@@ -22,7 +22,6 @@ same probes:
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -42,6 +41,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from analyzers.account.bubble import PipelineSpans, StepIdle, expected_idle, measure_idle
+from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install, uninstall
 from probes.pipeline import record_schedule
 from probes.tape.names import read_names
@@ -260,7 +260,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.accuracy.bubble", description="idle share of real pipelines")
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--quick", action="store_true", help="fewer steps: under a minute")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--microbatches", type=int, action="append", help="default: 8 and 16")
@@ -270,7 +270,6 @@ def main() -> None:
     )
     parser.add_argument("--forward-ms", type=float, help="of one microbatch on one rank (default 100, quick 20)")
     parser.add_argument("--steps", type=int, help="measured steps of each (default 4, quick 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     options.microbatches = options.microbatches or [8, 16]
     options.schedule = options.schedule or list(SCHEDULES)
@@ -290,8 +289,7 @@ def main() -> None:
         "python": platform.python_version(),
     }
     show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

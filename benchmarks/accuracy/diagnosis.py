@@ -47,6 +47,7 @@ from analyzers.scope import Scope
 from analyzers.verdict.verdict import EXPLAINS_GAIN
 from benchmarks.accuracy.diagnosis_summary import analyses_of, offered, print_table, summarize
 from benchmarks.accuracy.labelled import EXPECTED, Case, Expected, make
+from benchmarks.harness import argument_parser, write_json
 from store import Store
 from tests.support.simulator import simulate, write
 
@@ -271,7 +272,7 @@ def judged(cases: Sequence[Case], jobs: int) -> Iterable[Outcome]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 if there was any mistake of an analyzer that is offered."""
-    parser = argparse.ArgumentParser(prog="benchmarks.accuracy.diagnosis", description="accuracy of the analyzers")
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--faulty", type=int, default=500, help="labelled faulty runs, over all faults (500)")
     parser.add_argument("--clean", type=int, default=500, help="clean runs (500)")
     parser.add_argument("--quick", action="store_true", help="one run of 8 ranks a fault, without steps to detection")
@@ -287,7 +288,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long, with what there is; 0: never")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="add outcomes to it; those there are not made again")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and every outcome")
     parser.add_argument("--verbose", action="store_true", help="list the mistakes with the commands that repeat them")
     options = parser.parse_args(arguments)
     cases = cases_of(options)
@@ -307,8 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = summarize(outcomes)
     print_table(summary)
     print(f"{len(outcomes)} runs in {time.perf_counter() - start:.1f} s; seed {options.seed}")
-    if options.json:
-        options.json.write_text(json.dumps({**summary, "outcomes": [asdict(o) for o in outcomes]}, indent=1) + "\n")
+    write_json(options.json, {**summary, "outcomes": [asdict(o) for o in outcomes]})
     overall = summary["overall"]
     return int(
         overall["precision"]["share"] not in (None, 1.0) or overall["errors"] > 0 or overall["contradictions"] > 0

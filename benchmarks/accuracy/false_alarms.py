@@ -16,8 +16,6 @@ An alarm is any fired finding of severity warning or critical. Exit code 1 if th
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -33,6 +31,7 @@ import numpy as np
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
+from benchmarks.harness import argument_parser, write_json
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.support.simulator.long import LongRun, write_long
@@ -151,16 +150,13 @@ def table(counts: list[Count]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.accuracy.false_alarms", description="findings where nothing is wrong"
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--simulated", type=int, default=0, metavar="STEPS", help="simulated steps in all")
     parser.add_argument("--real", type=int, default=0, metavar="STEPS", help="real steps in all, over all layouts")
     parser.add_argument("--layout", action="append", choices=LAYOUTS, help="only this real layout; repeatable")
     parser.add_argument("--quick", action="store_true", help="6 simulated runs of 1,000 steps, 100 real steps of ddp")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for simulated runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     steps_a_run = 1_000 if options.quick else STEPS_A_RUN
     if options.quick:
@@ -187,7 +183,7 @@ def main() -> int:
             "runs": [{"name": c.name, "steps": c.steps, "seconds": c.seconds, "alarms": c.alarms} for c in counts],
             "false_alarms": sum(len(count.alarms) for count in counts),
         }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(options.json, result)
     return int(any(count.alarms for count in counts))
 
 

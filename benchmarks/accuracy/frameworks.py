@@ -23,7 +23,6 @@ second. Both clocks are read by a hook after each optimizer step, in both arms.
 
 from __future__ import annotations
 
-import argparse
 import bisect
 import importlib.util
 import itertools
@@ -41,6 +40,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks.harness import argument_parser, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 STRANGERS, EXAMPLES = ROOT / "benchmarks" / "strangers", ROOT / "examples"
@@ -93,12 +94,11 @@ SCRIPTS = {
 
 def main() -> None:
     """Print the table; a framework that is not installed is named and left out."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="that are timed of each run")
     parser.add_argument("--only", default=",".join(SCRIPTS))
     parser.add_argument("--quick", action="store_true", help="one pair of two seconds")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     if options.quick:
         options.pairs, options.seconds = 1, 2.0
@@ -114,8 +114,7 @@ def main() -> None:
         found[name] = _ratios(pairs)
         print(f"{name}: {found[name]['ratio']:.3f}", flush=True)
     _show(found)
-    if options.json:
-        options.json.write_text(json.dumps({"frameworks": found, "load": os.getloadavg()[0]}, indent=1) + "\n")
+    write_json(options.json, {"frameworks": found, "load": os.getloadavg()[0]})
 
 
 def _pair(script: Script, num_steps: int, turn: int) -> dict[str, tuple[float, float]]:

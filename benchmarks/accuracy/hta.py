@@ -11,7 +11,6 @@ without a gap, as those of a training loop do. Exit code 1 if a share differs by
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from analyzers.stragglers.traces import breakdown
+from benchmarks.harness import argument_parser, markdown_head, markdown_row
 from store.readers.kineto import read_trace
 
 PARTS = ("compute", "communication", "exposed", "idle")
@@ -49,12 +49,11 @@ print(json.dumps({
 
 def main() -> int:
     """Print a table; exit 1 beyond a point of difference."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--python", required=True, help="interpreter that has HolisticTraceAnalysis")
     parser.add_argument("traces", nargs="*", type=Path, help="traces of yours instead of those made here")
     options = parser.parse_args()
-    print("| trace | " + " | ".join(f"{part}: ours, HTA" for part in PARTS) + " | largest difference, points |")
-    print("|---" * (len(PARTS) + 2) + "|")
+    print(markdown_head("trace", *(f"{part}: ours, HTA" for part in PARTS), "largest difference, points"))
     worst = 0.0
     with TemporaryDirectory(prefix="rankscope-hta-") as folder:
         files = [(path.name, path) for path in options.traces] or [
@@ -64,8 +63,8 @@ def main() -> int:
             ours, theirs = ours_of(path), theirs_of(path, options.python)
             apart = 100 * max(abs(ours[part] - theirs[part]) for part in PARTS)
             worst = max(worst, apart)
-            cells = " | ".join(f"{100 * ours[part]:.1f} %, {100 * theirs[part]:.1f} %" for part in PARTS)
-            print(f"| {name} | {cells} | {apart:.2f} |", flush=True)
+            cells = [f"{100 * ours[part]:.1f} %, {100 * theirs[part]:.1f} %" for part in PARTS]
+            print(markdown_row(name, *cells, f"{apart:.2f}"), flush=True)
     return int(worst > MAX_POINTS)
 
 

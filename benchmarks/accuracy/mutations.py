@@ -11,7 +11,6 @@ tests run on the tree as it is: where they fail, they find nothing.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -21,6 +20,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.harness import argument_parser, markdown_head, markdown_row
 
 __all__ = ["MUTATIONS", "ROOT", "Mutation", "occurrences"]
 
@@ -190,7 +191,7 @@ def failing(root: Path, tests: str) -> tuple[bool, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--folders", action="store_true", help="all tests of the package")
     parser.add_argument("--after-green", action="store_true", help="the tests just passed: do not run them first")
     parser.add_argument("--only", action="append", default=[], help="part of a name")
@@ -213,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_red:
             print(f"Red without a defect: {line}", file=sys.stderr)
             return 2
-        print("| defect | file | found | seconds | by |\n|---|---|---|---|---|", flush=True)
+        print(markdown_head("defect", "file", "found", "seconds", "by"), flush=True)
         for one in chosen:
             text = (root / one.file).read_text(encoding="utf-8")
             (root / one.file).write_text(text.replace(one.old, one.new), encoding="utf-8")
@@ -222,8 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (root / one.file).write_text(text, encoding="utf-8")
             found += is_found
             seconds = time.monotonic() - begun
-            print(f"| {one.name} | {one.file} | {'yes' if is_found else '**no**'} | {seconds:.0f} | "
-                  f"{line if is_found else ''} |", flush=True)  # fmt: skip
+            result = ("yes", f"{seconds:.0f}", line) if is_found else ("**no**", f"{seconds:.0f}", "")
+            print(markdown_row(one.name, one.file, *result), flush=True)
     print(f"\n{found} of {len(chosen)} found")
     return 0 if found == len(chosen) else 1
 

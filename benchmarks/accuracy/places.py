@@ -14,7 +14,6 @@ of the whole run. Launching once makes a hundred places cost what one drill cost
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -31,6 +30,7 @@ from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
 from analyzers.stragglers.analyze import slow_ranks
 from analyzers.stragglers.policy import StragglerPolicy
+from benchmarks.harness import argument_parser, write_json
 from benchmarks.strangers.__main__ import FOLDER, LOOPS, busy
 from probes.attach.injected_fault import InjectedFault
 from probes.tape import event_kinds
@@ -148,7 +148,7 @@ def run(
 
 def main() -> int:
     """Entry of the benchmark; 1 if a window was not right or a calm step gave a report."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--loops", default=",".join(LOOPS))
     parser.add_argument("--faults", default="slow")
     parser.add_argument("--ranks", type=int, default=2)
@@ -162,7 +162,6 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=500.0)
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names = [] if options.faults == "none" else chosen_faults(options.faults)
     console, rows, clean = Console(width=200), [], []
@@ -176,10 +175,7 @@ def main() -> int:
                 told = f"after {row.after_steps} steps" if row.result == "right" else " | ".join(row.summaries)
                 console.print(f"{loop} {row.fault} ({row.step_ms} ms): {row.result} {told}", highlight=False)
             console.print(str(after), highlight=False, markup=False)
-            if options.json:
-                options.json.write_text(
-                    json.dumps({"windows": [asdict(row) for row in rows], "clean": clean}, indent=2)
-                )
+            write_json(options.json, {"windows": [asdict(row) for row in rows], "clean": clean})
             if options.keep is None:
                 shutil.rmtree(at, ignore_errors=True)
     right = sum(row.result == "right" for row in rows)

@@ -9,7 +9,6 @@ parameters, gradients and moments are counted as they are. Traffic is that of re
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import torch
 
 from benchmarks.accuracy.plan_ranks import measure_layout
 from benchmarks.cost.allocator import allocated
+from benchmarks.harness import argument_parser
 from probes.tape.rundir import RunDir
 from store import Store
 from trainer.config.config import Config
@@ -243,7 +243,7 @@ def _recorded(run: RunDir) -> tuple[Counter[str], Counter[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--memory", action="store_true", help="only the tables of memory")
     options = parser.parse_args()
     torch.set_num_threads(1)

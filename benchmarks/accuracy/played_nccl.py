@@ -34,6 +34,7 @@ from typing import Any
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
+from benchmarks.harness import argument_parser, write_json
 from store import Store
 from tests.support.played.faults import EXPECTED, Fault, draw
 from tests.support.played.host_time import PlayedClock, build
@@ -192,16 +193,13 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the runs; 1 if any was judged wrongly."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy.played_nccl", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each fault and layout")
     parser.add_argument("--clean", type=int, default=4, help="runs without a fault")
     parser.add_argument("--fault", action="append", choices=list(EXPECTED), help="these only")
     parser.add_argument("--layout", action="append", choices=list(LAYOUTS), help="these only")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--keep", type=Path, help="file of outcomes: what is in it is not made again")
-    parser.add_argument("--json", type=Path, help="write the table here")
     parser.add_argument("--verbose", action="store_true", help="print the findings of every run")
     options = parser.parse_args(arguments)
     outcomes = []
@@ -220,8 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"    {text}")
             sys.stdout.flush()
     print_table(outcomes)
-    if options.json:
-        options.json.write_text(json.dumps(table_of(outcomes), indent=1) + "\n")
+    write_json(options.json, table_of(outcomes))
     return int(not all(outcome.is_right for outcome in outcomes))
 
 

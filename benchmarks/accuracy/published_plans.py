@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.harness import markdown_head, markdown_row
 from trainer.config.config import Config
 from trainer.layout.plan import resolve
 from trainer.plan.expected import Expected, expect
@@ -135,7 +136,7 @@ TITLES = ("training", "GPUs", "published layout", "published MFU", "MFU by plan,
 
 
 def markdown() -> str:
-    rows = [f"| {' | '.join(TITLES)} |", f"|{'---|' * len(TITLES)}"]
+    rows = [markdown_head(*TITLES)]
     for each in PUBLISHED:
         expected, found = compare(each)
         best = found.simplest
@@ -150,7 +151,7 @@ def markdown() -> str:
             f"{best.expected.mfu:.0%}" if best else "",
             each.source + (f"; {each.note}" if each.note else ""),
         )
-        rows.append(f"| {' | '.join(cells)} |")
+        rows.append(markdown_row(*cells))
     return "\n".join(rows)
 
 

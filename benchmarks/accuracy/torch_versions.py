@@ -11,7 +11,6 @@ critical.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -23,6 +22,8 @@ import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from benchmarks.harness import argument_parser, markdown_head, markdown_row, write_json
 
 __all__ = ["TRIALS", "Outcome", "Trial", "libraries", "make_environment", "markdown", "run_trial"]
 
@@ -156,20 +157,19 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     """A row a version, a column a trial."""
     names = [name for name in TRIALS if any(each.trial == name for each in outcomes)]
     by_place = {(each.version, each.trial): each for each in outcomes}
-    rows = [f"| torch | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    rows = [markdown_head("torch", *names)]
     for version in dict.fromkeys(each.version for each in outcomes):
         row = [by_place.get((version, name)) for name in names]
         cells = ["-" if each is None else f"{each.seconds:.0f} s" if each.passed else each.what for each in row]
-        rows.append(f"| {version} | {' | '.join(cells)} |")
+        rows.append(markdown_row(version, *cells))
     return "\n".join(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("versions", nargs="+", help="like 2.11.0; `here`: this environment's")
     parser.add_argument("--folder", type=Path, required=True, help="environments and runs")
     parser.add_argument("--only", nargs="+", choices=list(TRIALS), default=list(TRIALS))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     folder, outcomes = options.folder.resolve(), []
     for version in options.versions:
@@ -182,8 +182,7 @@ def main() -> None:
             where = folder / "runs" / version / name.replace(" ", "-") / time.strftime("%H%M%S")
             outcomes.append(run_trial(python, version, name, where))
             print(f"{version} {name}: {outcomes[-1].what or 'passed'} ({outcomes[-1].seconds} s)", flush=True)
-            if options.json:
-                options.json.write_text(json.dumps([asdict(each) for each in outcomes], indent=2), encoding="utf-8")
+            write_json(options.json, [asdict(each) for each in outcomes])
     print(f"\n{time.strftime('%Y-%m-%d')}\n\n{markdown(outcomes)}")
 
 

@@ -15,7 +15,6 @@ no replay can know. `slow_data` sleeps and takes nobody's core.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -31,6 +30,7 @@ from analyzers.account.timings import load_places
 from analyzers.whatif.step_graph import load_graph
 from analyzers.whatif.what_if import without
 from benchmarks.accuracy.false_alarms import LAYOUTS
+from benchmarks.harness import argument_parser, write_json
 from probes.tape.rundir import RunDir
 from store import Store
 
@@ -147,9 +147,7 @@ def print_table(blocks: Sequence[Block]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.accuracy.whatif", description="what-if against really removing a slowdown"
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--kind", choices=("slow_compute", "slow_data"), default="slow_compute")
     parser.add_argument("--layout", choices=LAYOUTS, default="ddp")
     parser.add_argument("--rank", type=int, default=1, help="the slow rank (1)")
@@ -158,7 +156,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="steps in a block (40)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="2 blocks of 25 steps")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     if options.quick:
         options.blocks, options.steps = 2, 25
@@ -172,9 +169,8 @@ def main() -> int:
         print("no block was recorded whole", file=sys.stderr)
         return 1
     print_table(blocks)
-    if options.json:
-        figures = [asdict(block) | {"error_ratio": block.error_ratio} for block in blocks]
-        options.json.write_text(json.dumps({"blocks": figures, "load": os.getloadavg()[0]}, indent=1) + "\n")
+    figures = [asdict(block) | {"error_ratio": block.error_ratio} for block in blocks]
+    write_json(options.json, {"blocks": figures, "load": os.getloadavg()[0]})
     return 0
 
 

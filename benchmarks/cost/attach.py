@@ -22,7 +22,6 @@ else the machine does falls on all kinds. Each logs loss, gradient norm and lear
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import itertools
@@ -44,6 +43,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import argument_parser, write_json
 from probes.tape.events import read_events
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "attach"
@@ -53,13 +53,12 @@ WARM_STEPS = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--scripts", default="ddp,fsdp2")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--quick", action="store_true", help="two rounds of 60 steps")
-    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.steps = 2, 60
@@ -71,8 +70,7 @@ def main() -> None:
         rounds = [_round(script, kinds, options.steps, turn) for turn in range(options.rounds)]
         figures["scripts"][script] = _ratios(rounds, kinds)
         _show(console, script, figures["scripts"][script])
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write_json(options.json, figures)
 
 
 def measure_import(repeats: int = 15) -> float:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -24,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness import argument_parser
 from trainer.config.config import ModelConfig
 from trainer.model.initial_weights import initialise
 from trainer.model.transformer import Transformer
@@ -112,7 +112,7 @@ class BareLoop:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.cost.bare_loop", description="a plain loop, under torchrun")
+    parser = argument_parser(__doc__)
     parser.add_argument("--kind", choices=["ddp", "fsdp"], default="ddp")
     parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args()

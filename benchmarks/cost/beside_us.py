@@ -10,7 +10,6 @@ the diagnosis of the step time in its `final_summary.json`, ours all stragglers 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.harness import argument_parser, write_json
 from probes.tape.rundir import RunDir
 from watch.verdicts.diagnosed_run import diagnosed_run
 
@@ -160,12 +160,11 @@ def launch(command: list[str], log: Path, environment: Mapping[str, str]) -> Non
 
 def main() -> int:
     """Entry of the benchmark; 1 if we did not name the rank alone, or named one where nothing was slow."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--traceml-python", help="interpreter with traceml-ai; without it we are asked alone")
     parser.add_argument("--places", default=",".join(PLACES))
     parser.add_argument("--delay-ms", type=float, default=40.0)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console, rows, wrong = Console(width=200), {}, 0
     for name in options.places.split(","):
@@ -184,8 +183,7 @@ def main() -> int:
         if theirs is not None:
             primary = theirs["primary"]
             console.print(f"{name}: TraceML: {primary['kind']}: {primary['summary']}", markup=False, highlight=False)
-        if options.json:
-            options.json.write_text(json.dumps(rows, indent=2))
+        write_json(options.json, rows)
     console.print(f"{len(rows) - wrong} of {len(rows)} right by us")
     return 1 if wrong else 0
 

@@ -15,7 +15,6 @@ The script of `benchmarks.cost.beside_us`, two ranks, nothing slow. Four arms a 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -27,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost.beside_us import LAUNCH_TRACEML, SCRIPT, launch
+from benchmarks.harness import argument_parser, write_json
 
 CLOCK = """
 import json as _json, os as _os, statistics as _statistics, time as _time
@@ -45,11 +45,10 @@ TOOLS = ("rankscope", "traceml")
 
 def main() -> None:
     """Entry of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--traceml-python", required=True, help="interpreter with traceml-ai")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8000)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     arms = [(tool, is_on) for tool in TOOLS for is_on in (False, True)]
     rounds = []
@@ -65,8 +64,7 @@ def main() -> None:
         table.add_row(tool, f"{step_ms:.2f} ms", _spread(walls), _spread(cpus))
     Console(width=100).print(table)
     print(f"load {os.getloadavg()[0]:.1f} at the end, {os.cpu_count()} cores")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(options.json, figures)
 
 
 def _run(tool: str, is_on: bool, num_steps: int, traceml_python: str) -> tuple[float, float]:

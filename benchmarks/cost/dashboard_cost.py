@@ -16,7 +16,6 @@ which runs beside the pages, is left out: `benchmarks.scale.ranks` measures it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import sys
@@ -28,6 +27,7 @@ from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 import dashboard
+from benchmarks.harness import argument_parser
 from dashboard.data import prefetch
 from dashboard.data.background_answers import Answer
 from dashboard.data.run_access import RunAccess
@@ -68,7 +68,7 @@ def cost(run: Path, name: str) -> tuple[float, float, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cost.dashboard_cost")
+    parser = argument_parser(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--pages", default=",".join(name for name in PAGES if name not in ("findings", "goodput")))
     options: Any = parser.parse_args(arguments)

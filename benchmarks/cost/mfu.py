@@ -39,6 +39,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.cost.throughput import OurLoop, add_mfu, block, ratio_with_interval
+from benchmarks.harness import argument_parser
 from probes.device.stream_waits import stamp_waits
 from probes.recorder import NullRecorder
 from probes.tape_recorder import TapeRecorder
@@ -187,9 +188,7 @@ def _kernels(loop: OurLoop, device: torch.device, count: int, steps: int = 3) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.cost.mfu", description="MFU of the trainer, with probes and without"
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="gpt2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, help="sequences of a step")

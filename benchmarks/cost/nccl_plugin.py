@@ -11,8 +11,6 @@ checked.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
@@ -27,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.harness import argument_parser, write_json
 from probes.collectives.nccl_plugin.build import FLAGS, compile_plugin
 from probes.tape.reader import read_segment, segment_paths
 from probes.tape.writer import COMPLETE
@@ -163,12 +162,11 @@ def _compare(tape: Path, version: int, completed: int) -> Kill:
 
 def main() -> None:
     """Print the tables, and JSON where it is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     dice = random.Random(options.seed)
     costs: list[Cost] = []
@@ -200,8 +198,7 @@ def main() -> None:
             f"{sum(kill.lost for kill in kills)} lost, {sum(kill.gaps for kill in kills)} gaps, "
             f"{sum(kill.in_flight for kill in kills)} in flight on the tapes"
         )
-    if options.json:
-        options.json.write_text(json.dumps({"costs": [*map(asdict, costs)], "kills": [*map(asdict, kills)]}, indent=2))
+    write_json(options.json, {"costs": [*map(asdict, costs)], "kills": [*map(asdict, kills)]})
 
 
 if __name__ == "__main__":

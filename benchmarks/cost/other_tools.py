@@ -15,7 +15,6 @@ ranks. torchfrtrace and we read flight-recorder dumps of that program in NCCL's 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -33,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.spike_rules import RULES
+from benchmarks.harness import argument_parser, write_json
 from tests.support.simulator.curves import Curves
 from tests.support.simulator.faults import Fault
 from tests.support.simulator.noise import QUIET, SHARED_HOST, Noise
@@ -230,13 +230,10 @@ def _torchfrtrace(folder: Path, prefix: str) -> set[tuple[str, int]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; always 0: it compares, and asks nothing of anybody."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.cost.other_tools", description="other rules and tools on the same runs"
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("what", nargs="*", metavar="WHAT", help="spikes, hangs; default: both")
     parser.add_argument("--runs", type=int, default=400, help="curves of each kind (400)")
     parser.add_argument("--quick", action="store_true", help="20 curves of each kind, one hang")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args(arguments)
     what, result = options.what or ["spikes", "hangs"], {}
     if "spikes" in what:
@@ -258,8 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             torchs = ", ".join(hang["torchfrtrace"]) or "nothing"
             print(f"{hang['program']:28} DETAIL: {when} ({'right' if of['right'] else 'not right'}); "
                   f"torchfrtrace: {torchs}; we: {hang['ours']} {hang['our_ranks']}")  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
     return 0
 
 

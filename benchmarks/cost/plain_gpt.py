@@ -22,7 +22,6 @@ Losses do not depend on what else the machine does; the ratio does. Figures are 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from datetime import timedelta
@@ -37,6 +36,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from benchmarks.cost.throughput import OurLoop, block, ratio_with_interval
+from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install, uninstall
 from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
@@ -259,9 +259,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.cost.plain_gpt", description="the trainer against a plain GPT loop"
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--quick", action="store_true", help="100 steps of two seeds")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
@@ -272,7 +270,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--steps-a-block", type=int, default=10)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     if options.quick:
         options.steps, options.seeds, options.steps_a_block = 100, 2, 5
@@ -286,8 +283,7 @@ def main() -> None:
             runs.append(compare(options, seed, folder / str(seed)))
             result = summary(runs) | {"load_average": os.getloadavg()[0], "torch": torch.__version__}
             show(result)
-            if options.json:
-                options.json.write_text(json.dumps(result | {"runs": runs}, indent=1) + "\n")
+            write_json(options.json, result | {"runs": runs})
         dist.destroy_process_group()
 
 

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
+from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install, uninstall
 from probes.gradients import GradientProbe
 from probes.recorder import NullRecorder
@@ -317,13 +318,12 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.cost.probe_overhead", description="cost of the probes")
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--quick", action="store_true", help="fewer blocks: under a minute")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--step-ms", type=float, default=50.0, help="about how long a bare step takes")
     parser.add_argument("--blocks", type=int, help=f"pairs of blocks of {STEPS_A_BLOCK} steps (default 40, quick 10)")
     parser.add_argument("--kind", action="append", choices=["ddp", "fsdp"], help="default: both")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     options.blocks = options.blocks or (10 if options.quick else 40)
     options.kind = options.kind or ["ddp", "fsdp"]
@@ -337,8 +337,7 @@ def main() -> None:
         "load_average": os.getloadavg()[0],
     }
     show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ it, in turns; the median of the pairs and the least and most of them:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -36,6 +35,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import argument_parser, write_json
 from benchmarks.scale.ranks import make_steps
 from probes.tape.rundir import RunDir
 from store import Store, StoreError
@@ -48,13 +48,12 @@ BESIDE = ("scraped", "dead", "slow", "trackers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 128, 1024])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--training", type=int, default=0, metavar="BLOCKS", help="pairs of blocks while training")
     parser.add_argument("--beside", nargs="+", choices=BESIDE, default=BESIDE, help="what runs beside the training")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {"scrape": [], "training": {}}
     if options.training:
@@ -70,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{row['whole_ms']:10.1f} / {row['tick_ms']:<15.1f} {row['answer_ms']:10.1f}",
                 flush=True,
             )
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
+    write_json(options.json, found)
     return 0
 
 

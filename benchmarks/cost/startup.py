@@ -10,14 +10,13 @@ No byte goes over a network, so what the ranks would wait for each other is not 
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import resource
 import time
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
+
+from benchmarks.harness import argument_parser, markdown_head, write_json
 
 __all__ = ["JOBS", "Start", "start"]
 
@@ -96,12 +95,11 @@ def _start(job: str, into: Connection) -> None:
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--job", choices=JOBS, action="append", help="only this job")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args()
     rows = []
-    print("| job | parameters | of this rank | shapes | weights | memory |\n|---|---|---|---|---|---|")
+    print(markdown_head("job", "parameters", "of this rank", "shapes", "weights", "memory"))
     for job in options.job or JOBS:
         row = start(job)
         rows.append(row)
@@ -110,8 +108,7 @@ def main() -> int:
             f"| {row.weights_s:.1f} s | {row.memory_bytes / 1e9:.2f} GB |",
             flush=True,
         )
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    write_json(options.json, [asdict(row) for row in rows])
     return 0
 
 

@@ -42,6 +42,7 @@ from rich.table import Table
 
 from analyzers.health.device_peaks import peak_flops_per_s
 from benchmarks.cost.bare_loop import BareLoop, Job
+from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install, uninstall
 from probes.device.stream_waits import stamp_waits
 from probes.recorder import Recorder
@@ -231,7 +232,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.cost.throughput", description="our loop against a plain one")
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--quick", action="store_true", help="fewer blocks")
     parser.add_argument("--ranks", type=int, help="default: 2, or all GPUs")
     parser.add_argument("--kind", action="append", choices=["ddp", "fsdp"], help="default: both")
@@ -246,7 +247,6 @@ def main() -> None:
     parser.add_argument("--memory-interval", type=int, default=0, help="steps between copies for rollback; 0: none")
     parser.add_argument("--blocks", type=int, help="pairs of blocks (default 40, quick 10)")
     parser.add_argument("--steps-a-block", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     options.ranks = options.ranks or (torch.cuda.device_count() if options.device == "cuda" else 2)
     options.kind = options.kind or ["ddp", "fsdp"]
@@ -269,8 +269,7 @@ def main() -> None:
         "python": platform.python_version(),
     }
     show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

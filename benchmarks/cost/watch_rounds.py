@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import statistics
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analyzers.run.policy import stall_policy
+from benchmarks.harness import argument_parser, write_json
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
@@ -164,19 +164,17 @@ def show(found: dict[str, list[float]], num_cores: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.cost.watch_rounds", description="CPU time of watch, by parts")
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps-per-s", type=int, default=18, help="of each of two ranks")
     parser.add_argument("--calls", type=int, default=4, help="collectives a step")
     parser.add_argument("--quick", action="store_true", help="ten rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     options.rounds = 10 if options.quick else options.rounds
     logging.disable()
     found = measure(options)
     show(found, len(os.sched_getaffinity(0)))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

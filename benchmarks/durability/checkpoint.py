@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost.throughput import ratio_with_interval
+from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
@@ -232,16 +233,13 @@ def _show_cost(console: Console, figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.durability.checkpoint", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--config", type=Path, default=ROOT / "examples" / "gpt-demo.toml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change the configuration")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--saves", type=int, help="saves of each way for the stall (default 100, quick 20)")
     parser.add_argument("--blocks", type=int, help="blocks of each way for the cost (default 12, quick 3; 0: none)")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     options.saves = options.saves or (20 if options.quick else 100)
     if options.blocks is None:
@@ -253,8 +251,7 @@ def main() -> None:
     result |= {"ranks": options.ranks, "load_average_before": before, "load_average_after": os.getloadavg()[0]}
     result["summary"] = summary(result)
     show(result)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(options.json, result)
 
 
 if __name__ == "__main__":

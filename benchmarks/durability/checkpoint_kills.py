@@ -15,8 +15,6 @@ Where a kill hit is read from the events and the files that it left. Exit code 1
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -30,6 +28,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness import argument_parser, write_json
 
 PRELOADED = ["torch", "torch.distributed.fsdp", "trainer.training.build", "trainer.rank.loop", "trainer.guard.recovery"]
 SECTIONS: dict[str, dict[str, Any]] = {
@@ -235,13 +235,10 @@ def kill_inside_saves(folder: Path, *, kills: int, world_size: int, seed: int = 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.durability.checkpoint_kills", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--kills", type=int, default=200, help="kills inside a save, over all (200)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of ranks (1 2)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args(arguments)
     outcomes = []
     for world_size in options.ranks:
@@ -256,8 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"  {outcome.compared_losses} losses compared over {outcome.last_step} steps")
         for problem in outcome.problems:
             print(f"  WRONG: {problem}")
-    if options.json:
-        options.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=2) + "\n")
+    write_json(options.json, [vars(outcome) for outcome in outcomes])
     return int(any(outcome.problems for outcome in outcomes))
 
 

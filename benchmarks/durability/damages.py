@@ -19,7 +19,6 @@ same file. Kinds of files have equal shares. Exit code 1 if a damage passed unna
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.run.file_problems import file_problems
+from benchmarks.harness import argument_parser
 from probes.guard.ledger import Ledger
 from probes.tape.rundir import RunDir, RunError
 from store import Store, StoreError
@@ -195,7 +195,7 @@ def copied(whole: RunDir, to: Path, damaged: Path) -> tuple[RunDir, Path]:
 
 def main() -> None:
     """Print a row a kind of file; exit code 1 if a damage passed unnamed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--damages", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

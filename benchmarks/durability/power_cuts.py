@@ -19,7 +19,6 @@ Exit code 1 if anything was otherwise.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -37,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cost.loop_disk import LoopDisk, own_mounts
+from benchmarks.harness import argument_parser, write_json
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment
 from probes.tape.rundir import RunDir
@@ -289,10 +289,9 @@ def _command(server: PreforkServer, *arguments: str) -> tuple[int, str]:
 
 def main() -> None:
     """Print a line a cut and the totals; exit code 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     own_mounts()
     dice, server = random.Random(options.seed), PreforkServer()
@@ -315,8 +314,7 @@ def main() -> None:
         f"{len(outcomes)} cuts, {bad} with a problem; window {SYNC_S:.0f} s and the sync's time, oldest record lost "
         f"{oldest:.2f} s; load {os.getloadavg()[0]:.1f}"
     )
-    if options.json:
-        options.json.write_text(json.dumps([vars_of(outcome) for outcome in outcomes], indent=1) + "\n")
+    write_json(options.json, [vars_of(outcome) for outcome in outcomes])
     sys.exit(bad > 0)
 
 

@@ -24,7 +24,6 @@ forked from a process that has; `rankscope train` pays it once, before the first
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -40,6 +39,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import argument_parser, write_json
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from store import Store
@@ -145,14 +145,13 @@ def _wait(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
 
 def main() -> None:
     """Print the table; exit code 1 if the goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--config", default="", metavar="CONFIG", help="preset or TOML file; default: a small model")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--layout", choices=sorted(LAYOUTS), default="ddp")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     imports = import_s()
     with tempfile.TemporaryDirectory() as folder:
@@ -166,8 +165,7 @@ def main() -> None:
     Console().print(table)
     load = os.getloadavg()[0]
     print(f"load {load:.1f} at the end, {os.cpu_count()} cores; goal: at most {GOAL_S:.0f} s")
-    if options.json:
-        options.json.write_text(json.dumps({"import_s": imports, "kills": found, "load": load}, indent=1) + "\n")
+    write_json(options.json, {"import_s": imports, "kills": found, "load": load})
     sys.exit(max(seconds["all"] for seconds in found) > GOAL_S)
 
 

@@ -12,9 +12,7 @@ begin with "Still reading"; the last must be right; and an answer that was right
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import random
 import signal
@@ -30,6 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import argument_parser, write_json
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
@@ -253,11 +252,10 @@ def _print(tries: Sequence[Try], console: Console) -> None:
 
 def main() -> int:
     """Entry of the benchmark; 1 if one try was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--tries", type=int, default=16)
     parser.add_argument("--endings", default=",".join(ENDINGS), help="comma-separated")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the questions")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names, moments, tries = options.endings.split(","), random.Random(options.seed), []
     console = Console()
@@ -273,9 +271,9 @@ def main() -> int:
             highlight=False,
         )
     _print(tries, console)
-    if options.json:
-        rows = [{"ending": one.ending, "answers": one.answers, "problems": one.problems} for one in tries]
-        options.json.write_text(json.dumps(rows, indent=2))
+    write_json(
+        options.json, [{"ending": one.ending, "answers": one.answers, "problems": one.problems} for one in tries]
+    )
     return 0 if all(one.is_right for one in tries) else 1
 
 

@@ -11,10 +11,8 @@ left; and `rankscope analyze` must say the same afterwards.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
-import json
 import os
 import pty
 import re
@@ -34,6 +32,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import argument_parser, write_json
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment, segment_paths
@@ -250,11 +249,10 @@ def _marked(mark: str) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Seconds from a signal to the verdict and to the end.")
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--commands", default="run,train,demo")
     parser.add_argument("--states", default="", help="of those of each command (all)")
     parser.add_argument("--signals", default=",".join(SIGNALS))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     console, results = Console(), []
     folder = Path(tempfile.mkdtemp(prefix="signals-"))
@@ -264,8 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 result = trial(command, state, name, folder / f"{command}-{state}-{name}")
                 results.append(result)
                 console.print(f"{command} {state} {name}: {_row(result)[3:]}", highlight=False)
-                if options.json is not None:
-                    options.json.write_text(json.dumps([asdict(one) for one in results], indent=1))
+                write_json(options.json, [asdict(one) for one in results])
     table = Table("command", "state", "signal", "verdict s", "end s", "code", "left", "problem")
     for result in results:
         table.add_row(*_row(result))

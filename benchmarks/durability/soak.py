@@ -27,7 +27,6 @@ two of them; the run ends by itself some steps after the last.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import sys
@@ -42,6 +41,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.durability.soak_environments import BadTimes
+from benchmarks.harness import argument_parser, write_json
 from store import Store
 from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import Scenario
@@ -226,8 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("".join(f"    {line}\n" for line in value), end="")
         else:
             print(f"{key:14} {value}")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(options.json, found)
     if not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     falls = found.get("loss_last") is not None and found["loss_last"] < found["loss_first"]
@@ -235,9 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.durability.soak", description="a random fault every so often, for long"
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=20.0, metavar="SECONDS", help="from a fault to the next")
     parser.add_argument("--faults", type=int, default=0, metavar="N", help="end after so many, not after --minutes")
@@ -250,7 +247,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     return parser.parse_args(arguments)
 
 

@@ -17,7 +17,6 @@ Clock and errors of files come from `torture_shim.c` through LD_PRELOAD, the ful
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import os
@@ -36,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cost.loop_disk import LoopDisk, own_mounts
+from benchmarks.harness import argument_parser
 from probes.tape.events import read_events
 from probes.tape.reader import TapeError, read_segment
 from probes.tape.rundir import RunDir, RunError
@@ -323,7 +323,7 @@ def _end(stage: Stage) -> None:
 
 def main() -> None:
     """Print the table; exit code 1 if a cell failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--only", action="append", help="environments whose name begins so")
     options = parser.parse_args()
     names = [name for name in ENVIRONMENTS if not options.only or name.startswith(tuple(options.only))]

@@ -6,10 +6,10 @@ python -m benchmarks.incidents --round fourth --verdicts
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from benchmarks.harness import argument_parser
 from benchmarks.incidents.score import FIRST_MISSES, FIRST_SCORE, ROUNDS, Result, confusion, load, score
 
 HEAD = """\
@@ -32,7 +32,7 @@ earlier attempts and cut lines, in which no other rank may be named:
 
 def main() -> int:
     """Exit 1 if a verdict names a wrong culprit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--round", choices=ROUNDS, help="only this round")
     parser.add_argument("--verdicts", action="store_true", help="print each incident's verdict")
     options = parser.parse_args()

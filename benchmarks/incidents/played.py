@@ -12,7 +12,6 @@ culprit; nodes write a log each, one of which may be missing; attempts before ma
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.finding import Finding
+from benchmarks.harness import argument_parser
 
 __all__ = ["PlayedJob", "findings_of", "play"]
 
@@ -282,7 +282,7 @@ def findings_of(job: PlayedJob) -> Sequence[Finding]:
 
 def main() -> int:
     """Exit 1 if a rank is named that is not to blame, in any finding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="number of jobs")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     options = parser.parse_args()

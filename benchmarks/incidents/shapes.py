@@ -9,7 +9,6 @@ wrong: another cause, or a rank that is not to blame.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tempfile import TemporaryDirectory
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.wording.explained import next_step
+from benchmarks.harness import argument_parser, markdown_head, markdown_row
 from benchmarks.incidents.forms import FORMS, form
 from benchmarks.incidents.printed import PROGRAMS, printed
 from benchmarks.incidents.topics import CASES, FIRST_SCORE, Case
@@ -74,12 +74,12 @@ def alarms() -> list[tuple[str, str]]:
 
 def main() -> int:
     """Exit 1 at a wrong verdict or an alarm."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--half", choices=("open", "held-out"), help="only these cases")
     parser.add_argument("--verdicts", action="store_true", help="print each verdict")
     options = parser.parse_args()
     wrong = 0
-    print("| cases | " + " | ".join(OUTCOMES) + " |\n|---|---|---|---|---|")
+    print(markdown_head("cases", *OUTCOMES))
     for half in ("open", "held-out"):
         if options.half not in (None, half):
             continue
@@ -92,12 +92,8 @@ def main() -> int:
                 if outcome != "right" or options.verdicts:
                     lines.append(f"\n* {outcome}: {case.name}, {name}: {verdict}")
         if half in FIRST_SCORE:
-            print(
-                f"| {half}, when first scored | "
-                + " | ".join(str(FIRST_SCORE[half].get(o, 0)) for o in OUTCOMES)
-                + " |"
-            )
-        print(f"| {half}, today | " + " | ".join(str(counts[o]) for o in OUTCOMES) + " |", *lines)
+            print(markdown_row(f"{half}, when first scored", *(FIRST_SCORE[half].get(o, 0) for o in OUTCOMES)))
+        print(markdown_row(f"{half}, today", *(counts[o] for o in OUTCOMES)), *lines)
         wrong += counts["wrong"]
     found = alarms()
     print(

@@ -22,7 +22,6 @@ step of every rank in the store before each, and the server's memory is looked a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -34,6 +33,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness import argument_parser, write_json
 from benchmarks.scale.full_run import make_full_run
 from dashboard.frame import POLL_S
 from dashboard.launch import DashboardServer
@@ -205,14 +205,13 @@ def made(path: Path, ranks: int, steps: int) -> RunDir:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.dashboard")
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--run", type=Path, help="a run that is there; without, one is made")
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=500, help="runs of the table; 0: no table")
     parser.add_argument("--refreshes", type=int, default=HOUR, help="0: no hour")
     parser.add_argument("--no-pages", action="store_true", help="the hour only")
-    parser.add_argument("--json", type=Path)
     options: Any = parser.parse_args(arguments)
     found: dict[str, Any] = {"ranks": options.ranks, "steps": options.steps, "refreshes": options.refreshes}
     with tempfile.TemporaryDirectory(prefix="rankscope-dashboard-") as folder:
@@ -229,8 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
             grown = made(Path(folder) / "grown" / "run", HOUR_RANKS, HOUR_STEPS)
             with ExitStack() as stack:
                 found["memory_mib"] = go_through_an_hour(*open_page(stack, grown.path), grown, options.refreshes)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(options.json, found)
     return 0
 
 

@@ -9,7 +9,6 @@ a bad one in two of five, a bad device likewise. Incidents are of the kinds and 
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from analyzers.fleet.fleet import fleet
 from analyzers.fleet.history import Incident, RunHistory
 from analyzers.fleet.run_speed import RunSpeed
 from analyzers.fleet.speed_changes import speeds
+from benchmarks.harness import argument_parser
 
 __all__ = ["BAD_DEVICE", "BAD_HOSTS", "SPEED_NOISE", "histories", "speed_runs"]
 
@@ -96,7 +96,7 @@ def suspicious(known: Sequence[RunHistory]) -> set[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--hosts", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=20)

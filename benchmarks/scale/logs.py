@@ -9,7 +9,6 @@ judged only with `--max-s`, on a machine without other work.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+
+from benchmarks.harness import argument_parser
 
 MAX_MEMORY_MB = 500
 RANKS = 64
@@ -34,7 +35,7 @@ print(json.dumps({"ranks": first.ranks, "cause": first.cause,
 
 def main() -> int:
     """Exit 1 if the verdict is wrong, or memory or time are above their limits."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--mb", type=int, default=1000, help="size of the log, megabytes")
     parser.add_argument("--max-mb", type=float, default=MAX_MEMORY_MB, help="limit of the peak memory, megabytes")
     parser.add_argument("--max-s", type=float, help="limit of the time, seconds")

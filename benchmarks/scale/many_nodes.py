@@ -24,6 +24,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
+from benchmarks.harness import argument_parser
 from watch.digests.link import ALL, LEADER, LEADER_KEY, DigestLink, digest_key
 from watch.digests.signed_messages import Signer
 
@@ -127,7 +128,7 @@ def lead(num_nodes: int, ranks_per_node: int, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--nodes", type=int, default=512)
     parser.add_argument("--ranks-per-node", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=15.0)

@@ -17,7 +17,6 @@ there twice.
 
 from __future__ import annotations
 
-import argparse
 import glob
 import json
 import os
@@ -33,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import argument_parser
 from trainer.data.prepare.prepare import PrepareRequest, prepare
 
 __all__ = ["main"]
@@ -185,7 +185,7 @@ def _shard_bytes(sources: list[str], num_processes: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--mb", type=float, default=200, help="MB of generated text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kills", type=int, default=0, help="prepare once more, with so many SIGKILLs")

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import argument_parser, write_json
 from store import Store
 from store.database import connect_writer
 from tests.support.simulator.introduction import introduction
@@ -243,9 +244,7 @@ def show(row: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; 1 if a verdict was wrong."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.scale.ranks", description="time and memory of a verdict, by ranks"
-    )
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="steps, hang, dumps; default: all three")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512, 4096])
     parser.add_argument("--steps", type=int, default=100_000)
@@ -253,7 +252,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="8 and 64 ranks, 2,000 steps, 200 calls")
     parser.add_argument("--folder", type=Path, help="where to make the runs: 4,096 x 100,000 steps take some 6 GB")
     parser.add_argument("--timeout-s", type=float, default=900)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args(arguments)
     if unknown := set(options.kinds) - set(GOALS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(GOALS)}")
@@ -266,8 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show(rows[-1])
         print(f"{kind:6} goal at 4,096 ranks: {GOALS[kind]}")
     print(f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} processors")
-    if options.json:
-        options.json.write_text(json.dumps({"points": rows, "load_before": before}, indent=1) + "\n")
+    write_json(options.json, {"points": rows, "load_before": before})
     return int(not all(row["right"] for row in rows))
 
 

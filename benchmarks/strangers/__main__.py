@@ -10,8 +10,6 @@ alarms. Slowdowns are a share of a step (`--slow-ratio`), sleeping or computing,
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -23,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import argument_parser, write_json
 from trainer.drills.script.drill import script_drill
 from trainer.drills.script.execute import Plan
 from trainer.drills.script.faults import SCRIPT_FAULTS, chosen_faults
@@ -86,7 +85,7 @@ def _word(row: ScriptRow) -> str:
 
 def main() -> int:
     """Entry of the benchmark; 1 if a fault was missed or something false was reported."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser = argument_parser(__doc__, json=True)
     parser.add_argument("--loops", default=",".join(LOOPS))
     parser.add_argument("--faults", default="all")
     parser.add_argument("--ranks", type=int, default=2)
@@ -96,7 +95,6 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=240.0)
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     console, names = Console(width=200), chosen_faults(options.faults)
     rows: dict[str, list[ScriptRow]] = {}
@@ -110,9 +108,7 @@ def main() -> int:
             for row in script_drill(plan, names, folder=at, keep=keep, slow_ratio=options.slow_ratio):
                 rows.setdefault(loop, []).append(row)
                 console.print(f"{loop} {row.fault}: {_word(row)}, {row.wall_s:.0f} s", highlight=False)
-            if options.json:
-                plain = {name: [row.to_json() for row in found] for name, found in rows.items()}
-                options.json.write_text(json.dumps(plain, indent=2))
+            write_json(options.json, {name: [row.to_json() for row in found] for name, found in rows.items()})
     print_table(rows, console)
     return 0 if all(row.is_right for found in rows.values() for row in found) else 1
 
