@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from plotly.graph_objects import Figure
 
 from analyzers.account.goodput import measure
 from analyzers.checkpoints.analyze import SAVED
-from analyzers.figures import focus, goodput, saves
+from analyzers.figures import focus, goodput
+from analyzers.figures.band import add_line
+from analyzers.figures.focus import mark_limit
+from analyzers.figures.theme import SEQUENCE, SEVERITY, new_figure
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
-from analyzers.source import Source, missing_tables
+from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
 
 __all__ = ["FIGURES", "saved", "waterfall"]
+
+_PARTS = (
+    ("duration_ms", "disk", "until it was on the disk", SEQUENCE[0], "circle"),
+    ("stall_ms", "disk", "training stood still, disk", SEQUENCE[1], "diamond"),
+    ("stall_ms", "memory", "training stood still, memory", SEQUENCE[3], "square"),
+)
 
 
 def saved(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -30,7 +41,7 @@ def saved(source: Source, finding: Finding) -> Iterator[Drawing]:
         """
     )
     if len(table["step"]):
-        yield Drawing(title="Saves over the steps", figure=saves.draw(table))
+        yield Drawing(title="Saves over the steps", figure=_saves(table))
 
 
 def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
@@ -51,7 +62,7 @@ def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
         at = np.unique(np.clip([first, last, *good, *(step - 1 for step in good)], first, last))
         place = np.searchsorted(good, at, side="right")
         since = at - np.where(place > 0, np.array([0, *good])[place], 0)
-        figure = saves.age(at, since.astype(np.float64), due=finding.evidence.get("interval_steps"))
+        figure = _age(at, since.astype(np.float64), due=finding.evidence.get("interval_steps"))
         focus.mark_onset(figure, finding.first_step)
         yield Drawing(title="Steps since the last good save", figure=figure)
     yield from saved(source, finding)
@@ -62,6 +73,41 @@ def waterfall(source: Source, finding: Finding) -> Iterator[Drawing]:
     account = measure(source)
     if account is not None and account.wall_s > 0:
         yield Drawing(title="Where the time went", figure=goodput.waterfall(account))
+
+
+def _saves(saves: Mapping[str, Any]) -> Figure:
+    """A point a save and measure; failed ones are crosses, those that had to wait are open triangles."""
+    figure = new_figure(height=320, x="step", y="milliseconds")
+    step = ints(saves["step"])
+    tier, state = (np.asarray(saves[name], dtype=object).astype(str) for name in ("tier", "state"))
+    for column, of, name, colour, symbol in _PARTS:
+        values = floats(saves[column])
+        rows = np.flatnonzero((tier == of) & np.isfinite(values) & (state != "failed"))
+        if len(rows):
+            figure.add_scatter(
+                x=step[rows], y=values[rows], mode="markers", name=name,
+                marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 0}},
+                hovertemplate="step %{x}: %{y:,.4g} ms<extra>" + name + "</extra>",
+            )  # fmt: skip
+    for word, symbol, colour in (("failed", "x", SEVERITY["critical"]), ("delayed", "triangle-up-open", SEQUENCE[5])):
+        rows = np.flatnonzero(state == word)
+        if len(rows):
+            figure.add_scatter(
+                x=step[rows], y=np.nan_to_num(floats(saves["duration_ms"])[rows]), mode="markers", name=word,
+                marker={"color": colour, "symbol": symbol, "size": 11},
+                hovertemplate="step %{x}<extra>" + word + "</extra>",
+            )  # fmt: skip
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def _age(step: Ints, since: Floats, *, due: float | None = None) -> Figure:
+    """Steps that a failure would cost, at each step; `due`: the distance between saves that was asked for."""
+    figure = new_figure(height=260, x="step", y="steps since the last good save", showlegend=False)
+    add_line(figure, step, since, name="age", colour=SEQUENCE[0])
+    mark_limit(figure, None if due is None else (due, f"due every {due:g} steps"))
+    figure.update_yaxes(rangemode="tozero")
+    return figure
 
 
 FIGURES: Mapping[str, Sequence[Callable[[Source, Finding], Iterator[Drawing]]]] = {

@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from analyzers.analysis import Analysis
@@ -361,8 +362,7 @@ def _short(message: str) -> str:
     return line.rstrip(". ") if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 3] + "..."
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("rank_lost", "rank_lost", why)
+_insufficient = partial(Finding.insufficient, "rank_lost", "rank_lost")
 
 
 # Live, `watch` judges deaths itself: it joins the digests of the other nodes first (`live`).

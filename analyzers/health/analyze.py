@@ -14,6 +14,7 @@ the events `xid`, both of which `watch` writes. The meanings of the codes are da
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from analyzers.analysis import Analysis
@@ -63,7 +64,7 @@ def device_health(source: Source, scope: Scope, policy: HealthPolicy | None = No
     if absent := lacking(source, health=("device", "sample_ns")):
         return [
             *found,
-            _insufficient(f"GPU and host health was not checked: {not_recorded(absent)}.", missing(absent)),
+            _insufficient(f"GPU and host health was not checked: {not_recorded(absent)}.", evidence=missing(absent)),
         ]
     found += _memory_errors(source, ranks, policy)
     found += _throttled(source, ranks)
@@ -270,8 +271,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _insufficient(why: str, evidence: Mapping[str, Any] | None = None) -> Finding:
-    return Finding.insufficient("health", "health", why, evidence=evidence or {})
+_insufficient = partial(Finding.insufficient, "health", "health")
 
 
 ANALYSES = (

@@ -12,13 +12,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 
+import plotly.graph_objects as go
+
 from analyzers.figures.moment import moment
 from analyzers.figures.not_drawn import not_drawn
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
-from analyzers.report.plugin_figures import draw as draw_by_plugin
+from analyzers.plugins import plugin_of
 from analyzers.source import Source
+from store.plugins import PluginError
 
 __all__ = ["Drawing", "drawings", "figures_of", "moment"]
 
@@ -40,6 +43,18 @@ def figures_of(kind: str) -> Figures:
     if known is None or not known.drawn:
         return ()
     if not known.package:
-        return (draw_by_plugin,)
+        return (_of_plugin,)
     found: Figures = importlib.import_module(f"analyzers.{known.package}.figures").FIGURES[kind]
     return found
+
+
+def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
+    """The figures of a plug-in's finding, or one that says why there are none."""
+    plugin = plugin_of(finding.kind)
+    if plugin is None or finding.kind not in plugin.explains.get("FIGURES", ()):
+        return
+    try:
+        for told in plugin.process.call("draw", finding, source=source):
+            yield Drawing(title=told["title"], figure=go.Figure(told["figure"]))
+    except (PluginError, ValueError) as error:
+        yield not_drawn(f"plug-in {plugin.name}", str(error))

@@ -8,7 +8,7 @@ themselves; this reports what is missing without an analysis that would notice, 
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
@@ -104,8 +104,7 @@ def live_failures(source: Source, scope: Scope) -> list[Finding]:
     ]
 
 
-def _insufficient(why: str, **more: Any) -> Finding:
-    return Finding.insufficient("coverage", "records", why, **more)
+_insufficient = partial(Finding.insufficient, "coverage", "records")
 
 
 def unjudged(source: Source, scope: Scope) -> list[Finding]:

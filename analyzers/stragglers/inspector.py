@@ -11,6 +11,7 @@ findings, facts = judge_inspector(survey, name="nccl-inspector-771")
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,5 +124,4 @@ def _late(
     )
 
 
-def _insufficient(why: str) -> Finding:
-    return Finding.insufficient("straggler", "straggler", f"Late ranks were not fully checked: {why}.")
+_insufficient = partial(Finding.not_judged, "straggler", "straggler", "Late ranks were not fully checked")
