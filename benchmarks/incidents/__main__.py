@@ -18,7 +18,7 @@ HEAD = """\
     python -m benchmarks.incidents > docs/incidents.md
 
 Public threads rewritten as minimal logs in their programs' wording, with the cause and, where the log shows one, the
-rank that the thread settled on (`benchmarks/incidents/*.toml`, with the links). Each round after the first was held
+rank that the thread settled on (`benchmarks/incidents/`, a file a topic). Each round after the first was held
 out, scored once, and its misses fixed afterwards: **only the first scoring of a round is a test**. A verdict that names
 or suspects a rank which is not to blame is a wrong culprit. *Proven*: verdicts that a line states; *rank named*: of the
 logs that show it. `--verdicts` prints all, and the misses of each first scoring.

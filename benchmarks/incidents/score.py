@@ -10,6 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -18,83 +19,17 @@ from analyzers.evidence.diagnose_files import diagnose_files
 
 __all__ = ["FIRST_MISSES", "FIRST_SCORE", "ROUNDS", "Incident", "Result", "confusion", "load", "score"]
 
-ROUNDS = (
-    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh",
-    "twelfth", "thirteenth",
-)  # fmt: skip
-"""Rules were written from the first. Each later one was collected when the rules stood, and scored once before its
-misses were read: `FIRST_SCORE`. The misses were put right afterwards: today's score is no test."""
-FIRST_SCORE = {
-    "second": {"right": 24, "wrong culprit": 3, "other cause": 3, "no cause": 1},
-    "third": {"right": 24, "wrong culprit": 2, "other cause": 1, "no cause": 3},
-    "fourth": {"right": 21, "wrong culprit": 2, "other cause": 7, "no cause": 8},
-    "fifth": {"right": 10, "wrong culprit": 1},
-    "eighth": {"right": 7, "other cause": 2, "no cause": 1},
-    "seventh": {"right": 23, "wrong culprit": 1, "no cause": 3},
-    "ninth": {"right": 18, "other cause": 8, "no cause": 4},
-    "tenth": {"right": 10, "other cause": 1, "no cause": 4},
-    "eleventh": {"right": 26, "no cause": 4},
-    "twelfth": {"right": 25, "other cause": 3, "no cause": 2},
-    "thirteenth": {"right": 6, "other cause": 1, "no cause": 3},
-    "sixth": {"right": 17, "wrong culprit": 2, "other cause": 6, "no cause": 5},
-}
+FOLDER = Path(__file__).parent
+_ROUNDS = tomllib.loads((FOLDER / "rounds.toml").read_text(encoding="utf-8"))
+ROUNDS = tuple(_ROUNDS)
+FIRST_SCORE: dict[str, dict[str, int]] = {name: one["score"] for name, one in _ROUNDS.items() if "score" in one}
 """Outcomes at the first scoring, by the rules of that moment."""
 FIRST_MISSES = {
-    "second": {
-        ("device_error", "none"): 1, ("not_entered", "all_entered"): 1, ("exit", "exception"): 2,
-        ("duplicate_gpu", "duplicate_gpu, of a rank that only reported it"): 3,
-    },
-    "third": {
-        ("signal", "none"): 2, ("non_finite", "exit"): 1, ("not_entered", "none"): 1,
-        ("nccl_error", "nccl_error, of a rank that only reported it"): 2,
-    },
-    "fourth": {
-        ("exception", "none"): 1, ("exit", "none"): 1, ("infiniband", "none"): 2, ("launch_failed", "none"): 1,
-        ("no_interface", "none"): 1, ("non_finite", "none"): 1, ("signal", "none"): 1,
-        ("all_entered", "connection_lost"): 1, ("locked_memory", "host_out_of_memory"): 1,
-        ("no_interface", "exception"): 1, ("node_failed", "exit"): 1, ("non_finite", "exception"): 1,
-        ("out_of_memory", "device_error"): 1, ("unreachable", "connection_lost"): 1,
-        ("all_entered", "exception, of a rank that only waited"): 1,
-        ("exit", "exception, of ranks that only waited"): 1,
-    },
-    "fifth": {("nccl_error", "signal, suspected of a rank that only reported it"): 1},
-    "sixth": {
-        ("rendezvous", "none"): 1, ("out_of_memory", "none"): 1, ("infiniband", "none"): 2,
-        ("all_entered", "none: the analysis itself failed"): 1, ("rendezvous", "exception"): 2,
-        ("out_of_memory", "exception"): 1, ("device_setup", "exception"): 2, ("device_assert", "all_entered"): 1,
-        ("nccl_error", "device_error, of a rank that only reported it"): 1,
-        ("not_entered", "not_entered, of the rank that reported it"): 1,
-    },
-    "eighth": {("non_finite", "exception"): 2, ("preempted", "none"): 1},
-    "tenth": {
-        ("connection_lost", "none"): 1, ("launch_failed", "none"): 1, ("signal", "none"): 2,
-        ("not_entered", "connection_lost"): 1,
-    },
-    "eleventh": {
-        ("all_entered", "none"): 1, ("connection_lost", "none"): 1, ("nccl_error", "none"): 1,
-        ("watchdog_stuck", "none"): 1,
-    },
-    "twelfth": {
-        ("device_error", "none"): 1, ("exception", "none"): 1, ("launch_failed", "exception"): 1,
-        ("port_in_use", "exception"): 1, ("signal", "connection_lost"): 1,
-    },
-    "thirteenth": {
-        ("data_worker", "exception"): 1, ("preempted", "none"): 1, ("rendezvous", "none"): 1, ("signal", "none"): 1,
-    },
-    "ninth": {
-        ("all_entered", "none"): 1, ("device_error", "none"): 1, ("mismatch_size", "none"): 1,
-        ("rendezvous", "none"): 1,
-        ("disk_full", "exception"): 1, ("evicted", "preempted"): 1, ("infiniband", "exit"): 1,
-        ("mismatch", "skipped"): 1, ("mismatch_operation", "all_entered"): 1, ("mismatch_size", "all_entered"): 1,
-        ("unreachable", "nccl_error"): 2,
-    },
-    "seventh": {
-        ("mismatch", "exception, of the rank that reported it"): 1, ("nccl_error", "none"): 1,
-        ("launch_failed", "none"): 1, ("rendezvous", "none"): 1,
-    },
-}  # fmt: skip
+    name: {(accepted, instead): count for accepted, instead, count in one["misses"]}
+    for name, one in _ROUNDS.items()
+    if "misses" in one
+}
 """(accepted cause, what the verdict said instead) at the first scoring."""
-FOLDER = Path(__file__).parent
 Outcome = Literal["right", "wrong culprit", "other cause", "no cause"]
 
 
@@ -103,6 +38,7 @@ class Incident:
     """A thread, rewritten. `ranks` are those to blame; empty where the log cannot show whose it was."""
 
     name: str
+    round: str
     link: str
     accepted: str
     causes: tuple[str, ...]
@@ -129,15 +65,19 @@ class Result:
 
 def load(name: str) -> list[Incident]:
     """The incidents of a round."""
-    with (FOLDER / f"{name}.toml").open("rb") as file:
-        listed = tomllib.load(file).get("incident", [])
-    return [
+    return [incident for incident in _all_incidents() if incident.round == name]
+
+
+@cache
+def _all_incidents() -> tuple[Incident, ...]:
+    return tuple(
         Incident(
-            name=one["name"], link=one["link"], accepted=one["accepted"], causes=tuple(one["causes"]),
-            ranks=tuple(one["ranks"]), files=dict(one["files"]),
+            name=one["name"], round=one["round"], link=one["link"], accepted=one["accepted"],
+            causes=tuple(one["causes"]), ranks=tuple(one["ranks"]), files=dict(one["files"]),
         )
-        for one in listed
-    ]  # fmt: skip
+        for path in sorted(FOLDER.glob("*.toml"))
+        for one in tomllib.loads(path.read_text(encoding="utf-8")).get("incident", ())
+    )  # fmt: skip
 
 
 def score(incident: Incident) -> Result:
