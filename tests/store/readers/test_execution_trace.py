@@ -71,6 +71,18 @@ def test_another_size_is_a_mismatch_of_sizes(tmp_path: Path) -> None:
     assert (first.ranks, first.cause) == ((1,), "mismatch_size")
 
 
+def test_both_sides_are_told_in_elements_and_bytes(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys(range(RANKS), STEPS) | {1: [*STEPS[:4], ("allreduce", 63), *STEPS[5:]]})
+    first = diagnose_files([tmp_path]).fired[0]
+    assert "of 64 elements (256 bytes) on ranks 0, 2 and 3 against all_reduce of 63 elements" in first.summary
+    assert first.evidence["silent_s"] is None
+
+
+def test_two_names_of_one_operation_fit(tmp_path: Path) -> None:
+    write(tmp_path, {0: STEPS, 1: [(op.replace("_allgather_base", "allgather"), size) for op, size in STEPS]})
+    assert diagnose_files([tmp_path]).fired == ()
+
+
 def test_windows_of_different_length_fit(tmp_path: Path) -> None:
     write(tmp_path, {0: STEPS, 1: STEPS[:3]})
     (tmp_path / "et_rank2.json").write_text(trace(2, STEPS[4:], first=5))
