@@ -86,4 +86,4 @@ class ExpertLoadPolicy:
 
     highest_ratio: float = 0.85
     """The same over the highest possible load, at which all tokens choose the expert: with four experts and two choices
-    a token that is 2, and `hot_ratio` would never be reached."""
+    a token that is 2, and `SHARED.clear_factor` would never be reached."""

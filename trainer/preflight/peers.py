@@ -21,7 +21,7 @@ def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: Prefli
 
     1. With fewer than `least_peers` values the highest is the measure, and the ratio must be below `few_peers_ratio`.
     2. Otherwise a value is too low if it is below `slow_ratio` of the median and at least `least_z` spreads under it.
-    3. However wide the spread: if it is below `gap_ratio` of the lower quartile.
+    3. However wide the spread: if it is below `half_speed_ratio` of the lower quartile.
     """
     if len(values) < 2:
         return {}
