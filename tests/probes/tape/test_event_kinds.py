@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("probes", "store", "analyzers", "watch", "trainer", "dashboard", "rankscope")
 SQL_KIND = re.compile(r"\bFROM events\b.*?\bkind\s*(?:=|!=|<>|(?:NOT\s+)?IN)\s*\(?\s*'\w", re.DOTALL | re.IGNORECASE)
 # SQL that a reader copies, and lines of text logs, which have kinds of their own.
-OTHERS = ("store/schema_page.py", "store/readers/logs/")
+OTHERS = ("analyzers/report/schema_page.py", "store/readers/logs/")
 
 
 def written_out(tree: ast.AST) -> Iterator[ast.expr]:

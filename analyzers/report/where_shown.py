@@ -1,6 +1,6 @@
-"""`docs/records.md`: who writes each table, column and event, and where it is shown; read from the source.
+"""Where each column and kind of event is shown, read from the source; for `docs/schema.md` and a test.
 
-    python -m analyzers.report.records_page > docs/records.md
+    shown("steps", "data_ns")                    # ["exporters", "findings", "goodput"]
     not_shown()                                  # ["steps.column", "event_kind"]: recorded and shown nowhere
 
 A column counts as shown in a module that names it together with its table, in SQL or in code; a kind of event where
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,25 +21,26 @@ from probes.tape.event_kinds import EVENT_KINDS
 from probes.tape.schema import TABLES, Column
 from store.ddl import store_columns
 
-__all__ = ["markdown", "not_shown"]
+__all__ = ["SURFACES", "not_shown", "shown", "shown_event"]
 
 _ROOT = Path(__file__).parents[2]
-_WRITERS = {
-    "tape": "rank, on its tape", "event": "as an event", "watch": "watch", "reader": "reader of the file",
-    "derived": "watch, when it ingests",
+SURFACES = {
+    "findings": "F", "goodput": "G", "pages": "P", "reports": "R", "exporters": "X",
 }  # fmt: skip
+"""Surfaces, each with its letter in `docs/schema.md`."""
 _PLACES = (
-    ("dashboard/data/", "pages"), ("dashboard/drawing/", "pages"), ("dashboard/", "pages"),
-    ("analyzers/report/chrome_trace/", "export"), ("analyzers/report/terminal/ranks_now", "top"),
-    ("analyzers/report/rank_rows", "top"), ("analyzers/report/", "report"), ("analyzers/verdict/", "report"),
-    ("analyzers/account/", "account"), ("analyzers/figures/", "figures"), ("analyzers/whatif/", "what-if"),
-    ("analyzers/compare/", "compare"), ("analyzers/fleet/", "fleet"), ("analyzers/profiling/", "report"),
-    ("analyzers/external/", "analyze of files"), ("analyzers/plugin_calls/", ""),
-    ("watch/exporting/metrics/", "metrics"),
-    ("watch/exporting/otel/", "OpenTelemetry"), ("watch/exporting/trackers/", "trackers"),
-    ("watch/exporting/webhook", "alerts"), ("rankscope/mcp_server/", "mcp"),
+    ("dashboard/", "pages"), ("analyzers/account/", "goodput"), ("watch/exporting/", "exporters"),
+    ("rankscope/", "reports"),
+    *((f"analyzers/{folder}/", "reports") for folder in
+      ("report", "verdict", "figures", "whatif", "compare", "fleet", "profiling")),
+    ("analyzers/plugin_calls/", ""),
 )  # fmt: skip
 """Where a module's answers are shown, by the beginning of its path; the first that fits. Empty: it shows nothing."""
+_LISTS_ALL = (
+    "dashboard/views/sql.py", "dashboard/views/events.py", "rankscope/commands/sql.py",
+    "analyzers/report/where_shown.py", "analyzers/report/schema_page.py",
+)  # fmt: skip
+"""Modules that name records without showing them (examples of SQL), or that show every kind of event."""
 _READERS = ("analyzers", "dashboard/views", "dashboard/data", "dashboard/drawing", "watch/exporting", "rankscope")
 _BY_SQL = {
     "nccl_calls": {
@@ -55,8 +55,6 @@ _BY_SQL = {
                    "op_num_steps": "state of an operation in flight"},
 }  # fmt: skip
 """Columns that only SQL reads, and what they are for: keys, and details of what is shown."""
-_EVENTS_PAGE = "page events"
-"""Shows every kind with its meaning and all its fields."""
 _TOLD_ONLY = ("peer_copy", "verdict_refused", "records_retired", "budget_exceeded")
 """Kinds with a size or a duration that say what the telemetry did: the page of events is their place."""
 _NAMES_OF_PARTS = frozenset((*COMPUTE_PHASES, *GAPS))
@@ -81,18 +79,13 @@ class Module:
 
 
 def place_of(path: str) -> str:
-    """Surface on which what the module reads is shown."""
-    parts = path.split("/")
-    if path in ("dashboard/views/sql.py", "rankscope/commands/sql.py", "analyzers/report/records_page.py"):
-        return ""  # their queries are examples; this module only lists
-    if path.startswith("dashboard/views/"):
-        return f"page {parts[2].removesuffix('.py')}"
-    if path.startswith("rankscope/commands/"):
-        return f"`{parts[2].removesuffix('.py').replace('_', '-')}`"
+    """Surface on which what the module reads is shown; empty: on none."""
+    if path in _LISTS_ALL:
+        return ""
     for start, place in _PLACES:
         if path.startswith(start):
             return place
-    return f"findings ({parts[1]})" if parts[0] == "analyzers" and len(parts) > 2 else ""
+    return "findings" if path.startswith("analyzers/") and path.count("/") > 1 else ""
 
 
 @cache
@@ -142,8 +135,8 @@ def shown(table: str, column: str) -> list[str]:
 
 
 def shown_event(kind: str) -> list[str]:
-    """Surfaces of a kind of event, besides the page that shows all."""
-    return sorted({one.place for one in modules() if kind.upper() in one.words or kind in one.words} - {_EVENTS_PAGE})
+    """Surfaces of a kind of event, besides the page of events, which shows all."""
+    return sorted({one.place for one in modules() if kind.upper() in one.words or kind in one.words})
 
 
 def not_shown() -> list[str]:
@@ -163,47 +156,3 @@ def not_shown() -> list[str]:
 def _is_measured(column: Column) -> bool:
     """Return True for a duration, a size or a share: what people plot, other than counts, names and times."""
     return column.unit in ("s", "By", "nats") or column.name.endswith(("_s", "_ms", "_bytes", "_ratio"))
-
-
-def markdown() -> str:
-    """The page."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
-    yield _HEAD
-    for table in TABLES.values():
-        written = _WRITERS[table.source] + (f" `{table.event_kind}`" if table.event_kind else "")
-        yield f"\n## {table.name}\n\nWritten by: {written}.\n\n| column | shown in |\n|---|---|"
-        rows: dict[str, list[str]] = {}
-        for column in store_columns(table):
-            places = _listed(shown(table.name, column.name))
-            why = _BY_SQL.get(table.name, {}).get(column.name)
-            rows.setdefault(places or f"`rankscope sql` only: {why}", []).append(f"`{column.name}`")
-        yield from (f"| {', '.join(names)} | {places} |" for places, names in rows.items())
-    yield "\n## Kinds of events\n\n| kind | written by | shown in |\n|---|---|---|"
-    for kind in EVENT_KINDS.values():
-        places = _listed([_EVENTS_PAGE, *shown_event(kind.name)])
-        yield f"| `{kind.name}` | {kind.written_by} | {places} |"
-
-
-def _listed(places: Sequence[str]) -> str:
-    """The places in a line, with the folders of findings and the pages in one bracket each."""
-    parts = [place for place in places if not place.startswith(("findings (", "page "))]
-    for name in ("findings", "page"):
-        if own := [place.removeprefix(f"{name} ").strip("()") for place in places if place.startswith(f"{name} ")]:
-            parts.append(f"{name} ({', '.join(own)})")
-    return ", ".join(parts)
-
-
-_HEAD = """# Where each record is shown
-
-Generated by `python -m analyzers.report.records_page > docs/records.md` from the source: who writes the tables of a run
-([schema](schema.md)) and its events, and which part of the product reads each column and kind. "page (NAME)": of
-the dashboard; "pages": several of them; "account": goodput and the times of steps, in report, pages and metrics;
-"figures": charts of pages and HTML reports; "findings (FOLDER)": `analyzers/FOLDER`. Every kind of event is on the
-page of events with its meaning and fields."""
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())
