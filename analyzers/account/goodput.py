@@ -43,6 +43,7 @@ from analyzers.account.long_run import Views, whole_views
 from analyzers.account.run_bounds import BrokenEnd, broken_ends, clock_shifts, launch_breaks, run_bounds
 from analyzers.account.step_account import divide
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS
+from analyzers.account.trace_check import contradiction
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.finding import Finding
 from analyzers.run.event_log import EventLog
@@ -51,7 +52,7 @@ from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS
 from analyzers.source import Source, lacking
 
-__all__ = ["CATEGORIES", "Account", "analyze", "measure"]
+__all__ = ["CATEGORIES", "CONTRADICTED", "Account", "analyze", "measure"]
 
 CATEGORIES = {
     "training": "training",
@@ -75,6 +76,8 @@ CATEGORIES = {
     "other": "other",
 }
 """Names as people say them, in the order in which they are shown."""
+CONTRADICTED = "The profiler's trace contradicts the exposed communication: not judged ({why})."
+"""Shown with each figure of exposed communication that `Account.contradicted` concerns."""
 NEED_PHASES = ("training", "gaps", "communication", "straggler", "bubble")
 """Categories that are told apart by phases and waits of steps."""
 _NEEDED = ("step", "start_ns")
@@ -91,10 +94,14 @@ class Account:
     num_discarded: int
     basis: str
     """What the split of waits rests on: collectives, steps (coarser), or nothing."""
+    contradicted: str = ""
+    """Why exposed communication is not judged, although it has a number: the profiler's traces show another."""
 
     @property
     def names(self) -> dict[str, str]:
         """The categories as people say them, `CATEGORIES`; waits that were not split are what they are."""
+        if self.contradicted:
+            return CATEGORIES | {"communication": "exposed communication (not judged)"}
         return CATEGORIES if self.basis else CATEGORIES | {"communication": "communication or waiting for others"}
 
     @property
@@ -127,6 +134,7 @@ class Account:
             "steps_kept": self.num_kept,
             "steps_discarded": self.num_discarded,
             "waits_split_by": self.basis or None,
+            "communication_not_judged": self.contradicted or None,
         }
 
 
@@ -170,6 +178,7 @@ def measure(
         num_kept=sum(of.kept.num_steps for (_, rank), of in times.items() if rank == newest),
         num_discarded=sum(of.num_discarded for (_, rank), of in times.items() if rank == newest),
         basis=split.basis,
+        contradicted=contradiction(source, max(attempt for attempt, _ in times)),
     )
 
 

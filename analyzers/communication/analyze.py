@@ -23,10 +23,10 @@ import numpy as np
 
 from analyzers.account.device_timings import is_stamped
 from analyzers.account.exposure import Exposure, measure
+from analyzers.account.trace_check import contradiction
 from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
 from analyzers.communication.policy import CommunicationPolicy
-from analyzers.communication.trace_check import against_traces
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.run.elsewhere import ranks_not_here
@@ -66,14 +66,8 @@ def communication(source: Source, scope: Scope, policy: CommunicationPolicy | No
             return [_insufficient(f"there are no records of {others}, so waiting for them would look like a transfer")]
         ((first,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [attempt])
         measured = measure(source, attempt, since_step=max(scope.since_step, (first or 0) + SHARED.warm_up_steps))
-        check = against_traces(source, attempt) if is_stamped(source, attempt) else None
-        if check is not None and check.gap_ratio > SHARED.equal_ratio:
-            return [
-                _insufficient(
-                    f"torch's profiler saw {percent(check.traced_ratio)} of the same steps exposed, the stamps of the "
-                    f"compute stream {percent(check.stamped_ratio)}"
-                )
-            ]
+        if contradicted := contradiction(source, attempt):
+            return [_insufficient(contradicted)]
         if measured.num_steps >= SHARED.min_steps:
             return _judged(source, attempt, measured, policy, _planned_ratio(scope.manifest))
     ((num_ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")

@@ -119,6 +119,9 @@ def _goodput() -> dict[str, Any]:
         "steps_kept": {"type": "integer"},
         "steps_discarded": {"type": "integer", "description": "executions that were refused or rolled back"},
         "waits_split_by": {"enum": ["collectives", "steps", None]},
+        "communication_not_judged": _or_null(
+            "string", "why seconds of communication are not judged: the profiler's traces contradict them"
+        ),
     }
     return {"type": "object", "required": list(properties), "properties": properties}
 

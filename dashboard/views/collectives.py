@@ -8,6 +8,7 @@ import numpy as np
 import streamlit as st
 
 from analyzers.account.exposure import exposed_calls, measure
+from analyzers.account.goodput import CONTRADICTED
 from analyzers.communication import bandwidth
 from analyzers.figures import collectives as figures
 from analyzers.figures import exposed
@@ -148,10 +149,13 @@ def _exposed(view: View) -> None:
     if account is None or not account.wall_s:
         return
     share = {name: seconds / account.wall_s for name, seconds in account.known_seconds.items()}
+    if account.contradicted:
+        st.warning(CONTRADICTED.format(why=account.contradicted))
     tiles(
         [
             (
-                "Exposed", units.percent(share.get("communication")), "of the wall time",
+                "Exposed", "not judged" if account.contradicted else units.percent(share.get("communication")),
+                "" if account.contradicted else "of the wall time",
                 "Share of wall time in which ranks were blocked in transfers. Communication hidden behind computation "
                 "does not count.",
             ),

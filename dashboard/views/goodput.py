@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from analyzers.account.goodput import CATEGORIES
+from analyzers.account.goodput import CATEGORIES, CONTRADICTED
 from analyzers.figures import goodput as figures
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, table, tiles
@@ -33,6 +33,8 @@ def goodput(view: View) -> None:
         ], key="goodput",
     )  # fmt: skip
     chart(figures.waterfall, account, key="waterfall", what="From the wall time down to training")
+    if account.contradicted:
+        st.warning(CONTRADICTED.format(why=account.contradicted))
     if account.basis == "steps":
         st.caption("No collectives were recorded, so waits are attributed per step, which is less precise.")
     if len(account.by_rank) > 1:

@@ -67,7 +67,7 @@ def charts(app: AppTest) -> list[Any]:
 def shown(app: AppTest) -> str:
     """All text of the page that a reader sees, one element a line."""
     parts: list[str] = []
-    for kind in ("title", "subheader", "markdown", "caption", "text", "code"):
+    for kind in ("title", "subheader", "markdown", "caption", "text", "code", "warning"):
         parts += [str(element.value) for element in app.get(kind) if hasattr(element, "value")]
     parts += [f"{metric.label}: {metric.value}" for metric in app.metric]
     return "\n".join(parts)

@@ -10,6 +10,7 @@ from analyzers.account.bubble import expected_idle
 from analyzers.account.goodput import measure
 from analyzers.account.step_account import StepAccount, step_accounts
 from analyzers.account.time_classes import OWN_WORK
+from analyzers.account.trace_check import contradiction
 from analyzers.finding import Finding
 from analyzers.numerics.expert_load import layer_loads
 from analyzers.run.evaluations import evaluations
@@ -64,7 +65,8 @@ def step_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample
     if pace is not None:
         for stat, value in (("min", pace.shortest_ms), ("median", pace.step_ms), ("max", pace.longest_ms)):
             yield Sample("rankscope_step_duration_seconds", value / 1e3, {"stat": stat})
-        yield from _shares(step_accounts(source, pace.attempt, pace.first_step))
+        is_judged = not contradiction(source, pace.attempt)
+        yield from _shares(step_accounts(source, pace.attempt, pace.first_step), has_exposed=is_judged)
         if pace.tokens_per_s is not None:
             yield Sample("rankscope_tokens_per_second", pace.tokens_per_s)
     ((loss, norm, rate),) = source.rows(
@@ -77,11 +79,11 @@ def step_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample
             yield Sample(f"rankscope_{name}", value)
 
 
-def _shares(accounts: Sequence[StepAccount]) -> Iterator[Sample]:
-    """Shares of the steps' time, over all ranks; what was not measured is omitted."""
+def _shares(accounts: Sequence[StepAccount], *, has_exposed: bool) -> Iterator[Sample]:
+    """Shares of the steps' time, over all ranks; what was not measured, or a trace contradicts, is omitted."""
     took = sum(account.duration_ns for account in accounts)
     data = [account.own_ns["data"] for account in accounts if account.has_phases and "data" in account.own_ns]
-    moved = [account.transfer_ns for account in accounts if account.transfer_ns is not None]
+    moved = [account.transfer_ns for account in accounts if account.transfer_ns is not None and has_exposed]
     for name, values in (("data_wait", data), ("exposed_communication", moved)):
         if values and took:
             yield Sample(f"rankscope_{name}_ratio", sum(values) / took)

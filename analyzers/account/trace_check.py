@@ -3,6 +3,7 @@
     check = against_traces(source, attempt=0)      # None without captures of stamped steps
     check.stamped_ratio, check.traced_ratio        # shares of the step, medians over the captures
     check.gap_ratio                                # how far the trace lies outside what the stamps allow
+    contradiction(source, attempt=0)               # why exposed communication is not judged, or ""
 
 A trace sees each kernel, a stamp only when the compute stream stood still. Where a kernel stands behind another
 stream's without a wait (few hardware queues), or the stamps are wrong for another reason, the trace shows it.
@@ -16,13 +17,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analyzers.account.device_timings import is_stamped
 from analyzers.account.stalls import StallParts, stall_parts
+from analyzers.policy import SHARED
 from analyzers.profiling.captures import EVENTS, captures
 from analyzers.run.event_log import EventLog
 from analyzers.source import Source
-from analyzers.wording import is_number
+from analyzers.wording import is_number, percent
 
-__all__ = ["TraceCheck", "against_traces"]
+__all__ = ["TraceCheck", "against_traces", "contradiction"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,17 @@ class TraceCheck:
     """The same by the profiler."""
     gap_ratio: float
     """Share of the step by which the trace lies outside of what the stamps allow; 0 inside."""
+
+
+def contradiction(source: Source, attempt: int) -> str:
+    """Why exposed communication of the attempt is not judged, as a clause; empty where no trace contradicts it."""
+    check = against_traces(source, attempt) if is_stamped(source, attempt) else None
+    if check is None or check.gap_ratio <= SHARED.equal_ratio:
+        return ""
+    return (
+        f"torch's profiler saw {percent(check.traced_ratio)} of the same steps exposed, the stamps of the compute "
+        f"stream {percent(check.stamped_ratio)}"
+    )
 
 
 def against_traces(source: Source, attempt: int) -> TraceCheck | None:
@@ -55,7 +69,8 @@ def against_traces(source: Source, attempt: int) -> TraceCheck | None:
             [attempt],
         )
     }
-    parts = [part for part in stall_parts(source, attempt) if (part.rank, part.step) in durations]
+    since = min(first for _, first, _, _ in traced)
+    parts = [part for part in stall_parts(source, attempt, since_step=since) if (part.rank, part.step) in durations]
     found = []
     for rank, first, last, of_trace in traced:
         stamped = [part for part in parts if part.rank == rank and first <= part.step <= (last or first)]

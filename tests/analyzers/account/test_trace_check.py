@@ -1,0 +1,66 @@
+"""Exposed communication of runs recorded on a GPU against Kineto's traces of the same steps, as `watch` enters them."""
+
+from __future__ import annotations
+
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from analyzers.account.goodput import measure
+from analyzers.account.trace_check import against_traces
+from analyzers.communication.analyze import communication
+from analyzers.diagnose import diagnose
+from analyzers.finding import Finding
+from analyzers.report.terminal.diagnosis_text import render
+from analyzers.scope import Scope
+from probes.tape.rundir import RunDir
+from store import Store
+from tests.support.captured_gpu import with_captures
+from watch.exporting.metrics.node_metrics import NodeMetrics
+
+
+def exposed(store: Store) -> Finding:
+    (found,) = [one for one in communication(store, Scope()) if one.kind == "exposed_communication"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["stamped_none", "stamped_fsdp2_none"])
+def test_a_trace_of_the_same_steps_agrees(name: str, tmp_path: Path) -> None:
+    with Store.open(with_captures(name, tmp_path)) as store:
+        check = against_traces(store, 0)
+        assert check is not None
+        assert check.captures == 2
+        assert check.gap_ratio < 0.07
+        assert exposed(store).status in ("ok", "advice")
+
+
+def test_what_the_trace_contradicts_is_not_judged(tmp_path: Path) -> None:
+    with Store.open(with_captures("stamped_fsdp2_none", tmp_path, factor=3.0)) as store:
+        found = exposed(store)
+    assert found.status == "insufficient_data"
+    assert "torch's profiler saw" in found.summary
+
+
+def answers(run: RunDir) -> tuple[dict[str, Any], str, set[str]]:
+    """The account as JSON, the terminal's report, and the names of the metrics."""
+    terminal = Console(width=200, no_color=True, record=True, file=StringIO())
+    manifest = run.manifest()
+    with Store.open(run) as store:
+        diagnosis = diagnose(store, manifest, stacks_dir=run.stacks)
+        render(diagnosis, terminal)
+        samples = NodeMetrics(manifest, node_rank=0).measure(store, time.time_ns())
+        account = measure(store)
+    assert account is not None
+    return account.to_json(), terminal.export_text(), {one.name for one in samples}
+
+
+@pytest.mark.parametrize(("factor", "is_judged"), [(1.0, True), (3.0, False)])
+def test_every_surface_gives_the_answer_of_the_finding(factor: float, is_judged: bool, tmp_path: Path) -> None:
+    account, report, metrics = answers(with_captures("stamped_fsdp2_none", tmp_path, factor=factor))
+    assert (account["communication_not_judged"] is None) == is_judged
+    assert ("exposed communication (not judged)" in report) != is_judged
+    assert ("rankscope_exposed_communication_ratio" in metrics) == is_judged
