@@ -13,7 +13,8 @@ from analyzers.kinds import KINDS, Kind
 
 __all__ = ["markdown"]
 
-_LIVE = {"never": "", "each_tick": "each round", "periodic": "every few seconds"}
+_LIVE = {"never": "", "each_tick": "each second", "periodic": "yes"}
+_USUAL = ("attempt", "first_step", "ranks")
 
 
 def markdown() -> str:
@@ -28,10 +29,11 @@ def _lines() -> Iterator[str]:
     yield "In the order of the verdict: of findings that are equally severe, the first in this table is the verdict."
     yield ""
     yield "* *judged by*: the package of `analyzers`; its thresholds are in [thresholds.md](thresholds.md)."
-    yield "* *live*: how often `watch` judges it while the run lives; empty: only `rankscope analyze` does. A round"
-    yield "  comes every second, later every 1 to 4 s, by what it costs; hangs and deaths are judged each second."
+    yield "* *live*: `watch` judges it while the run trains, every few seconds (yes) or each second, later less often;"
+    yield "  empty: only `rankscope analyze` does."
     yield "* *lasts*: `watch` reports when it is over. All others are incidents, which have happened."
-    yield "* *same finding*: fields in which two reports of one finding agree; they make its id."
+    yield "* *same finding*: fields in which two reports of one finding agree; they make its id. Empty: attempt, first step"
+    yield "  and ranks."
     yield ""
     yield "| kind | title | judged by | live | lasts | same finding |"
     yield "|---|---|---|---|---|---|"
@@ -41,7 +43,7 @@ def _lines() -> Iterator[str]:
 
 
 def _row(kind: Kind, live: str) -> str:
-    identity = ", ".join(f"`{name}`" for name in kind.identity)
+    identity = "" if kind.identity == _USUAL else ", ".join(f"`{name}`" for name in kind.identity)
     lasts = "yes" if kind.may_last else ""
     return f"| `{kind.name}` | {kind.title} | `{kind.package}` | {_LIVE[live]} | {lasts} | {identity} |"
 
