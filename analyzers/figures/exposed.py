@@ -8,6 +8,7 @@ from __future__ import annotations
 from plotly.graph_objects import Figure
 
 from analyzers.figures import stacked
+from analyzers.figures.start_up import limit_start
 from analyzers.figures.theme import CATEGORY, SEQUENCE
 from analyzers.source import Floats, Ints
 
@@ -17,8 +18,10 @@ __all__ = ["draw"]
 def draw(step: Ints, transfer_ms: Floats, late_ms: Floats, overlapped_ms: Floats) -> Figure:
     """Mean over the ranks, stacked: what a step would be shorter without is at the bottom. At most 2,000 steps."""
     parts = [
-        ("exposed: data travel", transfer_ms, CATEGORY["communication"]),
-        ("exposed: waiting for the last", late_ms, CATEGORY["straggler"]),
+        ("exposed: transfer", transfer_ms, CATEGORY["communication"]),
+        ("exposed: waiting for stragglers", late_ms, CATEGORY["straggler"]),
         ("hidden behind computation", overlapped_ms, SEQUENCE[7]),
     ]
-    return stacked.draw(step, parts, y="ms, mean of the ranks")
+    figure = stacked.draw(step, parts, y="ms, mean of the ranks")
+    limit_start(figure, step, [transfer_ms + late_ms + overlapped_ms], unit="ms")
+    return figure

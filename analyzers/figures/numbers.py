@@ -13,6 +13,7 @@ import numpy as np
 from plotly.graph_objects import Figure
 
 from analyzers.figures.series import Series, band, draw
+from analyzers.figures.start_up import limit_start
 from analyzers.figures.theme import SEQUENCE
 from analyzers.source import floats, ints
 
@@ -72,4 +73,7 @@ def two_ranks(pair: Mapping[str, Any], a: int, b: int, measure: str, unit: str) 
         Series(name=f"rank {a}", x=steps, y=floats(pair["a"]), colour=SEQUENCE[1]),
         Series(name=f"rank {b}", x=steps, y=floats(pair["b"]), colour=SEQUENCE[0]),
     ]
-    return draw(lines, x="step", y=f"{measure} ({unit})", from_zero=measure != "memory")
+    figure = draw(lines, x="step", y=f"{measure} ({unit})", from_zero=measure != "memory")
+    if measure != "memory":
+        limit_start(figure, steps, [line.y for line in lines], unit=unit)
+    return figure

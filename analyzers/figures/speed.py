@@ -11,6 +11,7 @@ from typing import Any
 from plotly.graph_objects import Figure
 
 from analyzers.figures.band import add_band, add_line
+from analyzers.figures.start_up import limit_start
 from analyzers.figures.theme import SEQUENCE, new_figure
 from analyzers.source import floats, ints
 
@@ -30,4 +31,5 @@ def draw(curve: Mapping[str, Any], *, height: int = 420) -> Figure:
     hover = "step %{x}: %{y:,.4g}"
     add_band(figure, step, low, middle, high, name="10th to 90th %", median="median of the ranks", hover=hover)
     add_line(figure, step, rate, name="tokens/s", colour=SEQUENCE[2], hover=hover, yaxis="y2")
+    limit_start(figure, step, [high], unit="ms")
     return figure

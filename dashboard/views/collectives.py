@@ -134,7 +134,7 @@ def _by_call(found: queries.Columns) -> None:
             "exposed (ms a step)": np.round(exposed_ms, 3),
             "exposed (% of it)": np.round(100 * floats(found["exposed_ratio"]), 1),
             "transfer (ms)": np.round(transfer_ms, 3),
-            "waiting for late members (ms)": np.round(np.maximum(0.0, exposed_ms - transfer_ms), 3),
+            "for stragglers (ms)": np.round(np.maximum(0.0, exposed_ms - transfer_ms), 3),
         }, key="collectives-exposed-calls",
     )  # fmt: skip
     num = int(found["num_classes"][0])
@@ -160,7 +160,7 @@ def _exposed(view: View) -> None:
                 "does not count.",
             ),
             (
-                "Late members", units.percent(share.get("straggler")), "of the wall time",
+                "Waiting for stragglers", units.percent(share.get("straggler")), "of the wall time",
                 "Share of wall time in which ranks waited in a collective for its last member.",
             ),
             ("Training", units.percent(share.get("training")), "of the wall time", None),

@@ -1,0 +1,43 @@
+"""Axes that the first steps do not flatten: start-up takes many times as long as a step, and hides every later one.
+
+limit_start(figure, steps, [duration_ms], unit="ms")      # the axis ends at the later steps; a note names the start
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from plotly.graph_objects import Figure
+
+from analyzers.policy import SHARED
+from analyzers.source import Floats, Ints
+
+__all__ = ["limit_start"]
+
+_FLATTENS = 3.0
+"""Largest value of the first steps over that of the later ones, from which the later ones lie flat on the axis."""
+_ROOM = 1.1
+
+
+def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: str, axis: str = "y") -> None:
+    """End the axis at the largest value after the warm-up where the first steps exceed it by far. Zooming out is free.
+
+    `lines`: values by step, whose axis begins at zero.
+    """
+    num = SHARED.warm_up_steps
+    if len(step) < num + SHARED.min_steps or not lines:
+        return
+    first = np.concatenate([values[:num] for values in lines])
+    later = np.concatenate([values[num:] for values in lines])
+    if not (np.isfinite(first).any() and np.isfinite(later).any()):
+        return
+    highest, top = float(np.nanmax(first)), float(np.nanmax(later))
+    if top <= 0 or highest < _FLATTENS * top:
+        return
+    name = "yaxis" if axis == "y" else axis.replace("y", "yaxis")
+    figure.update_layout({name: {"range": [0, _ROOM * top]}})
+    figure.add_annotation(
+        x=0, xref="paper", y=1, yref=f"{axis} domain", xanchor="left", yanchor="top", showarrow=False,
+        text=f"↑ first steps up to {highest:,.4g} {unit}", font={"size": 10},
+    )  # fmt: skip
