@@ -58,7 +58,7 @@ def pipeline(view: View) -> None:
     if found is None:
         return
     if not found:
-        empty_state("This run has no pipeline.", "Set `parallel.pp` to use one: see docs/parallelism.md.")
+        empty_state("This run has no pipeline.", "Set `parallel.pp` to use one.")
         return
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
         attempt = max(found)

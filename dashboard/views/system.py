@@ -13,11 +13,15 @@ from dashboard.data import system_queries
 from dashboard.data.flat_settings import flat
 from dashboard.drawing.elements import empty_state, table, tiles
 from dashboard.frame import View, framed
+from probes.settings.described import ParallelFacts
+from probes.settings.section import read
 from probes.tape.printable import visible
 
 __all__ = ["system"]
 
 MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+_OF_PIPELINE = ("schedule", "stages_per_rank", "stage_costs")
+"""Settings without effect in a run without a pipeline."""
 OF_TRAIN = ("precision", "activation_checkpointing", "compile", "compile_backend", "device", "backend")
 
 MAX_VARIABLES = 100
@@ -91,10 +95,11 @@ def _versions(manifest: Mapping[str, Any]) -> None:
 
 
 def _settings(manifest: Mapping[str, Any]) -> None:
+    without_effect = () if (read(ParallelFacts, manifest).pp or 0) > 1 else _OF_PIPELINE
     rows = [
         {"setting": f"{section}.{name}", "value": value}
         for section, name, value in flat(manifest.get("config"))
-        if section == "parallel" or (section == "train" and name in OF_TRAIN)
+        if (section == "parallel" and name not in without_effect) or (section == "train" and name in OF_TRAIN)
     ]
     if matmul := manifest.get("float32_matmul_precision"):
         rows.append({"setting": "torch.float32_matmul_precision", "value": str(matmul)[:80]})
