@@ -16,6 +16,7 @@ from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.run.open_findings import reported_findings
+from analyzers.run.state import RunState
 from analyzers.source import Source
 from analyzers.verdict.verdict import LISTED_BELOW
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
@@ -32,13 +33,13 @@ from dashboard.finding_link import page_link
 from dashboard.frame import View, framed
 from probes.tape.printable import visible
 
-__all__ = ["card", "findings", "verdict_text"]
+__all__ = ["as_of", "card", "findings", "verdict_text"]
 
 MAX_LISTED = 60
 
 
 def card(
-    run_id: str, finding: Finding, number: int, *, closed: str = "", has_link: bool = False, is_numbered: bool = False
+    view: View, finding: Finding, number: int, *, closed: str = "", has_link: bool = False, is_numbered: bool = False
 ) -> None:
     """Draw one finding in three lines, `has_link`: with a link to its evidence; `closed` is why it is not open.
 
@@ -52,10 +53,10 @@ def card(
                 st.badge("suspected", color="gray")
             heading = f"{number}  {title(finding).capitalize()}" if is_numbered else title(finding).capitalize()
             st.markdown(f"**{markdown_text(heading, 80)}**", width="content")
-            passed = f" · {closed}" if closed else ""
+            passed = f" · {closed}" if closed else as_of(finding, view.state)
             st.markdown(f":gray[{markdown_text(location(finding) + passed, 200)}]", width="stretch")
             if has_link:
-                address = {"run": run_id, "finding": finding.id}
+                address = {"run": view.run_id, "finding": finding.id}
                 page_link("Findings", "Evidence", "arrow_forward", address, key=f"evidence-{number}")
             elif st.query_params.get("finding") is None and st.button(
                 "Evidence", key=f"evidence-{number}", icon=":material/arrow_forward:", type="tertiary"
@@ -63,6 +64,14 @@ def card(
                 st.query_params["finding"] = finding.id
                 st.rerun()
         st.markdown(markdown_text(finding.summary))
+
+
+def as_of(finding: Finding, state: RunState) -> str:
+    """The step until which an open finding of a run that trains was judged, where the page's figures are newer."""
+    lasts = finding.kind in KINDS and KINDS[finding.kind].may_last
+    if not (state.is_live and lasts and finding.last_step and state.step and finding.last_step < state.step):
+        return ""
+    return f" · as of step {finding.last_step:,} of {state.step:,}"
 
 
 @framed("Findings")
@@ -101,7 +110,7 @@ def _all(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -> Non
     if diagnosis is not None and diagnosis.advised:
         st.subheader("Advice", anchor=False)
         for number, finding in enumerate(diagnosis.advised):
-            card(view.run_id, finding, 1_000 + number)
+            card(view, finding, 1_000 + number)
     if diagnosis is not None and diagnosis.not_judged:
         st.subheader("Not judged", anchor=False)
         for finding in diagnosis.not_judged:
@@ -130,7 +139,7 @@ def _list(view: View, known: CurrentFindings) -> None:
     if not shown:
         empty_state("No finding matches the filter.")
     for number, finding in enumerate(shown[:MAX_LISTED], 1):
-        card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""))
+        card(view, finding, number, closed=known.closed.get(finding.id, ""))
     if len(shown) > MAX_LISTED:
         st.caption(f"{len(shown) - MAX_LISTED} more findings are not shown: filter by kind or rank.")
 
@@ -146,7 +155,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         if diagnosis is None or view.is_pending:
             st.caption("The analyzers are reading the run…")
         return
-    card(view.run_id, finding, 0, closed=known.closed.get(finding.id, ""))
+    card(view, finding, 0, closed=known.closed.get(finding.id, ""))
     reason = _why(finding)
     if reason != finding.summary:
         st.markdown(f"**Why** &nbsp; {markdown_text(reason)}")

@@ -179,7 +179,7 @@ def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -
             st.markdown(f":{_mark(view, diagnosis)} {verdict_text(diagnosis)}]")
         return
     for number, finding in enumerate(known.findings[:MAX_CARDS], 1):
-        card(view.run_id, finding, number, closed=known.closed.get(finding.id, ""), has_link=True, is_numbered=True)
+        card(view, finding, number, closed=known.closed.get(finding.id, ""), has_link=True, is_numbered=True)
     left = known.findings[MAX_CARDS:]
     if left:
         still_open = sum(finding.id not in known.closed for finding in left)

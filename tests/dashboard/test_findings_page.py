@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from analyzers.finding import Finding
+from analyzers.run.state import RunState
+from dashboard.views.findings import as_of
 from probes.tape.rundir import RunDir
 from tests.analyzers.report.hostile import hostile_run
 from tests.dashboard.opened import open_page, shown
@@ -31,6 +34,21 @@ def test_a_finding_in_the_address_is_dropped_with_the_run_it_is_of(tmp_path: Pat
     assert not app.exception
     assert "finding" not in app.query_params
     assert "All findings" not in [button.label for button in app.button]
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "last_step", "text"),
+    [
+        ("training", "straggler", 132, " · as of step 132 of 150"), ("training", "straggler", 150, ""),
+        ("training", "non_finite", 132, ""), ("finished", "straggler", 132, ""),
+    ],
+)  # fmt: skip
+def test_a_live_finding_says_as_of_which_step_it_is(word: str, kind: str, last_step: int, text: str) -> None:
+    found = Finding(
+        analyzer="test", kind=kind, severity="warning", status="fired", summary="", attempt=0, first_step=60,
+        last_step=last_step,
+    )  # fmt: skip
+    assert as_of(found, RunState(word=word, step=150)) == text
 
 
 def test_a_link_to_a_finding_that_the_run_does_not_have_is_answered(tmp_path: Path) -> None:

@@ -94,7 +94,12 @@ def test_the_table_of_runs_has_state_finding_and_loss_of_each(runs: Path, finish
     app = open_page(runs, "home")
     wait_for(lambda: (app.dataframe[0].value["state"] != "").all() or (app.run() and False), "the summaries")
     line = app.dataframe[0].value.set_index("run").loc[finished_run.run.run_id]
-    assert (line["state"], line["severity"], line["finding"], line["step"]) == ("finished", "warning", "Non-finite", "24")
+    assert (line["state"], line["severity"], line["finding"], line["step"]) == (
+        "finished",
+        "warning",
+        "Non-finite",
+        "24",
+    )
     assert len(line["losses"]) == 24
     assert line["loss"] == f"{float(line['loss']):.4f}"
     app.text_input(key="filter").set_value("no-such").run()
