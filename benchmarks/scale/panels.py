@@ -1,6 +1,7 @@
 """Every panel of the Grafana dashboards asked of a real Prometheus that scrapes a recorded run.
 
     python -m benchmarks.scale.panels runs/latest
+    python -m benchmarks.scale.panels runs/latest --pictures pictures      # one picture a dashboard, without Grafana
 
 The run's metrics are those of its last moment, served as `watch` serves them; Prometheus (Debian's, see
 `tests/fetch_programs.sh`) scrapes them each second and evaluates `grafana/prometheus/recording.yml`. A panel has data,
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scale import panel_pictures
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.programs import program
@@ -39,13 +41,39 @@ _MACROS = {"$__rate_interval": "15s", "$__interval": "5s", "$__range": "20s"}
 
 def panels(run_id: str) -> Iterator[tuple[str, str, str]]:
     """(dashboard, title of the panel, its query for this run)."""
-    for path in sorted((GRAFANA / "dashboards").glob("*.json")):
-        for panel in json.loads(path.read_text())["panels"]:
+    for name, board in boards().items():
+        for panel in board["panels"]:
             for target in panel.get("targets", []):
-                query = target["expr"].replace("$run_id", run_id).replace("$runs", ".*")
-                for macro, value in _MACROS.items():
-                    query = query.replace(macro, value)
-                yield path.stem, panel["title"], query
+                yield name, panel["title"], query_of(target["expr"], run_id)
+
+
+def boards() -> dict[str, Any]:
+    """{name: dashboard as Grafana reads it}."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted((GRAFANA / "dashboards").glob("*.json"))}
+
+
+def query_of(expression: str, run_id: str) -> str:
+    """The expression with Grafana's variables filled in for this run."""
+    query = expression.replace("$run_id", run_id).replace("$runs", ".*")
+    for macro, value in _MACROS.items():
+        query = query.replace(macro, value)
+    return query
+
+
+def pages(port: int, run_id: str, begin_s: float) -> dict[str, str]:
+    """{name of a dashboard: HTML of its panels}."""
+    found, end_s = {}, time.time()
+    for name, board in boards().items():
+        answers = {
+            number: [
+                (target.get("legendFormat", ""), one)
+                for target in panel.get("targets", [])
+                for one in panel_pictures.answered(port, query_of(target["expr"], run_id), begin_s=begin_s, end_s=end_s)
+            ]
+            for number, panel in enumerate(board["panels"])
+        }
+        found[name] = panel_pictures.board_page(board, answers)
+    return found
 
 
 def recording_rules() -> dict[str, str]:
@@ -62,7 +90,7 @@ def answered(port: int, query: str) -> int:
         return len(json.load(found)["data"]["result"])
 
 
-def ask(run: RunDir, folder: Path) -> int:
+def ask(run: RunDir, folder: Path, pictures: Path | None = None) -> int:
     """Print a line a panel without data; returns the number of those that should have had some."""
     manifest = run.manifest()
     with Store.open(run) as store:
@@ -87,11 +115,16 @@ def ask(run: RunDir, folder: Path) -> int:
              f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
         )  # fmt: skip
         try:
+            begin_s = time.time()
             time.sleep(SCRAPED_S)
             rows = [(*panel, answered(port, panel[2])) for panel in panels(run.run_id)]
+            drawn = pages(port, run.run_id, begin_s) if pictures else {}
         finally:
             server.terminate()
             server.wait(30)
+    if pictures:
+        for path in panel_pictures.picture(drawn, pictures):
+            print(path)
     empty, unrecorded = [], 0
     for board, title, query, number in rows:
         for record, expression in rules.items():
@@ -112,12 +145,14 @@ def main() -> int:
     """Entry: 0, 1 if a panel that should have data has none, 2 without Prometheus."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.panels", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
-    run = RunDir.open(parser.parse_args().run)
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="also draw each dashboard into a PNG there")
+    asked = parser.parse_args()
+    run = RunDir.open(asked.run)
     if not program("prometheus"):
         sys.stderr.write("prometheus is not installed: sh tests/fetch_programs.sh .programs\n")
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        return 1 if ask(run, Path(folder)) else 0
+        return 1 if ask(run, Path(folder), asked.pictures) else 0
 
 
 if __name__ == "__main__":
