@@ -39,5 +39,5 @@ def limit_start(figure: Figure, step: Ints, lines: Sequence[Floats], *, unit: st
     figure.update_layout({name: {"range": [0, _ROOM * top]}})
     figure.add_annotation(
         x=0, xref="paper", y=1, yref=f"{axis} domain", xanchor="left", yanchor="top", showarrow=False,
-        text=f"↑ first steps up to {highest:,.4g} {unit}", font={"size": 10},
+        text=f"↑ first steps up to {highest:,.0f} {unit}", font={"size": 10},
     )  # fmt: skip

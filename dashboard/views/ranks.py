@@ -190,7 +190,12 @@ def _mesh(data: dict[str, Any]) -> None:
         "Across", found, key="mesh-across", bind="query-params", format_func=lambda name: mesh.DIMENSIONS[name]
     )
     others = [name for name in mesh.DIMENSIONS if name != columns]
-    others.sort(key=lambda name: (name == "local_rank", name != "node_rank" or len(found) > 2, -sizes.get(name, 0)))
+    filled = {name: mesh.filled_ratio(places, name, columns) for name in others}
+    others.sort(
+        key=lambda name: (
+            name == "local_rank", -filled[name], name != "node_rank" or len(found) > 2, -sizes.get(name, 0),
+        )
+    )  # fmt: skip
     rows = shown[1].selectbox(
         "Down", others, key="mesh-down", bind="query-params", format_func=lambda name: mesh.DIMENSIONS[name]
     )
@@ -198,7 +203,9 @@ def _mesh(data: dict[str, Any]) -> None:
         _placed, places, ranking, rows=rows, columns=columns, key=f"mesh-{rows}-{columns}",
         what="Own work of the ranks by mesh coordinates",
     )  # fmt: skip
-    st.caption("Numbers are ranks. The colour is the median own work per step of the slowest rank in the cell.")
+    st.caption(
+        "Numbers are ranks, of many in a cell the slowest. The colour is the median own work per step of the slowest."
+    )
 
 
 def _pair(view: View, known: list[int], measure: str) -> None:
