@@ -39,7 +39,7 @@ def _limit(finding: Finding) -> str:
         return ""
     limit = f"{number(limit_s, 4)} s"
     if isinstance(silent_s, (int, float)) and silent_s > limit_s:
-        return f"More than {limit} of silence is a hang in this run."
+        return f"Hang threshold here: {limit}."
     if finding.cause == "skipped" or finding.cause.startswith("mismatch"):
         return f"Calls that differ are proof before the limit of {limit}."
     if finding.cause == "stopped":

@@ -175,7 +175,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         for sentence in done:
             st.text(visible(sentence)[:400])
         if not done:
-            st.caption("The run did not respond to it.")
+            st.caption("No automatic action was taken.")
     with right:
         st.subheader("Runbook", anchor=False)
         text = advice_text(finding.advice)

@@ -251,7 +251,7 @@ def _loss(facts: Mapping[str, Any]) -> str:
     if drop is None or ratio is None:
         return text
     verb = "fell" if drop > 0 else "rose"
-    return f"{text}. Between the first and the last tenth it {verb} by {abs(drop):.2f}, {abs(ratio):.0f} x its noise."
+    return f"{text}. Between the first and the last tenth it {verb} by {abs(drop):.2f}, {abs(ratio):.0f}x the noise."
 
 
 def _text(text: str, style: str) -> Text:

@@ -59,12 +59,11 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     gain = f"Balanced ranks would be {what_if.gain:.2f}x faster ({mean}, {over})."
     worst, last_stage = (_of_gain(what_if, share) for share in (what_if.worst_ranks_ratio, what_if.last_stage_ratio))
     if worst >= 0.05:
-        gain += f" Balancing {ranks_text(what_if.worst_ranks)} alone would bring {percent(worst)} of that."
+        gain += f" Fixing {ranks_text(what_if.worst_ranks)} alone gives {percent(worst)} of this gain."
     if last_stage >= 0.05:
-        gain += f" Balancing the last stage alone would bring {percent(last_stage)}."
+        gain += f" Fixing the last stage alone gives {percent(last_stage)}."
     if any(is_number(found.evidence.get("speedup_without_it_ratio")) for found in findings if found.status == "fired"):
-        gain += " Balancing spreads the same work over all ranks."
-        gain += " The gain of a finding is without its extra work, in its own steps."
+        gain += " Each finding's gain counts only its own steps."
     return gain
 
 

@@ -84,7 +84,7 @@ def test_the_finding_and_the_report_say_it(stored) -> None:  # type: ignore[no-u
     assert isinstance(what, WhatIf)
     assert what.worst_ranks == (1,)
     assert what.slowdown > 1.2
-    assert "Balancing rank 1 alone would bring" in what_if_line(what)
+    assert "Fixing rank 1 alone gives" in what_if_line(what)
     assert to_json(diagnosis)["what_if"]["slowdown_ratio"] == round(what.slowdown, 4)
 
 
@@ -134,4 +134,4 @@ def test_every_report_says_how_far_the_replay_is_off(stored) -> None:  # type: i
         assert line.replace("'", "&#39;") in page
         assert ("would be 1." in line) == promised
         assert ("slower by stragglers" in page) == promised
-        assert ("Balancing rank 1 alone would bring" in line) == promised
+        assert ("Fixing rank 1 alone gives" in line) == promised

@@ -45,7 +45,7 @@ def test_evidence_has_names_and_units_that_people_read() -> None:
         "clock median": "1,980 MHz",
         "hottest": "91 °C",
         "age of the checkpoint": "400 steps",
-        "repeated by a replay": "no",
+        "reproduced on replay": "no",
         "cost": "599.9 s",
         "loss deviation": "12.5 sigma",
         "some new number": "3 ms",
