@@ -160,7 +160,7 @@ def _exposed(view: View) -> None:
                 "does not count.",
             ),
             (
-                "Waiting for stragglers", units.percent(share.get("straggler")), "of the wall time",
+                "Stragglers", units.percent(share.get("straggler")), "of the wall time",
                 "Share of wall time in which ranks waited in a collective for its last member.",
             ),
             ("Training", units.percent(share.get("training")), "of the wall time", None),
