@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
@@ -155,7 +156,7 @@ is ingested, and only hangs and deaths are still found.
 * A step runs again with the same number after a rollback; a restart begins a new `attempt`.
 * A table `..._open` or `..._done` is half of the view without the suffix; `ingest_...` belong to the writer
   (`ingest_problems`: files that could not be read completely).
-* [In brackets](#where-each-record-is-shown): where a column is shown.
+* [In brackets](#where-each-record-is-shown): where the columns of a table are shown, and those columns that differ.
 
 <a id="where-each-record-is-shown"></a>
 
@@ -188,12 +189,14 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
     """One table; columns with the name and meaning of a column of a table before it are only named."""
     yield f"## {table.name}"
     yield ""
-    yield f"{table.help} {_WRITERS[table.source].format(kind=table.event_kind)}{' Open rows.' * table.can_be_open}"
+    usual = _usual(table)
+    written = _WRITERS[table.source].format(kind=table.event_kind)
+    yield f"{table.help} {written}{' Open rows.' * table.can_be_open} [{usual}]"
     yield ""
     known = [column for column in store_columns(table) if (column.name, column.help) in described]
     if known:
         groups = groupby(sorted(known, key=lambda one: _shown(table, one)), key=lambda one: _shown(table, one))
-        yield f"- as above: {', '.join(f'{_names(list(group))} {letters}' for letters, group in groups)}"
+        yield f"- as above: {', '.join(_names(list(group)) + letters for letters, group in groups)}"
     yield from _new_columns(table, [column for column in store_columns(table) if column not in known])
     if table.name in EXAMPLES:
         question, sql = EXAMPLES[table.name]
@@ -205,18 +208,29 @@ def _new_columns(table: Table, columns: list[Column]) -> Iterator[str]:
     for (part, letters), group in groupby(columns, key=lambda column: (_part(column), _shown(table, column))):
         names = list(group)
         if part and len(names) > 1:
-            yield f"- {_names(names)} {letters}: part of the column {part}"
+            yield f"- {_names(names)}{letters}: part of the column {part}"
         else:
-            yield from (f"- `{one.name}`{_type(one)}{_unit(one)} {letters}: {one.help}" for one in names)
+            yield from (f"- `{one.name}`{_type(one)}{_unit(one)}{letters}: {one.help}" for one in names)
 
 
 def _names(columns: list[Column]) -> str:
     return ", ".join(f"`{column.name}`" for column in columns)
 
 
+def _usual(table: Table) -> str:
+    """Letters of most columns of the table."""
+    counts = Counter(_of_column(table, column) for column in store_columns(table))
+    return counts.most_common(1)[0][0]
+
+
+def _of_column(table: Table, column: Column) -> str:
+    return _letters(shown(table.name, column.name)) or "S"
+
+
 def _shown(table: Table, column: Column) -> str:
-    """``[FG]``: the letters of the surfaces that show the column."""
-    return f"[{_letters(shown(table.name, column.name)) or 'S'}]"
+    """`` [FG]``: letters of the surfaces that show the column, where they are not those of the table."""
+    letters = _of_column(table, column)
+    return "" if letters == _usual(table) else f" [{letters}]"
 
 
 def _letters(surfaces: Iterable[str]) -> str:
@@ -248,7 +262,8 @@ def _event_line(kind: EventKind, explained: set[tuple[str, str]]) -> str:
     fields = [f"columns of [{kind.table}](#{kind.table})"] if of_table else []
     fields += [_field(column, explained) for column in kind.fields[len(of_table) :]]
     letters = _letters({*shown_event(kind.name), "pages"})
-    return f"- `{kind.name}` [{letters}] ({kind.written_by}): {kind.meaning}{' ' if fields else ''}{', '.join(fields)}"
+    where = "" if letters == "P" else f" [{letters}]"
+    return f"- `{kind.name}`{where} ({kind.written_by}): {kind.meaning}{' ' if fields else ''}{', '.join(fields)}"
 
 
 def _field(column: Column, explained: set[tuple[str, str]]) -> str:
@@ -261,9 +276,9 @@ def _field(column: Column, explained: set[tuple[str, str]]) -> str:
 _EVENTS = """\
 ## Kinds of events
 
-The lines of `events.jsonl` and the rows of table `events`, all on the page of events. Each has `wall_ns`, `attempt`,
-`rank` (-1: a node process), `kind` and `step` (or null), and the fields of its kind, explained where they first stand.
-A script may add other kinds (`Attached.event`). In parentheses: who writes it.
+The lines of `events.jsonl` and the rows of table `events`, all on the page of events [P]. Each has `wall_ns`,
+`attempt`, `rank` (-1: a node process), `kind` and `step` (or null), and the fields of its kind, explained where they
+first stand. A script may add other kinds (`Attached.event`). In parentheses: who writes it.
 """
 
 
