@@ -87,7 +87,7 @@ def filled_ratio(places: Mapping[str, Any], rows: str, columns: str) -> float:
 def _text(names: Texts, slowest: Texts) -> Texts | None:
     """The ranks of each cell where that fits, else the slowest one, else nothing."""
     for texts in (names, slowest):
-        longest = max((len(text) for text in texts.flat), default=0)
+        longest = max((len(str(text)) for text in texts.flat), default=0)
         if texts.size <= MAX_CELLS_WITH_TEXT and longest * CHARACTER * texts.shape[1] <= TEXT_WIDTH:
             return texts
     return None
