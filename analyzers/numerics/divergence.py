@@ -18,7 +18,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -30,6 +30,7 @@ from analyzers.numerics.policy import DivergencePolicy
 from analyzers.numerics.policy_loss import policy_attempts
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
+from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 
@@ -51,7 +52,7 @@ class Rise:
 
 
 def divergence(source: Source, scope: Scope, policy: DivergencePolicy = DivergencePolicy()) -> list[Finding]:
-    """Findings of kind `divergence`, one an attempt at most."""
+    """Findings of kind `divergence`, one a training of an attempt at most."""
     if lacking(source, steps=("step", "loss")):
         return []  # the check for loss spikes reports that no loss is recorded
     rows = source.rows(
@@ -68,7 +69,13 @@ def divergence(source: Source, scope: Scope, policy: DivergencePolicy = Divergen
     for attempt, step, loss in rows:
         if math.isfinite(loss) and attempt not in policies:
             losses.setdefault(attempt, {})[step] = loss
-    found = [(attempt, rise) for attempt, own in losses.items() if (rise := find_rise(own, policy)) is not None]
+    starts = training_starts(source) if rows else set()
+    found = [
+        (attempt, rise)
+        for attempt, own in losses.items()
+        for series in _series(own, {step for begun, step in starts if begun == attempt})
+        if (rise := find_rise(series, policy)) is not None
+    ]
     spikes = loss_spikes(source, scope) if found else []
     lasting = [spike for spike in spikes if spike.status == "fired" and spike.cause in ("divergence", "learning_rate")]
     return [
@@ -76,6 +83,13 @@ def divergence(source: Source, scope: Scope, policy: DivergencePolicy = Divergen
         for attempt, rise in found
         if not any(_explains(spike, attempt, rise, policy.block_steps) for spike in lasting)
     ]
+
+
+def _series(losses: Mapping[int, float], starts: Collection[int]) -> Iterator[dict[int, float]]:
+    """The losses of each training of an attempt."""
+    edges = sorted(starts)
+    for _, steps in itertools.groupby(losses, lambda step: bisect.bisect_right(edges, step)):
+        yield {step: losses[step] for step in steps}
 
 
 def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> bool:

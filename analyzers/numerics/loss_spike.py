@@ -3,8 +3,10 @@
 1. The loss of a step is the mean over the ranks that have one: in an attached loop each has that of its own batch, with
    larger outliers than those of all (the trainer's ranks and those of a pipeline's last stage agree anyway). The newest
    steps wait until all these ranks have recorded them.
-2. It is fed to a `SpikeDetector` in the order in which the steps ran, over rollbacks and restarts, as the live detector
-   saw it; so a post-mortem repeats the live verdicts.
+2. It is fed to a `SpikeDetector` in the order in which the steps ran. Where the step counter goes back, by a rollback
+   or a restart, the detector's history goes back to that step with it, as in the state that the live detector restores:
+   a run that begins again without a checkpoint begins with an empty history, and so does another training in the same
+   process. So a post-mortem repeats the live verdicts.
 3. Spike steps at most `join_steps` observations apart are one finding.
    Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps or the step
@@ -15,9 +17,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
@@ -27,10 +30,11 @@ from analyzers.numerics.policy_loss import policy_attempts
 from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
 from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
+from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from probes.guard.signed_loss import HISTORY, LEVEL_WINDOW
-from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
+from probes.guard.spike_detector import SpikeDetector, SpikePolicy, SpikeVerdict
 
 __all__ = ["Observation", "find_spikes", "loss_spikes"]
 
@@ -71,7 +75,12 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
     # With a part of the history the detector differs from the run's own until its memory is full.
     settled = HISTORY + LEVEL_WINDOW if scope.since_step > 0 else 0
-    found = find_spikes(observations, policy, highest_loss=_first_losses(source, scope.since_step))
+    found = find_spikes(
+        observations,
+        policy,
+        highest_loss=_first_losses(source, scope.since_step),
+        starts=training_starts(source),
+    )
     spikes = [spike for spike in found if spike.indices[0] >= settled]
     return [
         _finding(observations, spike, log)
@@ -81,37 +90,81 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
 
 
 def find_spikes(
-    observations: Sequence[Observation], policy: LossSpikePolicy = LossSpikePolicy(), *, highest_loss: float = 0.0
+    observations: Sequence[Observation],
+    policy: LossSpikePolicy = LossSpikePolicy(),
+    *,
+    highest_loss: float = 0.0,
+    starts: Container[tuple[int, int]] = (),
 ) -> list[Spike]:
-    """Judge observations in the order in which they ran; `highest_loss`: of the steps before them. Pure."""
-    detector = SpikeDetector(policy.detector, highest_loss=highest_loss)
-    verdicts = [detector.observe(o.step, o.loss, o.grad_norm) for o in observations]
-    groups: list[list[int]] = []
-    for i, verdict in enumerate(verdicts):
+    """Judge observations in the order in which they ran. Pure.
+
+    `highest_loss`: of the steps before the first of them. `starts`: (attempt, step) at which another training begins
+    in the same process.
+    """
+    history = _History(policy.detector, highest_loss)
+    cut = 0  # where the newest series begins
+    groups: list[_Group] = []
+    for i, seen in enumerate(observations):
+        begins = (seen.attempt, seen.step) in starts
+        if i > 0 and (begins or seen.step <= observations[i - 1].step):
+            history.go_back(0 if begins else seen.step)
+            cut = i
+        verdict = history.observe(seen)
         if not verdict.is_spike:
             continue
-        if groups and i - groups[-1][-1] <= SHARED.min_times + 1 and not _rolled_back(observations, groups[-1][-1], i):
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return [
-        Spike(tuple(group), tuple(verdicts[i] for i in group), _cause(observations, group, policy)) for group in groups
-    ]
+        if not groups or groups[-1].indices[-1] < max(cut, i - SHARED.min_times - 1):
+            groups.append(_Group(rates=history.rates()))
+        groups[-1].indices.append(i)
+        groups[-1].verdicts.append(verdict)
+    return [Spike(tuple(group.indices), tuple(group.verdicts), _cause(group, policy)) for group in groups]
 
 
-def _rolled_back(observations: Sequence[Observation], before: int, now: int) -> bool:
-    return any(observations[i + 1].step <= observations[i].step for i in range(before, now))
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Spike steps that are one finding, and the learning rates up to the first of them."""
+
+    rates: list[float]
+    indices: list[int] = field(default_factory=list)
+    verdicts: list[SpikeVerdict] = field(default_factory=list)
 
 
-def _cause(observations: Sequence[Observation], group: Sequence[int], policy: LossSpikePolicy) -> str:
-    first = group[0]
-    rates = [o.lr for o in observations[max(0, first - SHARED.history - SHARED.min_times) : first + 1] if o.lr]
-    if len(rates) > SHARED.min_times + 1:
-        before = sorted(rates[: -SHARED.min_times - 1])
+class _History:
+    """A detector whose history can go back to an earlier step."""
+
+    def __init__(self, policy: SpikePolicy, highest_loss: float) -> None:
+        self._policy = policy
+        self._before = highest_loss
+        self._detector = SpikeDetector(policy, highest_loss=highest_loss)
+        self._seen: list[tuple[Observation, bool, float]] = []  # step, was it clean, highest level up to it
+
+    def observe(self, seen: Observation) -> SpikeVerdict:
+        verdict = self._detector.observe(seen.step, seen.loss, seen.grad_norm)
+        self._seen.append((seen, verdict.state in ("ok", "warm_up"), self._detector.highest_loss))
+        return verdict
+
+    def go_back(self, step: int) -> None:
+        """Restore the history before `step`."""
+        while self._seen and self._seen[-1][0].step >= step:
+            self._seen.pop()
+        highest = self._seen[-1][2] if self._seen else self._before
+        num_kept = HISTORY + LEVEL_WINDOW
+        clean = itertools.islice((seen for seen, is_clean, _ in reversed(self._seen) if is_clean), num_kept)
+        self._detector = SpikeDetector(self._policy, highest_loss=highest)
+        self._detector.follow((seen.loss, seen.grad_norm) for seen in reversed(list(clean)))
+
+    def rates(self) -> list[float]:
+        """Learning rates of the newest steps."""
+        newest = self._seen[-(SHARED.history + SHARED.min_times + 1) :]
+        return [seen.lr for seen, _, _ in newest if seen.lr]
+
+
+def _cause(group: _Group, policy: LossSpikePolicy) -> str:
+    if len(group.rates) > SHARED.min_times + 1:
+        before = sorted(group.rates[: -SHARED.min_times - 1])
         usual = before[len(before) // 2]
-        if max(rates[-SHARED.min_times - 1 :]) >= SHARED.clear_factor * usual:
+        if max(group.rates[-SHARED.min_times - 1 :]) >= SHARED.clear_factor * usual:
             return "learning_rate"
-    return "divergence" if len(group) >= policy.divergence_steps else "batch"
+    return "divergence" if len(group.indices) >= policy.divergence_steps else "batch"
 
 
 def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> list[Observation]:

@@ -3,7 +3,7 @@
     overfitting(source, scope)             # findings of kind `overfitting`
 
 1. The evaluations in the order of their steps. A step that was evaluated again after a rollback or a restart counts as
-   it was the last time.
+   it was the last time. Those of an earlier training in the same process are left out.
 2. The lowest one. Each of the `rising` newest lies above it, by `min_share_ratio` and by `outlier_sigmas` times the
    noise of an evaluation, which is that of neighbours without their trend.
 3. The training loss, a median over the steps before each of the two evaluations, has fallen between them. Where it rose
@@ -22,6 +22,7 @@ from analyzers.numerics.policy import DivergencePolicy
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.run.evaluations import evaluations
+from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 
@@ -31,6 +32,10 @@ __all__ = ["overfitting"]
 def overfitting(source: Source, scope: Scope) -> list[Finding]:
     """The finding of kind `overfitting`, if there is one."""
     found = evaluations(source)
+    begun = max(
+        (step for attempt, step in training_starts(source) if found and attempt == found[-1].attempt), default=0
+    )
+    found = [one for one in found if one.step >= begun]
     lowest = _lowest_before_rise([each.loss for each in found])
     if lowest is None or lacking(source, steps=("step", "start_ns")):
         return []

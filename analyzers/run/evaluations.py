@@ -28,11 +28,15 @@ class Evaluation:
 
 
 def evaluations(source: Source) -> list[Evaluation]:
-    """Evaluations with a finite loss in the order of their steps, each step as it was the last time."""
+    """Evaluations with a finite loss in the order of their steps, each step as it was the last time.
+
+    What an earlier attempt evaluated beyond the step from which a later one goes on is left out.
+    """
     if not source.has("events"):
         return []
     events = EventLog.load(source, (event_kinds.EVALUATION,)).of(event_kinds.EVALUATION)
     newest: dict[int, Evaluation] = {}
+    attempt = 0
     for event in sorted(events, key=lambda event: event.wall_ns):
         loss, step = event.number("loss"), event.step
         if step is None or loss is None or not math.isfinite(loss):
@@ -43,6 +47,9 @@ def evaluations(source: Source) -> list[Evaluation]:
             for name, value in (named.items() if isinstance(named, Mapping) else ())
             if isinstance(value, (int, float)) and math.isfinite(value)
         }
+        if event.attempt > attempt:
+            attempt = event.attempt
+            newest = {earlier: found for earlier, found in newest.items() if earlier < step}
         newest[step] = Evaluation(
             attempt=event.attempt, step=step, loss=loss, wall_ns=event.wall_ns, sets=sets if any(sets) else {}
         )

@@ -187,6 +187,7 @@ class Attached:
         if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
             self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
         self._phases.patch()
+        self._phases.at_training.append(self._trains_another)
         of_torchft = TorchftGroups(rank=identity.rank, world_size=identity.world_size)
         self._undo.append(of_torchft.release)
         self._phases.at_first_update += [self.derive_mesh, self._count_operations, of_torchft.record]
@@ -236,6 +237,15 @@ class Attached:
                 self._phases.norms.probe = GradientProbe(
                     self.recorder, self._parameters, interval=interval, models=self._models
                 )
+
+    def _trains_another(self, optimizer: Any) -> None:
+        """Another model is trained from here on: those that this optimizer does not update are no longer measured."""
+        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        self._models = [model for model in self._models if any(id(one) in updated for one in model.parameters())]
+        self._parameters = [pair for model in self._models for pair in model.named_parameters()]
+        if self._phases is not None:
+            self._phases.norms.probe = None
+        self.watch([], gradient_interval=self._gradient_interval)
 
     def watches(self, model: nn.Module) -> bool:
         """Return True for a model that is watched: by the script's own `attach`, by a callback, or found before."""

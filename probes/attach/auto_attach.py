@@ -44,7 +44,8 @@ class _Search:
         self._module_hook = register_module_forward_pre_hook(self._called)
         # One call a step; torch walks through them, so it stays until `detach`.
         optimizer_hook = register_optimizer_step_pre_hook(self._steps)
-        attached.at_detach(self._module_hook.remove)
+        self._has_stepped = False
+        attached.at_detach(lambda: self._module_hook.remove())
         attached.at_detach(optimizer_hook.remove)
 
     def _called(self, module: nn.Module, args: Any) -> None:
@@ -68,4 +69,8 @@ class _Search:
         if self._attached.is_in_loop():
             if self._models:  # else a closure calls the model inside the step
                 self._module_hook.remove()
+            if self._has_stepped and not self._attached.watches(optimizer):  # it may be that of another training
+                self._models.clear()
+                self._module_hook = register_module_forward_pre_hook(self._called)
+            self._has_stepped = True
             self._attached.watch([], [optimizer], leads=False)

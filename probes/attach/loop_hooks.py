@@ -75,15 +75,12 @@ class LoopPhases:
         self.norms = StepNorms(recorder, values, is_wanted=gradient_norm)
         self.automatic = True
         """Whether the optimizer says where steps end; false where the loop does."""
-        self.thread = get_ident()
-        """The thread that the loop runs in."""
+        self.thread = get_ident()  # that the loop runs in
         self._undo: list[Callable[[], object]] = []
-        self.leader: Any = None
-        """The optimizer whose step ends the loop's."""
+        self.leader: Any = None  # the optimizer whose step ends the loop's
         self._watched: dict[int, object] = {}
         self._language_models: set[int] = set()
-        self.num_updates = 0
-        """How often the leader has stepped."""
+        self.num_updates = 0  # how often the leader has stepped
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # of calls of a model from within a model
         self._number = 0
@@ -94,6 +91,7 @@ class LoopPhases:
         self._scaling = LossScaling(self)
         self._losses = StepLosses(values, self._scaling)
         self._updates = Updates(recorder)
+        self.at_training = self._updates.at_training
         self.at_first_update: list[Callable[[], None]] = []
         """Called once, after the first step: by then all that trains has been made."""
         self._compilation = CompileProbe(recorder)
@@ -353,10 +351,12 @@ class LoopPhases:
             return
         try:
             self.leave(ENVIRONMENT)
+            if (leader := self._updates.begins(optimizer, self.leader)) is not self.leader:
+                self.leader = leader
+                self._losses.keep_newest()
             if optimizer is self.leader:
                 self.begin()
             self.enter("optimizer")
-            self._updates.begins(optimizer)
             if optimizer is self.leader:
                 self.num_updates += 1
                 self.norms.measure(getattr(optimizer, "grad_scale", None))

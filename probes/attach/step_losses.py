@@ -74,6 +74,11 @@ class StepLosses:
             values.setdefault("local_loss", values["loss"])
         self._values.put(**values)
 
+    def keep_newest(self) -> None:
+        """Forget all losses of this step but the newest: those before it ended steps that were not seen to end."""
+        del self._losses[:-1], self._factors[:-1]
+        self._forwards = min(self._forwards, 1)
+
     @property
     def has_trained(self) -> bool:
         """Whether the model was called for training in this step, or the loop has logged a value of it."""

@@ -1,17 +1,22 @@
 """Count the updates in a step of a loop: by one optimizer, by several with a loss each, or by hand.
 
     updates.passed(models)               # a backward pass is over; the models whose optimizer is not known
-    updates.begins(optimizer)            # an optimizer steps
+    leader = updates.begins(optimizer, leader)    # an optimizer steps; the one whose step ends the loop's from here on
     updates.was_by_hand(model)           # a pass that trains begins: what `model` had of gradients was used and cleared
 
 Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size is a
 measure of progress: an event says so (`analyzers.numerics.policy_loss`). A loop without an optimizer, that subtracts
 gradients itself, ends its steps where it clears them.
+
+A process may train several times, as in a sweep or cross-validation, each time with another optimizer. It becomes the
+leader, whose step ends the loop's, with its first update if it shares a parameter with the leader, else after
+`TAKES_OVER` updates without one of the leader. If it shares none, another model is trained, and an event says so: the
+losses before and after it are not one series.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -23,6 +28,9 @@ __all__ = ["Updates"]
 
 TURNS = 3
 """Alternations between two optimizers, each with its own backward pass, from which models are trained in turn."""
+TAKES_OVER = 8
+"""Updates of one optimizer without one of the leader, after which it leads. A critic has some five for one of its
+generator."""
 
 
 class Updates:
@@ -35,6 +43,10 @@ class Updates:
         self._seen: set[int] = set()
         self._turns = 0
         self._with_gradients: set[int] = set()
+        self._without_leader = 0
+        self._led: Any = None  # the optimizer that last stepped as the leader
+        self.at_training: list[Callable[[Any], None]] = []
+        """Called with the optimizer when another model is trained with it."""
 
     def passed(self, models: Iterable[object] = ()) -> None:
         """A backward pass is over."""
@@ -43,18 +55,37 @@ class Updates:
             if isinstance(model, nn.Module) and _has_gradient(model):
                 self._with_gradients.add(id(model))
 
-    def begins(self, optimizer: Any) -> None:
+    def begins(self, optimizer: Any, leader: Any) -> Any:
         """An optimizer steps; the one that steps after it without a backward pass updates for the same loss."""
         if not self._has_passed:
-            return
+            return leader
         self._has_passed = False
         self._with_gradients.clear()
-        if self._last is not optimizer and id(optimizer) in self._seen:
+        is_known = id(optimizer) in self._seen
+        if self._last is not optimizer and is_known:
             self._turns += 1
             if self._turns == TURNS:
                 self._recorder.event(event_kinds.TRAINED_IN_TURN)
+        self._without_leader = self._without_leader + 1 if self._last is optimizer is not leader else 1
         self._seen.add(id(optimizer))
         self._last = optimizer
+        if optimizer is not leader and leader is not None:
+            replaces = not is_known and bool(_parameters(optimizer) & _parameters(leader))
+            if not replaces and self._without_leader < TAKES_OVER:
+                return leader
+        self._leads(optimizer)
+        return optimizer
+
+    def _leads(self, optimizer: Any) -> None:
+        """The optimizer ends the loop's step."""
+        before, self._led = self._led, optimizer
+        if before is None or before is optimizer:
+            return
+        old, new = _parameters(before), _parameters(optimizer)
+        if old and new and not old & new:
+            self._recorder.event(event_kinds.TRAINING_BEGAN)
+            for begin in self.at_training:
+                begin(optimizer)
 
     def was_by_hand(self, model: nn.Module) -> bool:
         """Return True if gradients of this model are gone, though no optimizer has stepped."""
@@ -66,3 +97,9 @@ class Updates:
 
 def _has_gradient(model: nn.Module) -> bool:
     return any(parameter.grad is not None for parameter in model.parameters())
+
+
+def _parameters(optimizer: Any) -> set[int]:
+    """Ids of the parameters that an optimizer updates; empty where it does not tell."""
+    groups = getattr(optimizer, "param_groups", ())
+    return {id(parameter) for group in groups for parameter in group.get("params", ())}

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -150,7 +150,8 @@ class SpikeDetector:
     def __init__(self, policy: SpikePolicy | None = None, *, highest_loss: float = 0.0) -> None:
         """`highest_loss`: of the steps before, where the detector begins in the middle of a run."""
         self.policy = policy = policy or SpikePolicy()
-        self._highest = highest_loss
+        self.highest_loss = highest_loss
+        """Highest level so far."""
         ratios = (policy.strong_rise_ratio, policy.alone_rise_ratio, policy.alone_z_rise_ratio)
         self._least_rise = min(*ratios, policy.moderate_rise_ratio)
         self._loss = _Series(self.policy.loss_scale_floor)
@@ -179,10 +180,10 @@ class SpikeDetector:
         if spike and self._signed.num_signed:  # a loss on its way through zero: its logarithm exaggerates
             spike = self._signed.judge(loss).z >= self.policy.moderate_z
         usual = math.exp(level) if math.isfinite(level) else math.nan
-        if spike and loss - usual < self.policy.least_descent_ratio * (self._highest - usual):
+        if spike and loss - usual < self.policy.least_descent_ratio * (self.highest_loss - usual):
             spike = False
-        if usual > self._highest:  # False for NaN
-            self._highest = usual
+        if usual > self.highest_loss:  # False for NaN
+            self.highest_loss = usual
         if spike:
             self._reject(loss, log_grad)
         else:
@@ -225,6 +226,11 @@ class SpikeDetector:
             is_signed=True,
         )
 
+    def follow(self, seen: Iterable[tuple[float, float]]) -> None:
+        """Take the clean (loss, gradient norm) of the steps before, without judging them."""
+        for loss, grad_norm in seen:
+            self._learn(loss, math.log(grad_norm) if grad_norm > 0.0 else math.nan)
+
     def clean_range(self) -> tuple[float, float]:
         """Losses between these two are no spike in the next step, whatever the gradient norm is; others may be one."""
         if self._num_clean < self.policy.warm_up_steps:
@@ -243,7 +249,7 @@ class SpikeDetector:
             "grad": [list(self._grad.levels), list(self._grad.residuals)],
             "signed": list(self._signed.values),
             "num_clean": self._num_clean,
-            "highest": self._highest,
+            "highest": self.highest_loss,
             "denied_before": self._denied_before,
         }
 
@@ -258,7 +264,7 @@ class SpikeDetector:
         for loss in state.get("signed", ()):
             self._signed.learn(loss)
         self._num_clean = int(state["num_clean"])
-        self._highest = float(state.get("highest", 0.0))
+        self.highest_loss = float(state.get("highest", 0.0))
         self._denied_before = bool(state.get("denied_before", False))
         self._rejected.clear()
 

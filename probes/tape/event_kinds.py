@@ -73,8 +73,7 @@ PROCESS_GROUP = _kind(
     meaning="The rank is a member of a process group.",
 )
 RANK_CLOSED = _kind(
-    "rank_closed", _json("probe_errors", "errors of the probes by place"),
-    _json("dropped_records", "records lost by table"),
+    "rank_closed", _json("probe_errors", "errors of the probes by place"), _json("dropped_records", "by table"),
     by="rank, as its last event", meaning="The rank ended cleanly and closed its tapes.",
 )
 NCCL_PLUGIN = _kind(
@@ -85,8 +84,7 @@ NCCL_PLUGIN = _kind(
 )
 EXCEPTION = _kind(
     "exception", _text("type"), _text("message"), _text("traceback"),
-    _text("package", "folder of the program's own package, if it was run as a module"),
-    by="rank, before it dies of it",
+    _text("package", "folder of the program's own package, if it was run as a module"), by="rank, before it dies of it",
     meaning="A Python exception ended the rank; SystemExit: an exit with a code or a text.",
 )
 MEMORY_SNAPSHOT = _kind(
@@ -110,9 +108,11 @@ GRAPH_REPLAYS = _kind(
 TRAINED_IN_TURN = _kind(
     "trained_in_turn", by="attached rank, once", meaning="Several optimizers step in turn, each after a backward pass.",
 )
+TRAINING_BEGAN = _kind(
+    "training_began", by="attached rank", meaning="The optimizer of another model ends the steps from this one on.",
+)
 MEMORY_PEAK = _kind(
-    "memory_peak", _int("allocated_bytes", "largest so far", unit="By"),
-    by="rank on a GPU, when it has grown by 1 %",
+    "memory_peak", _int("allocated_bytes", "largest so far", unit="By"), by="rank on a GPU, when it has grown by 1 %",
     meaning="Peak of the memory that the CUDA allocator has given out; between steps less is in use.",
 )
 ALLOCATION_RETRIES = _kind(

@@ -124,3 +124,18 @@ def test_what_the_spike_analyzer_has_told_is_not_told_again() -> None:
     assert find_rise(losses) is not None
     assert [finding.cause for finding in loss_spikes(store, Scope())] == ["divergence"]
     assert plain(divergence(store, Scope())) == []
+
+
+def test_another_training_in_the_same_process_is_no_climb_of_the_first() -> None:
+    """Ten short trainings in a row, each with more noise in its data and so a higher loss."""
+    dice, store, num_steps = random.Random(5), MemoryStore(), 40
+    rows = [
+        {"attempt": 0, "rank": 0, "step": 1 + i, "loss": 1.0 + 0.1 * (i // num_steps) + dice.gauss(0, 0.02),
+         "committed": True, "start_ns": i * 10**9, "duration_ns": 10**9}
+        for i in range(10 * num_steps)
+    ]  # fmt: skip
+    store.add("steps", rows)
+    assert [finding.kind for finding in divergence(store, Scope())] == ["divergence"]
+    for number in range(1, 10):
+        store.event("training_began", rank=0, step=1 + num_steps * number)
+    assert divergence(store, Scope()) == []

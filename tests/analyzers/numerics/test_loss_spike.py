@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -185,3 +186,63 @@ def test_the_losses_of_models_trained_in_turn_are_not_judged() -> None:
     store.add("events", [{"attempt": 0, "rank": 0, "kind": event_kinds.TRAINED_IN_TURN, "wall_ns": 1}])
     assert [found.status for found in loss_spikes(store, Scope())] == ["insufficient_data"]
     assert divergence(store, Scope()) == []
+
+
+def restarted(seen: list[Observation], at: int, *, since: int = 1, like: int | None = None) -> list[Observation]:
+    """After step `at` another attempt goes on from step `since`, with the losses from step `like` on."""
+    again = observations(seed=7)[(since if like is None else like) - 1 :]
+    return [*seen[:at], *(replace(o, attempt=1, step=since + i, batch_index=900 + i) for i, o in enumerate(again))]
+
+
+@pytest.mark.parametrize("at", [120, 299])
+@pytest.mark.parametrize("since", [1, 2, 20, 60])
+def test_a_restart_has_the_losses_of_the_step_it_goes_on_from(since: int, at: int) -> None:
+    """Without a checkpoint from the beginning, with one from its step: no series with what ran before."""
+    seen = restarted(observations(), at, since=since)
+    assert max(o.loss for o in seen[at : at + 9]) > 1.5 * seen[at - 1].loss or since == 60
+    assert find_spikes(seen) == []
+
+
+def test_weights_that_were_lost_in_a_restart_are_a_spike() -> None:
+    (spike, *_) = find_spikes(restarted(observations(), 299, since=200, like=1))
+    assert (spike.verdicts[0].step, spike.cause) == (200, "divergence")
+
+
+def test_a_bad_batch_after_a_restart_is_found_by_the_level_of_its_own_attempt() -> None:
+    seen = restarted(observations(), 299)
+    assert find_spikes(changed(seen, 0, 0, 1.0)) == []
+    seen[299 + 39] = replace(seen[299 + 39], loss=2.5 * seen[299 + 39].loss, grad_norm=9.0)
+    (spike,) = find_spikes(seen)
+    assert (spike.verdicts[0].step, spike.cause) == (40, "batch")
+
+
+def test_a_learning_rate_of_before_the_restart_explains_no_spike_after_it() -> None:
+    before = [replace(o, lr=1e-5) for o in observations()[:299]]  # decayed
+    seen = restarted(before, 299)
+    seen[299 + 19] = replace(seen[299 + 19], loss=3 * seen[299 + 19].loss, grad_norm=9.0)
+    (spike,) = find_spikes(seen)
+    assert (spike.verdicts[0].step, spike.cause) == (20, "batch")
+
+
+def second_training() -> list[Observation]:
+    first, second = observations()[:300], observations(seed=7)
+    return [*first, *(replace(o, step=300 + o.step) for o in second)]
+
+
+def test_another_training_in_the_same_process_is_no_spike_of_the_first() -> None:
+    store = stored(second_training())
+    assert [finding.first_step for finding in spikes(store)] == [301]
+    store.event("training_began", rank=0, step=301)
+    assert spikes(store) == []
+
+
+def test_a_rollback_goes_back_in_the_history_as_the_live_detector_does() -> None:
+    seen = rolled_back()
+    live, states, verdicts = SpikeDetector(), {}, []
+    for i, o in enumerate(seen):
+        if i and o.step <= seen[i - 1].step:
+            live.load_state_dict(states[o.step - 1])
+        verdicts.append(live.observe(o.step, o.loss, o.grad_norm))
+        states[o.step] = live.state_dict()
+    expected = [verdict for verdict in verdicts if verdict.is_spike]
+    assert [verdict for spike in find_spikes(seen) for verdict in spike.verdicts] == expected

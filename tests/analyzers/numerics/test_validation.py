@@ -94,3 +94,13 @@ def test_reports_pictures_metrics_and_trackers_have_the_same_number() -> None:
     tracked = {step.step: step.values for step in TrackedSteps(ranks="none").take(store, is_over=True)}
     assert tracked[400]["validation/loss"] == last.loss
     assert "validation/loss" not in tracked[399]
+
+
+def test_what_a_restart_or_another_training_leaves_behind_is_no_evaluation_of_it() -> None:
+    store = run(turns_at(500), steps=200)
+    store.event("evaluation", attempt=1, rank=0, step=100, wall_ns=10**13, loss=9.0)
+    assert [(one.step, one.attempt) for one in evaluations(store)] == [(20, 0), (40, 0), (60, 0), (80, 0), (100, 1)]
+    store = run(turns_at(120), steps=400)
+    assert overfitting(store, Scope()) != []
+    store.event("training_began", attempt=0, rank=0, step=321)
+    assert overfitting(store, Scope()) == []

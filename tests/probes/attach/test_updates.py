@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from probes.attach.attach import detach
+from probes.attach.attach import Attached, attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
+from probes.attach.updates import TAKES_OVER
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
@@ -72,3 +73,50 @@ def test_models_that_are_trained_in_turn_are_recorded_as_such_once(
     detach()
     kinds = [event["kind"] for path in (tmp_path / "run").rglob("*.jsonl") for event in read_events(path)[0]]
     assert kinds.count(event_kinds.TRAINED_IN_TURN) == expected
+
+
+def train(num_steps: int, *, level: float, attached: Attached | None = None) -> nn.Module:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if attached is not None:
+        attach(model, optimizer)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        (model(torch.ones(2, 4)).sum() * 0.0 + level).backward()
+        optimizer.step()
+    return model
+
+
+def events_of(run_dir: Path, kind: str) -> list[int]:
+    paths = run_dir.rglob("*.jsonl")
+    return [event["step"] for path in paths for event in read_events(path)[0] if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_second_training_in_a_process_has_steps_and_a_mark(is_told: bool, tmp_path: Path) -> None:
+    """As a sweep or a cross-validation does it, with or without `attach(model, optimizer)` for each."""
+    attached = attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    kept = [train(30, level=level, attached=attached if is_told else None) for level in (1.0, 7.0)]
+    detach()
+    rows = recorded(tmp_path / "run", "SELECT loss, count(*), bool_or(grad_norm > 0) FROM steps GROUP BY 1 ORDER BY 1")
+    num_merged = 0 if is_told else TAKES_OVER - 1
+    assert [row[:2] for row in rows] == [(1.0, 30), (7.0, 30 - num_merged)]
+    assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == [31]
+    spans = recorded(tmp_path / "run", "SELECT count(DISTINCT step) FROM spans WHERE kind = 'forward' AND step > 31")
+    assert spans == [(29 - num_merged,)]
+    assert len(kept) == 2
+
+
+def test_another_optimizer_for_the_same_model_goes_on_with_its_training(tmp_path: Path) -> None:
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model = nn.Linear(4, 1)
+    for epoch in range(3):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 / (epoch + 1))
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    detach()
+    rows = recorded(tmp_path / "run", "SELECT round(lr, 3), count(*) FROM steps GROUP BY 1 ORDER BY 1 DESC")
+    assert rows == [(0.1, 4), (0.05, 4), (0.033, 4)]
+    assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == []
