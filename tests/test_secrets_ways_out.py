@@ -1,4 +1,4 @@
-"""Secrets in fifteen places of a run, and nine ways out of it: none of them tells one."""
+"""Secrets in fifteen places of a run and in 129 forms, and thirteen ways out of it: none of them tells one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from rankscope.mcp_server.tools import Tools
 from store import Store
 from store.runs_folder import RunsFolder
 from tests.factories import make_run
+from tests.probes.tape.secret_forms import BODIES, BODY, FORMS
+from tests.watch.exporting.otel.collector import collector
 from watch.exporting.metrics.node_metrics import NodeMetrics
+from watch.exporting.otel.export import otel_export
 from watch.exporting.webhook import finding_hook
 
 SECRETS = {place: f"Zq{number:02d}swordfish{number:02d}" for number, place in enumerate((
@@ -62,6 +65,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     path.write_text(path.read_text().replace("forward", f"forward token={secret['name']}"))
     (made.path / "logs").mkdir()
     (made.path / "logs" / "rank-00001.log").write_text(f"export HF_TOKEN={secret['log']}\n")
+    forms = [form.replace("{}", BODY) for form in FORMS]
+    for number, form in enumerate(forms):
+        events.write_any("printed", step=5, text=form, number=number)
+    with (made.path / "logs" / "rank-00001.log").open("a") as log:
+        log.write("\n".join((*forms, *traceback.splitlines())) + "\n")
     (made.stacks / "attempt-0-rank-00001.txt").write_text(f"  log_in(password='{secret['stack']}')\n")
     return made
 
@@ -126,6 +134,24 @@ def measured(run: RunDir, out: Path) -> str:
         return str(NodeMetrics(run.manifest(), node_rank=0).measure(store, 10**18))
 
 
+def sent(run: RunDir, out: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    with collector() as received, Store.open(run) as store:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
+        events = EventWriter(out / "events.jsonl", attempt=0, rank=NODE_RANK)
+        with otel_export(run, node_rank=0, events=events) as otel:
+            assert otel is not None
+            otel.tick(store, 10**18, NodeMetrics(run.manifest(), node_rank=0).measure(store, 10**18))
+            otel.report(diagnose(store, run.manifest()).fired)
+    assert received.spans
+    assert received.logs
+    return f"{received.spans}{received.metrics}{received.logs}{received.resource}"
+
+
+def traced(run: RunDir, out: Path) -> str:
+    told("export", str(run.path), "--to", "chrome-trace", "--out", str(out / "trace.json"))
+    return (out / "trace.json").read_text()
+
+
 def report(run: RunDir, out: Path, kind: str) -> str:
     told("report", str(run.path), f"--{kind}", str(out / "report"))
     return (out / "report").read_text()
@@ -136,7 +162,10 @@ WAYS: dict[str, Callable[[RunDir, Path], str]] = {
     "json": lambda run, out: told("analyze", str(run.path), "--format", "json"),
     "html": lambda run, out: report(run, out, "html"),
     "markdown": lambda run, out: report(run, out, "markdown"),
-    "parquet": parquet, "share": shared, "webhook": posted, "tracker": tracked, "mcp": asked, "metrics": measured,
+    "log": lambda run, out: told("analyze", str(run.path / "logs" / "rank-00001.log"), "--format", "json"),
+    "sql": lambda run, out: told("sql", str(run.path), "SELECT detail FROM events", "--format", "json"),
+    "trace": traced, "parquet": parquet, "share": shared, "webhook": posted, "tracker": tracked, "mcp": asked,
+    "metrics": measured,
 }  # fmt: skip
 
 
@@ -145,6 +174,12 @@ def test_no_way_out_tells_a_secret(run: RunDir, tmp_path: Path, way: str) -> Non
     found = WAYS[way](run, tmp_path)
     assert len(found) > 100
     assert [place for place, secret in SECRETS.items() if secret in found] == []
+    assert [body for body in BODIES if body in found] == []
+
+
+def test_no_collector_is_told_a_secret(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sent(run, tmp_path, monkeypatch)
+    assert [body for body in BODIES if body in found] == []
 
 
 def test_the_exception_is_still_told(run: RunDir) -> None:

@@ -6,7 +6,7 @@
     with_secrets(public, secrets)                              # the manifest again
 
 Redacted are the values of secret settings wherever they occur, values whose name says that they are secret, passwords
-in URLs, and tokens of well-known forms. No pattern finds a secret that looks like any other word.
+in URLs, and tokens of well-known forms (`secret_patterns`). No pattern finds a secret that looks like any other word.
 """
 
 from __future__ import annotations
@@ -16,57 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .secret_patterns import NAMES, REDACTED, redact_known_forms
+
 __all__ = ["REDACTED", "SECRET_SETTINGS", "Redactor", "redacted_command", "with_secrets", "without_secrets"]
 
-REDACTED = "(redacted)"
 SECRET_SETTINGS = (("alerts", "webhook"), ("alerts", "command"))
 """Settings whose values may hold a token."""
-MIN_VALUE_CHARS = 4
 MIN_LITERAL_CHARS = 8
 """A shorter value of a secret setting (`mail`) is no secret, and may stand anywhere."""
-_NAMES = (
-    r"[\w.-]{0,60}(?:pass(?:word|wd|phrase)|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|credentials?"
-    r"|auth(?:orization)?|(?:db|pg|mysql|redis|smtp|user|admin)_?pass|signature|x-amz-credential)(?:_file)?"
-)
-_SECRET_OPTION = re.compile(rf"(?i)--?{_NAMES}")
-_VALUE = r"[^\s\"'\\,;&<>()\[\]{}]"
-_PATTERNS = (
-    # NAME="value" with whatever stands between the quotes
-    (
-        re.compile(
-            rf"(?i)(?<![\w-])(?P<keep>(?:--)?{_NAMES}(?![\w-])\\?[\"']?\s*[=:]\s*\\?(?P<quote>[\"']))"
-            rf"(?!\d+(?:\.\d+)?\\?[\"']|\(redacted\))[^\"'\n]{{{MIN_VALUE_CHARS},500}}?(?=\\?(?P=quote))"
-        ),
-        rf"\g<keep>{REDACTED}",
-    ),
-    # NAME=value, "name": "value", name: value, --name value; numbers are settings, not secrets
-    (
-        re.compile(
-            rf"(?i)(?<![\w-])(?P<keep>(?:--)?{_NAMES}(?![\w-])\\?[\"']?\s*[=:]\s*\\?[\"']?|--{_NAMES}\s+)"
-            rf"(?:(?:bearer|basic|token)\s+)?(?!\d+(?:\.\d+)?(?:[^\w.]|$)|none\b|null\b|true\b|false\b|\(redacted\))"
-            rf"{_VALUE}{{{MIN_VALUE_CHARS},}}"
-        ),
-        rf"\g<keep>{REDACTED}",
-    ),
-    (re.compile(rf"(?i)\b(?P<keep>(?:bearer|basic)\s+){_VALUE}{{12,}}"), rf"\g<keep>{REDACTED}"),
-    (re.compile(r"(?i)(?P<keep>[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{0,200}:)[^\s/]{1,500}(?=@)"), rf"\g<keep>{REDACTED}"),
-    # a token alone before the host, and signatures of URLs that were made for one download
-    (re.compile(r"(?i)(?P<keep>\bhttps?://)[^\s/:@]{16,500}(?=@)"), rf"\g<keep>{REDACTED}"),
-    (re.compile(r"(?i)(?P<keep>[?&](?:sig|key|code)=)[^\s&\"'<>]{8,}"), rf"\g<keep>{REDACTED}"),
-    (
-        re.compile(r"(?s)(?P<keep>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).{1,20000}?(?=-----END|\Z)"),
-        rf"\g<keep>{REDACTED}",
-    ),
-    (re.compile(r"(?P<keep>https://hooks\.slack\.com/services/)[\w/-]+"), rf"\g<keep>{REDACTED}"),
-    (
-        re.compile(
-            r"\b(?P<keep>)(?:A[KS]IA[0-9A-Z]{16}|AIza[\w-]{35}|glpat-[\w-]{20,}|npm_\w{30,}|pypi-[\w-]{30,}"
-            r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|xox[abeprs]-[\w-]{10,}"
-            r"|sk-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,})"
-        ),
-        rf"\g<keep>{REDACTED}",
-    ),
-)
+_SECRET_OPTION = re.compile(rf"(?i)--?{NAMES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +49,7 @@ class Redactor:
         """The text without its secrets."""
         for value in self.values:
             text = text.replace(value, REDACTED)
-        for pattern, replacement in _PATTERNS:
-            text = pattern.sub(replacement, text)
-        return text
+        return redact_known_forms(text)
 
     def within(self, value: Any) -> Any:
         """Redact every text within lists and mappings, by its name too."""

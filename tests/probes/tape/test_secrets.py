@@ -10,6 +10,7 @@ import pytest
 
 from probes.tape.rundir import SECRETS, RunDir
 from probes.tape.secrets import Redactor, redacted_command, with_secrets, without_secrets
+from tests.probes.tape.secret_forms import BODIES, BODY, FORMS
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,15 @@ def test_secrets_go(text: str, secret: str) -> None:
     assert Redactor()(found) == found
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_secrets_of_many_services_and_notations_go(form: str) -> None:
+    for text in (form, f"{{'message': {form!r}}}", f"first\n[rank1]: {form}\nlast"):
+        found = Redactor()(text.replace("{}", BODY))
+        assert [body for body in BODIES if body in found] == []
+        assert "(redacted)" in found
+        assert Redactor()(found) == found
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -46,6 +56,12 @@ def test_secrets_go(text: str, secret: str) -> None:
         "https://pytorch.org:443/docs and tcp://10.0.0.1:29500",
         "RuntimeError: author=someone, secret=None, password: (redacted)",
         "The secret of a fast loader is prefetch",
+        '__all__ = ["flops_per_token", "looks_up_tokens", "num_padded"]',
+        "PWD=/home/me/run OLDPWD=~/x and os.getcwd()",
+        "commit a1b2c3d4a1b2c3d4a1b2c3d4a1b2c3d4a1b2c3d4 of sk-learn, task_sk_1, gh_actions, hf_hub_download",
+        "kind: ConfigMap\ndata:\n  seed: abcdefgh\n",
+        "mlp.key_proj.weight key=3 keys: 12, dict_keys(['a', 'b']), KeyError: 'token'",
+        "curl https://pytorch.org -o x and mysql is down, basic training, cookie cutter",
     ],
 )
 def test_plain_text_stays(text: str) -> None:
