@@ -11,19 +11,21 @@ sentence("forward is slow")  # "Forward is slow."
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "MAX_RANKS",
     "batches_text",
     "counted",
+    "counted_ranks",
     "group_text",
     "is_number",
     "listed",
     "number",
     "number_ranges",
     "percent",
+    "ranks_before",
     "ranks_text",
     "sentence",
     "size_text",
@@ -43,6 +45,20 @@ def listed(values: Sequence[Any], most: int = 12) -> str:
 
 def counted(number: Any, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}" if isinstance(number, int) and number else ""
+
+
+def ranks_before(facts: Mapping[str, Any]) -> str:
+    """`3` or `2 to 4`: how many ranks earlier attempts of an elastic job had, where that was another number."""
+    before = facts.get("num_ranks_before")
+    if not isinstance(before, Sequence) or not before:
+        return ""
+    return str(before[0]) if len(before) == 1 else f"{min(before)} to {max(before)}"
+
+
+def counted_ranks(facts: Mapping[str, Any]) -> str:
+    """`2 ranks (3 before)`: the ranks of a run, and those of its earlier attempts."""
+    ranks, before = counted(facts.get("num_ranks"), "rank"), ranks_before(facts)
+    return f"{ranks} ({before} before)" if ranks and before else ranks
 
 
 def is_number(value: Any) -> bool:

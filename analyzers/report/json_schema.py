@@ -35,7 +35,12 @@ def schema() -> dict[str, Any]:
                     "run_id": _or_null("string", "name of the run's folder"),
                     "ended": _or_null("string", "finished, interrupted, failed; null: no end was recorded"),
                     "attempts": _or_null("integer", "lives of the worker group"),
-                    "num_ranks": _or_null("integer", "ranks that left a record"),
+                    "num_ranks": _or_null("integer", "ranks that left a record, of the newest attempt"),
+                    "num_ranks_before": {
+                        "description": "other numbers of ranks that earlier attempts had, in an elastic job",
+                        "type": "array",
+                        "items": {"type": "integer"},
+                    },
                     "num_nodes": _or_null("integer", "hosts"),
                     "steps": _or_null("integer", "newest finished step"),
                     "wall_s": _or_null(

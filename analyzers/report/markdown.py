@@ -19,7 +19,7 @@ from analyzers.report.wording.account_lines import goodput_line, phases_line, pi
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, counted, number, number_ranges, sentence
+from analyzers.wording import batches_text, counted, number, number_ranges, ranks_before, sentence
 from probes.tape.printable import MAX_TEXT, escaped, visible
 
 __all__ = ["to_markdown"]
@@ -109,8 +109,9 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     seconds = wall_s(diagnosis.goodput, facts)
     nodes = counted(facts.get("num_nodes"), "node") or "? nodes"
+    before = f" ({ranks_before(facts)} before)" if ranks_before(facts) else ""
     rows = [
-        ("ranks", f"{facts.get('num_ranks')} on {nodes}{f': {mesh}' if mesh else ''}"),
+        ("ranks", f"{facts.get('num_ranks')}{before} on {nodes}{f': {mesh}' if mesh else ''}"),
         ("steps", str(facts.get("steps"))),
         ("attempts", str(facts.get("attempts"))),
         ("ended", str(facts.get("ended") or "no end recorded")),

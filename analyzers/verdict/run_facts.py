@@ -114,7 +114,9 @@ def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
     missing = why_not_judged(manifest) or (None if tokens_per_s else "no tokens are recorded")
     found: dict[str, Any] = {"model_tflops_per_s": None, "mfu_ratio": None, "mfu_not_judged": missing}
     if tokens_per_s and operations is not None:
-        share = mfu(manifest, tokens_per_s=tokens_per_s, num_devices=facts["num_ranks"] or 1)
+        share = mfu(
+            manifest, tokens_per_s=tokens_per_s, num_devices=max([facts["num_ranks"] or 1, *facts["num_ranks_before"]])
+        )
         found |= {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
     return found
 
@@ -130,17 +132,27 @@ def _text(value: Any) -> str | None:
 
 
 def _ranks(source: Source) -> dict[str, Any]:
-    facts: dict[str, Any] = {"num_ranks": None, "num_nodes": None, "devices": [], "mesh": {}}
+    """Ranks of the run, as many as the newest attempt has: an elastic world shrinks and grows."""
+    facts: dict[str, Any] = {"num_ranks": None, "num_ranks_before": [], "num_nodes": None, "devices": [], "mesh": {}}
     if not source.has("ranks"):
         return facts
     ((num_ranks, num_nodes),) = source.rows(
         "SELECT count(DISTINCT rank), count(DISTINCT host) FROM ranks WHERE rank >= 0"
     )
+    worlds = source.rows(
+        "SELECT attempt, max(world_size), count(DISTINCT rank) FROM ranks WHERE rank >= 0 GROUP BY 1 ORDER BY 1"
+    )
+    if sizes := [min(size, num_ranks) for _, size, _ in worlds if size]:
+        facts["num_ranks_before"] = sorted({*sizes} - {sizes[-1]})
+        num_ranks = sizes[-1]
+    # Of an attempt that has only begun not all ranks have told their place.
+    newest = worlds[-1][0] if facts["num_ranks_before"] and worlds[-1][2] == num_ranks else None
     names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-    ((*sizes,),) = source.rows(f"SELECT {', '.join(f'max({name}) + 1' for name in names)} FROM ranks")
+    largest = ", ".join(f"max({name}) + 1" for name in names)
+    ((*extents,),) = source.rows(f"SELECT {largest} FROM ranks WHERE attempt = coalesce(?, attempt)", [newest])
     kinds = source.rows("SELECT DISTINCT split_part(device, ':', 1) FROM ranks WHERE device IS NOT NULL ORDER BY 1")
     facts |= {"num_ranks": num_ranks, "num_nodes": num_nodes, "devices": [kind for (kind,) in kinds]}
-    facts["mesh"] = {name: size for name, size in zip(names, sizes, strict=True) if size and size > 1}
+    facts["mesh"] = {name: size for name, size in zip(names, extents, strict=True) if size and size > 1}
     return facts
 
 

@@ -30,7 +30,7 @@ from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source, floats
-from analyzers.wording import group_text, listed, number, ranks_text, rate_text, sentence, size_text
+from analyzers.wording import group_text, listed, number, ranks_before, ranks_text, rate_text, sentence, size_text
 from probes.tape import event_kinds
 
 __all__ = ["render"]
@@ -230,9 +230,10 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("loss, last", facts.get("last_loss"), "{:.4f}"),
         ("validation loss, last", (facts.get("validation") or {}).get("last_loss"), "{:.4f}"),
     ]
-    return [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))] + [
-        ("ended", str(facts.get("ended") or "no end recorded"))
-    ]
+    shown = [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))]
+    if before := ranks_before(facts):
+        shown.insert(1, ("ranks before", before))
+    return [*shown, ("ended", str(facts.get("ended") or "no end recorded"))]
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, counted, is_number, ranks_text, sentence
+from analyzers.wording import batches_text, counted, counted_ranks, is_number, ranks_text, sentence
 from probes.tape.printable import visible
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
     devices = ", ".join(facts.get("devices") or [])
     seconds = wall_s(diagnosis.goodput, facts)
     parts = [
-        counted(facts.get("num_ranks"), "rank"),
+        counted_ranks(facts),
         mesh,
         devices,
         counted(facts.get("steps"), "step"),

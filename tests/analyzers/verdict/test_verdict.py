@@ -9,9 +9,12 @@ from pathlib import Path
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
 from analyzers.report.wording.account_lines import what_if_line
+from analyzers.verdict.run_facts import run_facts
 from analyzers.verdict.verdict import verdict
 from analyzers.whatif.what_if import WhatIf
+from analyzers.wording import counted_ranks
 from store import Store
+from tests.analyzers.plain_run import plain_run
 from tests.factories import make_run
 from tests.sentences import assert_plain
 
@@ -91,3 +94,20 @@ def test_a_straggler_explains_the_gain_and_unmeasured_time_is_a_fact_of_the_run(
     assert diagnosis.verdict.startswith("Rank 2 has been slow")
     assert "nothing recorded explains" not in diagnosis.verdict
     assert diagnosis.run["steps_not_measured_ratio"] == 0
+
+
+def test_an_elastic_run_says_how_many_ranks_it_has_and_had() -> None:
+    """Three ranks; after a node has left, two go on; a fourth attempt has only begun."""
+    store = plain_run(ranks=3)
+    rows = [
+        {"attempt": attempt, "rank": rank, "wall_ns": 1, "world_size": 2, "dp_shard": rank, "host": "node-0"}
+        for attempt, rank in ((1, 0), (1, 1), (2, 0))
+    ]
+    store.connection.execute("UPDATE ranks SET dp_shard = rank, dp_replicate = 0")
+    assert run_facts(store, {})["num_ranks_before"] == []
+    store.add("ranks", rows[:2])
+    facts = run_facts(store, {})
+    assert (facts["num_ranks"], facts["num_ranks_before"], facts["mesh"]) == (2, [3], {"dp_shard": 2})
+    assert counted_ranks(facts) == "2 ranks (3 before)"
+    store.add("ranks", rows[2:])
+    assert run_facts(store, {})["num_ranks"] == 2
