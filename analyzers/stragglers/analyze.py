@@ -39,12 +39,12 @@ from analyzers.source import Source, missing_tables
 from analyzers.stragglers.arrivals import load_arrivals, waits_ms
 from analyzers.stragglers.corroboration import Counters, attribute, load_counters
 from analyzers.stragglers.cost import cost_of
-from analyzers.stragglers.cpu_comparison import find_more_work
+from analyzers.stragglers.cpu_comparison import core_waits, find_more_work
 from analyzers.stragglers.device_comparison import load_device
 from analyzers.stragglers.device_or_host import late_side
 from analyzers.stragglers.host_gaps import host_gap
 from analyzers.stragglers.named_phase import named_phase
-from analyzers.stragglers.onset import with_onset
+from analyzers.stragglers.onset import with_onset, without_delays
 from analyzers.stragglers.past_comparison import find_slower_than_before
 from analyzers.stragglers.peer_comparison import (
     Straggler,
@@ -210,18 +210,22 @@ def _with_onset(
     """Date a rank by the place that holds its excess, else by its CPU time where that shows that it computes more than
     its peers."""
     peers = _peers_of(timings, slow) if slow.has_peers else []
-    placed = with_place_onset(timings, slow, peers)
+    has_device = DEVICE in timings.own or is_stamped(source, timings.attempt)
+    waits = None if has_device else core_waits(source, timings, np.arange(len(timings.ranks)))
+    slow = without_delays(timings, slow, peers, waits)
+    placed = with_place_onset(timings, slow, peers, waits)
     if is_stamped(source, timings.attempt):
         return with_unstamped_onset(source, timings, placed, peers) if peers and not slow.paused_ratio else placed
-    if placed is not slow:
+    if placed is not slow and slow.place():
         return placed
+    slow = placed
     found = attribute(
         counters, cause=slow.cause, excess_ms=slow.excess_ms, factor=slow.factor, policy=policy.corroboration
     )
     is_work = found.cause == "compute" and found.confirmed and counters.on_cpu
     if not is_work or not slow.has_peers or slow.paused_ratio:
         return slow
-    return with_onset(source, timings, slow, _peers_of(timings, slow), policy)
+    return with_onset(source, timings, slow, peers, policy, waits)
 
 
 def _with_device(source: Source, timings: Timings, suspect: Suspect) -> Suspect:

@@ -27,7 +27,7 @@ from analyzers.stragglers.peer_comparison import Straggler, complete, measured, 
 from analyzers.stragglers.persistence import find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["cpu_times", "find_more_work"]
+__all__ = ["core_waits", "cpu_times", "find_more_work"]
 
 MOST_MISSING = 0.1
 """Share of steps without a CPU time up to which the others are compared."""
@@ -58,10 +58,20 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
 
 def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
     """CPU time of each step (ms), by rank and observation; None where it is missing in many."""
+    return _times(source, timings, rows, "nullif(cpu_ns, 0)")
+
+
+def core_waits(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
+    """Wait for a core in each step (ms), by rank and observation; None where it is missing in many."""
+    return _times(source, timings, rows, "run_delay_ns")
+
+
+def _times(source: Source, timings: Timings, rows: Ints, column: str) -> Matrix | None:
     ranks, steps = timings.ranks[rows], timings.steps
     table = source.query(
         f"""
-        SELECT rank, step, row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) AS run, cpu_ns FROM steps
+        SELECT rank, step, row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) AS run,
+               {column} AS spent_ns FROM steps
         WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank IN ({_listed(ranks)})
         """,
         [timings.attempt, int(steps.min()), int(steps.max())],
@@ -74,10 +84,10 @@ def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
         runs[int(steps[column])] += 1
         column_of[int(steps[column]), runs[int(steps[column])]] = column
     names = ("rank", "step", "run")
-    for rank, step, run, cpu_ns in zip(*(ints(table[name]) for name in names), floats(table["cpu_ns"]), strict=True):
+    for rank, step, run, spent in zip(*(ints(table[name]) for name in names), floats(table["spent_ns"]), strict=True):
         place = column_of.get((int(step), int(run)))
-        if place is not None and cpu_ns > 0:
-            values[row_of[int(rank)], place] = cpu_ns / 1e6
+        if place is not None and spent >= 0:  # False for NaN
+            values[row_of[int(rank)], place] = spent / 1e6
     return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
 
 

@@ -5,16 +5,18 @@
 Other jobs delay a rank's steps by the wall clock, and a delay right before the onset is taken for its begin, a quiet
 step after it for a later one. They hardly change the CPU time that the steps cost.
 
-1. The CPU time of each step over the median of the peers', in `onset_reach` observations on both sides of the onset,
-   and as many more on each to know the level before and after.
+1. The CPU time of each step over the median of the peers', in `min_steps` observations on both sides of the onset, and
+   as many more on each to know the level before and after. Later ones up to half of the segment are tried where the
+   rank waited for a core more than its peers, and that explains `explained_ratio` of its excess up to there.
 2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
    those before and after, as many of their noises from each: what takes longer varies more.
-3. It stands only where the levels are `onset_sigmas` of a single step's noise apart.
+3. It stands only where the levels are `sure_sigmas` of a single step's noise apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,25 +29,70 @@ from analyzers.stragglers.peer_comparison import Straggler
 from analyzers.stragglers.place_onset import dated_at
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["with_onset"]
+__all__ = ["with_onset", "without_delays"]
 
 _LEAST = 5
 """Observations whose median is a level."""
 
 
 def with_onset(
-    source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy
+    source: Source,
+    timings: Timings,
+    slow: Straggler,
+    peers: Sequence[int],
+    policy: StragglerPolicy,
+    core_waits: Matrix | None = None,
 ) -> Straggler:
     """The rank with its first segment's begin where its CPU time rose; unchanged where that is not clear."""
+    reach = SHARED.min_steps
+    if core_waits is not None:
+        half = (slow.segments[0].end - slow.segments[0].begin) // 2
+        late = _dated(source, timings, slow, peers, policy, max(reach, half))
+        delayed = (slow.segments[0].begin, late.segments[0].begin)
+        if _waited_ratio(timings, slow, peers, delayed, core_waits) >= SHARED.explained_ratio:
+            return late
+    return _dated(source, timings, slow, peers, policy, reach)
+
+
+def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None) -> Straggler:
+    """The rank without a first segment that is a wait for a core, unlike the one after it."""
+    if core_waits is None or not slow.has_peers or slow.cause != "compute" or len(slow.segments) < 2:
+        return slow
+    first, second = (
+        _waited_ratio(timings, slow, peers, (part.begin, part.end), core_waits) for part in slow.segments[:2]
+    )
+    if first < SHARED.agreement_ratio or second >= SHARED.explained_ratio:
+        return slow
+    rest = replace(slow, segments=slow.segments[1:])
+    return dated_at(timings, rest, rest.segments[0].begin)
+
+
+def _waited_ratio(
+    timings: Timings, slow: Straggler, peers: Sequence[int], span: tuple[int, int], core_waits: Matrix
+) -> float:
+    """Wait for a core above the peers' / time above the peers', in these observations; 0 where it took no more."""
+    rows = np.flatnonzero(np.isin(timings.ranks, peers))
+    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    excess, waited = (
+        float(np.nansum((values - others_median(values))[own]))
+        for values in (matrix[rows][:, slice(*span)] for matrix in (timings.compute, core_waits))
+    )
+    return waited / excess if excess > 0 else 0.0
+
+
+def _dated(
+    source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy, late: int
+) -> Straggler:
+    """The rank with the onset that its CPU time shows, `late` observations after that of the wall clock at most."""
     segment, reach = slow.segments[0], SHARED.min_steps
-    first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + 2 * reach)
+    first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + late + reach)
     steps = timings.steps[first:last]
     if segment.begin - first < reach + _LEAST or last - segment.begin < 2 * _LEAST or (np.diff(steps) <= 0).any():
         return slow  # too few, or steps that ran again: their CPU time is not told apart
     excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
     if excess is None:
         return slow
-    low, high = segment.begin - reach - first, min(segment.begin + reach - first, len(steps) - _LEAST)
+    low, high = segment.begin - reach - first, min(segment.begin + late - first, len(steps) - _LEAST)
     before, after = float(np.median(excess[:low])), float(np.median(excess[high:]))
     noise, noise_after = (
         max(difference_sigma(part), policy.change.min_noise_ratio) for part in (excess[:low], excess[high:])

@@ -1,11 +1,13 @@
 """Onset of a rank that is slow in one place, from that phase or gap alone.
 
-    slow = with_place_onset(timings, slow, peers)      # slow.first_step: 26 instead of 41
+    slow = with_place_onset(timings, slow, peers, core_waits)      # slow.first_step: 26 instead of 41
 
 A rank is found in all of its work, whose noise on a busy machine may hide the first steps. Where one phase or gap holds
 the excess, and took nothing like it before, that dates it.
 
-1. The time in the place over the median of the peers', in ms, up to the segment's end; its level is the segment's.
+1. The time in the place over the median of the peers', in ms, up to the segment's end; its level is the segment's. What
+   the rank waited for a core more than its peers is taken off, where that is known: other jobs delay a rank for many
+   steps before it computes more, or sleeps. Then a rank that is slow everywhere is dated by all of its computing.
 2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
    counts for one level at most.
 3. It stands only where the excess before was calm: its noise and its usual value are below the level by
@@ -19,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from analyzers.account.timings import Timings, others_median
+from analyzers.account.timings import Matrix, Timings, others_median
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.stragglers.peer_comparison import Straggler, complete, num_steps_of
@@ -30,20 +32,30 @@ _LEAST = 5
 """Observations before the onset whose spread is known."""
 
 
-def with_place_onset(timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
+def with_place_onset(
+    timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None
+) -> Straggler:
     """The rank with its first segment's begin where its place rose; unchanged where none holds the excess, or noise of
-    the place itself hides the rise."""
+    the place itself hides the rise. `core_waits` in ms, by rank of `timings` and observation."""
     place = slow.place()
-    if place not in timings.own or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
+    is_everywhere = place not in timings.own
+    if (is_everywhere and core_waits is None) or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
         return slow
     segment = slow.segments[0]
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
-    values = complete(timings.own[place][rows][:, : segment.end])
+    of_place = timings.compute if is_everywhere else timings.own[place]
+    values = complete(of_place[rows][:, : segment.end])
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
     excess = values[own] - others_median(values)[own]
+    reach = SHARED.min_steps
+    if core_waits is not None:
+        reach = max(reach, (segment.end - segment.begin) // 2)  # the level is that of half of the segment at least
+        waits = core_waits[rows][:, : segment.end]
+        waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
+        excess -= np.minimum(waited, np.maximum(0.0, excess))
     level = float(np.median(excess[segment.begin :]))
     votes = np.clip(excess, 0.0, level) - level / 2
-    latest = min(segment.begin + SHARED.min_steps, segment.end - _LEAST)
+    latest = min(segment.begin + reach, segment.end - _LEAST)
     begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
     before = excess[:begin]
     if level <= 0 or len(before) < _LEAST:

@@ -39,3 +39,22 @@ def test_without_cpu_time_the_wall_clock_dates_it() -> None:
     store.connection.execute("UPDATE steps SET cpu_ns = NULL WHERE step = 58")
     (finding,) = judged(store)
     assert abs((finding.first_step or 0) - ONSET) <= 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_twenty_steps_in_which_it_waited_for_a_core_before_are_no_part_of_it(seed: int) -> None:
+    """A neighbour's process holds the rank's core from step 38 on; from step 60 on the rank computes more."""
+    store = counted(seed)
+    store.connection.execute(
+        f"""
+        UPDATE steps SET forward_ns = forward_ns + delay, duration_ns = duration_ns + delay,
+               run_delay_ns = delay + 10000000
+        FROM (SELECT rank AS of_rank, step AS of_step, CAST(if(step BETWEEN 38 AND 59 AND rank = 3,
+                     40 + hash(step, rank, {seed}) % 60, hash(step, rank, {seed}) % 30) * 1000000 AS BIGINT) AS delay
+              FROM steps) AS neighbours
+        WHERE rank = of_rank AND step = of_step
+        """
+    )
+    (finding,) = judged(store)
+    assert finding.ranks == (3,)
+    assert abs((finding.first_step or 0) - ONSET) <= 3
