@@ -30,6 +30,7 @@ __all__ = ["ReadPrograms"]
 
 SAME_RATIO = 1e-3
 """Two files print the same loss with other numbers of digits."""
+NOTHING_IN_IT = "holds no step, no reading and no failure that is known"
 MAX_FRAMES = 6
 MIN_PROCESSES = 3
 """Of fewer there is no majority from which one could differ."""
@@ -56,8 +57,8 @@ class ReadPrograms:
         except SourceError as error:
             problems.add_problem(path, f"({name_of(program)}) {error}")
             return
-        if rows.problem:
-            problems.add_problem(path, rows.problem)
+        if rows.problem or not (rows.steps or rows.log_events or rows.health or rows.stacks):
+            problems.add_problem(path, rows.problem or NOTHING_IN_IT)
         self.rows[shown] = rows
         self.names[name_of(program)] += 1
 

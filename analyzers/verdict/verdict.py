@@ -75,6 +75,8 @@ def verdict(
         clean = f"Nothing was found{seen} in the records that are left."
     if "straggler" in unjudged and not facts.get("steps"):
         clean = f"Nothing was found{seen}, but no step is recorded."
+    if not extent and _nothing_read(facts):
+        clean = "Nothing was judged: what is in these files is not known, or cannot be read."
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and its records do not show why. Read the logs of its ranks."
@@ -122,6 +124,13 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
     name, others = str(first["path"]).removesuffix("#checksum"), len(problems) - 1
     more = f", and {others} more file{'s' * (others > 1)}" if others else ""
     return f"{INCOMPLETE}{name} {first['problem']}{more}."
+
+
+def _nothing_read(facts: Mapping[str, Any]) -> bool:
+    """Return True where each of the files that were read has a problem."""
+    read = facts.get("files_read")
+    problems = {found.get("path") for found in facts.get("file_problems") or ()}
+    return isinstance(read, Mapping) and 0 < sum(read.values()) <= len(problems)
 
 
 def _preempted(facts: Mapping[str, Any]) -> str:

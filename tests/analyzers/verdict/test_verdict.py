@@ -111,3 +111,11 @@ def test_an_elastic_run_says_how_many_ranks_it_has_and_had() -> None:
     assert counted_ranks(facts) == "2 ranks (3 before)"
     store.add("ranks", rows[2:])
     assert run_facts(store, {})["num_ranks"] == 2
+
+
+def test_files_in_which_nothing_is_known_are_no_healthy_run() -> None:
+    problems = [{"path": "x.wandb", "problem": "holds no step"}]
+    facts = {"files_read": {"run of W&B (.wandb)": 1}, "file_problems": problems}
+    assert verdict([], facts, None).startswith("Nothing was judged: ")
+    assert verdict([], facts | {"steps": 40, "num_ranks": 2}, None).startswith("No problems found (40 steps, 2 ranks)")
+    assert verdict([], facts | {"files_read": {"log": 2}}, None).startswith("No problems found")
