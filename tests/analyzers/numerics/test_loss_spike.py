@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from analyzers.finding import Finding
 from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import Observation, find_spikes, loss_spikes
 from analyzers.scope import Scope
-from probes.guard.spike_detector import SpikeDetector
+from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 from probes.tape import event_kinds
 from tests.analyzers.memory_store import MemoryStore
 from tests.probes.guard.test_spike_detector import training_curve
@@ -238,7 +239,9 @@ def test_another_training_in_the_same_process_is_no_spike_of_the_first() -> None
 
 def test_a_rollback_goes_back_in_the_history_as_the_live_detector_does() -> None:
     seen = rolled_back()
-    live, states, verdicts = SpikeDetector(), {}, []
+    live = SpikeDetector()
+    states: dict[int, dict[str, Any]] = {}
+    verdicts: list[SpikeVerdict] = []
     for i, o in enumerate(seen):
         if i and o.step <= seen[i - 1].step:
             live.load_state_dict(states[o.step - 1])
