@@ -66,12 +66,12 @@ def core_waits(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
     return _times(source, timings, rows, "run_delay_ns")
 
 
-def _times(source: Source, timings: Timings, rows: Ints, column: str) -> Matrix | None:
+def _times(source: Source, timings: Timings, rows: Ints, spent: str) -> Matrix | None:
     ranks, steps = timings.ranks[rows], timings.steps
     table = source.query(
         f"""
         SELECT rank, step, row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) AS run,
-               {column} AS spent_ns FROM steps
+               {spent} AS spent_ns FROM steps
         WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank IN ({_listed(ranks)})
         """,
         [timings.attempt, int(steps.min()), int(steps.max())],
@@ -84,10 +84,10 @@ def _times(source: Source, timings: Timings, rows: Ints, column: str) -> Matrix 
         runs[int(steps[column])] += 1
         column_of[int(steps[column]), runs[int(steps[column])]] = column
     names = ("rank", "step", "run")
-    for rank, step, run, spent in zip(*(ints(table[name]) for name in names), floats(table["spent_ns"]), strict=True):
+    for rank, step, run, ns in zip(*(ints(table[name]) for name in names), floats(table["spent_ns"]), strict=True):
         place = column_of.get((int(step), int(run)))
-        if place is not None and spent >= 0:  # False for NaN
-            values[row_of[int(rank)], place] = spent / 1e6
+        if place is not None and ns >= 0:  # False for NaN
+            values[row_of[int(rank)], place] = ns / 1e6
     return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
 
 
