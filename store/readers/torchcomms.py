@@ -15,6 +15,7 @@ from collections import Counter
 from typing import Any
 
 from store.readers.external_files import SourceError
+from store.readers.recorded_call import short_text
 
 __all__ = ["as_torch"]
 
@@ -47,7 +48,7 @@ def as_torch(entries: list[Any]) -> list[Any]:
 
 
 def _operation(entry: dict[str, Any]) -> str:
-    return str(entry.get("profiling_name")).partition(":")[2]
+    return short_text(entry.get("profiling_name"), 200).partition(":")[2]
 
 
 def _is_torchcomms(entry: Any) -> bool:
@@ -55,5 +56,5 @@ def _is_torchcomms(entry: Any) -> bool:
     if not isinstance(entry, dict):
         return False
     group = entry.get("process_group")
-    backend, colon, _ = str(entry.get("profiling_name")).partition(":")
+    backend, colon, _ = short_text(entry.get("profiling_name"), 200).partition(":")
     return bool(colon) and isinstance(group, (list, tuple)) and len(group) == 2 and group[1] == backend

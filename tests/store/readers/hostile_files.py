@@ -50,6 +50,14 @@ def raw(blob: bytes) -> Writer:
     return lambda folder: _write(folder, blob)
 
 
+def _doubled(times: int) -> list[Any]:
+    """A few bytes of a pickle whose text would have 2^times parts."""
+    made: list[Any] = ["x"]
+    for _ in range(times):
+        made = [made, made]
+    return made
+
+
 def entry(name: str, value: Any) -> Writer:
     """Every entry's field `name` is `value`."""
 
@@ -148,6 +156,7 @@ DUMPS: dict[str, tuple[Writer, str]] = {
     "a negative number": (entry("collective_seq_id", -5), "damaged entries"),
     "a number that is true": (entry("collective_seq_id", True), "damaged entries"),
     "no name": (entry("profiling_name", None), "damaged entries"),
+    "a name of a list that doubles itself forty times": (entry("profiling_name", _doubled(40)), "damaged entries"),
     "sizes of NaN": (entry("input_sizes", [[float("nan")]]), ANY),
     "sizes beyond memory": (entry("input_sizes", [[2**60] * 16]), ANY),
     "sizes of text": (entry("input_sizes", "8"), ANY),
