@@ -216,8 +216,8 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
 
 def _difference(calls: Sequence[Call]) -> tuple[str, tuple[int, ...]]:
     """The cause and the ranks of calls that torch found to differ: its text may not show in what."""
-    if len(calls) == 1:
-        return "mismatch", (calls[0].rank,)  # older texts name one side only
+    if len(calls) < 2:
+        return "mismatch", tuple(call.rank for call in calls)  # older texts name one side only
     found = compare_calls(calls, sized=True)
     if found is not None:
         return found.cause, found.ranks

@@ -27,7 +27,10 @@ _POINTERS = ("See root cause above", "See stack trace for root cause", "due to a
              "AlgorithmError: Exit Code: ")  # fmt: skip
 """Parts of a message that points to the error of another process."""
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
-_TIMEOUTS = ("Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck")
+_TIMEOUTS = (
+    "Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck",
+    "error code is 107020", "error code is 507048",  # CANN: a task of the device did not end in time
+)  # fmt: skip
 _UNNAMED = (
     "RuntimeError",
     "Exception",

@@ -55,7 +55,7 @@ from .loop_hooks import LoopPhases
 from .open_recorder import open_recorder
 from .process_end import ProcessEnd
 from .retention_line import print_retention
-from .tokens import flops_per_token
+from .tokens import keep_flops_per_token
 from .watch_process import digest_address, leave_watch
 
 __all__ = ["Attached", "attach", "current", "describe", "detach", "log", "phase"]
@@ -99,7 +99,8 @@ class Attached:
         with self.recorder.step(self._number):
             self._phases.began()
             yield
-            self._phases.settle()
+            with failing_open("attach.loss"):
+                self._phases.settle()
         self._phases.values.flush()
 
     def phase(self, kind: str, *, microbatch: int = -1) -> contextlib.AbstractContextManager[object]:
@@ -165,12 +166,8 @@ class Attached:
         if identity.local_rank == 0:
             self._speaks_for = identity.node_rank
             launcher = launcher_pid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
-            self.recorder.event(
-                event_kinds.RUN_STARTED,
-                node_rank=identity.node_rank,
-                nproc_per_node=identity.node_size(),
-                launcher_pid=launcher,
-            )
+            place = {"node_rank": identity.node_rank, "nproc_per_node": identity.node_size()}
+            self.recorder.event(event_kinds.RUN_STARTED, **place, launcher_pid=launcher)
         self._undo_records.append(self._close)
         self._undo_records.append(register(run, self.recorder.attempt, identity.rank))
         assert isinstance(self.recorder, TapeRecorder)
@@ -270,16 +267,9 @@ class Attached:
                 mesh_of_loop.derive(self.recorder)
 
     def _count_operations(self) -> None:
-        """Keep the operations of a token in run.json, by rank 0 and where the model is one language model."""
-        if self.run_dir is None or getattr(self.recorder, "rank", -1) != 0 or len(self._models) != 1:
-            return
-        with failing_open("attach.flops"):
-            if mesh_of_loop.pipeline_stages():  # the model is a part of the whole one
-                return
-            counted = flops_per_token(self._models[0])
-            run = RunDir(self.run_dir)
-            if counted is not None and "flops_per_token" not in run.manifest():
-                run.add_to_manifest({"flops_per_token": counted})
+        if self.run_dir is not None and getattr(self.recorder, "rank", -1) == 0:
+            with failing_open("attach.flops"):
+                keep_flops_per_token(RunDir(self.run_dir), self._models)
 
     def is_in_loop(self) -> bool:
         """Return True in the thread that the loop runs in: to be asked where a model trains or an optimizer steps."""

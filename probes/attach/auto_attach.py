@@ -67,9 +67,10 @@ class _Search:
     def _steps(self, optimizer: Any, *unused: Any) -> None:
         """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""
         if self._attached.is_in_loop():
-            if self._models:  # else a closure calls the model inside the step
+            is_another = self._has_stepped and not self._attached.watches(optimizer)
+            if self._models or self._has_stepped:  # else a closure calls the model inside the step
                 self._module_hook.remove()
-            if self._has_stepped and not self._attached.watches(optimizer):  # it may be that of another training
+            if is_another:  # it may be that of another training
                 self._models.clear()
                 self._module_hook = register_module_forward_pre_hook(self._called)
             self._has_stepped = True

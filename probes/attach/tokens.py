@@ -3,19 +3,23 @@
     num_tokens(args, kwargs)         # 4096: the token ids that a call of the model is given
     num_padded(args, kwargs)         # 1024: those that its attention mask leaves out
     flops_per_token(model)           # 6 x the weights that multiply each token; None where they are not all here
+    keep_flops_per_token(run, [model])                  # in run.json
 
 A model that looks up embeddings and is called with integers of two dimensions or more is taken for a language model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["flops_per_token", "looks_up_tokens", "num_padded", "num_tokens"]
+from ..tape.rundir import RunDir
+from .mesh import pipeline_stages
+
+__all__ = ["flops_per_token", "keep_flops_per_token", "looks_up_tokens", "num_padded", "num_tokens"]
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -71,3 +75,12 @@ def flops_per_token(model: nn.Module) -> int | None:
         if parameter.dim() >= 2 and (id(parameter) not in looked_up or id(parameter) in multiplied)
     )
     return 6 * weights or None
+
+
+def keep_flops_per_token(run: RunDir, models: Sequence[nn.Module]) -> None:
+    """Keep the operations of a token in run.json, unless the models are several or a part of one."""
+    if len(models) != 1 or pipeline_stages():
+        return
+    counted = flops_per_token(models[0])
+    if counted is not None and "flops_per_token" not in run.manifest():
+        run.add_to_manifest({"flops_per_token": counted})

@@ -31,7 +31,9 @@ def steps_in(folder: Path) -> list[int]:
 def test_both_are_written_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     settings = ["train.steps=100000", "trackers.to=['tensorboard', 'wandb']", "trackers.every_s=0.3"]
-    run = start(tmp_path, "two", faults=["nan_grad@step=12,rank=1"], settings=settings)
+    # Slow steps: what Weights & Biases has not written when the run ends, it has to write within its time.
+    faults = ["nan_grad@step=12,rank=1", "slow_data@step=15,rank=0,seconds=0.05"]
+    run = start(tmp_path, "two", faults=faults, settings=settings)
     folder = run.run.path / "tensorboard"
     wait_for(lambda: max(steps_in(folder), default=0) > 20, "steps in TensorBoard while it trains", run)
     # Its library is slow to import: one that has not begun when the run ends may not be done within its time.

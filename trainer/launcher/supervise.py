@@ -98,13 +98,6 @@ def supervise(
     (run.path / "logs").mkdir(exist_ok=True)
     restore_unwritten(run.event_files())
     events = EventWriter(directory / "events.jsonl", attempt=0, rank=NODE_RANK)
-    events.write(
-        event_kinds.RUN_STARTED,
-        node_rank=node.rank,
-        nproc_per_node=node.nproc,
-        max_restarts=config.recovery.max_restarts,
-        launcher_pid=os.getpid(),
-    )
     keeper = WatchKeeper(run, node, events)  # first: it begins while torch is imported
     ranks = RankProcesses(run.path / "logs", arguments=[text for fault in faults for text in ("--fault", fault)])
     remote = RemoteCheckpoints(run, config.checkpoint, events, is_used=node.rank == 0)
@@ -125,6 +118,14 @@ def supervise(
 
     with stop:
         try:
+            # Here, so that a run which has begun also has an end: a signal before it would end this process at once.
+            events.write(
+                event_kinds.RUN_STARTED,
+                node_rank=node.rank,
+                nproc_per_node=node.nproc,
+                max_restarts=config.recovery.max_restarts,
+                launcher_pid=os.getpid(),
+            )
             if console.is_terminal:
                 console.print("importing torch", style="dim", end="\r")  # the progress bar takes its place
             zygote = ranks.zygote = Zygote(run.path / "logs" / f"zygote-node{node.rank}.log")

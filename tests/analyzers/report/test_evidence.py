@@ -264,7 +264,7 @@ def test_small_buckets_beside_what_their_bytes_need() -> None:
 
 def test_exposed_communication_of_each_step() -> None:
     shown = lines(proof(calls(), "exposed_communication", attempt=0))
-    assert shown["exposed: data travel"] == {step: pytest.approx(1) for step in range(1, STEPS + 1)}
+    assert shown["exposed: transfer"] == {step: pytest.approx(1) for step in range(1, STEPS + 1)}
 
 
 def test_a_silent_node_stays_behind() -> None:

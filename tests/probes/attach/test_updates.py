@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module
 
 from probes.attach.attach import Attached, attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
@@ -116,6 +117,7 @@ def test_another_optimizer_for_the_same_model_goes_on_with_its_training(tmp_path
             optimizer.zero_grad()
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
+        assert not module._global_forward_pre_hooks  # no model is looked for any more
     detach()
     rows = recorded(tmp_path / "run", "SELECT round(lr, 3), count(*) FROM steps GROUP BY 1 ORDER BY 1 DESC")
     assert rows == [(0.1, 4), (0.05, 4), (0.033, 4)]
