@@ -31,7 +31,7 @@ _COLUMNS = {column.name for column in TABLES["steps"].columns} - {"step", "start
 
 
 def _on_this_rank(value: float | Tensor) -> float | Tensor | None:
-    """A DTensor's value on this rank, without a collective of ours; None where each rank has a part of a sum."""
+    """Return a DTensor's local value, without a collective; None where each rank holds one part of a sum."""
     placements = getattr(value, "placements", None)
     if placements is None or not hasattr(value, "_local_tensor"):
         return value

@@ -53,9 +53,6 @@ __all__ = ["ANALYSES", "deaths_of_attempt", "lost_ranks"]
 
 _SIGNALLED = 128
 """A shell's exit code of a process that a signal ended, less the signal's number."""
-OTHERS_FOLLOW_S = 10.0
-"""While a run lives, seconds after a rank's exit with code 0 in which the others may end well, too: they leave their
-communicators one after the other."""
 MAX_MESSAGE = 80
 """Characters of an error's message in a summary; the evidence has all of it."""
 
@@ -112,7 +109,7 @@ def _deaths(
     age_s = math.inf if now_ns is None else (now_ns - newest_ns) / 1e9
     if age_s < DeathPolicy().report_s and not any(death.cause != "vanished" for death in roots):
         return []  # the launcher may still report how it died
-    if age_s < OTHERS_FOLLOW_S and roots and all(death.exit_code == 0 for death in roots):
+    if age_s < DeathPolicy().others_follow_s and roots and all(death.exit_code == 0 for death in roots):
         return []  # the others may end well, too
     if not roots:
         return _without_a_root(view, deaths, log, now_ns=now_ns, again=again)

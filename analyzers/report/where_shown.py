@@ -1,4 +1,4 @@
-"""Where each column and kind of event is shown, read from the source; for `docs/schema.md` and a test.
+"""Find the places that show each column and kind of event, from the source; for `docs/schema.md` and a test.
 
     shown("steps", "data_ns")                    # ["exporters", "findings", "goodput"]
     not_shown()                                  # ["steps.column", "event_kind"]: recorded and shown nowhere

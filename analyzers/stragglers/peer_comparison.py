@@ -268,7 +268,7 @@ def num_steps_of(steps: Ints, segment: Segment) -> int:
 
 
 def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
-    """Median step before a rank became slow: without it the run is no faster. None without a history."""
+    """Median step (ms) before a rank became slow: without the rank the run is no faster. None without a history."""
     begin = slow.segments[0].begin
     if begin < SHARED.history:
         return None
@@ -276,8 +276,8 @@ def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
 
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
-    """Less of an excess that is a device's waiting for its host: as far as the step did not grow, it stood idle before,
-    too, and waited for others in place of its host."""
+    """Bound the excess of a device that waits for its host by the growth of the step. Where the step did not grow, the
+    device was idle before, too: it waited for other ranks then, and waits for its host now."""
     before_ms = step_before_ms(timings, slow)
     if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
         return slow

@@ -41,7 +41,7 @@ _NOT_RANKS = ("multiprocessing.", "torch.utils.data.", "concurrent.")
 
 
 class FollowedTarget:
-    """Calls `target` in a process of its own, attached once that is a rank."""
+    """Calls `target` in a new process, and attaches that process once it is a rank."""
 
     def __init__(self, target: Callable[..., Any], agents_port: str = "") -> None:
         """`agents_port`: of the store of torchrun's agent; "" where it has none."""

@@ -49,7 +49,7 @@ def _without_buffer_broadcasts() -> dict[str, Any]:
 
 
 def watch_buckets(ddp: DistributedDataParallel) -> ReductionInputs:
-    """Look at each bucket before it is reduced, from now on: one norm a bucket, the same reduction. The only hook."""
+    """Record one norm of each bucket before it is reduced, from now on. It takes the one hook that DDP allows."""
     inputs = ReductionInputs()
     ddp.register_comm_hook((inputs, ddp.process_group), _reduce)
     return inputs
