@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from analyzers.causes import COLLECT
-from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
@@ -166,14 +166,13 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         is_bare_abort = signal == "SIGABRT" and abort_text is None
         if is_bare_abort:  # no ground to suspect the rank: it is how ranks that only waited end
             what = f"{who(ranks)} ended first, by SIGABRT, which is how torch's watchdog ends ranks that waited"
-        yield Candidate(
-            cause="signal",
-            kind="rank_lost",
+        yield from_lines(
+            "signal",
+            (*(entry for _, entry in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
             rank_class="late" if is_bare_abort else "death",
             ranks=() if is_bare_abort else ranks,
             what=what,
             why=group[0][1].quoted,
-            lines=(*(entry for _, entry in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
             is_proven=signal != "SIGKILL" and not is_bare_abort,
             evidence={"signal": signal},
             collect=COLLECT.get(signal, COLLECT["signal"]),
@@ -196,19 +195,17 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     pod = entry.text("host") if not ranks else ""
     with_code = f" with exit code {code}" if code else ""
     subject = f"a process of {pod}" if pod else "a rank that the log does not name"
-    yield Candidate(
-        cause="exit",
-        kind="rank_lost",
+    yield from_lines(
+        "exit",
+        tuple(entry for *_, entry in silent),
         rank_class="death",
         ranks=ranks if is_first else (),
         what=f"{who(ranks)} ended with exit code {code}{more}, and their errors are not in these files"
         if len(ranks) > 1
         else f"{who(ranks, subject)} ended{with_code}, and its own error is not in these files",
         why=entry.quoted,
-        lines=tuple(entry for *_, entry in silent),
         is_proven=False,
         evidence={"exit_code": code or None},
-        collect=COLLECT["exit"],
     )
 
 
@@ -254,17 +251,15 @@ def _unlisted(book: LogBook) -> Iterator[Candidate]:
         return
     missing = sorted(set(range(min(max(ended, default=-1) + 1, 65_536))) - ended)
     ranks = tuple(missing) if len(missing) == 1 and not any(entry.text("tasks") for entry in lines) else ()
-    yield Candidate(
-        cause="exit",
-        kind="rank_lost",
+    yield from_lines(
+        "exit",
+        (*failed[:1], *lines[:8]),
         rank_class="death",
         ranks=ranks,
         what="A task of the job failed, and Slurm ended the others"
         + (f": task {missing[0]} is the only one that it does not list" if len(missing) == 1 else ""),
         why=failed[0].quoted,
-        lines=(*failed[:1], *lines[:8]),
         is_proven=False,
-        collect=COLLECT["exit"],
     )
 
 
@@ -275,14 +270,12 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
     )
     hung = any(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout"))
     if lines and not hung:
-        yield Candidate(
-            cause="exit",
-            kind="rank_lost",
+        yield from_lines(
+            "exit",
+            lines,
             rank_class="late",  # any line that names a cause says more
             ranks=ranks,
             what=f"{who(ranks, 'a Ray worker')} died, and its own error is not in these files",
-            why=lines[0].quoted,
-            lines=tuple(lines),
             is_proven=False,
             collect=COLLECT["ray"],
         )
@@ -292,14 +285,12 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
     """A pod that does not start. It may have started later: any line that names a cause says more."""
     lines = list(book.of("pod_waits"))
     if lines:
-        yield Candidate(
-            cause="launch_failed",
-            kind="rank_lost",
+        yield from_lines(
+            "launch_failed",
+            lines,
             rank_class="late",
-            ranks=(),
             what="A pod or process did not start for want of resources, or is restarted again and again",
             why=lines[-1].quoted,
-            lines=tuple(lines),
             is_proven=False,
             collect=("kubectl logs POD --previous --all-containers", "kubectl describe pod POD"),
         )
@@ -308,13 +299,11 @@ def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
 def _stops(book: LogBook) -> Iterator[Candidate]:
     stops = [entry for entry in book.of("exception") if is_stop(entry)]
     if stops:
-        yield Candidate(
-            cause="cancelled",
-            kind="rank_lost",
+        yield from_lines(
+            "cancelled",
+            stops,
             rank_class="death",
-            ranks=(),
             what="The job was interrupted from outside (Ctrl-C or SIGTERM)",
             why=f"{stops[0].place}: {type_of(stops[0])}",
-            lines=tuple(stops),
             severity="warning",
         )

@@ -14,7 +14,7 @@ from typing import Any
 from analyzers.causes import CAUSES
 from analyzers.deaths.logged_endings import Ended
 from analyzers.health.ascend_codes import codes_in, explained_code
-from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import (
     Standing,
     is_launchers,
@@ -106,7 +106,7 @@ def _cause(entry: LogLine, rule: Rule | None) -> str:
 
 
 def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool) -> Candidate:
-    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+    ranks = ranks_of(lines)
     first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
     row = CAUSES.get(cause, CAUSES["exception"])
     rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
@@ -136,14 +136,14 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     if cause == "device_assert":
         asserted = next((entry for entry in book.of("assert_text")), None)
         evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
-    return Candidate(
-        cause=cause,
+    return from_lines(
+        cause,
+        lines,
         kind=row.kind,
         rank_class=rank_class,
         ranks=ranks,
         what=what,
         why=f"{first.place}: {name}" if rank_class != "own" or first.kind != "exception" else f"{first.place}",
-        lines=tuple(lines),
         is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause),
         evidence=evidence,
         collect=row.collect,

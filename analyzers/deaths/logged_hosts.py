@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from analyzers.causes import COLLECT
 from analyzers.health.xids import xid_table
-from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.candidate import Candidate, from_lines, host_in, ranks_of, who
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 from analyzers.logs.wording import DO_OF_LINE
@@ -52,7 +51,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             continue
         is_sure = any(_when(entry, book) == "the job's" for entry in lines)
         codes = list(dict.fromkeys(code for entry in lines if (code := _xid(entry)) is not None))
-        ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+        ranks = ranks_of(lines)
         table = xid_table()["xid"]
         known = (table[str(code)]["meaning"] for code in codes if str(code) in table)
         meaning = next(known, lines[0].text("text")[:80] or lines[0].message[:80])
@@ -71,14 +70,13 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
                 fell = "fell off the bus"
             what = f"{where[:1].upper()}{where[1:]} {fell}{before}"
             what += f": {who(ranks)} ran on it" if ranks else ""
-        yield Candidate(
-            cause="device_error",
-            kind="rank_lost",
+        yield from_lines(
+            "device_error",
+            lines,
             rank_class="host",
             ranks=ranks,
             what=what,
             why=f"{where}, {lines[0].place}: {len(lines)} such line{'s' * (len(lines) > 1)}",
-            lines=tuple(lines),
             is_proven=is_sure,
             evidence={
                 "xids": codes,
@@ -98,16 +96,13 @@ def _switches(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("nvswitch_fatal") if _when(entry, book) != "another time"]
     if lines:
         first = lines[0]
-        host = next((entry.host for entry in lines if entry.host), None)
-        yield Candidate(
-            cause="device_error",
-            kind="rank_lost",
+        host = host_in(lines)
+        yield from_lines(
+            "device_error", lines,
             rank_class="host",
-            ranks=(),
             what=f"An NVSwitch{f' of {host}' if host else ''} reported a fatal error: SXid {first.text('sxid')}, "
             f"{first.text('text')[:80]}",
             why=first.quoted,
-            lines=tuple(lines),
             evidence={"host": host, "device": first.text("bus"), "do": "Restart the fabric manager of that host and "
                       "reset its GPUs together; drain the node if the error comes back."},
         )  # fmt: skip
@@ -119,19 +114,16 @@ def _tested(book: LogBook) -> Iterator[Candidate]:
     if not lines:
         return
     devices = list(dict.fromkeys(number for entry in lines for number in entry.text("devices").split(", ") if number))
-    host = next((entry.host for entry in lines if entry.host), None)
+    host = host_in(lines)
     where = f"GPU{'s' * (len(devices) > 1)} {', '.join(devices)}" if devices else "a GPU"
     where += f" of {host}" if host else ""
     tests = ", ".join(dict.fromkeys(entry.text("test") for entry in lines))
-    yield Candidate(
-        cause="device_error",
-        kind="rank_lost",
+    yield from_lines(
+        "device_error",
+        lines,
         rank_class="host",
-        ranks=(),
         what=f"{where[:1].upper()}{where[1:]} failed a test of DCGM ({tests}): "
         f"{lines[0].text('text')[:160].rstrip('. ')}",
-        why=lines[0].quoted,
-        lines=tuple(lines),
         evidence={"devices": devices or None, "host": host, "tests": tests},
     )
 
@@ -143,14 +135,12 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
         first = lines[0]
         reason, is_device = first.text("reason"), bool(_OF_DEVICE.search(first.text("reason")))
         host = host_of(first)
-        yield Candidate(
-            cause="device_error" if is_device else "node_failed",
-            kind="rank_lost",
+        yield from_lines(
+            "device_error" if is_device else "node_failed",
+            lines,
             rank_class="late",
-            ranks=(),
             what=f"Slurm drained {host or 'a node'}: {reason.rstrip('. ')}",
             why=first.quoted,
-            lines=tuple(lines),
             is_proven=False,
             severity="warning",
             evidence={
@@ -191,9 +181,9 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
              if entry.kind != "oom_kill" or _when(entry, book) != "another time"]  # fmt: skip
     if not lines:
         return
-    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+    ranks = ranks_of(lines)
     ranks = ranks or tuple(sorted(_killed_ranks(book)))
-    host = next((entry.host for entry in lines if entry.host), None)
+    host = host_in(lines)
     rss_kb = max((entry.number("rss_kb") or 0 for entry in lines), default=0)
     names = [f"{entry.text('name')} ({entry.number('pid')})" for entry in lines if entry.text("name")]
     in_cgroup = any(entry.text("cgroup") or "emory cgroup" in entry.message or "CONSTRAINT_MEMCG" in entry.message
@@ -201,9 +191,9 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
     # A kernel's log reaches back for days: of a process that nothing else speaks of, it may be another job's.
     is_jobs = bool(ranks) or any(entry.kind != "oom_kill" for entry in lines) or _was_killed(book)
-    yield Candidate(
-        cause="host_out_of_memory",
-        kind="rank_lost",
+    yield from_lines(
+        "host_out_of_memory",
+        lines,
         rank_class="host" if is_jobs else "victim",
         is_proven=is_jobs,
         ranks=ranks,
@@ -214,8 +204,6 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
             else f"the host{f' {host}' if host else ''} or its cgroup ran out of memory"
         )
         + held,
-        why=lines[0].quoted,
-        lines=tuple(lines),
         evidence={
             "host": host,
             "resident_bytes": rss_kb * 1024 or None,
@@ -291,33 +279,26 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
     for cause, lines in by_cause.items():
         entry = next((one for one in lines if host_of(one)), lines[0])
         host = host_of(entry)
-        yield Candidate(
-            cause=cause,
-            kind="rank_lost",
+        yield from_lines(
+            cause,
+            (entry,),
             rank_class="host",
-            ranks=(),
             what=texts[cause]
             + (f" ({host})" if host and cause != "time_limit" else "")
             + (f": {entry.message[:160].rstrip('. ')}" if cause == "launch_failed" else ""),
-            why=entry.quoted,
-            lines=(entry,),
             severity="critical" if cause in ("node_failed", "launch_failed") else "warning",
             evidence={"host": host or None, "reason": entry.text("reason") or entry.text("error") or None},
-            collect=COLLECT.get(cause, ()),
         )
     plain = [entry for entry in book.of("probe_failed", "slurm_cancelled", "agent_signalled") if not limited_by(entry)
              and "TASK FAILURE" not in entry.text("reason")]  # fmt: skip
     if plain and not by_cause:
-        yield Candidate(
-            cause="cancelled",
-            kind="rank_lost",
+        yield from_lines(
+            "cancelled",
+            plain,
             rank_class="death",
-            ranks=(),
             what=_PROBE
             if plain[0].kind == "probe_failed"
             else "The job was ended from outside: a signal to the launcher, or a cancelled job",
-            why=plain[0].quoted,
-            lines=tuple(plain),
             severity="warning",
             collect=("sacct -j JOB --format=JobID,State,ExitCode,Reason,End", "last -x | head"),
         )
@@ -327,14 +308,11 @@ def _links(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("link_down"))
     if lines:
         host, interface = lines[0].host, lines[0].text("interface")
-        yield Candidate(
-            cause="link_down",
-            kind="rank_lost",
+        yield from_lines(
+            "link_down",
+            lines,
             rank_class="network",
-            ranks=(),
             what=f"The network link {interface} of {host or 'a host'} went down",
-            why=lines[0].quoted,
-            lines=tuple(lines),
             evidence={"host": host, "interface": interface},
         )
 
@@ -348,16 +326,13 @@ def _file_systems(book: LogBook) -> Iterator[Candidate]:
     if open_:
         server, host = open_[0].text("server"), open_[0].host
         where = f" on {host}" if host else ""
-        yield Candidate(
-            cause="file_system",
-            kind="rank_lost",
+        yield from_lines(
+            "file_system",
+            open_[:20],
             rank_class="late",
-            ranks=(),
             what=f"The NFS server {server} does not answer{where}"
             if server
             else f"The kernel reports an error of a file system{where}: {open_[0].text('text')[:120].rstrip('. ')}",
-            why=open_[0].quoted,
-            lines=tuple(open_[:20]),
             is_proven=False,
             evidence={"host": host, "server": server or None},
             collect=("mount | grep nfs; nfsstat -m # on that host", "dmesg -T | grep -iE 'nfs|blocked for more'"),
@@ -368,15 +343,12 @@ def _troubles(book: LogBook) -> Iterator[Candidate]:
     """A kernel that stood still, or memory that it could not correct: it may be why a process died or hung."""
     lines = [entry for entry in book.of("kernel_trouble") if _when(entry, book) != "another time"]
     if lines:
-        host = next((entry.host for entry in lines if entry.host), None)
-        yield Candidate(
-            cause="node_failed",
-            kind="rank_lost",
+        host = host_in(lines)
+        yield from_lines(
+            "node_failed",
+            lines[:20],
             rank_class="late",
-            ranks=(),
             what=f"The kernel{f' of {host}' if host else ''} reports: {lines[0].text('text')[:120].rstrip('. ')}",
-            why=lines[0].quoted,
-            lines=tuple(lines[:20]),
             is_proven=False,
             evidence={"host": host},
             collect=("ipmitool sel list # of that host", "ras-mc-ctl --errors # of that host"),

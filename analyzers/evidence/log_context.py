@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from analyzers.deaths.logged_endings import Ended
-from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.log_events import LogBook, LogLine
 
 __all__ = ["interface_candidates", "peer_addresses", "with_facts"]
@@ -134,14 +134,11 @@ def _hosts(book: LogBook) -> int:
 
 
 def _wrong_interface(what: str, lines: list[LogLine], broken: list[LogLine], name: str) -> Candidate:
-    return Candidate(
-        cause="no_interface",
-        kind="rank_lost",
+    return from_lines(
+        "no_interface", (*lines[:4], *broken[:4]),
         rank_class="network",
-        ranks=(),
         what=what,
         why=lines[0].quoted,
-        lines=(*lines[:4], *broken[:4]),
         is_proven=False,
         evidence={"do": f"Set {name} to the interface that all nodes share (`ip -br addr`), or exclude lo and docker0 "
                   f"({name}=^lo,docker0)."},

@@ -25,7 +25,7 @@ from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged_calls import call_candidates
 from analyzers.health.ascend_codes import codes_in, explained_code
-from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import standing, text_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import ANALYZER
@@ -158,21 +158,19 @@ def _numerics(book: LogBook) -> list[Candidate]:
     lines = [*book.of("nonfinite", "loss_scale_floor"), *norms]
     if not lines:
         return []
-    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+    ranks = ranks_of(lines)
     if norms:  # the norms of all ranks: only where some are finite do the others say something of a rank
         ranks = norms[0].ranks() if norms[0].number("nonfinite") != norms[0].number("listed") else ()
     step = next((entry.number("step") for entry in lines if entry.number("step") is not None), None)
     after = None if step is not None else lines[0].number("after_step")
     where = f" at step {step}" if step is not None else f" after the line of step {after}" if after is not None else ""
     return [
-        Candidate(
-            cause="unknown",
-            kind="non_finite",
+        from_lines(
+            "unknown",
+            lines,
             rank_class="numerics",
             ranks=ranks,
             what=f"{who(ranks, 'the training')} report{'s' * (len(ranks) < 2)} NaN or Inf values{where}",
-            why=lines[0].quoted,
-            lines=tuple(lines),
             evidence={"step": step if step is not None else after, "do": DO},
         )
     ]
@@ -183,14 +181,12 @@ def _exhausted_scale(floor: list[LogLine], overflows: list[LogLine]) -> Candidat
     steps = [step for entry in overflows if (step := entry.number("after_step")) is not None]
     since = f" since about step {steps[0]}" if steps else ""
     count = f": {len(overflows)} overflow{'s' * (len(overflows) > 1)} in the log{since}" if overflows else ""
-    return Candidate(
-        cause="unknown",
-        kind="non_finite",
+    return from_lines(
+        "unknown",
+        (*floor[:4], *overflows[:4]),
         rank_class="numerics",
-        ranks=(),
         what=f"The fp16 loss scale is exhausted: gradients are not finite even at its minimum{count}",
         why=floor[0].quoted,
-        lines=(*floor[:4], *overflows[:4]),
         evidence={
             "step": steps[0] if steps else floor[0].number("after_step"),
             "num_overflows": len(overflows) or None,
@@ -211,19 +207,16 @@ def _barriers(book: LogBook) -> list[Candidate]:
     if size is None or not lines or arrived >= size:
         return []
     return [
-        Candidate(
-            cause="rendezvous",
-            kind="rank_lost",
+        from_lines(
+            "rendezvous",
+            tuple(lines[-20:]),
             rank_class="victim",
-            ranks=(),
             what=f"{arrived} of {size} ranks joined the process group, and the others did not come",
             why=lines[-1].quoted,
-            lines=tuple(lines[-20:]),
             is_proven=False,
             evidence={
                 "waiting_ranks": sorted({rank for entry in lines if (rank := entry.number("waiting")) is not None})
             },
-            collect=COLLECT["rendezvous"],
         )
     ]
 
@@ -240,21 +233,18 @@ def _members(book: LogBook, size: int) -> list[Candidate]:
     what = f"{len(came)} of {size} ranks began to join the process group, and {ranks_text(missing)} did not"
     what += f"; {who(twice).lower()} began more than once" if twice else ""
     return [
-        Candidate(
-            cause="rendezvous",
-            kind="rank_lost",
+        from_lines(
+            "rendezvous",
+            tuple(lines[-20:]),
             rank_class="victim",
-            ranks=(),
             what=what,
             why=lines[-1].quoted,
-            lines=tuple(lines[-20:]),
             is_proven=False,
             evidence={
                 "waiting_ranks": sorted(came),
                 "do": "Start one task for each device on each node (Slurm: --ntasks-per-node as many as devices, and "
                 "srun in front of the program), and look at the log of the nodes that did not come.",
             },
-            collect=COLLECT["rendezvous"],
         )
     ]
 
@@ -270,14 +260,11 @@ def _nccls(book: LogBook) -> list[Candidate]:
     text = lines[0].text("text") or lines[0].message
     is_on = any(book.of("nccl_comm", "nccl_interface", "nccl_proxy", "nccl_warning"))
     return [
-        Candidate(
-            cause="nccl_error",
-            kind="rank_lost",
+        from_lines(
+            "nccl_error",
+            lines[:20],
             rank_class="victim",
-            ranks=(),
             what=f"NCCL reports an error that does not name its cause: {text[:160].rstrip('.')}",
-            why=lines[0].quoted,
-            lines=tuple(lines[:20]),
             is_proven=False,
             severity="critical" if failed else "warning",
             evidence={
@@ -306,9 +293,9 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     codes = list(dict.fromkeys(code for entry in lines for code in codes_in(text_of(entry))))
     coded = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
-    return Candidate(
-        cause="connection_lost",
-        kind="rank_lost",
+    return from_lines(
+        "connection_lost",
+        lines,
         rank_class="victim",
         ranks=suspects,
         what=f"{who(victims, 'the ranks')} lost the connection to another rank{coded}"
@@ -320,7 +307,6 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
             else ", and the logs do not show which rank ended first"
         ),
         why=lines[0].quoted,
-        lines=lines,
         is_proven=False,
         evidence={
             "victims": list(victims),
@@ -330,7 +316,6 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
             if peers
             else None,
         },
-        collect=COLLECT["connection_lost"],
     )
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 from analyzers.causes import COLLECT
-from analyzers.logs.candidate import Candidate
+from analyzers.logs.candidate import Candidate, from_lines
 from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.run.endings import LOST_PEER
@@ -40,14 +40,11 @@ def unnamed_errors(book: LogBook) -> list[Candidate]:
     if not lines:
         return []
     return [
-        Candidate(
-            cause="unnamed_error",
-            kind="rank_lost",
+        from_lines(
+            "unnamed_error",
+            lines[:8],
             rank_class="victim",
-            ranks=(),
             what=f"The first error that the log shows is: {_text(lines[0])}",
-            why=lines[0].quoted,
-            lines=tuple(lines[:8]),
             is_proven=False,
             severity="warning",
             evidence={"reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})[:64]},

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from analyzers.causes import COLLECT
 from analyzers.hangs.mismatches import compare_calls, smaller_side
 from analyzers.hangs.watchdogs import watchdog_candidates
-from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.candidate import Candidate, from_lines, named_by, ranks_of, who
 from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import LogBook
 from analyzers.run.recorded_calls import Call
@@ -45,20 +44,18 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
     yield from _detail(book)
     yield from _culprits(book)
     lines = list(book.of("desync_not_joined", "monitored_barrier", "jax_barrier"))
-    ranks = tuple(sorted({rank for entry in lines for rank in entry.ranks()}))
+    ranks = named_by(lines)
     if ranks:
         first = lines[0]
         call = f"collective {first.number('seq')}" if first.kind == "desync_not_joined" else "the barrier"
-        yield Candidate(
-            cause="not_entered",
-            kind="hang",
+        yield from_lines(
+            "not_entered",
+            lines,
             rank_class="mismatch",
             ranks=ranks,
             what=f"{who(ranks)} did not reach {call}",
             why=first.quoted,
-            lines=tuple(lines),
             evidence={"seq": first.number("seq")},
-            collect=COLLECT["hang"],
         )
 
 
@@ -72,17 +69,15 @@ def _culprits(book: LogBook) -> Iterator[Candidate]:
     others = tuple(rank for rank in range(min(size, 4096)) if rank not in listed_ranks)
     ranks = () if not others else listed_ranks if len(listed_ranks) <= len(others) else others
     error = first.text("error")
-    yield Candidate(
-        cause=_TRACE_ERRORS.get(error, "mismatch"),
-        kind="hang",
+    yield from_lines(
+        _TRACE_ERRORS.get(error, "mismatch"),
+        lines,
         rank_class="mismatch",
         ranks=ranks,
         what=f"{who(ranks, 'ranks')} called a collective that differs from the other ranks' call ({error})",
         why=first.quoted,
-        lines=tuple(lines),
         is_proven=bool(ranks) and len(listed_ranks) != len(others),
         evidence={"listed_ranks": list(listed_ranks[:64])},
-        collect=COLLECT["hang"],
     )
 
 
@@ -91,16 +86,14 @@ def _trace_missing(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("trace_missing") if entry.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[0].ranks())))
-        yield Candidate(
-            cause="not_entered",
-            kind="hang",
+        yield from_lines(
+            "not_entered",
+            lines,
             rank_class="hang",
             ranks=ranks,
             what=f"{who(ranks)} did not make a call that the other ranks' dumps hold",
             why=f"{lines[0].place}: torchfrtrace lists them as missing, also where a rank left no dump",
-            lines=tuple(lines),
             is_proven=False,
-            collect=COLLECT["hang"],
         )
 
 
@@ -108,17 +101,13 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
     """A task of an NPU that did not end: its device stopped, or it waited for another rank."""
     lines = list(book.of("device_task_timeout"))
     if lines and not any(book.of_role("victim")):
-        yield Candidate(
-            cause="device_stuck",
-            kind="hang",
+        yield from_lines(
+            "device_stuck",
+            lines,
             rank_class="hang",
-            ranks=(),
             what=f"A task on a device did not end in time ({lines[0].text('reason')})",
-            why=lines[0].quoted,
-            lines=tuple(lines),
             is_proven=False,
-            evidence={"reported_by_ranks": sorted({entry.rank for entry in lines if entry.rank is not None})},
-            collect=COLLECT["hang"],
+            evidence={"reported_by_ranks": list(ranks_of(lines))},
         )
 
 
@@ -127,16 +116,14 @@ def _stalled(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("stalled_ranks") if entry.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[-1].ranks())))
-        yield Candidate(
-            cause="not_entered",
-            kind="hang",
+        yield from_lines(
+            "not_entered",
+            lines,
             rank_class="hang",
             ranks=ranks,
             what=f"{who(ranks)} did not submit a tensor that the other ranks wait for",
             why=f"{lines[-1].place}: Horovod's stall inspector lists the ranks that are missing",
-            lines=tuple(lines),
             is_proven=False,  # it warns after a minute: a rank may only have been slow
-            collect=COLLECT["hang"],
         )
 
 
@@ -145,42 +132,38 @@ def _ras(book: LogBook) -> Iterator[Candidate]:
     lines = [entry for entry in book.of("ras_state") if entry.ranks()]
     largest = max((entry.number("members") or 0 for entry in lines), default=0)
     lines = [entry for entry in lines if (entry.number("members") or 0) == largest]  # the rest follows from it
-    ranks = tuple(sorted({rank for entry in lines for rank in entry.ranks()}))
+    ranks = named_by(lines)
     if not ranks:
         return
     first = lines[0]
     launched, most = first.number("launched"), first.number("most_launched")
     what = "did not answer NCCL's RAS" if most is None else f"had launched {launched} operations, the others {most}"
-    yield Candidate(
-        cause="not_entered",
-        kind="hang",
+    yield from_lines(
+        "not_entered",
+        lines,
         rank_class="hang",
         ranks=ranks,
         what=f"{who(ranks)} {what}",
         why=first.quoted,
-        lines=tuple(lines),
         is_proven=False,
         evidence={"launched": launched, "most_launched": most},
-        collect=COLLECT["hang"],
     )
 
 
 def _first_calls(book: LogBook) -> Iterator[Candidate]:
     """The first call of a group: all fetch an id that its first rank publishes when it makes that call."""
     lines = [entry for entry in book.of("unique_id_timeout") if "timeout" in entry.text("error").lower()]
-    ranks = tuple(sorted({rank for entry in lines for rank in entry.ranks()}))
+    ranks = named_by(lines)
     if ranks:
-        yield Candidate(
-            cause="not_entered",
-            kind="hang",
+        yield from_lines(
+            "not_entered",
+            lines,
             rank_class="hang",
             ranks=ranks,
             what=f"{who(ranks)} did not make the first call of a group in time: the others wait for the id that it "
             "publishes there",
             why=f"{lines[0].place}: {lines[0].message[:200]}",
-            lines=tuple(lines),
             evidence={"waiting_ranks": sorted({entry.rank for entry in lines if entry.rank is not None} - set(ranks))},
-            collect=COLLECT["hang"],
         )
 
 
@@ -202,15 +185,15 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
     cause, ranks = _difference(calls)
     sides = "; ".join(f"rank {call.rank} calls {call.op} {call.shape and f'[{call.shape}]'} {call.dtype}".strip()
                       for call in calls[:4])  # fmt: skip
-    yield Candidate(
-        cause=cause,
-        kind="hang",
+    yield from_lines(
+        cause,
+        lines,
         rank_class="mismatch",
         ranks=ranks,
         what=f"Ranks called different collectives at the same place: {sides}",
         why=f"{lines[0].place}: TORCH_DISTRIBUTED_DEBUG=DETAIL compared the calls",
-        lines=tuple(lines),
         evidence={"calls": {str(call.rank): f"{call.op} {call.shape} {call.dtype}" for call in calls[:16]}},
+        collect=(),
     )
 
 
@@ -228,21 +211,18 @@ def _difference(calls: Sequence[Call]) -> tuple[str, tuple[int, ...]]:
 
 def _stuck(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("watchdog_stuck"))
-    ranks = tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+    ranks = ranks_of(lines)
     stuck_s = next((found for entry in lines if (found := entry.number("stuck_s"))), None)
     if lines and not any(book.of("watchdog_timeout")):
-        yield Candidate(
-            cause="watchdog_stuck",
-            kind="hang",
+        yield from_lines(
+            "watchdog_stuck",
+            lines,
             rank_class="hang",
-            ranks=(),
             what=f"The watchdog thread of {ranks_text(ranks)} was blocked for "
             f"{f'{stuck_s} s' if stuck_s else 'too long'} in a CUDA call or waiting for Python's GIL",
             why=f"{lines[0].place}: no timeout of a call was reported, so the rank that caused it is unknown",
-            lines=tuple(lines),
             is_proven=False,
             evidence={"ranks_with_blocked_watchdog": list(ranks)},
-            collect=COLLECT["hang"],
         )
 
 
@@ -256,19 +236,17 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
     spoke = book.spoke
     missing = tuple(rank for rank in range(min(size, 4096)) if rank not in waiting and rank not in spoke)
     missing = missing if len(missing) < len(waiting) and not spoke - waiting else ()
-    yield Candidate(
-        cause="not_entered" if missing else "all_entered",
-        kind="hang",
+    yield from_lines(
+        "not_entered" if missing else "all_entered",
+        lines,
         rank_class="hang",
         ranks=missing,
         what=f"{who(sorted(waiting), 'a rank')} waited {(lines[0].number('timeout_ms') or 0) / 1e3:.0f} s "
         "for a message of gloo that did not come"
         + (f", and {who(missing).lower()} printed nothing" if missing else ""),
         why=f"{lines[0].place}: {lines[0].message[:120]}",
-        lines=tuple(lines),
         is_proven=False,
         evidence={"waiting_ranks": sorted(waiting)},
-        collect=COLLECT["hang"],
     )
 
 
@@ -277,16 +255,13 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
     lines = list(book.of("watchdog_timeout", "call_timeout"))
     lines = [entry for entry in lines if standing(entry, book) != "survived"]
     if lines:
-        waiting = sorted({entry.rank for entry in lines if entry.rank is not None})
-        yield Candidate(
-            cause="all_entered",
+        waiting = list(ranks_of(lines))
+        yield from_lines(
+            "all_entered",
+            lines[:20],
             kind="hang",
             rank_class="hang" if any(entry.kind == "watchdog_timeout" for entry in lines) else "victim",
-            ranks=(),
             what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for whom",
-            why=lines[0].quoted,
-            lines=tuple(lines[:20]),
             is_proven=False,
             evidence={"waiting_ranks": waiting},
-            collect=COLLECT["hang"],
         )

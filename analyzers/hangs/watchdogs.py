@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from analyzers.causes import COLLECT
 from analyzers.hangs.mismatches import Mismatch, compare_calls, is_sized
-from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.run.recorded_calls import Call
 from analyzers.wording import ranks_text
@@ -213,20 +212,17 @@ def _candidate(
 ) -> Candidate:
     waiting = [rank for rank in sorted(members) if rank not in ranks]
     first = min(members.values(), key=lambda wait: wait.rank)
-    return Candidate(
-        cause=cause,
-        kind="hang",
+    return from_lines(
+        cause, tuple(wait.entry for wait in members.values()),
         rank_class="mismatch" if cause.startswith("mismatch") else "hang",
         ranks=tuple(ranks),
         what=what,
         why=why if ":" in why else f"{first.entry.place}: {why}",
-        lines=tuple(wait.entry for wait in members.values()),
         is_proven=is_proven,
         evidence={
             "op": first.op, "seq": first.seq, "waiting_ranks": waiting[:64], "silent_s": round(first.ran_s, 1),
             "numbers": {str(rank): wait.seq for rank, wait in sorted(members.items())[:32]},
         },
-        collect=COLLECT["hang"],
     )  # fmt: skip
 
 

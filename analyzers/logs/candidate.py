@@ -1,19 +1,26 @@
-"""A possible cause that lines of a log name: what it is, whose, and how sure that is."""
+"""A possible cause that lines of a log name: what it is, whose, and how sure that is.
+
+from_lines("link_down", lines, rank_class="network", what="The network link ib0 of gpu-01 went down")
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from analyzers.causes import COLLECT
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.wording import ranks_text
 
-__all__ = ["PRECEDENCE", "Candidate", "who"]
+__all__ = ["PRECEDENCE", "Candidate", "from_lines", "host_in", "named_by", "ranks_of", "who"]
 
 PRECEDENCE = ("host", "own", "mismatch", "death", "hang", "network", "numerics", "late", "victim")
 """host: kernel or scheduler. own: a process names its own cause. late: an error that is no proof, because of when it
 came. The first class that has a candidate is the verdict's; within a class the earliest line."""
+_KINDS = {"mismatch": "hang", "hang": "hang", "numerics": "non_finite"}
+"""Kind of finding by class; of every other class it is `rank_lost`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +43,45 @@ class Candidate:
         """Order of candidates: class, proof, time."""
         first = min((book.position(entry) for entry in self.lines), default=len(book.lines))
         return (PRECEDENCE.index(self.rank_class), not self.is_proven, first)
+
+
+def from_lines(
+    cause: str,
+    lines: Sequence[LogLine],
+    *,
+    rank_class: str,
+    what: str,
+    ranks: Sequence[int] = (),
+    kind: str = "",
+    why: str = "",
+    is_proven: bool = True,
+    severity: str = "critical",
+    evidence: Mapping[str, Any] = MappingProxyType({}),
+    collect: tuple[str, ...] | None = None,
+) -> Candidate:
+    """The cause that these lines name. By default the first line is quoted, and its class tells kind and commands."""
+    kind = kind or _KINDS.get(rank_class, "rank_lost")
+    if collect is None:
+        collect = COLLECT["hang"] if kind == "hang" else COLLECT.get(cause, ())
+    return Candidate(
+        cause=cause, kind=kind, rank_class=rank_class, ranks=tuple(ranks), what=what, why=why or lines[0].quoted,
+        lines=tuple(lines), is_proven=is_proven, severity=severity, evidence=evidence, collect=collect,
+    )  # fmt: skip
+
+
+def ranks_of(lines: Iterable[LogLine]) -> tuple[int, ...]:
+    """Ranks that printed the lines."""
+    return tuple(sorted({entry.rank for entry in lines if entry.rank is not None}))
+
+
+def named_by(lines: Iterable[LogLine]) -> tuple[int, ...]:
+    """Ranks that the lines list."""
+    return tuple(sorted({rank for entry in lines for rank in entry.ranks()}))
+
+
+def host_in(lines: Iterable[LogLine]) -> str | None:
+    """The first host that a line is of."""
+    return next((entry.host for entry in lines if entry.host), None)
 
 
 def who(ranks: Sequence[int], otherwise: str = "a rank that the log does not name") -> str:
