@@ -3,8 +3,8 @@
     hang = with_stuck_device(hang, world)
 
 1. Looked at are the oldest open calls of every dumped rank in each of its groups, of operations that nobody leaves
-   before all have entered. The hang analyzer has found no rank that stayed away (`all_entered`), or only ranks without
-   a dump (`not_seen`).
+   before all have entered. The hang analyzer has found no rank that stayed away (`all_entered`), only ranks without a
+   dump (`not_seen`), or the same devices, of which the dumps tell that they started the call.
 2. A member that has no open call up to that number, and later ones or a completed one at it, has completed it. So the
    call's data had arrived everywhere.
 3. So what keeps the members that have it open is their own: a kernel that does not end, a GPU that is gone, a watchdog
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from analyzers.finding import Finding
-from analyzers.hangs.culprits import TOGETHER
-from analyzers.hangs.dumped_view import DumpedWorld
+from analyzers.hangs.dumped_world import DumpedWorld
 from analyzers.hangs.wait_graph import oldest_calls, waits_of
 from analyzers.run.recorded_calls import Call
 from analyzers.wording import ranks_text, sentence
+from store.readers.recorded_call import TOGETHER
 
 __all__ = ["with_calls_of_each", "with_stuck_device"]
 
@@ -45,10 +45,11 @@ class _LeftCall:
 
 def with_stuck_device(hang: Finding, world: DumpedWorld) -> Finding:
     """The finding with cause `device_stuck` where other members completed the call; unchanged otherwise."""
-    if hang.cause not in ("all_entered", "not_seen"):
+    if hang.cause not in ("all_entered", "not_seen", "device_stuck"):
         return hang
     left = _fewest(_left_calls(world), (hang.evidence.get("process_group"), hang.evidence.get("seq")))
-    return _with(hang, world, left) if left else hang
+    is_it = hang.cause != "device_stuck" or {rank for one in left for rank in one.stuck} == set(hang.ranks)
+    return _with(hang, world, left) if left and is_it else hang
 
 
 def _left_calls(world: DumpedWorld) -> list[_LeftCall]:
@@ -105,7 +106,7 @@ def _with(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Findi
 def _completed(world: DumpedWorld, call: Call, rank: int) -> bool:
     """True if a dumped member completed the call: it reached it, and no call up to it is open."""
     view, seq = world.view.ranks.get(rank), world.view.last_seq.get((call.group, rank), -1)
-    if view is None or (call.group, rank) not in world.recorded or seq < call.seq:
+    if view is None or seq < call.seq:
         return False
     return not any(own.group == call.group and own.seq <= call.seq for own in view.calls)
 
@@ -116,7 +117,7 @@ def _is_in(world: DumpedWorld, call: Call, rank: int, completed: Sequence[int]) 
     if view is None or not any((own.group, own.seq) == (call.group, call.seq) for own in view.calls):
         return False
     newest_ns = max(world.view.ranks[other].last_ns for other in completed)
-    return not world.clock_is_known or world.dumped_ns[rank] >= newest_ns
+    return not world.clock_is_known or world.rows.dumped_ns[rank] >= newest_ns
 
 
 def with_calls_of_each(hang: Finding, world: DumpedWorld) -> Finding:

@@ -40,11 +40,9 @@ from analyzers.hangs.mismatches import (
 from analyzers.hangs.wait_graph import WaitGraph, commonest_call, cycle_of, oldest_calls
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
+from store.readers.recorded_call import TOGETHER
 
-__all__ = ["TOGETHER", "HangCause", "cause_of_mismatch", "find_culprits"]
-
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
-"""Operations that no rank leaves before all have entered."""
+__all__ = ["HangCause", "cause_of_mismatch", "find_culprits"]
 
 _PHASE_CAUSES = {
     "data": "data", "checkpoint": "checkpoint", "evaluate": "evaluate", "eval": "evaluate", "compile": "compile",

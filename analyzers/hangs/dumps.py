@@ -20,7 +20,7 @@ from analyzers.finding import Finding, Status
 from analyzers.hangs.analyze import hang_of_attempt
 from analyzers.hangs.completed_elsewhere import with_calls_of_each, with_stuck_device
 from analyzers.hangs.culprits import find_culprits
-from analyzers.hangs.dumped_view import DumpedWorld, assemble
+from analyzers.hangs.dumped_world import DumpedWorld, dumped_world
 from analyzers.hangs.wait_graph import WaitGraph
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
@@ -39,7 +39,7 @@ def judge_dumps(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, A
     dumps = _read(found)
     if not dumps:
         return [_insufficient("no dump could be read")], _facts(name, [], None, found)
-    world = assemble(dumps)
+    world = dumped_world(dumps)
     return _findings(world, dumps), _facts(name, dumps, world, found)
 
 
@@ -83,7 +83,7 @@ def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
     if hang.cause == "not_seen":
         hang = _before_unseen(world) or hang
     if hang.cause == "not_seen":
-        missing = [rank for rank in hang.evidence["unseen_ranks"] if rank in world.undumped]
+        missing = [rank for rank in hang.evidence["unseen_ranks"] if rank in world.rows.undumped]
         where = hang.evidence.get("op", "a collective")
         unsure = f"whether {ranks_text(missing)} entered {where} is unknown without a dump"
         return [_lost(world, missing, hang), _insufficient(unsure)]
@@ -111,7 +111,7 @@ def _hang(world: DumpedWorld) -> Finding | None:
     blame = find_culprits(world.view)
     if blame.cause == "busy":
         return None  # no rank waits in a call
-    certain = blame.cause.startswith("mismatch") or bool(world.timed_out)
+    certain = blame.cause.startswith("mismatch") or bool(world.rows.timed_out)
     reference_ns = max(world.reference_ns, world.view.last_ns + 1)
     policies = [StallPolicy()] + ([StallPolicy(floor_s=0.0)] if certain or not world.clock_is_known else [])
     log = EventLog([])
@@ -120,9 +120,9 @@ def _hang(world: DumpedWorld) -> Finding | None:
     if found is None:
         return None
     evidence = dict(found.evidence) | {
-        "ranks_without_dump": list(world.undumped[:MAX_LISTED]),
-        "ranks_that_lost_records": list(world.dropped)[:MAX_LISTED],
-        "timed_out_ranks": list(world.timed_out[:MAX_LISTED]),
+        "ranks_without_dump": list(world.rows.undumped[:MAX_LISTED]),
+        "ranks_that_lost_records": list(world.rows.dropped)[:MAX_LISTED],
+        "timed_out_ranks": list(world.rows.timed_out[:MAX_LISTED]),
     }
     if not world.clock_is_known:
         evidence |= {"silent_s": None, "limit_s": None}
@@ -135,7 +135,7 @@ def _hang(world: DumpedWorld) -> Finding | None:
         doubts.append("The duration is unknown: the files' times are not those of the dumps.")
     if found.cause == "all_entered" and blame.call is not None and blame.call.host_only:
         doubts.append("Which devices started it is not in these dumps: TORCH_NCCL_ENABLE_TIMING=1 records it.")
-    if found.cause == "all_entered" and found.evidence.get("process_group") in world.unlisted:
+    if found.cause == "all_entered" and found.evidence.get("process_group") in world.rows.unlisted:
         doubts.append("A rank without a dump may be missing instead: these dumps do not list the members of the group.")
     status: Status = "suspect" if doubts else "fired"
     return replace(found, status=status, attempt=None, evidence=evidence, summary=" ".join([found.summary, *doubts]))
@@ -148,12 +148,12 @@ def _skewed(world: DumpedWorld, hang: Finding) -> bool:
     place = (hang.evidence.get("process_group"), hang.evidence.get("seq"))
     calls = [call for view in world.view.ranks.values() for call in view.calls]
     issued = [call.issue_ns for call in calls if (call.group, call.seq) == place]
-    dumped = [world.dumped_ns[rank] for rank in hang.ranks if rank in world.dumped_ns]
+    dumped = [world.rows.dumped_ns[rank] for rank in hang.ranks if rank in world.rows.dumped_ns]
     return bool(issued and dumped) and max(dumped) < min(issued)
 
 
 def _apart_s(world: DumpedWorld) -> float:
-    return (max(world.dumped_ns.values()) - min(world.dumped_ns.values())) / 1e9
+    return (max(world.rows.dumped_ns.values()) - min(world.rows.dumped_ns.values())) / 1e9
 
 
 def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
@@ -180,7 +180,7 @@ def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
 
 def _absent(world: DumpedWorld) -> list[Finding]:
     """Ranks without a dump that no rank is known to wait for."""
-    absent = world.undumped
+    absent = world.rows.undumped
     if not absent:
         return []
     return [_insufficient(f"there is no dump of {ranks_text(absent)}")]
@@ -195,12 +195,12 @@ def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, foun
         "dumps": {
             "versions": sorted({dump.version for dump in dumps}),
             "entries": sum(dump.num_entries for dump in dumps),
-            "ranks_without_dump": list(world.undumped[:1000]) if world else [],
+            "ranks_without_dump": list(world.rows.undumped[:1000]) if world else [],
         },
         "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
     }
     if world is not None:
-        worst = sorted(world.dropped.items(), key=lambda item: -item[1])
+        worst = sorted(world.rows.dropped.items(), key=lambda item: -item[1])
         facts["dropped_records"] = {f"of rank {rank}": count for rank, count in worst[:8]}
         if len(worst) > 8:
             facts["dropped_records"][f"of {len(worst) - 8} more ranks"] = sum(count for _, count in worst[8:])

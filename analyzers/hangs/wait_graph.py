@@ -56,8 +56,12 @@ class WaitGraph:
 
     def _members_behind(self, group: str, seq: int) -> frozenset[int]:
         if (group, seq) not in self._behind:
-            last_seq, members = self._view.last_seq, self._view.members.get(group, ())
-            self._behind[group, seq] = frozenset(m for m in members if last_seq.get((group, m), -1) < seq)
+            view = self._view
+            self._behind[group, seq] = frozenset(
+                member
+                for member in view.members.get(group, ())
+                if view.last_seq.get((group, member), -1) < seq and view.may_have_entered.get((group, member), -1) < seq
+            )
         return self._behind[group, seq]
 
     def _partner(self, call: Call) -> set[int]:

@@ -5,14 +5,14 @@
     oldest_open_step(source, attempt=0, cut_ns=now_ns)     # where the devices are; hosts may be hundreds of steps ahead
 
 The host runs ahead of a device, so a call that it has enqueued is not one that its rank has come to. What NCCL's
-profiler plugin recorded tells the two apart; without it nothing is known, and nothing is here.
+profiler plugin recorded, or a flight recorder that times calls, tells the two apart; else nothing is known or here.
 """
 
 from __future__ import annotations
 
 from analyzers.source import Source, missing_tables
 
-__all__ = ["Place", "device_groups", "oldest_open_step", "queued_calls"]
+__all__ = ["Place", "device_groups", "device_places", "oldest_open_step", "queued_calls"]
 
 Place = tuple[int, str, str, int | None]
 """Rank, group, send or recv or neither, peer."""
@@ -28,6 +28,15 @@ def device_groups(source: Source, attempt: int) -> frozenset[str]:
         [attempt, attempt],
     )
     return frozenset(str(group) for (group,) in rows)
+
+
+def device_places(source: Source, attempt: int) -> frozenset[tuple[int, str]]:
+    """Rank and group, where it is recorded which of its calls the rank's device has started."""
+    groups = device_groups(source, attempt)
+    if not groups:
+        return frozenset()
+    rows = source.rows("SELECT DISTINCT rank, process_group FROM nccl_groups WHERE attempt = ?", [attempt])
+    return frozenset((int(rank), str(group)) for rank, group in rows if group in groups)
 
 
 def queued_calls(source: Source, attempt: int, cut_ns: int) -> dict[Place, int]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analyzers.run.device_calls import device_groups, queued_calls
+from analyzers.run.device_calls import device_places, queued_calls
 from analyzers.source import Source, lacking
 from analyzers.wording import group_text
 
@@ -117,18 +117,21 @@ class RecordedCalls:
     """Ranks of whose calls it is not known which they were: the names that they refer to were lost."""
 
 
-def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -> RecordedCalls:
-    """Read the calls from `since_step` on as of `cut_ns` (epoch nanoseconds); empty without a table of collectives."""
+def recorded_calls(source: Source, attempt: int, since_step: int | None, cut_ns: int) -> RecordedCalls:
+    """Read the calls from `since_step` on as of `cut_ns` (epoch nanoseconds); empty without a table of collectives.
+
+    Calls of dumps belong to no step: without `since_step` all are read.
+    """
     found = RecordedCalls()
     if not source.has("collectives"):
         return found
     rows = source.rows(
-        """
+        f"""
         SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
                peer, max(seq), max(seq) FILTER (end_ns <= ?), max(CASE WHEN end_ns <= ? THEN end_ns ELSE issue_ns END)
-        FROM collectives WHERE attempt = ? AND step >= ? AND issue_ns <= ? GROUP BY ALL
+        FROM collectives WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? GROUP BY ALL
         """,
-        [cut_ns, cut_ns, attempt, since_step, cut_ns],
+        [cut_ns, cut_ns, attempt, cut_ns],
     )
     done: dict[tuple[Any, ...], int] = {}
     for rank, group, is_p2p, direction, peer, seq, done_seq, last_ns in rows:
@@ -142,7 +145,7 @@ def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -
         key = (rank, group, direction, peer if is_p2p else None)
         done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
     unnamed = source.rows(
-        f"SELECT DISTINCT rank FROM collectives WHERE attempt = ? AND step >= ? AND {_UNNAMED}", [attempt, since_step]
+        f"SELECT DISTINCT rank FROM collectives WHERE attempt = ? AND {_since(since_step)} AND {_UNNAMED}", [attempt]
     )
     found = replace(found, unnamed=frozenset(int(rank) for (rank,) in unnamed))
     in_flight = _in_flight(source, attempt, since_step, cut_ns, done)
@@ -151,13 +154,17 @@ def recorded_calls(source: Source, attempt: int, since_step: int, cut_ns: int) -
     return found
 
 
+def _since(step: int | None) -> str:
+    return "true" if step is None else f"step >= {step}"
+
+
 def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
     """Keep the calls that devices have started, in groups on devices; those only enqueued become `queued`."""
-    groups = device_groups(source, attempt)
+    known = device_places(source, attempt)
     for rank in _on_cuda(source, attempt) & found.in_flight.keys():
         place = found.in_flight[rank]
-        place.calls = [call if call.group in groups else replace(call, host_only=True) for call in place.calls]
-    if not groups:
+        place.calls = [call if (rank, call.group) in known else replace(call, host_only=True) for call in place.calls]
+    if not known:
         return
     first = queued_calls(source, attempt, cut_ns)
     for (rank, group, op, peer), seq in first.items():
@@ -172,7 +179,7 @@ def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCall
         behind: dict[Any, Call] = {}
         for call in place.calls:
             key = (rank, call.group, call.op if call.is_p2p else "", call.peer if call.is_p2p else None)
-            if call.group not in groups:
+            if (rank, call.group) not in known:
                 kept.append(call)
             elif call.seq < first.get(key, call.seq + 1):
                 kept.append(replace(call, on_device=True))
@@ -189,7 +196,7 @@ def _on_cuda(source: Source, attempt: int) -> set[int]:
 
 
 def _in_flight(
-    source: Source, attempt: int, since_step: int, cut_ns: int, done: Mapping[tuple[Any, ...], int]
+    source: Source, attempt: int, since_step: int | None, cut_ns: int, done: Mapping[tuple[Any, ...], int]
 ) -> dict[int, CallsInFlight]:
     """Calls in flight by rank: the oldest of each group or peer, and their number.
 
@@ -203,10 +210,11 @@ def _in_flight(
                CASE WHEN op IN ('send', 'recv') THEN peer END, max(seq), count(*), arg_min(row(
                    seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step), seq, {KEPT_CALLS})
         FROM collectives
-        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND seq IS NOT NULL
+        WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?)
+          AND seq IS NOT NULL
         GROUP BY ALL
         """,
-        [attempt, since_step, cut_ns, cut_ns],
+        [attempt, cut_ns, cut_ns],
     )
     found: dict[int, CallsInFlight] = {}
     for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
@@ -216,7 +224,8 @@ def _in_flight(
         if newest < done_seq:
             continue
         if oldest[0][0] < done_seq:
-            oldest = _beyond(source, (attempt, since_step, cut_ns, cut_ns, rank, group, done_seq), direction, partner)
+            of_rank = (attempt, cut_ns, cut_ns, rank, group, done_seq)
+            oldest = _beyond(source, since_step, of_rank, direction, partner)
         place.calls += [_call(rank, group, fields) for fields in oldest]
         place.number += number
     return found
@@ -231,14 +240,14 @@ def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
 
 
 def _beyond(
-    source: Source, place: tuple[Any, ...], direction: str | None, partner: int | None
+    source: Source, since_step: int | None, place: tuple[Any, ...], direction: str | None, partner: int | None
 ) -> list[tuple[Any, ...]]:
     """Oldest open calls of a rank in a group after the newest completed one."""
     same = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
     return source.rows(
         f"""
         SELECT seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step FROM collectives
-        WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
+        WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
           AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {same} ORDER BY seq LIMIT {KEPT_CALLS}
         """,
         [*place, *([] if direction is None else [direction, partner])],
@@ -246,7 +255,7 @@ def _beyond(
 
 
 def differing_calls(
-    source: Source, attempt: int, since_step: int, cut_ns: int, numbers: Collection[tuple[str, int]]
+    source: Source, attempt: int, since_step: int | None, cut_ns: int, numbers: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], tuple[Call, ...]]:
     """Calls of all ranks, ended or not, by (group, number), for those of `numbers` in which the ranks' calls differ."""
     if not numbers:
@@ -255,7 +264,8 @@ def differing_calls(
         f"""
         WITH wanted AS (
             SELECT *, coalesce(process_group, '') AS of_group FROM collectives
-            WHERE attempt = ? AND step >= ? AND issue_ns <= ? AND op NOT IN ('send', 'recv') AND NOT {_UNNAMED}
+            WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? AND op NOT IN ('send', 'recv')
+              AND NOT {_UNNAMED}
               AND (coalesce(process_group, ''), seq) IN ({", ".join(["(?, ?)"] * len(numbers))})
         ), odd AS (
             SELECT of_group, seq FROM wanted GROUP BY ALL HAVING count(DISTINCT row(op, dtype, bytes, shape)) > 1
@@ -263,7 +273,7 @@ def differing_calls(
         SELECT rank, of_group, row(seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step)
         FROM wanted SEMI JOIN odd USING (of_group, seq) ORDER BY rank
         """,
-        [attempt, since_step, cut_ns, *(part for number in numbers for part in number)],
+        [attempt, cut_ns, *(part for number in numbers for part in number)],
     )
     found: dict[tuple[str, int], list[Call]] = {}
     for rank, group, fields in rows:
@@ -273,17 +283,17 @@ def differing_calls(
 
 
 def call_order(
-    source: Source, attempt: int, since_step: int, cut_ns: int
+    source: Source, attempt: int, since_step: int | None, cut_ns: int
 ) -> tuple[dict[tuple[str, CallSite], frozenset[CallSite]], dict[str, CallSite]]:
     """Order and newest call of each group's collectives, from its first member: all run the same program."""
     if not source.has("collectives"):
         return {}, {}
     rows = source.rows(
-        """
+        f"""
         WITH newest AS (
             SELECT rank, process_group, seq,
                    row(op, coalesce(caller, ''), coalesce(nullif(shape, ''), CAST(bytes AS VARCHAR), '')) AS site
-            FROM collectives WHERE attempt = ? AND step >= ? AND end_ns <= ? AND op NOT IN ('send', 'recv')
+            FROM collectives WHERE attempt = ? AND {_since(since_step)} AND end_ns <= ? AND op NOT IN ('send', 'recv')
         ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
         SELECT DISTINCT process_group, site, next_site FROM (
             SELECT process_group, site, lead(site) OVER by_seq AS next_site
@@ -291,7 +301,7 @@ def call_order(
             WINDOW by_seq AS (PARTITION BY process_group ORDER BY seq)
         )
         """,
-        [attempt, since_step, cut_ns],
+        [attempt, cut_ns],
     )
     following: dict[tuple[str, CallSite], set[CallSite]] = {}
     newest: dict[str, CallSite] = {}

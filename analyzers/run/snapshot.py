@@ -102,6 +102,8 @@ class AttemptView:
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     last_seq: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Newest number of a collective that a rank entered, by (group, rank)."""
+    may_have_entered: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """The number up to which a rank is not awaited, by (group, rank): the records of its calls there were lost."""
     last_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
     """Newest number of a p2p call, by (rank, send or recv, peer)."""
     queued: Mapping[tuple[str, int], int] = field(default_factory=dict)
@@ -149,9 +151,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     stood_still_ns = _stood_still(source, attempt, log)
     cut_ns = min(_cut(source, attempt, log), stood_still_ns or NEVER_NS)
     median_ns, longest_ns = _steps(source, attempt, views, cut_ns)
-    since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
-    _spans(source, attempt, views, since_step, cut_ns)
-    since_step = min(since_step, oldest_open_step(source, attempt, cut_ns) or since_step)
+    since_step = _first_step(source, attempt, views, cut_ns)
     calls = recorded_calls(source, attempt, since_step, cut_ns)
     for rank, last_ns in calls.last_ns.items():
         view = views.get(rank, RankView(rank=rank))
@@ -167,7 +167,8 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         )
     in_flight = {(c.group, c.seq) for view in views.values() for c in (*view.calls, *view.unwaited) if not c.is_p2p}
     numbers = sorted(in_flight)[:MAX_NUMBERS]
-    next_calls, newest_calls = call_order(source, attempt, since_step - ORDER_STEPS, cut_ns)
+    before = None if since_step is None else since_step - ORDER_STEPS
+    next_calls, newest_calls = call_order(source, attempt, before, cut_ns)
     _process_states(log, attempt, views, cut_ns, closed_until_ns=stood_still_ns or NEVER_NS)
     world_size = max([len(views), *(size for _, size in identities.values())])
     last_ns = max((view.last_ns for view in views.values()), default=0)
@@ -189,6 +190,15 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         | (ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns) - views.keys()),
         stood_still_ns=stood_still_ns,
     )
+
+
+def _first_step(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> int | None:
+    """The step from which calls are read, with the spans that are open since; None where no steps are recorded."""
+    since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
+    _spans(source, attempt, views, since_step, cut_ns)
+    if not source.has("steps"):
+        return None
+    return min(since_step, oldest_open_step(source, attempt, cut_ns) or since_step)
 
 
 def first_end_ns(log: EventLog, attempt: int) -> int | None:

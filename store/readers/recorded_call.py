@@ -12,6 +12,7 @@ __all__ = [
     "MAX_INT",
     "MAX_RANKS",
     "NO_EVENTS",
+    "TOGETHER",
     "GroupKey",
     "Ranks",
     "Recorded",
@@ -52,6 +53,8 @@ MAX_INT = 2**62
 _P2P = re.compile(r"(send|recv) (\d{1,7})(?:->|<-)(\d{1,7})$")
 _NUMBER = re.compile(r"\d{1,7}")
 NO_EVENTS = ("gloo",)
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all", "alltoall", "all_reduce_barrier")
+"""Operations that no rank leaves before all have entered."""
 _OPS = {
     "_all_gather_base": "all_gather", "all_gather_single": "all_gather", "_broadcast_oop": "broadcast",
     "_reduce_oop": "reduce", "_reduce_scatter_base": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",

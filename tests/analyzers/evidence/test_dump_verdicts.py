@@ -313,6 +313,19 @@ def test_whoever_stops_is_the_one_who_is_named(tmp_path_factory: pytest.TempPath
         assert named in ([], [(culprit,)])
 
 
+def test_a_skipped_call_is_named_by_the_order_of_the_calls_before(tmp_path: Path) -> None:
+    job = Job(4)
+    for _ in range(6):
+        job.collective("all_reduce", state="completed")
+        job.collective("all_gather", state="completed")
+    job.collective("all_reduce", state="completed")
+    job.collective("all_gather", ranks=[0, 1, 3])
+    job.collective("all_reduce", ranks=[2])
+    hang = hang_of(job.write(tmp_path))
+    assert (hang.cause, hang.ranks, hang.status) == ("skipped", (2,), "fired")
+    assert "Rank 2 skipped all_gather #14" in hang.summary
+
+
 def test_a_call_that_others_completed_is_a_stuck_device(tmp_path: Path) -> None:
     job = Job(4)
     job.steps(5)
