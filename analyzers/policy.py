@@ -36,9 +36,9 @@ class SharedPolicy:
     been printed late. Source: convention."""
     trend_values: int = 5
     """Values (count) that show a rhythm, a trend or their noise. Source: convention."""
-    many_peers: int = 8
-    """Ranks of a group, blocks or samples (count) from which their spread is a robust estimate; of fewer ranks it is
-    their largest deviation."""
+    many_values: int = 8
+    """Values (count) from which their level and spread are robust estimates: ranks of a group, blocks, samples. Of
+    fewer ranks the spread is their largest deviation."""
     minor_ratio: float = 1 / 3
     """Part of a whole below which it is a side effect (ratio). Source: a rank short of CPU is slow in everything."""
     explained_ratio: float = 0.5
@@ -63,20 +63,20 @@ class SharedPolicy:
     """Value / the usual or planned one from which it stands out (ratio): transfers of a ring vary by 10 to 20 %, and a
     plan assumes half of the devices' peak. Source: convention."""
     doubled_factor: float = 2.0
-    """Value / the usual or former one from which it has clearly grown (ratio). Source: convention."""
+    """Value / the usual or former one, or that of the others, from which it is clearly larger (ratio). Source:
+    convention."""
     clear_factor: float = 3.0
     """Value / the usual one that needs no other evidence (ratio): a transfer that costs little yet, a learning rate
     (warm-up grows by less per step), an expert's load, a switch's latency, the age of a save. Source: convention."""
     beyond_factor: float = 1.4
     """Effect / the largest that any rank, group or window shows elsewhere."""
     beyond_few_factor: float = 2.0
-    """The same where few are there to compare with, or where the effect is over. Also a time over the usual one from
-    which one rank is named."""
+    """The same where few are there to compare with, or where the effect is over."""
     min_excess_ms: float = 0.3
     """Smallest excess per step (ms): below, the grain of the timer and the scheduler is measured."""
     min_share_ratio: float = 0.005
-    """Smallest clear excess as a share of the whole step: one in a part of it that takes next to no time costs
-    nothing."""
+    """Smallest excess as a share of the whole, of a step or a level (ratio): one in a part of a step that takes next to
+    no time costs nothing."""
     min_gain_ratio: float = 0.01
     """Part of the time from which its loss is worth acting on (ratio). Source: convention."""
     min_change_ratio: float = 0.02
@@ -86,8 +86,7 @@ class SharedPolicy:
     """Part of the time or of a size from which a cost that a setting avoids, or a growth, matters (ratio). Ranks that
     share cores are late for each other by a few percent. Source: convention."""
     window_samples: int = 20
-    """Newest samples of gradients or experts (count) that are judged, and steps below which a save is not old. Source:
-    convention."""
+    """Newest samples of gradients or experts (count) that are judged. Source: convention."""
     slow_change_steps: int = 200
     """Newest steps (count) over which a slow change is read: an allocator fills in the first hundred, the noise scale
     grows tenfold in them. Source: measured."""

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import pairwise
 
 from analyzers.analysis import Analysis
+from analyzers.checkpoints.policy import SaveAgePolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.run.not_recorded import missing, not_recorded
@@ -106,7 +107,9 @@ def _failed(source: Source, tier: str) -> Finding | None:
     )
 
 
-def _age(source: Source, newest_step: int, interval: float | None) -> Finding | None:
+def _age(
+    source: Source, newest_step: int, interval: float | None, policy: SaveAgePolicy = SaveAgePolicy()
+) -> Finding | None:
     steps = [
         step
         for (step,) in source.rows(
@@ -121,7 +124,7 @@ def _age(source: Source, newest_step: int, interval: float | None) -> Finding | 
         return None
     last = max((step for step in steps if step <= newest_step), default=0)
     age = newest_step - last
-    if age < max(SHARED.clear_factor * usual, SHARED.window_samples):
+    if age < max(SHARED.clear_factor * usual, policy.min_steps):
         return None
     ((lost_s,),) = source.rows(
         "SELECT sum(took) / 1e9 FROM (SELECT median(duration_ns) AS took FROM steps "

@@ -1,4 +1,4 @@
-"""The failure rate that is assumed without failures."""
+"""The failure rate that is assumed without failures, and the age at which a save is old."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from analyzers.policy import SHARED
 
-__all__ = ["FailurePolicy"]
+__all__ = ["FailurePolicy", "SaveAgePolicy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveAgePolicy:
+    """When a run has gone too long without a save."""
+
+    min_steps: int = 20
+    """Steps since the last save (count) below which it is not old, however short the interval. Source: convention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class GradientOutlierDetector:
 
     def _judge(self, peaks: Sequence[float], rises: Row | None) -> GradientOutlier | None:
         policy = self.policy
-        if rises is None or len(self._rises) < SHARED.many_peers:
+        if rises is None or len(self._rises) < SHARED.many_values:
             return None
         spread = max(sigma(np.stack(self._rises), center=0.0), policy.min_sigma)
         limit = min(max(math.log(policy.min_ratio), policy.min_sigmas * spread), math.log(policy.max_ratio))

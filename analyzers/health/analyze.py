@@ -189,7 +189,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
                median(load_1m), max(num_cpus)
         FROM health WHERE device = 'host' GROUP BY node ORDER BY node
         """,
-        [SHARED.doubled_factor],
+        [policy.crowded_load_ratio],
     ):
         is_trend = rate is not None and rate < 0 and over_s >= policy.disk_rate_over_s
         soon_s = newest / -rate if newest is not None and is_trend else None

@@ -25,6 +25,9 @@ class HealthPolicy:
     """Time (seconds) until the disk is full at the present rate. Source: convention; time to act."""
     disk_rate_over_s: float = 120.0
     """Seconds of readings before a rate counts. Source: convention; one checkpoint being written is no trend."""
+    crowded_load_ratio: float = 2.0
+    """Load of a host / its CPUs from which processes wait for a core (ratio). Source: convention; every core has a
+    second process ready to run."""
     disk_latency_s: float = 0.1
     """Time of a read or write (seconds), from which a disk is slow. Source: convention; solid-state disks take below
     0.001 s, spinning ones 0.01 s, and several times that under load."""

@@ -140,7 +140,7 @@ def _least_rise(lowest: _Lowest, policy: DivergencePolicy, *, is_signed: bool) -
     """Smallest rise over the lowest block, in the scale of the blocks."""
     if not is_signed:
         return math.log1p(policy.rise_ratio)
-    return SHARED.beyond_few_factor * lowest.range_before if lowest.number >= SHARED.many_peers else math.inf
+    return SHARED.beyond_few_factor * lowest.range_before if lowest.number >= SHARED.many_values else math.inf
 
 
 def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest) -> bool:

@@ -92,7 +92,7 @@ class WhySpike:
         if not self.ranks:
             return f"{jump} The losses of single ranks are not recorded."
         largest = self.ranks[0]
-        if largest.jump_ratio > SHARED.beyond_few_factor / len(self.ranks):
+        if largest.jump_ratio > SHARED.doubled_factor / len(self.ranks):
             return f"{jump} Rank {largest.rank} accounts for {100 * largest.jump_ratio:.0f} % of the rise."
         return f"{jump} All {len(self.ranks)} data-parallel ranks rose about equally."
 

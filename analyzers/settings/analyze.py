@@ -182,9 +182,9 @@ def _compression(run: _Run) -> Advice:
             "steps.",
             {"compression_error_ratio": round(error, 4), "num_samples": count},
         )
-    if count < 2 * SHARED.many_peers:
+    if count < 2 * SHARED.many_values:
         return None
-    first, last = median(errors[: SHARED.many_peers]), median(errors[-SHARED.many_peers :])
+    first, last = median(errors[: SHARED.many_values]), median(errors[-SHARED.many_values :])
     if last < SHARED.doubled_factor * first:
         return None
     return (

@@ -122,7 +122,7 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
     of = start.by_rank[piece]
     slowest = max(of, key=lambda rank: of[rank])
     usual = median(seconds for rank, seconds in of.items() if rank != slowest) if len(of) > 1 else of[slowest]
-    alone = of[slowest] >= SHARED.beyond_few_factor * usual and of[slowest] - usual >= policy.rank_s
+    alone = of[slowest] >= SHARED.doubled_factor * usual and of[slowest] - usual >= policy.rank_s
     # The first step of the others is the waiting for the slow one.
     alone = alone and piece != "launch"
     whom = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""

@@ -61,7 +61,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
     middle = np.median(values, axis=1, keepdims=True)
     clipped = middle + np.clip(values - middle, -SHARED.outlier_sigmas * sigma, SHARED.outlier_sigmas * sigma)
     limit = 1.5 + math.sqrt(2 * math.log(values.size))
-    if num_rows < SHARED.many_peers:
+    if num_rows < SHARED.many_values:
         limit = max(policy.min_sigmas_few, limit)
     scores, onsets = _scan(clipped, [(1, sigma)])
     suspected = np.flatnonzero(scores >= limit)
@@ -118,7 +118,7 @@ def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
     flat = values.copy()
     for row in rows:
         onset = int(onsets[row])
-        mirrored = [row] if len(values) >= SHARED.many_peers else list(range(len(values)))
+        mirrored = [row] if len(values) >= SHARED.many_values else list(range(len(values)))
         flat[mirrored, onset:] -= flat[mirrored, onset:].mean(axis=1, keepdims=True)
         flat[mirrored, :onset] -= flat[mirrored, :onset].mean(axis=1, keepdims=True)
     return flat
@@ -178,7 +178,7 @@ def _judge(
     others = np.delete(change, row)
     # Upwards only: among few peers the excess of the others falls as that of one grows.
     spread = max(0.0, float(np.max(others)))
-    beyond = SHARED.beyond_factor if len(values) >= SHARED.many_peers else SHARED.beyond_few_factor
+    beyond = SHARED.beyond_factor if len(values) >= SHARED.many_values else SHARED.beyond_few_factor
     if effect < policy.min_effect_ratio or agreement < SHARED.agreement_ratio or effect < beyond * spread:
         return None
     if effect < _precedent(clipped, row, onset, length):

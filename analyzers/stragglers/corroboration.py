@@ -146,7 +146,7 @@ def attribute(
         return Attribution(cause="sequence_length", confirmed=True)
     if cause != "compute" or not counters.on_cpu or counters.cpu_ms is None:
         return Attribution(cause=cause)
-    is_waiting = is_waiting and (counters.cpu_ratio or 0.0) < SHARED.doubled_factor - 1
+    is_waiting = is_waiting and 1 + (counters.cpu_ratio or 0.0) < SHARED.doubled_factor
     if counters.cpu_ms + waits_of_work_ms >= SHARED.explained_ratio * excess_ms:
         return Attribution(cause=cause, confirmed=True, is_waiting=is_waiting)
     if counters.major_faults is not None and counters.major_faults >= policy.paging_faults:

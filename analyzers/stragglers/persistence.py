@@ -111,7 +111,7 @@ def _has_precedent(excess: Matrix, segment: Segment, found: list[Segment], polic
 def _smallest(policy: PersistencePolicy, scale: int, num_rows: int) -> float:
     if num_rows == 2:
         return policy.lone_effect_ratio
-    weak = scale == max(policy.scales) and num_rows >= SHARED.many_peers
+    weak = scale == max(policy.scales) and num_rows >= SHARED.many_values
     return policy.weak_effect_ratio if weak else policy.min_effect_ratio
 
 
@@ -182,7 +182,7 @@ def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
     if len(others) < 2:
         return 0.0, False
     middles = np.median(others, axis=1)
-    if len(others) + 1 < SHARED.many_peers:
+    if len(others) + 1 < SHARED.many_values:
         return 0.0, effect < SHARED.beyond_few_factor * float(np.max(np.abs(middles)))
     # A handful of peers gives a poor estimate: seven ranks give it to a third.
     uncertain = 1 + 2 / len(others)
