@@ -13,7 +13,9 @@ coarser, because several groups are taken together. Of long runs every k-th step
 
 Where ranks ran on nodes of which nothing is here, the late one may be among them: nothing is split.
 
-Ranks on GPUs whose steps were not stamped have no waits in their steps: their calls give shares (`device_shares`).
+Ranks on GPUs whose steps were not stamped have no waits in their steps. Their calls give shares (`device_shares`): when
+communication was in flight, and the least that a rank waited in it. While none was in flight the device worked or was
+idle: own time, in a phase that is not known. While one was, it may have computed hidden or not: not divided further.
 """
 
 from __future__ import annotations
@@ -24,13 +26,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
-from analyzers.account.device_shares import DeviceShares, device_shares
-from analyzers.account.device_timings import has_device_calls, is_stamped
+from analyzers.account.device_timings import device_rows, has_device_calls, is_stamped
 from analyzers.account.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
 from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.snapshot import attempts
-from analyzers.source import READ_CALLS, READ_STEPS, Ints, Source, every_kth, ints, missing_tables
+from analyzers.source import READ_CALLS, READ_STEPS, Ints, Source, every_kth, floats, ints, missing_tables
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]
 
@@ -189,3 +190,46 @@ def pipelines(source: Source) -> list[tuple[int, list[int]]]:
         """
     )
     return [(attempt, [int(rank) for rank in ranks]) for attempt, ranks in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShares:
+    """Shares of a rank's step time without checkpoints and evaluations; they add up to 1."""
+
+    data: float
+    """Loading that made the rank later than its peers."""
+    device: float
+    """No communication in flight."""
+    in_flight: float
+    """Communication in flight, hidden behind computing or not."""
+    waiting: float
+    """Waiting for others in communication, at least."""
+
+
+def device_shares(source: Source, attempt: int, *, since_step: int = 0) -> dict[int, DeviceShares]:
+    """By rank. Pure."""
+    table = device_rows(source, attempt, since_step=since_step)
+    rows = source.rows(
+        """
+        SELECT rank, sum(greatest(end_ns - greatest(issue_ns, coalesce(before_ns, issue_ns)), 0))::DOUBLE / 1e6 FROM (
+            SELECT rank, issue_ns, end_ns, max(end_ns) OVER (PARTITION BY rank ORDER BY issue_ns, end_ns
+                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns
+            FROM collectives WHERE attempt = ? AND step >= ? AND end_ns >= issue_ns AND rank >= 0)
+        GROUP BY rank
+        """,
+        [attempt, since_step],
+    )
+    in_flight = {int(rank): float(ms) for rank, ms in rows}
+    ranks = ints(table["rank"])
+    found = {}
+    for rank in np.unique(ranks).tolist():
+        own = ranks == rank
+        total, waiting, data = (float(floats(table[name])[own].sum()) for name in ("duration", "wait", "data"))
+        if total <= 0:
+            continue
+        busy = min(max(in_flight.get(rank, 0.0), waiting), total - data)
+        found[rank] = DeviceShares(
+            data=data / total, device=(total - data - busy) / total, in_flight=(busy - waiting) / total,
+            waiting=waiting / total,
+        )  # fmt: skip
+    return found

@@ -23,11 +23,9 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.causes import CAUSES
+from analyzers.deaths.device_evidence import with_cuda_memory, with_xids
 from analyzers.deaths.exclusions import exclusions
-from analyzers.deaths.exhausted_memory import with_cuda_memory
-from analyzers.deaths.kernel_fault import with_xids
-from analyzers.deaths.launcher_loss import launcher_lost, spare_nodes_lost
-from analyzers.deaths.node_loss import node_lost
+from analyzers.deaths.lost_hosts import launcher_lost, node_lost, spare_nodes_lost
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.rank_lost import ON_PURPOSE, rank_lost
 from analyzers.deaths.resume_mismatch import resume_mismatches

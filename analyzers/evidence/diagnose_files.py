@@ -19,10 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from analyzers.diagnose import Diagnosis, conclude
-from analyzers.evidence.earlier_attempts import earlier_ends, ended_text
 from analyzers.evidence.joining import join
 from analyzers.evidence.log_findings import analyze as judge_logs
-from analyzers.evidence.outcome import outcome_of
+from analyzers.evidence.outcome import earlier_ends, ended_text, outcome_of
 from analyzers.evidence.plugin_records import judge_rows, not_in_logs
 from analyzers.evidence.printed_steps import judge_steps
 from analyzers.evidence.program_records import ReadPrograms

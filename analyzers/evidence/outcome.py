@@ -1,7 +1,10 @@
-"""How a log ends that names no cause: finished, still running where it was cut, or ended without a reason.
+"""How a log ends that names no cause: finished, still running where it was cut, or ended without a reason; and how the
+attempts before the last one ended.
 
 outcome = outcome_of(book, logs, steps)
 outcome.ended, outcome.text       # "finished", "The job finished: ..."
+earlier_ends(book)                # [{"cause": "preempted", "host": "n1", "line": "slurm-1.log:30"}, ...]
+ended_text(book, findings, "finished")    # "finished, after 2 earlier attempts: preempted (n1), node_failed (n3)"
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.deaths.logged_hosts import host_of, limited_by
+from analyzers.finding import Finding
 from analyzers.logs.log_events import LogBook
 from store.readers.logs.prefix import clean
 from store.readers.logs.scan import ReadLog
 
-__all__ = ["Outcome", "is_at_end", "outcome_of"]
+__all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "outcome_of"]
 
 END_LINES = 15
 _FAILURE = re.compile(
@@ -27,6 +32,9 @@ _FAILURE = re.compile(
 """Words of a failure, as people write them: such a line is quoted, and nothing is concluded from it."""
 NEAR_END_LINES = 12
 """Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation."""
+
+_SAME_END_LINES = 10
+"""Lines of one end stand this close: of each node and step of the job, and of srun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +113,33 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
     if all(row.get("is_counted") for row in rows):
         return f"{num:,} printed line{'s' * (num != 1)} of a step{loss}. "
     return f"{num:,} printed step{'s' * (num != 1)} to step {rows[-1]['step']:,}{loss}. "
+
+
+def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
+    """Attempts after which the job began again, as schedulers and launchers report them, one entry each."""
+    found: list[dict[str, str | None]] = []
+    last: tuple[str, str, int] | None = None
+    for entry in sorted(book.earlier, key=lambda entry: (entry.source, entry.line)):
+        cause, host = limited_by(entry), host_of(entry) or None
+        if not cause:
+            continue
+        is_same = last is not None and last[:2] == (entry.source, cause) and entry.line - last[2] <= _SAME_END_LINES
+        last = (entry.source, cause, entry.line)
+        if not is_same:
+            found.append({"cause": cause, "host": host, "line": entry.place})
+        elif found[-1]["host"] is None:
+            found[-1]["host"] = host
+    return found
+
+
+def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
+    """End of the last attempt, as far as the logs show, and of those before it."""
+    is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
+    is_dead |= ended != "finished" and any(book.of_role("exception", "death"))
+    text = "not in the logs" if is_dead else ended
+    before = earlier_ends(book)
+    if not before:
+        return text
+    causes = ", ".join(f"{end['cause']}{f' ({host})' if (host := end['host']) else ''}" for end in before)
+    attempts = "an earlier attempt" if len(before) == 1 else f"{len(before)} earlier attempts"
+    return f"{text}, after {attempts}: {causes}"

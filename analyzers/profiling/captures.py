@@ -7,6 +7,8 @@
 A suspect and its peer profile the same steps. What the suspect's operators take longer, by self time, is
 where it is slow; where it waits less is not shown. An operator that is not in the peer's list is taken to need as much
 there as the last one of that list, so an excess is never overstated.
+
+`capture_line(diagnosis.run["captures"][0])` is "rank 3, steps 40 to 44: step 81 ms, compute 60 ms; traces/..."
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from analyzers.wording import is_number
 from probes.tape import event_kinds
 from store.readers.trace_operators import BETWEEN
 
-__all__ = ["EVENTS", "against_peer", "captures"]
+__all__ = ["EVENTS", "against_peer", "capture_line", "captures"]
 
 EVENTS = (event_kinds.PROFILE_REQUESTED, event_kinds.PROFILE_CAPTURED, event_kinds.PROFILE_SUMMARY)
 MAX_CAPTURES = 1000
 MAX_SHOWN = 3
 Key = tuple[str, str, bool]
+
+_PARTS = {"step": "step", "compute": "compute", "exposed": "exposed communication", "idle": "idle"}
 
 
 def captures(log: EventLog) -> list[dict[str, Any]]:
@@ -119,3 +123,18 @@ def _of_request(log: EventLog, attempt: int, rank: int, request: int) -> Event |
 def _summary(log: EventLog, attempt: int, path: str) -> Event | None:
     found = [one for one in log.of(event_kinds.PROFILE_SUMMARY, attempt=attempt) if path and one.text("path") == path]
     return found[-1] if found else None
+
+
+def capture_line(capture: Mapping[str, Any]) -> str:
+    """Rank, steps, parts of a step or why they are not known, and the trace."""
+    steps = f"rank {capture.get('rank')}, steps {capture.get('first_step')} to {capture.get('last_step')}"
+    given: Any = capture.get("parts_ms")
+    parts: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    known = [f"{text} {parts[key]:.3g} ms" for key, text in _PARTS.items() if is_number(parts.get(key))]
+    problem = capture.get("problem")
+    if known:
+        about = ", ".join(known) + (f" ({problem})" if problem else "")
+    else:
+        about = str(problem or "not read")
+    where = capture.get("path") if capture.get("is_kept") else "removed, beyond profiler.budget_mb"
+    return f"{steps}: {about}. {where}"

@@ -9,13 +9,13 @@ The HTML report and the dashboard show the same ones. Each package of `analyzers
 
 from __future__ import annotations
 
+import html
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 
 import plotly.graph_objects as go
 
 from analyzers.figures.moment import moment
-from analyzers.figures.not_drawn import not_drawn
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
@@ -58,3 +58,11 @@ def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
             yield Drawing(title=told["title"], figure=go.Figure(told["figure"]))
     except (PluginError, ValueError) as error:
         yield not_drawn(f"plug-in {plugin.name}", str(error))
+
+
+def not_drawn(whose: str, reason: str) -> Drawing:
+    """An empty figure that says why; `whose`: the analysis or the plug-in."""
+    figure = go.Figure()
+    figure.add_annotation(text=html.escape(reason)[:300], showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    figure.update_layout(height=120, xaxis_visible=False, yaxis_visible=False)
+    return Drawing(title=f"Figure of {whose} could not be drawn", figure=figure)

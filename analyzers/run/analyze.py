@@ -1,27 +1,36 @@
-"""Record coverage: missing ranks, and missing tables or columns that leave checks undecided.
+"""Record coverage: missing ranks, missing tables or columns, records that are not on the disk, times without `watch`.
 
     findings = record_coverage(store, Scope())          # kind records, status insufficient_data
 
 A check without a finding means something only where its input was recorded. The analyses report what they lack
 themselves; this reports what is missing without an analysis that would notice, a column of NULLs included.
+
+1. Records that `watch` could not sync are read here, and a power cut may lose them. It writes an event for the first
+   file that each kind of error concerns, so more ranks than the named may be concerned. Links are no records.
+2. `watch` reads its host once a second: a gap between two readings, or after the last one, is a time without it. A gap
+   counts if ranks of that host began and finished steps in it, over at least `StallPolicy.unwatched_s`. Hosts with few
+   readings are left out: nothing is known of their watch.
 """
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.run.elsewhere import ranks_not_here
+from analyzers.run.event_log import EventLog
 from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.unsynced import unsynced_records
-from analyzers.run.unwatched import unwatched_times
+from analyzers.run.policy import StallPolicy
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking, missing_tables
 from analyzers.wording import ranks_text, sentence
 from probes.tape import event_kinds
+from probes.tape.safe_open import LINK, NOT_PLAIN
 
-__all__ = ["ANALYSES", "record_coverage"]
+__all__ = ["ANALYSES", "record_coverage", "unsynced_records", "unwatched_times"]
 
 _READ_COLUMNS = {
     "steps": (
@@ -36,6 +45,29 @@ _READ_COLUMNS = {
     "health": (("node",), "The host of a reading is unknown"),
 }
 """Columns that several analyses read, and the consequence where one holds nothing but NULL."""
+
+_RANK = re.compile(r"^tapes/attempt-\d{1,9}/rank-(\d{1,9})\b")
+_NODE = re.compile(r"^tapes(?:/node-| of node )(\d{1,9})\b")
+
+_GAPS = """
+    WITH readings AS (
+        SELECT node, sample_ns, lead(sample_ns) OVER (PARTITION BY node ORDER BY sample_ns) AS next_ns
+        FROM health WHERE device = 'host'
+    ), frequent AS (
+        SELECT node FROM readings GROUP BY node
+        HAVING count(*) >= ? AND median(next_ns - sample_ns) <= ?
+    )
+    SELECT node, sample_ns, next_ns FROM readings
+    WHERE node IN (SELECT node FROM frequent) AND (next_ns IS NULL OR next_ns - sample_ns > ?)
+    ORDER BY node, sample_ns
+"""
+_STEPS = """
+    SELECT s.attempt, min(s.step), max(s.step), min(s.start_ns), max(s.start_ns + s.duration_ns)
+    FROM steps s WHERE s.start_ns > ? AND s.start_ns + s.duration_ns < ?
+    AND (s.attempt, s.rank) IN (SELECT (attempt, rank) FROM ranks WHERE host = ?)
+    GROUP BY s.attempt
+"""
+_NEVER = 1 << 62
 
 
 def record_coverage(source: Source, scope: Scope) -> list[Finding]:
@@ -110,6 +142,54 @@ _insufficient = partial(Finding.insufficient, "coverage", "records")
 def unjudged(source: Source, scope: Scope) -> list[Finding]:
     """Records that are missing, and analyses that failed while the run was live."""
     return [*record_coverage(source, scope), *live_failures(source, scope)]
+
+
+def unsynced_records(source: Source) -> list[Finding]:
+    """At most one finding of kind `records`."""
+    events = EventLog.load(source, (event_kinds.HEALTH_FAILED,)).all()
+    reasons = [event.text("reason") for event in events if event.text("source") == "tape"]
+    reasons = [reason for reason in reasons if LINK not in reason and NOT_PLAIN not in reason]
+    if not reasons:
+        return []
+    ranks = sorted({int(found[1]) for reason in reasons if (found := _RANK.match(reason))})
+    nodes = sorted({int(found[1]) for reason in reasons if (found := _NODE.match(reason))})
+    named = [*([ranks_text(ranks)] if ranks else []), *(f"node {node}" for node in nodes[:3])]
+    which = f", those of {', '.join(named)} among them" if named else ""
+    return [
+        Finding.insufficient(
+            "coverage",
+            "records",
+            f"Watch could not sync records to the disk{which}, so a power cut may lose them: look for disk "
+            "errors with `dmesg`, and copy the run's folder to another one.",
+            evidence={"reasons": reasons[:10]},
+        )
+    ]
+
+
+def unwatched_times(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
+    """One finding of kind `records` for each attempt with such a time, about the longest."""
+    policy = policy or StallPolicy()
+    needed = {"health": ("node", "device", "sample_ns"), "ranks": ("host",)}
+    if scope.is_live or missing_tables(source, *needed, "steps") or lacking(source, **needed):
+        return []
+    gap_ns = int(policy.unwatched_s * 1e9)
+    longest: dict[int, tuple[int, str, int, int]] = {}
+    for node, begin, end in source.rows(_GAPS, [SHARED.history, int(policy.sign_of_life_s * 1e9), gap_ns]):
+        found = source.rows(_STEPS, [begin, end or _NEVER, node])
+        for attempt, first, last, from_ns, to_ns in found:
+            if to_ns - from_ns > max(gap_ns, longest.get(attempt, (0,))[0]):
+                longest[attempt] = (to_ns - from_ns, str(node), first, last)
+    return [
+        Finding.insufficient(
+            "coverage",
+            "records",
+            f"Nothing watched the ranks on {node} from step {first} to {last} ({length_ns / 1e9:.0f} s): "
+            "a rank that hung or stopped then was not reported.",
+            attempt=attempt,
+        )
+        for attempt, (length_ns, node, first, last) in sorted(longest.items())
+        if scope.attempt in (None, attempt)
+    ]
 
 
 ANALYSES = (Analysis(kinds=("records",), run=unjudged, records="sampled"),)

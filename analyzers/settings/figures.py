@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+
+from plotly.graph_objects import Figure
 
 from analyzers.checkpoints import figures as checkpoints
 from analyzers.communication import figures as communication
 from analyzers.data import figures as data
 from analyzers.figures import numbers
-from analyzers.figures import startup as startup_figure
+from analyzers.figures.theme import SEQUENCE, new_figure
 from analyzers.figures.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.pipeline import figures as pipeline
@@ -20,13 +22,18 @@ __all__ = ["FIGURES"]
 Figures = Sequence[Callable[[Source, Finding], Iterator[Drawing]]]
 
 
+MAX_RANKS = 32
+_WORDS = {"launch": "launch", "imports": "processes and imports", "setup": "model, data, groups",
+          "first_step": "first step, beyond a usual one"}  # fmt: skip
+
+
 def startup(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The parts of a start, rank by rank."""
     if lacking(source, steps=("start_ns",), ranks=("wall_ns",), events=("wall_ns",)):
         return
     start = next((one for one in measure(source) if one.attempt == (finding.attempt or 0)), None)
     if start is not None and start.by_rank:
-        figure = startup_figure.draw(start.by_rank, set(finding.ranks))
+        figure = _pieces(start.by_rank, set(finding.ranks))
         yield Drawing(title="The start, piece by piece", figure=figure)
 
 
@@ -45,6 +52,28 @@ def configuration(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Figures of what a setting affects."""
     for draw in _OF_SETTING.get(finding.cause, ()):
         yield from draw(source, finding)
+
+
+def _pieces(by_rank: Mapping[str, Mapping[int, float]], accused: Set[int] = frozenset()) -> Figure:
+    """Seconds, stacked in the order in which they come; of many ranks those that took longest, the slowest on top."""
+    total: dict[int, float] = {}
+    for of in by_rank.values():
+        for rank, seconds in of.items():
+            total[rank] = total.get(rank, 0.0) + seconds
+    ranks = sorted(total, key=lambda rank: (rank not in accused, -total[rank]))[:MAX_RANKS]
+    figure = new_figure(height=int(140 + 24 * len(ranks)), x="seconds", barmode="stack")
+    names = [f"<b>rank {rank}</b>" if rank in accused else f"rank {rank}" for rank in ranks]
+    for number, (piece, words) in enumerate(_WORDS.items()):
+        of = by_rank.get(piece, {})
+        if of:
+            figure.add_bar(
+                y=names, x=[of.get(rank, 0.0) for rank in ranks], name=words, orientation="h", width=0.7,
+                marker={"color": SEQUENCE[number], "line": {"width": 0}},
+                hovertemplate="%{y}: %{x:.3g} s " + words + "<extra></extra>",
+            )  # fmt: skip
+    figure.update_xaxes(ticksuffix=" s")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure
 
 
 _OF_SETTING: Mapping[str, Figures] = {

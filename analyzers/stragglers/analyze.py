@@ -42,8 +42,6 @@ from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.cpu_comparison import core_waits, find_more_work
 from analyzers.stragglers.device_comparison import load_device
 from analyzers.stragglers.device_or_host import late_side
-from analyzers.stragglers.host_gaps import host_gap
-from analyzers.stragglers.named_phase import named_phase
 from analyzers.stragglers.onset import with_onset, without_delays
 from analyzers.stragglers.past_comparison import find_slower_than_before
 from analyzers.stragglers.peer_comparison import (
@@ -52,14 +50,12 @@ from analyzers.stragglers.peer_comparison import (
     within_step_growth,
     without_side_effects,
 )
-from analyzers.stragglers.place_onset import with_place_onset
-from analyzers.stragglers.place_texts import PLACE_TEXTS, phase_text
+from analyzers.stragglers.place_onset import with_place_onset, with_unstamped_onset
 from analyzers.stragglers.policy import StragglerPolicy
-from analyzers.stragglers.slow_line import slow_line
 from analyzers.stragglers.slow_link_findings import slow_link_findings
+from analyzers.stragglers.slow_place import PLACE_TEXTS, host_gap, named_phase, phase_text, slow_line
 from analyzers.stragglers.suspects import Suspect, suspects, with_device
 from analyzers.stragglers.throughput import throughput_drops
-from analyzers.stragglers.unstamped_onset import with_unstamped_onset
 from analyzers.wording import ranks_text, sentence
 from probes.step_clock import GAPS
 from probes.tape import event_kinds

@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.stragglers.corroboration import REASONS
-from analyzers.stragglers.place_texts import PLACE_TEXTS, phase_text
+from analyzers.stragglers.slow_place import PLACE_TEXTS, phase_text
 from analyzers.wording import is_number, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]

@@ -1,4 +1,4 @@
-"""Onset of a rank that is slow in one place, from that phase or gap alone.
+"""Onset of a rank that is slow in one place, from that phase or gap alone, or between two stamped steps of a GPU.
 
     slow = with_place_onset(timings, slow, peers, core_waits)      # slow.first_step: 26 instead of 41
 
@@ -12,6 +12,10 @@ the excess, and took nothing like it before, that dates it.
    counts for one level at most.
 3. It stands only where the excess before was calm: its noise and its usual value are below the level by
    `onset_sigmas`.
+
+On GPUs whose short steps are stamped one in N, calls are recorded in every step: how long the peers waited for the rank
+dates the rise between the last stamped step that was not slow and the first that was (`with_unstamped_onset`). It
+begins where they wait for more than halfway between the waits of these two.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ import numpy as np
 from analyzers.account.timings import Matrix, Timings, others_median
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
+from analyzers.source import Source
+from analyzers.stragglers.arrivals import waits_ms
 from analyzers.stragglers.peer_comparison import Straggler, complete, num_steps_of
 
-__all__ = ["dated_at", "with_place_onset"]
+__all__ = ["dated_at", "with_place_onset", "with_unstamped_onset"]
 
 _LEAST = 5
 """Observations before the onset whose spread is known."""
@@ -74,3 +80,22 @@ def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
         first_step=int(timings.steps[begin]),
         num_steps=sum(num_steps_of(timings.steps, part) for part in segments),
     )
+
+
+def with_unstamped_onset(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
+    """The rank with the step from which its peers wait for it; unchanged where every step was measured."""
+    begin = slow.segments[0].begin
+    if begin == 0 or slow.first_step != int(timings.steps[begin]) or not source.has("collectives"):
+        return slow
+    last_good, first_bad = int(timings.steps[begin - 1]), int(timings.steps[begin])
+    if first_bad - last_good <= 1:
+        return slow
+    others = [rank for rank in peers if rank != slow.rank]
+    waited = waits_ms(source, timings.attempt, others, slow.rank, last_good, first_bad)
+    halfway = (waited.get(first_bad, 0.0) + waited.get(last_good, 0.0)) / 2
+    if waited.get(first_bad, 0.0) <= halfway:
+        return slow
+    onset = first_bad
+    while onset - 1 > last_good and waited.get(onset - 1, 0.0) > halfway:
+        onset -= 1
+    return replace(slow, first_step=onset)

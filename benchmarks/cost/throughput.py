@@ -40,7 +40,7 @@ import torch.multiprocessing as mp
 from rich.console import Console
 from rich.table import Table
 
-from analyzers.health.device_peaks import peak_flops_per_s
+from analyzers.health.utilisation import peak_flops_per_s
 from benchmarks.cost.bare_loop import BareLoop, Job
 from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install, uninstall

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from analyzers.health.device_peaks import peak_flops_per_s
+from analyzers.health.utilisation import peak_flops_per_s
 from benchmarks.gpu.check import Check, Place, Result, failed, not_here, passed, run_script
 from probes.collectives.nccl_plugin.build import BuildError, library
 from probes.tape.rundir import RunDir

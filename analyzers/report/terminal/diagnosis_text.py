@@ -16,7 +16,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.policy import SHARED
-from analyzers.profiling.capture_lines import capture_line
+from analyzers.profiling.captures import capture_line
 from analyzers.report.terminal.trace_table import render_ranks
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.diagnose import diagnose
-from analyzers.run.unsynced import unsynced_records
+from analyzers.run.analyze import unsynced_records
 from analyzers.verdict.verdict import LISTED_BELOW
 from probes.tape import event_kinds
 from probes.tape.safe_open import LINK

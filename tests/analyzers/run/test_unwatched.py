@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from analyzers.finding import Finding
-from analyzers.run.unwatched import unwatched_times
+from analyzers.run.analyze import unwatched_times
 from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import assert_plain

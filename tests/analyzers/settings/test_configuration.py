@@ -9,8 +9,7 @@ from rich.console import Console
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding
-from analyzers.health.device_peaks import peak_flops_per_s
-from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
+from analyzers.health.utilisation import flops_per_token, mfu, peak_flops_per_s, why_not_judged
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.scope import Scope
 from analyzers.settings.analyze import RULES, configuration

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from analyzers.stragglers.host_gaps import host_gap
 from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.slow_place import host_gap
 from tests.analyzers.memory_store import MemoryStore
 
 MS = 1_000_000

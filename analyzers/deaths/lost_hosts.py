@@ -1,11 +1,15 @@
-"""Launchers that were killed or crashed, with the ranks that ended because of it.
+"""Nodes that were lost and launchers that were killed or crashed, with the ranks that ended because of it.
 
-1. `watch` recorded that the launcher of its node was gone, and which ranks had not closed then.
-2. A rank that had ended of something else `DeathPolicy.before_launcher_s` before is the cause instead, as is a
-   standstill that `watch` had reported: a launcher of a hanging job is killed for that. Nothing is reported here.
-3. The checkpoint that these ranks saved on their way out is named, where they saved one. Others may have saved later
+1. `run.lost_nodes` says which node was lost: it is silent, and nothing of it recorded an end. Ends of other nodes'
+   ranks are a consequence.
+2. While the run lives only ranks whose end is recorded have ended of a lost node: others may still wait for it, and
+   their launchers or a hang's limits free them.
+3. `watch` recorded that the launcher of its node was gone, and which ranks had not closed then. A rank that had ended
+   of something else `DeathPolicy.before_launcher_s` before is the cause instead, as is a standstill that `watch` had
+   reported: a launcher of a hanging job is killed for that. Nothing is reported here.
+4. The checkpoint that these ranks saved on their way out is named, where they saved one. Others may have saved later
    for another reason, and gone on to later steps: neither is told of this launcher.
-4. A node without a rank in the attempt (one that joined too late, or a spare) takes nothing with it: that is a remark.
+5. A node without a rank in the attempt (one that joined too late, or a spare) takes nothing with it: that is a remark.
 """
 
 from __future__ import annotations
@@ -16,13 +20,40 @@ from dataclasses import replace
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.rank_lost import rank_lost
 from analyzers.finding import Finding
-from analyzers.run.endings import Death
+from analyzers.run.endings import Death, stopped_ranks
 from analyzers.run.event_log import EventLog
+from analyzers.run.lost_nodes import lost_node
 from analyzers.run.snapshot import AttemptView
-from analyzers.wording import listed, ranks_text, sentence
+from analyzers.wording import counted, listed, ranks_text, sentence
 from probes.tape import event_kinds
 
-__all__ = ["launcher_lost", "spare_nodes_lost"]
+__all__ = ["launcher_lost", "node_lost", "spare_nodes_lost"]
+
+
+def node_lost(
+    view: AttemptView, log: EventLog, deaths: Sequence[Death], again: str, *, is_live: bool = False
+) -> Finding | None:
+    """The finding of an attempt that lost a node; None where none was lost, or a rank had failed before."""
+    lost = lost_node(view, log, deaths)
+    if lost is None:
+        return None
+    node, ranks = lost.integer("node_rank"), tuple(sorted(lost.integers("ranks")))
+    silent_s = lost.number("silent_s") or 0.0
+    step = view.step
+    ended = {death.rank for death in deaths} | stopped_ranks(view, log) if is_live else set(view.ranks)
+    others = sorted((ended & set(view.ranks)) - set(ranks))
+    summary = sentence(
+        f"node {node} was lost {'before the first step' if step is None else f'at step {step}'}: {ranks_text(ranks)}, "
+        "its launcher and its watch stopped at once, without a record of an end, and did not report again"
+    )
+    victims = f"{counted(len(others), 'other rank')} ended because of it"
+    summary += f" {sentence(victims)}" if others else ""
+    evidence = {
+        "node_rank": node,
+        "silent_s": round(silent_s, 1),
+        "victims": others,
+    }
+    return rank_lost(view, "node_failed", summary, evidence, step=step, again=again, ranks=ranks)
 
 
 def launcher_lost(

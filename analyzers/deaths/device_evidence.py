@@ -1,15 +1,15 @@
-"""Evidence for a rank that ran out of CUDA memory: its error's message, and the snapshot that it wrote before it ended.
+"""Evidence of the device for a rank's end: a fault in one of its kernels, or CUDA memory that ran out.
 
+    finding = with_xids(source, finding)
+    finding.evidence["xids"]                      # [43]: those of its device are of the same fault
     finding = with_cuda_memory(source, finding)
     finding.evidence["holders"]                   # ["process 4711: 118 GiB", ...] on the same device
     finding.evidence["largest_allocations"]       # ["model/attention.py:88 in forward: 12 GiB in 64 blocks", ...]
 
-1. The message is of the moment of the failure: its figures go before those of the snapshot.
+1. The error's message is of the moment of the failure: its figures go before those of the snapshot.
 2. A snapshot that was written after the stack had unwound does not list what filled the memory: its allocations are
    left out where the message counted twice as much.
-3. Where other processes hold the memory, the summary names them.
-
-A rank on a CPU, and one that was killed, has neither: nothing is added then.
+3. Where other processes hold the memory, the summary names them. A rank on a CPU, or that was killed, has neither.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.health.program_faults import ENDS, failed_with
+from analyzers.health.xids import is_of_program, xid_table
 from analyzers.memory.allocator_message import holders_text, memory_of_message, others_hold_it
 from analyzers.memory.snapshot_text import snapshot_evidence
 from analyzers.run.event_log import EventLog
@@ -25,9 +27,37 @@ from analyzers.source import Source, lacking
 from analyzers.wording import sentence, size_text
 from probes.tape import event_kinds
 
-__all__ = ["with_cuda_memory"]
+__all__ = ["with_cuda_memory", "with_xids"]
 
 _OF_UNWOUND = ("largest_allocations", "largest_site")
+
+
+def with_xids(source: Source, finding: Finding) -> Finding:
+    """The finding with the XIDs that its ranks caused; of a rank without an error, they are named in its summary."""
+    if finding.attempt is None or lacking(source, ranks=("device_uuid",)):
+        return finding
+    log = EventLog.load(source, (event_kinds.XID, *ENDS))
+    events = [
+        event for event in log.of(event_kinds.XID, attempt=finding.attempt) if is_of_program(event.integer("xid"))
+    ]
+    if not events:
+        return finding
+    rows = source.rows(
+        "SELECT device_uuid, list(DISTINCT rank) FROM ranks WHERE attempt = ? AND device_uuid IS NOT NULL GROUP BY ALL",
+        [finding.attempt],
+    )
+    devices = {str(uuid): ranks for uuid, ranks in rows}
+    own = set(finding.ranks)
+    codes = sorted(
+        {e.integer("xid") for e in events if own & set(failed_with(e, log, devices.get(e.text("device"), ())))}
+    )
+    if not codes:
+        return finding
+    summary = finding.summary
+    if finding.cause == "signal":
+        meaning = xid_table()["xid"][str(codes[0])]["meaning"].replace(";", ",").rstrip(".")
+        summary = f"{summary} Its GPU reported XID {codes[0]}: {meaning}."
+    return replace(finding, summary=summary, evidence={**finding.evidence, "xids": codes})
 
 
 def with_cuda_memory(source: Source, finding: Finding) -> Finding:

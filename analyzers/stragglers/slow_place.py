@@ -1,0 +1,129 @@
+"""The place in which a slow rank spends what its peers do not: phase, gap or line, and the words for it.
+
+    named_phase(source, attempt=0, slow=straggler, peers=[0, 1, 2])      # "reward", or ""
+    host_gap(source, attempt=0, slow=straggler, peers=[0, 1, 2])         # "after_optimizer", or ""
+    evidence |= slow_line(log, attempt=0, rank=1)      # {"line": "train.py:57 step", "line_share_ratio": 0.85, ...}
+
+1. The step's columns know forward, backward and optimizer; sampling completions or scoring them lies in a gap between
+   them. Spans tell which of them it is. Of two, one inside the other, the shorter says more.
+2. Calls tell that a rank on a GPU is slow, and not where. The host's gaps are known by its spans, and a host that
+   sleeps or computes between two phases makes its device late. But a loop that reads a value back waits there for its
+   device, and in a rank whose device is slow longer: a gap in which the peers spend time, too, names no place.
+3. `watch` samples stacks while a straggler is open: the line in which the rank stands most often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from analyzers.account.named_phases import KNOWN_KINDS, phase_name
+from analyzers.policy import SHARED
+from analyzers.run.event_log import EventLog
+from analyzers.run.recorded_calls import MAX_NAME
+from analyzers.source import Source
+from analyzers.stragglers.newest_steps import in_newest_steps
+from analyzers.stragglers.peer_comparison import Straggler
+from probes.step_clock import GAPS, PHASE_COLUMNS
+from probes.tape import event_kinds
+from probes.tape.schema import TABLES
+
+__all__ = ["PLACE_TEXTS", "host_gap", "named_phase", "phase_text", "slow_line"]
+
+_NAMES = [column.name.removesuffix("_ns") for column in TABLES["steps"].columns]
+_GAP_BEFORE = {kind: _NAMES[columns.gap] for kind, columns in PHASE_COLUMNS.items()}
+_TRANSFERS = ("send", "recv")
+
+PLACE_TEXTS = {
+    "forward": " in forward", "backward": " in backward", "optimizer": " in the optimizer",
+    "before_forward": " before the forward pass", "forward_to_backward": " between forward and backward",
+    "backward_to_optimizer": " between backward and the optimizer", "after_optimizer": " after the optimizer",
+}  # fmt: skip
+
+
+def named_phase(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
+    """Return the phase that holds a slow rank's excess over the mean of its peers; empty if none does."""
+    own, usual = in_newest_steps(source, attempt, slow, peers, _mean_ms)
+    least_ms = SHARED.agreement_ratio * slow.excess_ms
+    holding = [name for name in own if own[name] - usual.get(name, 0.0) >= least_ms]
+    return phase_name(min(holding, key=lambda name: own[name], default=""))
+
+
+def _mean_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> dict[str, float]:
+    """{name: own time of a step and rank}; a phase that is not in every step is as long as its mean over all."""
+    where = "attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) AND step BETWEEN ? AND ?"
+    scope = [attempt, list(ranks), first_step, last_step]
+    known = ", ".join(f"'{kind}'" for kind in KNOWN_KINDS)
+    ((num_steps,),) = source.rows(
+        f"SELECT count(DISTINCT (rank, step)) FROM steps WHERE {where} AND duration_ns IS NOT NULL", scope
+    )
+    rows = source.rows(
+        f"SELECT kind, sum(greatest(end_ns - start_ns - coalesce(wait_ns, 0), 0))::DOUBLE / 1e6 FROM spans "
+        f"WHERE {where} AND end_ns IS NOT NULL AND kind NOT IN ({known}) GROUP BY kind ORDER BY kind",
+        scope,
+    )
+    return {str(kind): ms / num_steps for kind, ms in rows} if num_steps else {}
+
+
+def slow_line(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
+    """Evidence from the newest `slow_line` event of a rank; empty where it was not sampled."""
+    found = [one for one in log.of(event_kinds.SLOW_LINE, attempt=attempt) if one.integer("slow_rank") == rank]
+    if not found or not found[-1].text("line"):
+        return {}
+    newest = found[-1]
+    return {
+        "line": newest.text("line")[:300],
+        "line_share_ratio": newest.detail.get("share_ratio"),
+        "line_share_of_peer_ratio": newest.detail.get("peer_share_ratio"),
+        "num_stack_samples": newest.integer("num_samples"),
+    }
+
+
+def host_gap(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
+    """Return the gap that holds a slow rank's excess on its host; empty if none does, or a device may cause it."""
+    own, usual = in_newest_steps(source, attempt, slow, peers, _median_gaps_ms)
+    excess = {gap: own[gap] - usual[gap] for gap in own if gap in usual}
+    if not excess:
+        return ""
+    place = max(excess, key=lambda gap: excess[gap])
+    is_enough = excess[place] >= SHARED.agreement_ratio * slow.excess_ms
+    return place if is_enough and usual[place] <= (1 - SHARED.agreement_ratio) * excess[place] else ""
+
+
+def _median_gaps_ms(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int
+) -> dict[str, float]:
+    """Gaps between the spans of phases and transfers, each named by the phase that follows, as the step clock does."""
+    names = "CASE kind " + " ".join(f"WHEN '{kind}' THEN '{gap}'" for kind, gap in _GAP_BEFORE.items()) + " END"
+    known = ", ".join(f"'{kind}'" for kind in (*_GAP_BEFORE, *_TRANSFERS))
+    sums = ", ".join(f"coalesce(sum(took) FILTER (gap = '{gap}'), 0) / 1e6 AS {gap}" for gap in GAPS)
+    rows = source.rows(
+        f"""
+        WITH bounds AS (
+            SELECT rank, step, start_ns AS begin_ns, start_ns + duration_ns AS finish_ns FROM steps
+            WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) AND step BETWEEN ? AND ?
+                  AND duration_ns IS NOT NULL
+            QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1),
+        parts AS (
+            SELECT rank, step, begin_ns, s.start_ns, s.end_ns, {names} AS gap
+            FROM spans s JOIN bounds USING (rank, step)
+            WHERE s.attempt = ? AND s.start_ns >= begin_ns AND s.end_ns <= finish_ns AND s.kind IN ({known})
+            UNION ALL SELECT rank, step, begin_ns, finish_ns, finish_ns, 'after_optimizer' FROM bounds),
+        gaps AS (
+            SELECT rank, step, greatest(0, start_ns - coalesce(max(end_ns) OVER former, begin_ns)) AS took,
+                   first_value(gap IGNORE NULLS) OVER (PARTITION BY rank, step ORDER BY start_ns, end_ns
+                       ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS gap,
+                   count(*) OVER (PARTITION BY rank, step) AS num_parts
+            FROM parts WINDOW former AS (PARTITION BY rank, step ORDER BY start_ns, end_ns
+                                         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
+        sums AS (SELECT rank, step, {sums} FROM gaps WHERE num_parts > 1 GROUP BY rank, step)
+        SELECT {", ".join(f"CAST(median({gap}) AS DOUBLE)" for gap in GAPS)} FROM sums
+        """,
+        [attempt, list(ranks), first_step, last_step, attempt],
+    )
+    return {gap: ms for gap, ms in zip(GAPS, rows[0], strict=True) if ms is not None}
+
+
+def phase_text(name: str) -> str:
+    """Words for a phase of the loop's own name."""
+    return f" in its phase {name[:MAX_NAME]}"
