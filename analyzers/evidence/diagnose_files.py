@@ -22,7 +22,7 @@ from analyzers.diagnose import Diagnosis, conclude
 from analyzers.evidence.joining import join
 from analyzers.evidence.log_findings import analyze as judge_logs
 from analyzers.evidence.outcome import earlier_ends, ended_text, outcome_of
-from analyzers.evidence.plugin_records import judge_rows, not_in_logs
+from analyzers.evidence.plugin_records import judge_rows
 from analyzers.evidence.printed_steps import judge_steps
 from analyzers.evidence.program_records import ReadPrograms
 from analyzers.finding import Finding
@@ -178,8 +178,6 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         ):
             findings["log"] = [Finding.insufficient("logs", "rank_lost", facts["logs"].pop("silence"))]
         facts["logs"].pop("silence", None)
-    if "plugin" in findings:
-        findings["plugin"] = not_in_logs(findings["plugin"], findings["log"])
     if files.by_format["flight_recorder"]:
         found = Survey(paths=files.by_format["flight_recorder"])
         findings["flight_recorder"], of_dumps = judge_dumps(found, name=name)

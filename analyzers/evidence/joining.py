@@ -12,6 +12,9 @@
 5. Stacks of the processes are evidence of the hang that dumps or logs show; alone they are a suspicion.
 6. A rank that was lost in a recorded run, and of which a log says how it ended, is one finding: that of the run, with
    the lines of the log and what only a log has, such as the text of an assertion in a kernel.
+7. A hang that a run recorded and that a log or dumps show too is one finding: that of the run, with theirs as evidence,
+   if they name one of its ranks or only suspect.
+8. What a plug-in's rows show, and the logs report too, is told once: by the lines.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ _CALL = ("op", "process_group", "seq", "caller", "waiting_ranks", "silent_s", "r
 def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """All findings, those of one event as one."""
     standing = [one for one in found.get("stacks", ()) if one.status == "suspect"]
-    joined = _joined({source: findings for source, findings in found.items() if source != "stacks" or not standing})
+    of_plugins = _not_in_logs(found.get("plugin", ()), found.get("log", ()))
+    others = {source: findings for source, findings in found.items() if source != "stacks" or not standing}
+    joined = _joined({**others, "plugin": of_plugins} if "plugin" in others else others)
     hang = next((one for one in joined if one.kind == "hang" and one.status in ("fired", "suspect")), None)
     if hang is None or not standing:
         return [*joined, *standing]
@@ -73,6 +78,7 @@ def _joined(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
 def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[Finding]:
     """All findings; `recorded` are those of runs, `read` those of files."""
     runs, files = list(recorded), list(read)
+    _join_hangs(runs, files)
     for logged in [one for one in files if one.kind == "rank_lost" and one.ranks and one.analyzer == ANALYZER]:
         same = [one for one in runs if one.kind == "rank_lost" and one.status == "fired" and one.ranks == logged.ranks]
         if not same:
@@ -90,6 +96,33 @@ def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[
         )
         files.remove(logged)
     return [*runs, *files]
+
+
+def _join_hangs(runs: list[Finding], files: list[Finding]) -> None:
+    """Take the hangs that files show out of `files`, into those of `runs`."""
+    hangs = [one for one in runs if one.kind == "hang" and one.status == "fired"]
+    for shown in [one for one in files if one.kind == "hang" and one.status in ("fired", "suspect")]:
+        same = [one for one in hangs if set(one.ranks) & set(shown.ranks) or shown.status == "suspect"]
+        if same:
+            newest = runs.index(same[-1])
+            where = "logs" if shown.analyzer == ANALYZER else "dumps"
+            lines = {"lines": shown.evidence["lines"][:8]} if shown.evidence.get("lines") else {}
+            runs[newest] = replace(runs[newest], evidence={**runs[newest].evidence, **lines, where: shown.summary})
+            hangs = [one for one in runs if one.kind == "hang" and one.status == "fired"]
+            files.remove(shown)
+
+
+def _not_in_logs(findings: Sequence[Finding], of_logs: Sequence[Finding]) -> list[Finding]:
+    """Findings that no finding of the logs reports."""
+    reported = [one for one in of_logs if one.status in ("fired", "suspect")]
+    return [
+        one
+        for one in findings
+        if not any(
+            other.kind == one.kind and (other.ranks == one.ranks or not (one.ranks and other.ranks))
+            for other in reported
+        )
+    ]
 
 
 def _one(logged: Finding, dumped: Finding) -> Finding:

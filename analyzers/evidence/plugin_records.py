@@ -14,7 +14,7 @@ from analyzers.whatif.what_if import WhatIf
 from store.readers.memory_store import MemoryStore
 from store.readers.plugin_formats import PluginRows
 
-__all__ = ["judge_rows", "not_in_logs"]
+__all__ = ["judge_rows"]
 
 _FACTS = ("num_ranks", "steps", "steps_not_measured_ratio", "steps_not_compared_ratio")
 
@@ -33,16 +33,3 @@ def judge_rows(
         diagnosis = diagnose(store, {"run_id": facts.get("run_id")})
     own = {name: diagnosis.run[name] for name in _FACTS if name in diagnosis.run}
     return list(diagnosis.findings), {**facts, **own}, diagnosis.what_if
-
-
-def not_in_logs(findings: Sequence[Finding], of_logs: Sequence[Finding]) -> list[Finding]:
-    """Those that the logs do not report: one event of a rank is one finding, with the lines that show it."""
-    reported = [one for one in of_logs if one.status in ("fired", "suspect")]
-    return [
-        one
-        for one in findings
-        if not any(
-            other.kind == one.kind and (other.ranks == one.ranks or not (one.ranks and other.ranks))
-            for other in reported
-        )
-    ]

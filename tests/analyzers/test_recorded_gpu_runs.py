@@ -16,6 +16,7 @@ from analyzers.finding import Finding
 from analyzers.report.wording.explained import next_step
 from probes.tape.rundir import RunDir
 from tests.support.recorded_gpu import copy_gpu_run, gpu_recording
+from tests.support.simulator.recorder_dumps import Job
 from watch.verdicts.diagnosed_run import diagnosed_run
 
 HEALTHY = ("none", "fsdp2_none", "healthy_time_sliced")
@@ -69,6 +70,18 @@ def test_the_log_adds_the_text_of_the_assertion_to_the_same_finding(tmp_path: Pa
     assert (finding.kind, finding.ranks, finding.first_step) == ("rank_lost", (1,), 25)
     assert finding.evidence["assertion"].startswith("-sizes[i] <= index && index < sizes[i]")
     assert finding.evidence["kernel"].endswith("IndexKernel.cu:111")
+
+
+def test_dumps_of_a_hang_that_the_run_recorded_are_evidence_of_it(tmp_path: Path) -> None:
+    of_run = diagnosis_of("hang", tmp_path)
+    job = Job(2)
+    job.steps(3)
+    job.collective("all_reduce", ranks=[0])
+    of_dumps = diagnose_files([job.write(tmp_path / "dumps")])
+    (finding,) = conclude(join_recorded(of_run.findings, of_dumps.findings), of_run.run).fired
+    assert (finding.kind, finding.ranks, finding.first_step) == ("hang", (1,), 26)
+    assert finding.summary == of_run.fired[0].summary
+    assert finding.evidence["dumps"] == of_dumps.fired[0].summary
 
 
 def test_memory_that_ran_out_is_told_as_the_allocator_counted_it(tmp_path: Path) -> None:
