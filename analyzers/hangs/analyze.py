@@ -166,8 +166,9 @@ def hang_finding(
         }
         if found.call.host_only and found.cause == "all_entered":
             evidence["host_only"] = True
+        places = {rank: (found.call.group, rank) for rank in found.culprits[:16]}
         evidence["last_seq_of_culprits"] = {
-            str(rank): view.last_seq.get((found.call.group, rank)) for rank in found.culprits[:16]
+            str(rank): view.last_seq.get(place, view.may_have_entered.get(place)) for rank, place in places.items()
         }
     if calls := evidence_of(waiting_calls(view, found)):
         evidence["waiting_calls"] = calls
