@@ -3,7 +3,8 @@
     findings, facts = judge_execution_traces(survey, name="traces")
 
 The traces have no times and end where the observer was stopped: that a rank made fewer calls says nothing. Other calls
-at one number are a mismatch, proven where the process group numbers them, suspected where they were counted.
+at one number are a mismatch, proven where the process group numbers them, suspected where they were counted. They fill
+no `collectives`: a row without an end is a call in flight there, and whether these ended is not in them.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ findings, facts = judge_inspector(survey, name="nccl-inspector-771")
 2. A rank that comes last in most collectives of a communicator, and for which the others wait a good part of their
    time in them, is suspected: why it is late is not in these files.
 3. Ranks are those of the largest communicator; a process has the same rank in all of them.
+4. The files have lengths and no times, so their calls are no rows of `collectives`, which say when a call was made.
 """
 
 from __future__ import annotations

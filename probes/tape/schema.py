@@ -232,7 +232,7 @@ _EVENT_TABLES = (
             _text("process_group", "label, as in collectives.process_group"),
             _text("description", "torch's description of the group, e.g. mesh_tp"),
             _text("group_name", "torch's name of the group, as in NCCL's communicator where torch hands it over"),
-            _text("recorded_by", "wrapper, nccl_plugin or nothing: where rows of collectives come from; NULL: wrapper"),
+            _text("recorded_by", "wrapper, nccl_plugin, flight_recorder, nothing: source of its calls; NULL: wrapper"),
             Column("members", "list_i64", "1", "global ranks of the members, in order"),
         ),
         event_kind="process_group",
