@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -178,30 +178,14 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         ):
             findings["log"] = [Finding.insufficient("logs", "rank_lost", facts["logs"].pop("silence"))]
         facts["logs"].pop("silence", None)
-    if files.by_format["flight_recorder"]:
-        found = Survey(paths=files.by_format["flight_recorder"])
-        findings["flight_recorder"], of_dumps = judge_dumps(found, name=name)
-        facts |= of_dumps
-        files.problems.problems += found.problems
-    if files.by_format["kineto"]:
-        found = Survey(paths=files.by_format["kineto"])
-        findings["kineto"], of_traces = judge_traces(found, name=name)
-        facts |= {**of_traces, "num_ranks": max(of_traces.get("num_ranks") or 0, facts.get("num_ranks") or 0)}
-        files.problems.problems += found.problems
-    if files.by_format["operations"]:
-        found = Survey(paths=files.by_format["operations"])
-        findings["operations"], what_if, of_jobs = judge_jobs(found, name=name)
-        facts = {**of_jobs, **facts}
-        files.problems.problems += found.problems
-    others: dict[Format, Callable[..., tuple[list[Finding], dict[str, Any]]]] = {
-        "inspector": judge_inspector, "execution_trace": judge_execution_traces,
-        "memory_snapshot": judge_memory,
-    }  # fmt: skip
-    for one, judge in others.items():
+    for one, judge in _JUDGES.items():
         if files.by_format[one]:
             found = Survey(paths=files.by_format[one])
-            findings[one], of_calls = judge(found, name=name)
-            facts = {**of_calls, **{key: value for key, value in facts.items() if value is not None}}
+            findings[one], of_files, *built = judge(found, name=name)
+            what_if = built[0] if built else what_if
+            num_ranks = max(of_files.get("num_ranks") or 0, facts.get("num_ranks") or 0) or None
+            facts = {**of_files, **{key: value for key, value in facts.items() if value is not None}}
+            facts["num_ranks"] = num_ranks
             files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
     facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs if one != "program"}
@@ -276,6 +260,11 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
     return findings, facts
 
 
+_JUDGES: Mapping[Format, Callable[..., tuple[Any, ...]]] = {
+    "flight_recorder": judge_dumps, "kineto": judge_traces, "operations": judge_jobs, "inspector": judge_inspector,
+    "execution_trace": judge_execution_traces, "memory_snapshot": judge_memory,
+}  # fmt: skip
+"""Formats whose files are read by rank, and judged together: findings, facts, and a what-if where one can be built."""
 _NOTHING_READ = "Nothing was judged: no line or row was read from the files."
 
 

@@ -36,8 +36,8 @@ def join(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """All findings, those of one event as one."""
     standing = [one for one in found.get("stacks", ()) if one.status == "suspect"]
     of_plugins = _not_in_logs(found.get("plugin", ()), found.get("log", ()))
-    others = {source: findings for source, findings in found.items() if source != "stacks" or not standing}
-    joined = _joined({**others, "plugin": of_plugins} if "plugin" in others else others)
+    kept = {source: findings for source, findings in found.items() if source != "stacks" or not standing}
+    joined = _joined({**kept, "plugin": of_plugins})
     hang = next((one for one in joined if one.kind == "hang" and one.status in ("fired", "suspect")), None)
     if hang is None or not standing:
         return [*joined, *standing]
@@ -102,6 +102,8 @@ def _join_hangs(runs: list[Finding], files: list[Finding]) -> None:
     """Take the hangs that files show out of `files`, into those of `runs`."""
     hangs = [one for one in runs if one.kind == "hang" and one.status == "fired"]
     for shown in [one for one in files if one.kind == "hang" and one.status in ("fired", "suspect")]:
+        if shown.analyzer != ANALYZER and "ranks_without_dump" not in shown.evidence:
+            continue  # stacks and traces are of a moment that the run knows nothing of
         same = [one for one in hangs if set(one.ranks) & set(shown.ranks) or shown.status == "suspect"]
         if same:
             newest = runs.index(same[-1])

@@ -38,9 +38,9 @@ def judge_dumps(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, A
     """Findings of the dumps, and facts for the report. What cannot be read is listed in `found.problems`."""
     dumps = _read(found)
     if not dumps:
-        return [_insufficient("no dump could be read")], _facts(name, [], None, found)
+        return [_insufficient("no dump could be read")], _facts(name, [], None)
     world = dumped_world(dumps)
-    return _findings(world, dumps), _facts(name, dumps, world, found)
+    return _findings(world, dumps), _facts(name, dumps, world)
 
 
 def _read(found: Survey) -> list[RankDump]:
@@ -186,10 +186,9 @@ def _absent(world: DumpedWorld) -> list[Finding]:
     return [_insufficient(f"there is no dump of {ranks_text(absent)}")]
 
 
-def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, found: Survey) -> dict[str, Any]:
+def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "run_id": name,
-        "input": "flight_recorder",
         "num_ranks": len(dumps),
         "ended": "not in the dumps",
         "dumps": {
@@ -197,7 +196,6 @@ def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None, foun
             "entries": sum(dump.num_entries for dump in dumps),
             "ranks_without_dump": list(world.rows.undumped[:1000]) if world else [],
         },
-        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
     }
     if world is not None:
         worst = sorted(world.rows.dropped.items(), key=lambda item: -item[1])

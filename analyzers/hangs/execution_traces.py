@@ -45,10 +45,8 @@ def judge_execution_traces(found: Survey, *, name: str) -> tuple[list[Finding], 
         traces[trace.rank] = trace
     facts = {
         "run_id": name,
-        "input": "execution_trace",
         "num_ranks": max((max(trace.sizes.values(), default=0) for trace in traces.values()), default=0) or len(traces),
         "ended": "not in the execution traces",
-        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
     }
     return _findings(traces), facts
 

@@ -45,7 +45,6 @@ def judge_memory(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
         findings = [Finding.insufficient("memory", "memory_limit", "No memory snapshot could be read.")]
     facts = {
         "run_id": name,
-        "input": "memory_snapshot",
         "num_ranks": None,
         "ended": "not in the memory snapshots",
         "memory_snapshots": shown[:MAX_LISTED],

@@ -1,6 +1,6 @@
 """Findings of per-operation files: the worker or the stage that the slowdown comes from.
 
-findings, what_if, facts = judge_jobs(survey, name="trace")
+findings, facts, what_if = judge_jobs(survey, name="trace")
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from store.readers.operations import Operations, read_operations
 __all__ = ["judge_jobs"]
 
 
-def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], WhatIf | None, dict[str, Any]]:
+def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
     """Judge the first file that can be read; the others are listed in `found.problems`."""
     for path in found.paths:
         try:
@@ -35,8 +35,8 @@ def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], WhatIf | Non
         for other in found.paths[found.paths.index(path) + 1 :]:
             found.add_problem(other, f"is a second job: {path.name} was read")
         facts = {"run_id": name, "num_ranks": len(np.unique(jobs.rank)), "steps": len(np.unique(jobs.step))}
-        return _findings(jobs, what_if), what_if, facts
-    return [Finding.insufficient("operations", "straggler", "No per-operation table could be read.")], None, {}
+        return _findings(jobs, what_if), facts, what_if
+    return [Finding.insufficient("operations", "straggler", "No per-operation table could be read.")], {}, None
 
 
 def _findings(jobs: Operations, what_if: WhatIf, policy: PipelineJobPolicy | None = None) -> list[Finding]:

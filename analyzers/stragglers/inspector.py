@@ -45,7 +45,7 @@ def judge_inspector(found: Survey, *, name: str) -> tuple[list[Finding], dict[st
         for (group, rank), calls in log.calls.items():
             groups.setdefault(group, {})[rank] = calls
     if not groups:
-        return [_insufficient("no collective could be read")], {"run_id": name, "input": "inspector"}
+        return [_insufficient("no collective could be read")], {"run_id": name}
     largest = max(groups.values(), key=_size)
     ranks_of = {calls.process: rank for rank, calls in largest.items()}
     findings = [one for members in groups.values() if (one := _late(members, ranks_of)) is not None]
@@ -53,14 +53,12 @@ def judge_inspector(found: Survey, *, name: str) -> tuple[list[Finding], dict[st
     size = max((calls.num_ranks for calls in largest.values()), default=len(largest))
     facts = {
         "run_id": name,
-        "input": "inspector",
         "num_ranks": size,
         "ended": "not in the inspector's files",
         "inspector": {
             "communicators": len(groups),
             "last_completed": {str(rank): int(calls.seq.max()) for rank, calls in sorted(largest.items())[:MAX_LISTED]},
         },
-        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
     }
     if len(largest) < size:
         worst.append(_insufficient(f"files of {len(largest)} of {size} ranks are there"))

@@ -75,7 +75,7 @@ def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, 
         by_rank[trace.rank] = read
     ranks = [by_rank[rank] for rank in sorted(by_rank)]
     findings = _findings(ranks) if ranks else [_insufficient("no trace could be read")]
-    return findings, _facts(name, ranks, found)
+    return findings, _facts(name, ranks)
 
 
 def _read(path: Path, *, is_only: bool) -> RankTrace:
@@ -216,7 +216,7 @@ def _exposed(timings: Timings) -> list[Finding]:
     ]
 
 
-def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], found: Survey) -> dict[str, Any]:
+def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> dict[str, Any]:
     rows = []
     for trace, parts in ranks[:MAX_LISTED]:
         means = {f"{part}_ms": round(float(np.mean(parts[part])), 4) for part in PARTS}
@@ -229,14 +229,12 @@ def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], foun
     steps = np.concatenate([parts["step"] for _, parts in ranks]) if ranks else np.zeros(0)
     return {
         "run_id": name,
-        "input": "kineto",
         "num_ranks": len(ranks),
         "devices": sorted({trace.device for trace, _ in ranks}),
         "steps": max((len(trace.steps) for trace, _ in ranks), default=None),
         "step_ms_median": round(float(np.median(steps)), 3) if len(steps) else None,
         "ended": "not in the traces",
         "trace": {"ranks": rows},
-        "file_problems": sorted(found.problems, key=lambda problem: problem["path"]),
     }
 
 

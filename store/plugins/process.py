@@ -4,7 +4,8 @@
     plugin.call("run", 0, scope, source=store)      # its queries are answered here, from `source`
 
 1. The first call starts the process, which imports the plug-in. The import and each call have `limit_s()` seconds.
-2. While a call is under way, the plug-in's queries arrive here, are run on `source`, and are answered.
+2. While a call is under way, the plug-in's queries arrive here, are run on `source`, and are answered within the call's
+   time, with a bounded number of rows.
 3. A call that takes longer is ended with its process and what that started. An error, also SystemExit, is reported.
 4. After its process was ended the plug-in is not called again for `RETRY_S`: each call fails with the same reason.
 """
@@ -21,14 +22,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from probes.attach.own_process import own_process
 from store.plugins.frames import read_frame, write_frame
-from store.plugins.queries import QueryLimitError, answered
 
 __all__ = ["LIMIT_VARIABLE", "PluginError", "PluginProcess", "limit_s", "plugins"]
 
@@ -41,6 +41,11 @@ RETRY_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
 IN_PLUGIN = "RANKSCOPE_IN_PLUGIN"
 """Set in a plug-in's process, which calls no plug-ins itself."""
+
+
+MAX_ROWS = {"rows": 1_000_000, "query": 5_000_000}
+"""Rows of one answer; tuples take ten times the memory of columns."""
+_BOUNDED = ("select", "with", "from")
 
 
 class PluginError(Exception):
@@ -192,3 +197,48 @@ def plugins(group: str, module: str) -> tuple[PluginProcess, ...]:
     for plugin in found:
         atexit.register(plugin.close)
     return found
+
+
+class QueryLimitError(Exception):
+    """A query was interrupted because its plug-in's time is over."""
+
+
+def answered(source: Any, what: str, arguments: Sequence[Any], deadline_s: float) -> tuple[str, Any]:
+    """("result", the answer) or ("error", one line). Raises QueryLimitError past the deadline (`time.monotonic()`)."""
+    if source is None or what not in ("rows", "query", "has"):
+        return "error", "no records can be asked for here"
+    is_late = threading.Event()
+
+    def interrupt() -> None:
+        is_late.set()
+        if (stop := getattr(source, "interrupt", None)) is not None:
+            stop()
+
+    timer = threading.Timer(max(0.01, deadline_s - time.monotonic()), interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        if what == "has":
+            return "result", bool(source.has(str(arguments[0])))
+        sql, params = str(arguments[0]), list(arguments[1] or ())
+        found = getattr(source, what)(_bounded(sql, MAX_ROWS[what]), params)
+        count = len(found) if what == "rows" else max(map(len, found.values()), default=0)
+        if count > MAX_ROWS[what]:
+            return "error", f"more than {MAX_ROWS[what]:,} rows: aggregate in SQL"
+        return "result", found
+    except (Exception, KeyboardInterrupt) as error:
+        if is_late.is_set():
+            raise QueryLimitError from None
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return "error", " ".join(str(error).split())[:500]
+    finally:
+        timer.cancel()
+
+
+def _bounded(sql: str, max_rows: int) -> str:
+    """The statement, with at most one row more than allowed."""
+    statement = sql.strip().rstrip(";")
+    if not statement.lower().startswith(_BOUNDED):
+        return sql
+    return f"SELECT * FROM (\n{statement}\n) LIMIT {max_rows + 1}"
