@@ -124,7 +124,7 @@ def call_columns(
                           GROUP BY attempt, process_group, op, seq, CASE WHEN peer IS NULL THEN -1 ELSE rank END, peer)
                     GROUP BY attempt, step, op, process_group, bytes)
               GROUP BY op, process_group, bytes)
-        ORDER BY wait_s DESC LIMIT {int(limit)}
+        ORDER BY wait_s DESC, op, process_group, bytes LIMIT {int(limit)}
         """,
         list(phases),
     )

@@ -171,3 +171,17 @@ def test_a_send_has_no_transfer_time_because_it_includes_the_wait_for_the_other_
     assert np.isnan(floats(table["transfer_ms"])[0])
     assert np.isnan(floats(table["bus_gb_per_s"])[0])
     assert floats(table["transfer_ms"])[1] == pytest.approx(2.0)
+
+
+def test_classes_that_waited_as_long_come_in_one_order() -> None:
+    """A report of the same records is the same."""
+    store = MemoryStore()
+    sizes = [4096, 64, 1 << 20, 512, 8192, 16, 2048, 256]
+    rows = [
+        {"attempt": 0, "rank": rank, "step": step, "seq": step * len(sizes) + place, "op": "all_reduce",
+         "process_group": "world:0-1", "bytes": size, "issue_ns": step * 1000 + place * 10,
+         "end_ns": step * 1000 + place * 10 + 5, "wait_ns": 0}
+        for step in range(4) for place, size in enumerate(sizes) for rank in range(2)
+    ]  # fmt: skip
+    store.add("collectives", rows)
+    assert call_columns(store)["bytes"].tolist() == sorted(sizes)
