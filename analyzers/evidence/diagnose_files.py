@@ -4,7 +4,8 @@
     diagnosis.verdict
 
 1. Every file below the paths is recognised by its content; archives are unpacked into a temporary folder.
-2. Text logs fill the tables of one store in memory; dumps and traces are read by rank.
+2. Text logs fill the tables of one store in memory, rows of plug-ins another, on which all analyses run; dumps and
+   traces are read by rank.
 3. Each source is judged, then the findings of all are joined: `joining`.
 4. The report lists what was read and what was left out, and why.
 """
@@ -18,11 +19,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from analyzers.diagnose import Diagnosis, conclude
+from analyzers.diagnose import Diagnosis, conclude, diagnose
 from analyzers.evidence.joining import join
 from analyzers.evidence.log_findings import analyze as judge_logs
 from analyzers.evidence.outcome import earlier_ends, ended_text, outcome_of
-from analyzers.evidence.plugin_records import judge_rows
 from analyzers.evidence.printed_steps import judge_steps
 from analyzers.evidence.program_records import ReadPrograms
 from analyzers.finding import Finding
@@ -53,8 +53,8 @@ __all__ = ["Progress", "SourceError", "diagnose_files"]
 Progress = Callable[[str, int, int], None]
 """Called with what is read, how many bytes of it are done, and how many there are."""
 
-
 _READ = "docs/other-runs.md lists what is read"
+_PLUGIN_FACTS = ("num_ranks", "steps", "steps_not_measured_ratio", "steps_not_compared_ratio")
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
     _read_plugin_files(files)
     if any(rows.has_records for rows in files.plugin_rows):
-        findings["plugin"], facts, what_if = judge_rows(files.plugin_rows, facts)
+        findings["plugin"], facts, what_if = _judge_plugin_rows(files.plugin_rows, facts)
     findings |= files.programs.findings()
     if any(files.by_format[one] for one in ("log", "ras", "plugin", "program")):
         findings["log"], of_logs = _judge_logs(files, progress)
@@ -276,3 +276,19 @@ def _nothing(paths: Sequence[Path], files: _Files) -> str:
         return f"{shown} {reason}is {known.replace('dumps', 'dump').replace('traces', 'trace')}. {_READ}"
     unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
     return f"{shown} holds {known}{unread}. {_READ}"
+
+
+def _judge_plugin_rows(
+    read: Sequence[PluginRows], facts: Mapping[str, Any]
+) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
+    """The findings over the rows of all plug-ins' files together, the facts with what they add, and the what-if.
+
+    Events of logs are judged with the other logs (`analyzers.logs`).
+    """
+    with MemoryStore() as store:
+        for table in ("steps", "collectives", "events"):
+            if rows := [row for one in read for row in one.tables[table]]:
+                store.add(table, rows)
+        diagnosis = diagnose(store, {"run_id": facts.get("run_id")})
+    own = {name: diagnosis.run[name] for name in _PLUGIN_FACTS if name in diagnosis.run}
+    return list(diagnosis.findings), {**facts, **own}, diagnosis.what_if

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from analyzers.finding import Finding
-from analyzers.report.html.runbook_part import RunbookPart
+from analyzers.report.html.page_frame import RunbookPart
 from analyzers.report.runbook_sections import anchor_of, anchors, explain_command, section
 from analyzers.report.wording.explained import next_step
 from rankscope.cli import app

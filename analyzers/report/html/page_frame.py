@@ -6,11 +6,14 @@
 
 Everything that comes from the run (names, log lines, tracebacks) is text: the template escapes it, control signs are
 made visible, and what is very long is cut. The page's own rule (Content-Security-Policy) lets it load nothing.
+
+`RunbookPart` holds the runbook's sections inside a report: each "Next" links to the section on the same page.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,19 +21,23 @@ from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from analyzers.figures import theme
-from analyzers.report.html.runbook_part import RunbookPart
+from analyzers.report.runbook_sections import explain_command, section
 from probes.tape.printable import visible
 
-__all__ = ["FigurePage", "PlacedFigure", "Section"]
+__all__ = ["FigurePage", "PlacedFigure", "RunbookPart", "Section"]
 
 PAGE = Path(__file__).parent / "page"
 MAX_TEXT = 2_000
 """Characters of one text from the run."""
 _SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+_COMMAND = re.compile("`" + explain_command("([a-z0-9_-]+)") + "`")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,3 +112,21 @@ def _for_script(text: str) -> Markup:
     for sign, escaped in _SCRIPT.items():
         text = text.replace(sign, escaped)
     return Markup(text)
+
+
+class RunbookPart:
+    """Sections by anchor, in the order in which the findings name them."""
+
+    def __init__(self, anchors: Iterable[str]) -> None:
+        renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
+        found = [one for anchor in dict.fromkeys(anchors) if (one := section(anchor)) is not None]
+        self.sections = [(one.anchor, one.title, Markup(renderer.render(one.text))) for one in found]
+        self._anchors = {one.anchor for one in found}
+
+    def linked(self, text: str) -> Markup:
+        """The escaped text; a command that explains a section of this page is a link to it."""
+        return Markup(_COMMAND.sub(self._link, str(escape(text))))
+
+    def _link(self, command: re.Match[str]) -> str:
+        code = f"<code>{command[0].strip('`')}</code>"
+        return f'<a href="#runbook-{command[1]}">{code}</a>' if command[1] in self._anchors else code
