@@ -22,7 +22,8 @@ EPILOG = (
     "\b\nExamples:\nrankscope preflight\n"
     "torchrun --nproc-per-node 8 -m rankscope preflight\n"
     "srun --ntasks-per-node 8 rankscope preflight --fleet /data/runs\n"
-    "rankscope preflight --nproc-per-node 4 --format json"
+    "rankscope preflight --nproc-per-node 4 --format json\n"
+    "rankscope preflight --nproc-per-node 8 --tune nccl"
 )
 
 
@@ -44,6 +45,15 @@ def preflight(
         int, typer.Option("--nproc-per-node", min=0, help="Ranks, without a launcher; 0: one a GPU, or one.")
     ] = 0,
     timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Wait so many seconds for a rank.")] = 120.0,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tune",
+            metavar="SETTING",
+            help="Time the all-reduce under 'NAME=VALUE NAME=VALUE', or under NCCL's algorithms, protocols and numbers "
+            "of channels ('nccl'); repeatable. Some 10 s for each.",
+        ),
+    ] = None,
 ) -> None:
     """Check all nodes before a job: versions, settings, clocks, disk, speed of devices, memory and links.
 
@@ -54,6 +64,12 @@ def preflight(
     or the ranks could not communicate.
     """
     as_json = wants_json(output)
+    from trainer.preflight.tuning import SettingsError, parse
+
+    try:
+        tried = parse(tune or ())
+    except SettingsError as error:
+        fail(f"--tune {error}")
     from trainer.preflight.joining import JoinError, is_launched, join
     from trainer.preflight.launching import CODE_FILE, launch_preflight, usual_ranks
 
@@ -61,7 +77,7 @@ def preflight(
         fail(f"--fleet {fleet}: no such folder")
     nproc = nproc_per_node or usual_ranks()
     if not is_launched() and nproc > 1:
-        raise typer.Exit(launch_preflight(_words(as_json, strict, settings, fleet, runs, timeout_s), nproc=nproc))
+        raise typer.Exit(launch_preflight(_words(as_json, strict, settings, fleet, runs, timeout_s, tune), nproc=nproc))
 
     from trainer.preflight.policy import PreflightPolicy
     from trainer.preflight.session import Options, Session
@@ -71,7 +87,7 @@ def preflight(
     except JoinError as error:
         echo(f"rankscope: {error}", err=True)
         raise typer.Exit(3) from None
-    options = Options(timeout_s=timeout_s, runs=runs, settings=tuple(settings or ()))
+    options = Options(timeout_s=timeout_s, runs=runs, settings=tuple(settings or ()), tune=tried)
     session = Session(place, options, PreflightPolicy())
     code, report = session.run(lambda readings: _judged(readings, fleet), strict=strict)
     if report is not None:
@@ -85,11 +101,13 @@ def preflight(
 
 
 def _words(
-    as_json: bool, strict: bool, settings: list[str] | None, fleet: Path | None, runs: Path, timeout_s: float
-) -> list[str]:
+    as_json: bool, strict: bool, settings: list[str] | None, fleet: Path | None, runs: Path, timeout_s: float,
+    tune: list[str] | None,
+) -> list[str]:  # fmt: skip
     words = ["--runs", str(runs), "--timeout", str(timeout_s)]
     words += ["--format", "json"] * as_json + ["--strict"] * strict
     words += [word for name in settings or () for word in ("--env", name)]
+    words += [word for text in tune or () for word in ("--tune", text)]
     return words + (["--fleet", str(fleet)] if fleet is not None else [])
 
 

@@ -57,3 +57,18 @@ def test_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert bad(json.loads(done.stdout))["ranks"]["text"] == "Rank 1 of 2 did not answer."
+
+
+@later("some twelve processes that import torch")
+def test_the_all_reduce_is_measured_under_settings(tmp_path: Path) -> None:
+    tuned = ["--tune", "GLOO_SOCKET_IFNAME=lo", "--tune", "GLOO_SOCKET_IFNAME=missing0"]
+    words = ["-m", "rankscope", "preflight", "--nproc-per-node", "2", "--format", "json", "--runs", str(tmp_path)]
+    done = run_python([*words, *tuned], cwd=ROOT, env=environment())
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    readings = report["readings"]["settings"]
+    assert [reading["variables"] for reading in readings[:3]] == [
+        {}, {"GLOO_SOCKET_IFNAME": "lo"}, {"GLOO_SOCKET_IFNAME": "missing0"}
+    ]  # fmt: skip
+    assert all(took > 0 for took in readings[0]["seconds"].values())
+    assert "missing0" in readings[2]["problem"]
+    assert any("Could not run with GLOO_SOCKET_IFNAME=missing0" in line["text"] for line in report["lines"])

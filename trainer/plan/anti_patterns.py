@@ -78,7 +78,8 @@ def _communication(expected: Expected, hardware: Hardware) -> Iterator[str]:
         advice = "Use fewer stages (parallel.pp), so that fewer of them meet over this link."
     yield (
         f"Exposed communication is {expected.communication_share:.0%} of a step, most of it {worst.call.op} of "
-        f"{worst.call.what} in {dimension} over {link}. {advice}"
+        f"{worst.call.what} in {dimension} over {link}. {advice} Whether NCCL_ALGO, NCCL_PROTO or more channels make "
+        "it faster: rankscope preflight --tune nccl, on the nodes."
     )
 
 

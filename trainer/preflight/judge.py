@@ -16,6 +16,7 @@ from analyzers.robust import median
 from analyzers.wording import listed, ranks_text, sentence, size_text
 from trainer.preflight.judge_devices import device_lines
 from trainer.preflight.judge_links import link_lines, rate_text, seconds_text
+from trainer.preflight.judge_settings import setting_lines
 from trainer.preflight.policy import PreflightPolicy
 from trainer.preflight.readings import RankReading, Readings
 from trainer.preflight.report import Line, PreflightReport, Status
@@ -43,6 +44,7 @@ def judge(
         *device_lines(readings, policy, past),
         *link_lines(readings, policy),
         *_all_reduce(readings),
+        *setting_lines(readings),
         *_fleet(readings, suspicious),
     )
     return PreflightReport(lines=lines, readings=readings)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from trainer.preflight.readings import AllReduceReading, LinkReading
+from trainer.preflight.readings import AllReduceReading, LinkReading, bus_bytes_per_s
 from watch.digests.clock_offsets import RoundTrip, best
 
-__all__ = ["answer_clock", "clock_offsets", "measure_all_reduce", "measure_link"]
+__all__ = ["answer_clock", "clock_offsets", "measure_all_reduce", "measure_link", "time_all_reduce"]
 
 NUM_PINGS = 20
 FIRST_BYTES = 1 << 20
@@ -119,14 +119,18 @@ def answer_clock(asking: int) -> None:
 
 
 def measure_all_reduce(device: torch.device, num_bytes: int) -> AllReduceReading:
-    """The best of a few, after one that is not counted."""
-    size, world = max(4, num_bytes // 4), dist.get_world_size()
-    small, large = torch.zeros(2, device=device), torch.zeros(size, device=device)
-    latencies = [_timed_all_reduce(small, device) for _ in range(NUM_ALL_REDUCES)]
-    _timed_all_reduce(large, device)
-    took = min(_timed_all_reduce(large, device) for _ in range(NUM_TRANSFERS))
-    moved = 2 * (world - 1) / world * large.nbytes
-    return AllReduceReading(num_bytes=large.nbytes, bus_bytes_per_s=moved / took, latency_s=min(latencies))
+    """Latency and bandwidth over all ranks, the best of a few of each."""
+    small, took = time_all_reduce(device, 8), time_all_reduce(device, num_bytes)
+    rate = bus_bytes_per_s(num_bytes, took, dist.get_world_size())
+    return AllReduceReading(num_bytes=num_bytes, bus_bytes_per_s=rate, latency_s=small)
+
+
+def time_all_reduce(device: torch.device, num_bytes: int) -> float:
+    """Seconds of the best of a few, after one that is not counted."""
+    tensor = torch.zeros(max(4, num_bytes // 4), device=device)
+    count = NUM_ALL_REDUCES if num_bytes <= FIRST_BYTES else NUM_TRANSFERS
+    _timed_all_reduce(tensor, device)
+    return min(_timed_all_reduce(tensor, device) for _ in range(count))
 
 
 def _timed_all_reduce(tensor: torch.Tensor, device: torch.device) -> float:

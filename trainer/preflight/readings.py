@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-__all__ = ["AllReduceReading", "LinkReading", "RankReading", "Readings"]
+__all__ = ["AllReduceReading", "LinkReading", "RankReading", "Readings", "SettingReading", "bus_bytes_per_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,22 @@ class AllReduceReading:
     latency_s: float
 
 
+def bus_bytes_per_s(num_bytes: int, seconds: float, world_size: int) -> float:
+    """Bus bandwidth of an all-reduce."""
+    return 2 * (world_size - 1) / world_size * num_bytes / seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingReading:
+    """All-reduces of several sizes by processes that had these variables; a setting is read several times."""
+
+    variables: Mapping[str, str]
+    """Empty: what the library chooses by itself."""
+    seconds: Mapping[int, float]
+    """Size in bytes -> duration of one all-reduce; empty where it failed."""
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """All readings of one preflight."""
@@ -70,6 +86,7 @@ class Readings:
     ranks: tuple[RankReading, ...]
     links: tuple[LinkReading, ...] = ()
     all_reduce: AllReduceReading | None = None
+    settings: tuple[SettingReading, ...] = ()
     backend: str = ""
     num_rounds: int = 0
     duration_s: float = 0.0
@@ -92,10 +109,14 @@ class Readings:
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> Self:
         """Raises TypeError or KeyError for anything else."""
-        all_reduce = values["all_reduce"]
+        all_reduce, settings = values["all_reduce"], values.get("settings", ())
         return replace(
-            cls(**{**values, "ranks": (), "links": (), "all_reduce": None}),
+            cls(**{**values, "ranks": (), "links": (), "all_reduce": None, "settings": ()}),
             ranks=tuple(RankReading(**reading) for reading in values["ranks"]),
             links=tuple(LinkReading(**reading) for reading in values["links"]),
             all_reduce=AllReduceReading(**all_reduce) if all_reduce else None,
+            settings=tuple(
+                SettingReading(**{**reading, "seconds": {int(size): took for size, took in reading["seconds"].items()}})
+                for reading in settings
+            ),
         )

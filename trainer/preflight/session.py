@@ -17,7 +17,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -35,10 +35,11 @@ from trainer.preflight.judge_links import slow_pairs
 from trainer.preflight.layout import Hello, Layout
 from trainer.preflight.links import answer_clock, clock_offsets, measure_all_reduce, measure_link
 from trainer.preflight.policy import PreflightPolicy
-from trainer.preflight.readings import AllReduceReading, LinkReading, RankReading, Readings
+from trainer.preflight.readings import AllReduceReading, LinkReading, RankReading, Readings, SettingReading
 from trainer.preflight.report import PreflightReport
 from trainer.preflight.rounds import Pair, repeat_rounds
 from trainer.preflight.speeds import DeviceSpeed, device_speed
+from trainer.preflight.tuning import compare_settings
 from trainer.torch_compat import PrefixStore
 
 __all__ = ["Options", "Session"]
@@ -61,6 +62,8 @@ class Options:
     """Where runs are to be written: its free space counts."""
     settings: tuple[str, ...] = ()
     """More environment variables to compare."""
+    tune: Sequence[Mapping[str, str]] = ()
+    """Settings under which the all-reduce is measured."""
 
 
 class Session:
@@ -76,6 +79,7 @@ class Session:
         self._reading = RankReading(rank=place.rank, node="")
         self._links: list[LinkReading] = []
         self._all_reduce: AllReduceReading | None = None
+        self._settings: list[SettingReading] = []
 
     def run(self, judge: Callable[[Readings], PreflightReport], *, strict: bool) -> tuple[int, PreflightReport | None]:
         """Measure with all others; (exit code, report on rank 0)."""
@@ -177,6 +181,10 @@ class Session:
         again = self._get("again", COMMUNICATION_S)
         self._run_rounds([[(a, b) for a, b in pairs] for pairs in again["rounds"]], device)
         self._all_reduce = measure_all_reduce(device, again["num_bytes"])
+        if self.options.tune:
+            self._settings = compare_settings(
+                self.options.tune, self.place, nccl=layout.is_gpu, num_bytes=again["num_bytes"]
+            )
 
     def _compare_clocks(self, layout: Layout) -> None:
         """Rank 0 asks the first rank of each other node."""
@@ -223,6 +231,7 @@ class Session:
             ranks=tuple(RankReading(**values["reading"]) for values in found.values()),
             links=tuple(LinkReading(**link) for values in found.values() for link in values["links"]),
             all_reduce=self._all_reduce,
+            settings=tuple(self._settings),
             backend="nccl" if layout.is_gpu else "gloo",
             num_rounds=len(rounds),
             duration_s=round(time.monotonic() - self._started_s, 3),

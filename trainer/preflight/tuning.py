@@ -1,0 +1,161 @@
+"""Measure the all-reduce under other settings of the communication library: algorithm, protocol, channels.
+
+    settings = parse(["nccl", "NCCL_IB_QPS_PER_CONNECTION=4"])     # each a mapping of variables
+    found = compare_settings(settings, place, nccl=True, num_bytes=1 << 26)     # on all ranks; readings on rank 0
+
+A library reads its variables when it starts, and ends or stops a process whose setting cannot work. So each reading is
+made by new processes, one a rank, which meet in the store of the preflight. `python -m trainer.preflight.tuning` is one
+of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from probes.attach.own_process import own_process
+from trainer.preflight.joining import Place, join
+from trainer.preflight.links import time_all_reduce
+from trainer.preflight.readings import SettingReading
+from trainer.torch_compat import PrefixStore
+
+__all__ = ["NCCL", "SettingsError", "compare_settings", "named", "parse"]
+
+NCCL = "nccl"
+"""Name of the list below in `parse`."""
+_NCCL_SETTINGS: Sequence[Mapping[str, str]] = (
+    *({"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
+      for algorithm in ("Ring", "Tree") for protocol in ("LL", "LL128", "Simple")),
+    {"NCCL_ALGO": "NVLS"},
+    {"NCCL_MAX_NCHANNELS": "8"},
+    {"NCCL_MIN_NCHANNELS": "32"},
+)  # fmt: skip
+_SIZES = (1 << 16, 1 << 22)
+"""Bytes, besides the size of the preflight's all-reduce: gradients' buckets, and what tensor parallelism sends."""
+_ROUNDS = 3
+"""Readings of the library's own choice and of the settings that were faster in the first, in turns."""
+LIMIT_S = 90.0
+"""For one reading: processes that start, an all-reduce of three sizes. Later they are ended."""
+
+
+class SettingsError(ValueError):
+    """A text that is no setting."""
+
+
+def parse(texts: Sequence[str]) -> list[dict[str, str]]:
+    """`NAME=VALUE NAME=VALUE` of each text, and those of NCCL for `nccl`. Raises SettingsError."""
+    found: list[dict[str, str]] = []
+    for text in texts:
+        if text == NCCL:
+            found += map(dict, _NCCL_SETTINGS)
+            continue
+        pairs = [word.partition("=") for word in text.split()]
+        if not pairs or not all(name.isidentifier() and value for name, _, value in pairs):
+            raise SettingsError(f"{text!r} is neither '{NCCL}' nor NAME=VALUE, or several of them with spaces between")
+        found.append({name: value for name, _, value in pairs})
+    return found
+
+
+def named(variables: Mapping[str, str]) -> str:
+    """As a shell takes it."""
+    return " ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def compare_settings(
+    settings: Sequence[Mapping[str, str]], place: Place, *, nccl: bool, num_bytes: int
+) -> list[SettingReading]:
+    """All readings, those of no setting first; empty on ranks but 0. All ranks call it."""
+    sizes = sorted({min(size, num_bytes) for size in (*_SIZES, num_bytes)})
+    readings: list[SettingReading] = []
+    chosen: list[Mapping[str, str]] = [{}, *settings]
+    for number in range(_ROUNDS):
+        for index, variables in enumerate(chosen):
+            if place.rank == 0:
+                turn = f"reading {number + 1} of {_ROUNDS}, {index + 1} of {len(chosen)}"
+                sys.stderr.write(f"rankscope: {turn}: {named(variables) or 'no setting'}\n")
+            reading = _in_new_processes(variables, place, f"{number}-{index}", nccl=nccl, sizes=sizes)
+            if reading is not None:
+                readings.append(reading)
+        if not number:
+            chosen = _agreed([{}, *_faster_once(readings)], place)
+    return readings
+
+
+def _faster_once(readings: Sequence[SettingReading]) -> list[Mapping[str, str]]:
+    """The fastest setting of each size, where it was faster than none."""
+    fastest = []
+    for size in readings[0].seconds if readings else ():
+        best = min((reading for reading in readings if size in reading.seconds), key=lambda found: found.seconds[size])
+        if best.variables and best.variables not in fastest:
+            fastest.append(best.variables)
+    return fastest
+
+
+def _agreed(chosen: list[Mapping[str, str]], place: Place) -> list[Mapping[str, str]]:
+    """Rank 0's list, on all ranks."""
+    if place.rank == 0:
+        place.store.set("tuning/chosen", json.dumps(chosen))
+    place.store.wait(["tuning/chosen"], timedelta(seconds=LIMIT_S))
+    return list(json.loads(place.store.get("tuning/chosen")))
+
+
+def _in_new_processes(
+    variables: Mapping[str, str], place: Place, name: str, *, nccl: bool, sizes: Sequence[int]
+) -> SettingReading | None:
+    """Start this rank's process and wait for it; then for those of the others, which use the same devices."""
+    request = json.dumps({"name": name, "nccl": nccl, "sizes": sizes})
+    # The store is the parents': no child makes one.
+    own = {**os.environ, **variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    command, environment = own_process("trainer.preflight.tuning", request, environment=own)
+    problem, seconds = "", dict[str, float]()
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if done.returncode == 0:
+            seconds = json.loads(done.stdout.splitlines()[-1])
+        else:
+            problem = _last_line(done.stderr) or f"ended with code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        problem = f"did not finish within {LIMIT_S:.0f} s"
+    place.store.set(f"tuning/{name}/done/{place.rank}", problem)
+    keys = [f"tuning/{name}/done/{rank}" for rank in range(place.world_size)]
+    place.store.wait(keys, timedelta(seconds=2 * LIMIT_S))
+    if place.rank:
+        return None
+    problems = [text for text in (place.store.get(key).decode() for key in keys) if text]
+    measured = {} if problems else {int(size): value for size, value in seconds.items()}
+    return SettingReading(variables=dict(variables), seconds=measured, problem=problems[0] if problems else "")
+
+
+def _last_line(text: str) -> str:
+    """What a traceback ends with, or the library's own last words."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line.partition(":")[0]]
+    return (errors or lines or [""])[-1][:200]
+
+
+def _child(request: Mapping[str, Any]) -> None:
+    """Measure each size in this process; the seconds of one all-reduce are printed as JSON."""
+    place = join(LIMIT_S)
+    device = torch.device("cpu")
+    if request["nccl"]:
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if request["nccl"] else "gloo", store=PrefixStore(f"tuning-{request['name']}", place.store),
+        rank=place.rank, world_size=place.world_size, timeout=timedelta(seconds=LIMIT_S),
+    )  # fmt: skip
+    found = {size: time_all_reduce(device, size) for size in request["sizes"]}
+    sys.stdout.write(f"{json.dumps(found)}\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _child(json.loads(sys.argv[1]))
