@@ -24,7 +24,7 @@ from probes.tape.rundir import RunDir
 
 __all__ = ["TrackerProcesses", "trackers"]
 
-CLOSE_S = 30.0
+CLOSE_S = 60.0
 """Time that a tracker has to write the end of a run."""
 RETRY_S = (5.0, 60.0, 600.0)
 """Pauses before a tracker that died is started again; after the last it stays off."""
