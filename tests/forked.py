@@ -30,6 +30,7 @@ from tests.forking_server import CHANNEL, MAX_MESSAGE_BYTES
 
 ROOT = Path(__file__).parent.parent
 _GIVEN = os.environ.pop(CHANNEL, "")
+_ended_cpu_s: list[float] = []
 
 
 class ForkedPython(subprocess.Popen[Any]):
@@ -79,10 +80,17 @@ class ForkedPython(subprocess.Popen[Any]):
     def _ended(self, timeout_s: float | None) -> int | None:
         if not select.select([self._status], [], [], timeout_s)[0]:
             return None
-        status = int(_line(self._status) or os.W_EXITCODE(255, 0))
+        status_text, _, cpu_s = _line(self._status).decode().partition(" ")
+        status = int(status_text or os.W_EXITCODE(255, 0))
+        _ended_cpu_s.append(float(cpu_s or 0.0))
         os.close(self._status)
         self._handle_exitstatus(status)  # type: ignore[attr-defined]
         return status
+
+
+def forks_cpu_s() -> float:
+    """CPU seconds of the forks of this process that have ended: they are the server's children."""
+    return sum(_ended_cpu_s)
 
 
 def run_python(

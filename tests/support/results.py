@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked import forks_cpu_s
+
 # Audit events (docs.python.org/3/library/audit_events.html) of what another process or thread can delay.
 _REAL = frozenset(
     {
@@ -76,6 +78,7 @@ class _Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._exit_code = int(exitstatus)
+        self._write(session_cpu_s=round(_cpu_s(), 1))
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
@@ -90,4 +93,4 @@ class _Recorder:
 
 def _cpu_s() -> float:
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return times.user + times.system + times.children_user + times.children_system + forks_cpu_s()

@@ -131,7 +131,7 @@ def _run(trial: Trial, name: str) -> list[Result]:
         process.send_signal(signal.SIGINT)  # a test that is killed leaves the processes of its run
         process.wait()
         raise
-    results, running = read_results(records)
+    results, running, _ = read_results(records)
     if code in (-signal.SIGTERM, -signal.SIGINT, pytest.ExitCode.INTERRUPTED):
         raise KeyboardInterrupt  # whoever ended it ends all: no rate
     if running or not results:  # it died, or could not be collected
