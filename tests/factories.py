@@ -13,6 +13,7 @@ seeded random factor. The tapes are written by `TapeWriter`, `NameWriter` and `E
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
@@ -29,7 +30,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.schema import TABLES
 from probes.tape.writer import COMPLETE, OPEN, TapeWriter
 
-__all__ = ["PHASE_SHARES", "RankWriter", "empty_run", "make_run"]
+__all__ = ["PHASE_SHARES", "RankWriter", "empty_run", "make_run", "still_training"]
 
 PHASE_SHARES = {"data": 0.04, "forward": 0.30, "backward": 0.50, "optimizer": 0.16}
 """How a step's own work is divided."""
@@ -261,6 +262,14 @@ def make_run(
     if end:
         node.write("run_ended", wall_ns=everybody[0].writer.now_ns + wall, attempt=attempt, reason=end, exit_code=0)
     node.close()
+    return run
+
+
+def still_training(run: RunDir) -> RunDir:
+    """Take the ends of the ranks out of its events, as if they trained on."""
+    for path in run.path.glob("tapes/attempt-*/rank-*/events.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["kind"] != "rank_closed"))
     return run
 
 

@@ -111,6 +111,11 @@ class LiveTapes:
         return {rank: self._attempt.processes[rank] for rank in self.pids}
 
     @property
+    def is_over(self) -> bool:
+        """The launcher reported the end of the run, or every rank of the attempt on this node has closed."""
+        return self.has_ended or bool(self.placed and not self.pids)
+
+    @property
     def is_running(self) -> bool:
         """True while a process of a rank that has not closed is alive here."""
         return any(self._attempt.processes[rank].is_alive for rank in self.pids)

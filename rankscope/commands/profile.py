@@ -64,8 +64,8 @@ def profile(
         nodes, first_step = nodes_of(source, tapes.attempt), next_step(source, tapes.attempt, tapes.now_ns())
     except (RunError, StoreError) as error:
         fail(str(error))
-    if tapes.has_ended or not nodes:
-        fail(f"{run} does not train: there is no rank to profile")
+    if tapes.is_over or not nodes:
+        fail(f"{run} has ended or has not begun: there is no rank to profile")
     if absent := [rank for rank in wanted if rank not in nodes]:
         fail(f"--ranks {ranks}: {run} has no rank {absent[0]}, its ranks are {min(nodes)} to {max(nodes)}")
     request = CaptureRequest(
@@ -107,7 +107,7 @@ def _wait(
             if has_ended or time.monotonic() > deadline:  # read once more after the end
                 break
             tapes.poll()
-            has_ended = tapes.has_ended
+            has_ended = tapes.is_over
             if status is not None:
                 status.update(_progress(request, found, tapes))
             if not has_ended:

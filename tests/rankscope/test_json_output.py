@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from probes.profiling.request import RequestFile
 from rankscope.cli import app
-from tests.factories import make_run
+from tests.factories import make_run, still_training
 from tests.support.recorded_gpu import copy_gpu_run
 from trainer.data.prepare import progress_view
 
@@ -59,7 +59,7 @@ def test_prepared_tokens_are_one_document_whatever_progress_is_shown(
 
 
 def test_a_request_for_traces_is_one_document(tmp_path: Path) -> None:
-    run = make_run(tmp_path, ranks=2, steps=30, end="")
+    run = still_training(make_run(tmp_path, ranks=2, steps=30, end=""))
     run.node_dir(0).mkdir(parents=True, exist_ok=True)
     asking = RequestFile(run, node_rank=0, attempt=0, rank=0)
     told = printed("profile", str(run.path), "--steps", "5", "--wait", "0", "--format", "json")

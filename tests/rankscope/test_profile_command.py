@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 from probes.profiling.request import RequestFile
 from probes.tape.rundir import RunDir
 from rankscope.cli import app
-from tests.factories import make_run
+from tests.factories import make_run, still_training
 from watch.live_tapes import LiveTapes
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    made = make_run(tmp_path, ranks=4, steps=30, end="")
+    made = still_training(make_run(tmp_path, ranks=4, steps=30, end=""))
     made.node_dir(0).mkdir(parents=True, exist_ok=True)
     return made
 
@@ -57,6 +57,15 @@ def test_a_run_that_takes_no_requests_is_refused(run: RunDir) -> None:
     code, text = asked(run)
     assert code == 2
     assert "profiler.on_request" in text
+
+
+def test_a_run_whose_ranks_have_closed_is_refused(tmp_path: Path) -> None:
+    """`rankscope run` leaves no end of the run by its launcher, and the ranks' own."""
+    made = make_run(tmp_path, ranks=2, steps=30)
+    made.node_dir(0).mkdir(parents=True, exist_ok=True)
+    code, text = asked(made)
+    assert code == 2
+    assert "has ended" in text
 
 
 def test_it_ends_with_a_run_that_ends(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
