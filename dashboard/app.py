@@ -60,6 +60,9 @@ def main() -> None:
         return
     chosen = choose_run(folder, names)
     navigation.links(chosen)
+    if chosen is None:
+        _no_such_run(folder)
+        return
     if page.url_path:
         st.set_page_config(page_title=markdown_text(f"{page.title} · {chosen}", 120))
         page.run()
@@ -67,6 +70,12 @@ def main() -> None:
         findings.findings()
     else:
         overview.overview()
+
+
+def _no_such_run(folder: RunsFolder) -> None:
+    st.title("No such run", anchor=False)
+    asked = st.query_params.get("run", "")
+    st.text(f"The address names {visible(asked[:200])}, which is not in {folder.path}. Choose a run on the left.")
 
 
 def _no_runs(folder: RunsFolder) -> None:

@@ -21,20 +21,24 @@ PICKED = "run_choice"
 """Key of the list in the sidebar."""
 
 
-def choose_run(folder: RunsFolder, names: list[str]) -> str:
-    """Draw the list of `names`, and return the run of the address; without one the run shown last, or the newest."""
+def choose_run(folder: RunsFolder, names: list[str]) -> str | None:
+    """Draw the list of `names`, and return the run of the address; without one the run shown last, or the newest.
+
+    None where the address names a run that is not there: another one in its place would be taken for it.
+    """
     asked, before = st.query_params.get("run"), current_run()
     chosen = _resolved(folder, names, asked)
-    if chosen is None:
-        if asked is not None:
-            st.toast("The address names a run that does not exist. Another run is shown.", icon=":material/info:")
+    if chosen is None and not asked:
         started_on = os.environ.get("RANKSCOPE_DASHBOARD_RUN")
         chosen = _resolved(folder, names, before) or _resolved(folder, names, started_on) or names[0]
     st.session_state[PICKED] = chosen
     with st.sidebar:
         st.selectbox(
-            "Run", names, key=PICKED, format_func=visible, help="The newest run is on top.", on_change=_into_address
+            "Run", names, key=PICKED, format_func=visible, help="The newest run is on top.", on_change=_into_address,
+            placeholder="Choose a run",
         )  # fmt: skip
+    if chosen is None:
+        return None
     if chosen != before:
         st.session_state[RUN_ID] = chosen
         st.session_state["polls"] = True

@@ -128,7 +128,11 @@ def _import_problem(package: str, error: ImportError) -> str:
 def _help_of(error: TyperException) -> str:
     """The command whose help explains the mistake."""
     context = getattr(error, "ctx", None)
-    return f"`{context.command_path} --help`" if context is not None else "`rankscope --help`"
+    if context is not None:
+        return f"`{context.command_path} --help`"
+    named = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    names = {command.name for command in app.registered_commands}
+    return f"`rankscope {named} --help`" if named in names else "`rankscope --help`"
 
 
 def _sentence(message: str) -> str:

@@ -75,6 +75,12 @@ def _table() -> bool:
         return is_pending
     frame = pd.DataFrame(rows).drop(columns=_HIDDEN)
     frame = frame.drop(columns=[name for name in ("tags", "note") if not any(row[name] for row in rows)])
+    # Above the table: its toolbar, which appears under the pointer, covers what stands there.
+    st.caption(
+        f"Select one run to open it, two to {MAX_RUNS} to compare them. A live run shows what watch "
+        "reported, an ended one its diagnosis, which is made in the background. "
+        "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
+    )
     # Selected are places in the table: with other rows they would be other runs.
     place = hash(tuple(row["name"] for row in rows))
     chosen = st.dataframe(
@@ -92,11 +98,6 @@ def _table() -> bool:
     _actions(buttons, [rows[place]["name"] for place in chosen["selection"]["rows"] if place < len(rows)])
     for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
         st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
-    st.caption(
-        f"Select one run to open it, two to {MAX_RUNS} to compare them. A live run shows what watch "
-        "reported, an ended one its diagnosis, which is made in the background. "
-        "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
-    )
     return is_pending
 
 

@@ -33,7 +33,7 @@ def report(
     steps: Annotated[str, typer.Option("--steps", metavar="FIRST:LAST", help="Steps of the trace. Default: all.")] = "",
     output: FormatOption = "text",
 ) -> None:
-    """Write the diagnosis of a run to a file; without a FILE, to RUN/reports/report.html."""
+    """Write the diagnosis of a run to files; without an option, as one page to RUN/reports/report.html."""
     as_json = wants_json(output)
     for option, path in (("--html", html), ("--markdown", markdown), ("--chrome-trace", chrome_trace)):
         refuse_missing_folder(option, path)

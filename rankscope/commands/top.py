@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,8 +35,8 @@ def top(
     """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.
 
     Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. Where the
-    ranks do not fit on the screen, those in trouble keep their rows and the others are folded by what they do. Of a run
-    that has ended, the findings are those of `rankscope analyze`. Ctrl-C ends it.
+    ranks do not fit on the screen, those in trouble keep their rows and the others are folded by what they do. It ends
+    with Ctrl-C or with the run; of a run that has ended, the findings are those of `rankscope analyze`.
     """
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
@@ -52,26 +53,16 @@ def top(
 
 
 def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None:
-    """Redraw until Ctrl-C. A run that has ended is read again only if something was added to it."""
+    """Redraw until Ctrl-C or the end of the run, and leave the last table on the terminal."""
     from rich.live import Live
 
     drawn = _rank_screen(folder, screen, name)
-    version = _version(folder)
-    try:
-        with Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(every_s)
-                if drawn.is_live or version != _version(folder):
-                    version = _version(folder)
-                    drawn = _rank_screen(folder, screen, name)
-                live.update(drawn.table, refresh=True)
-    except KeyboardInterrupt:
-        screen.print(drawn.table)
-
-
-def _version(folder: RunDir) -> list[tuple[int, int]]:
-    """Changes when a record is added to the store."""
-    return [(path.stat().st_size, path.stat().st_mtime_ns) for path in folder.stores()]
+    with suppress(KeyboardInterrupt), Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live:
+        while drawn.is_live:
+            time.sleep(every_s)
+            drawn = _rank_screen(folder, screen, name)
+            live.update(drawn.table, refresh=True)
+    screen.print(drawn.table)
 
 
 def _rank_screen(folder: RunDir, screen: Console, name: Path) -> RankScreen:

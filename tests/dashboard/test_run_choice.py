@@ -41,6 +41,15 @@ def test_the_list_changes_the_address_and_an_address_without_a_run_keeps_the_las
     assert "**first**" in shown(app)
 
 
+def test_a_run_that_is_not_there_is_named_and_no_other_is_shown_in_its_place(folder: Path) -> None:
+    app = open_page(folder, "memory", run="third")
+    assert [title.value for title in app.title] == ["No such run"]
+    assert "third" in app.text[0].value
+    assert app.query_params["run"] in ("third", ["third"])
+    app.selectbox(key="run_choice").set_value("first").run()
+    assert "**first**" in shown(app)
+
+
 def test_a_listing_that_fails_once_does_not_lead_to_another_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed, calls = RunsFolder.run_ids, itertools.count()
     monkeypatch.setattr(RunsFolder, "run_ids", lambda self: [] if next(calls) == 1 else listed(self))

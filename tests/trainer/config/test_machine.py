@@ -33,6 +33,17 @@ def test_the_launcher_refuses_and_makes_nothing(tmp_path: Path, overrides: list[
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("package", ["safetensors", "fsspec"])
+def test_a_missing_package_is_named_before_a_run_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    options = Options(overrides=[f"run.dir={tmp_path / 'runs'}"])
+    with pytest.raises(ConfigError, match=rf"needs {package}: pip install 'rankscope\[train\]'"):
+        launch_run(options, version="0", console=Console(file=io.StringIO()))
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_needs_a_gpu_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for values in ({"train": {"device": "cuda"}}, {"parallel": {"cpu_offload": "all", "dp_shard": -1}}):
         config = Config.model_validate(values)
