@@ -53,7 +53,7 @@ __all__ = ["Progress", "SourceError", "diagnose_files"]
 Progress = Callable[[str, int, int], None]
 """Called with what is read, how many bytes of it are done, and how many there are."""
 
-_READ = "docs/other-runs.md lists what is read"
+_READ = "rankscope analyze --help lists what is read"
 _PLUGIN_FACTS = ("num_ranks", "steps", "steps_not_measured_ratio", "steps_not_compared_ratio")
 
 

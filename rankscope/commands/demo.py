@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -39,7 +40,8 @@ def demo(
         from trainer.launcher.start import Options, launch_run
         from trainer.presets import config_path
 
-    serve = sys.stdout.isatty() if dashboard is None else dashboard
+    has_pages = importlib.util.find_spec("streamlit") is not None
+    serve = has_pages and (sys.stdout.isatty() if dashboard is None else dashboard)
     screen = console()
     for line in ("$ rankscope train gpt-demo \\", f"    --fault {FAULTS[0]} \\", f"    --fault {FAULTS[1]}"):
         screen.print(line, style="bold", highlight=False, markup=False, soft_wrap=True)
@@ -56,7 +58,7 @@ def demo(
     from rankscope.commands.analyze import analyze
 
     analyze([run], output="text", fail_on="", why_spike="")
-    _show_pages(runs_dir, serve=serve, port=port)
+    _show_pages(runs_dir, has_pages=has_pages, serve=serve, port=port)
 
 
 def _port_of_links() -> int:
@@ -68,11 +70,9 @@ def _port_of_links() -> int:
     return port
 
 
-def _show_pages(runs_dir: Path, *, serve: bool, port: int) -> None:
+def _show_pages(runs_dir: Path, *, has_pages: bool, serve: bool, port: int) -> None:
     """Serve the dashboard until Ctrl-C, or print the command that does."""
-    import importlib.util
-
-    if importlib.util.find_spec("streamlit") is None:
+    if not has_pages:
         echo("\nPages in the browser: pip install 'rankscope[dashboard]', then rankscope dashboard " + str(runs_dir))
     elif serve:
         from dashboard.launch import DashboardError, DashboardServer
