@@ -8,6 +8,7 @@ Typer's own panels cut long names, and show types (`<list[Path]>`) where a reade
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -58,7 +59,8 @@ def _command_lines(command: Any, ctx: Any, width: int) -> Iterator[str]:
         heading, *examples = inspect.cleandoc(command.epilog.replace("\b", "")).strip().splitlines()
         yield ""
         yield typer.style(heading, bold=True)
-        yield from (f"  {example}" for example in examples)
+        for example in examples:
+            yield from _example_lines(example, width)
 
 
 def _group_lines(group: Any, ctx: Any, width: int) -> Iterator[str]:
@@ -73,6 +75,17 @@ def _group_lines(group: Any, ctx: Any, width: int) -> Iterator[str]:
         yield from _table(heading, rows, width, left=left)
     options = [param for param in group.get_params(ctx) if param.param_type_name == "option"]
     yield from _table("Options", [(_option(param, ctx), _text(param, ctx)) for param in options], width)
+
+
+def _example_lines(example: str, width: int) -> Iterator[str]:
+    """The command, continued on lines that a shell takes as one; a terminal would cut it within a word."""
+    line = " "
+    for word in re.findall(r"""(?:'[^']*'|"[^"]*"|\S)+""", example):
+        if line.strip() and len(line) + 1 + len(word) > width - 2:
+            yield f"{line} \\"
+            line = "     "
+        line += f" {word}"
+    yield line
 
 
 def _paragraphs(text: str | None, width: int) -> Iterator[str]:
