@@ -33,6 +33,8 @@ GROUND = 0.2
 ROW_PX, GAP_PX = 26, 14
 MAP_PX = 520
 TICKS = (1, 2, 3, 5)
+BEFORE_RATIO = 0.4
+"""Part of the steps that the text of a finding takes at the usual width."""
 
 
 def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
@@ -86,9 +88,14 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
     for rank, row, axis in placed:
         text = _text(excess, rank, marks)
         if text:
+            begins = [mark.first_step for mark in marks if mark.rank == rank]
+            begin, first, last = min(begins, default=int(excess.steps[0])), int(excess.steps[0]), int(excess.steps[-1])
+            # On the quiet cells before the box, where they are wide enough for it; else over its beginning.
+            is_before = begin - first > BEFORE_RATIO * (last - first)
             figure.add_annotation(
-                x=int(excess.steps[0]) - half, y=row, yref=axis, text=label(text, 60), showarrow=False, xanchor="left",
-                xshift=4, font={"size": 11, "color": "#ffffff"}, bgcolor=MARK, borderpad=2,
+                x=begin - half, y=row, yref=axis, text=label(text, 60), showarrow=False,
+                xanchor="right" if is_before else "left", xshift=-4 if is_before else 4,
+                font={"size": 11, "color": "#ffffff"}, bgcolor=MARK, borderpad=2,
             )  # fmt: skip
     return figure
 

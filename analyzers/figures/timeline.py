@@ -10,6 +10,7 @@ follow each microbatch from stage to stage. Spans that are long enough carry the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import plotly.graph_objects as go
@@ -21,6 +22,8 @@ from analyzers.figures.theme import ACCUSED, CALL, PHASE, SEQUENCE, ink, label, 
 
 __all__ = ["draw", "matches"]
 
+BETWEEN = "between phases"
+_SPANS = PHASE | {BETWEEN: PHASE["gaps"]}
 FAINT = 0.12
 MAX_STEP_LABELS = 15
 NAME_SIZE = 10
@@ -42,12 +45,12 @@ def draw(
     right += 0.04 * right
     figure = new_figure(height=int(min(900, 120 + 46 * max(1, len(ranks)))), x="milliseconds", barmode="overlay")
     kinds: dict[tuple[str, bool, bool], list[Piece]] = {}
-    for piece in sorted(pieces, key=lambda p: p.start_ms):
+    for piece in sorted([*pieces, *between_phases(pieces, least_ms=NAMED_RATIO * right)], key=lambda p: p.start_ms):
         kinds.setdefault((piece.kind, piece.is_call, piece.end_ms is None), []).append(piece)
     named: set[str] = set()
     for (kind, is_call, is_open), of_kind in kinds.items():
         name = label(kind, 30)
-        colour = (CALL if is_call else PHASE).get(kind, SEQUENCE[7])
+        colour = (CALL if is_call else _SPANS).get(kind, SEQUENCE[7])
         hatched = {
             "shape": "/" if is_open else "-" if is_call else "",
             "size": 6,
@@ -85,6 +88,24 @@ def draw(
     _add_steps(figure, pieces, right)
     _add_marks(figure, pieces, marks, right)
     return figure
+
+
+def between_phases(pieces: Sequence[Piece], *, least_ms: float) -> list[Piece]:
+    """Time from the end of a rank's span to its next one: what a loop does there is the rank's own work, too.
+
+    Not in pipelines, where a rank waits for its neighbours between two spans.
+    """
+    found = []
+    until: dict[int, Piece] = {}
+    for piece in sorted(pieces, key=lambda p: p.start_ms):
+        if piece.is_call or piece.stage is not None:
+            continue
+        before = until.get(piece.rank)
+        if before is not None and before.end_ms is not None and piece.start_ms - before.end_ms >= least_ms:
+            found.append(replace(before, kind=BETWEEN, start_ms=before.end_ms, end_ms=piece.start_ms, detail=""))
+        if before is None or (before.end_ms is not None and (piece.end_ms is None or piece.end_ms > before.end_ms)):
+            until[piece.rank] = piece
+    return found
 
 
 def matches(piece: Piece, find: str) -> bool:

@@ -138,3 +138,12 @@ def test_each_rank_has_its_own_mean_whatever_their_number() -> None:
     few = rank_step(store, "step time", each_rank=True, max_cells=50, max_rows=4_000)
     assert few.every_steps == 2
     assert few.values[3, 0] == 3 + 1
+
+
+@pytest.mark.parametrize(("first", "anchor"), [(60, "right"), (5, "left")])
+def test_the_text_of_a_finding_stands_before_its_box_where_it_has_room(first: int, anchor: str) -> None:
+    found, slow = simulated(32, 1.3, columns=25, onset=first // 4)
+    mark = Mark(rank=slow % 32, first_step=first, last_step=97, text="straggler")
+    (note,) = [note for note in excess_map.draw(found, marks=[mark]).layout.annotations if "straggler" in note.text]
+    assert note.xanchor == anchor
+    assert note.x == pytest.approx(first, abs=2.0)

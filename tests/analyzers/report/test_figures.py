@@ -126,8 +126,20 @@ def test_a_timeline_names_its_steps_and_makes_faint_what_is_not_searched_for() -
     assert [(note.text, note.x) for note in figure.layout.annotations] == [("step 7", 10.0), ("step 8", 30.0)]
     assert [line.x0 for line in figure.layout.shapes] == [10.0, 30.0]
     shown = {trace.name: [value == 1 for value in trace.marker.opacity] for trace in figure.data}
-    assert shown == {"forward": [False] * 4, "all_gather": [False, True, False, True]}
+    assert shown == {
+        "forward": [False] * 4, "all_gather": [False, True, False, True], "between phases": [False] * 2
+    }  # fmt: skip
     assert {trace.marker.opacity for trace in timeline.draw(pieces).data} == {1.0}
+
+
+def test_a_timeline_shows_what_a_rank_spends_between_two_phases() -> None:
+    phases = (("forward", 0.0, 10.0), ("backward", 10.1, 30.0), ("optimizer", 70.0, 75.0))
+    pieces = [
+        activity.Piece(rank=0, kind=kind, is_call=False, start_ms=start, end_ms=end, step=7)
+        for kind, start, end in phases
+    ]
+    (between,) = [trace for trace in timeline.draw(pieces).data if trace.name == "between phases"]
+    assert (between.base, between.x) == ((30.0,), (40.0,))
 
 
 def test_a_timeline_follows_microbatches_within_each_pipeline() -> None:
