@@ -13,7 +13,7 @@ from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.policy import LogPolicy
 
-__all__ = ["Ended", "death_candidates", "endings"]
+__all__ = ["Ended", "death_candidates", "endings", "is_one_node_of_several"]
 
 _SIGNALS = {
     4: "SIGILL",
@@ -191,7 +191,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     code, entry = next(((code, entry) for rank, code, entry in silent if rank in first), silent[0][1:])
     are_timed = set(ranks) <= set(ended.times_s)
     more = (" in the same second" if are_timed else " in an unknown order") if len(ranks) > 1 else ""
-    is_first = (len(ranks) == 1 or are_timed) and not _is_one_node_of_several(book)
+    is_first = (len(ranks) == 1 or are_timed) and not is_one_node_of_several(book)
     pod = entry.text("host") if not ranks else ""
     with_code = f" with exit code {code}" if code else ""
     subject = f"a process of {pod}" if pod else "a rank that the log does not name"
@@ -209,7 +209,7 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     )
 
 
-def _is_one_node_of_several(book: LogBook) -> bool:
+def is_one_node_of_several(book: LogBook) -> bool:
     """Return True if of a job on several nodes only one's table is there: its first end may be a consequence."""
     tables = list(book.of("root_failure"))
     is_several = any(entry.number("rank") != entry.number("local_rank") for entry in tables)

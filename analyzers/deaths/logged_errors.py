@@ -64,11 +64,12 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         found.setdefault((_cause(entry, rule), ""), []).append((entry, standing(entry, book)))
     candidates = []
     for (cause, _), group in found.items():
-        aside = [entry for entry, how in group if how == "aside"]
+        aside = [entry for entry, how in group if how in ("aside", "ignored")]
         proven = [entry for entry, how in group if how == "own" and not _is_last_line_of(entry, aside)]
         rest = [entry for entry, how in group if how in ("after", "aside")]
         # Standard output may be buffered and come late: what seems survived is a suspicion where something ended.
-        rest += [entry for entry, how in group if how == "survived" and any(book.of_role("death", "victim"))]
+        is_over = any(book.of_role("death", "victim"))
+        rest += [entry for entry, how in group if how in ("survived", "ignored") and is_over]
         if proven or rest:
             candidates.append(_candidate(cause, proven or rest, book, is_own=bool(proven)))
     return candidates

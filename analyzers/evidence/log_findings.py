@@ -21,6 +21,7 @@ from analyzers.deaths.logged_endings import Ended, death_candidates, endings
 from analyzers.deaths.logged_errors import process_candidates
 from analyzers.deaths.logged_hosts import host_candidates
 from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
+from analyzers.evidence.only_end import of_the_only_end
 from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged_calls import call_candidates
@@ -51,7 +52,7 @@ def analyze(source: Source) -> list[Finding]:
     ended = endings(book)
     candidates = [*host_candidates(book), *process_candidates(book, ended), *death_candidates(book, ended)]
     candidates += [*call_candidates(book), *_numerics(book), *interface_candidates(book)]
-    candidates = sorted(_aborted(_merged(candidates)), key=lambda candidate: candidate.order(book))
+    candidates = sorted(of_the_only_end(_merged(candidates), book, ended), key=lambda candidate: candidate.order(book))
     if any(one.cause == "no_interface" for one in candidates):  # what it explains
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
     if not candidates and ended.victim_lines:
@@ -115,20 +116,6 @@ def _merged(candidates: Sequence[Candidate]) -> list[Candidate]:
         evidence = {**candidate.evidence, **({"also": also} if also else {})}
         joined.append(replace(candidate, ranks=ranks, what=what, evidence=evidence))
     return joined
-
-
-def _aborted(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """A device's error in a line without a rank belongs to the only rank that aborted: the runtime aborts its own."""
-    aborts = [one for one in candidates if one.cause == "signal" and one.evidence.get("signal") == "SIGABRT"]
-    if len(aborts) != 1 or len(aborts[0].ranks) != 1 or not aborts[0].is_proven:
-        return list(candidates)
-    ranks = aborts[0].ranks
-    return [
-        replace(one, ranks=ranks, what=one.what.replace(who(()), who(ranks), 1))
-        if one.cause in ("device_error", "device_assert") and one.rank_class == "own" and not one.ranks
-        else one
-        for one in candidates
-    ]
 
 
 def _same(host: Candidate, other: Candidate) -> bool:
@@ -292,6 +279,8 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     peers = peer_addresses(lines) if not suspects else []
     codes = list(dict.fromkeys(code for entry in lines for code in codes_in(text_of(entry))))
     coded = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
+    awaited = {rank for entry in lines if (rank := entry.number("awaited")) is not None}
+    coded += f"; what it waits for comes from rank {min(awaited)} of its group" if len(awaited) == 1 else ""
     away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
     return from_lines(
         "connection_lost",

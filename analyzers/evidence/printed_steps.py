@@ -29,6 +29,8 @@ __all__ = ["judge_steps"]
 
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
 """A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
+FEW_LINES = replace(THROUGHPUT, block=3)
+"""For a log with too few lines for those blocks."""
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
@@ -120,7 +122,9 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
 
 
 def _slower(source: Source) -> list[Finding]:
-    return throughput_drops(source, Scope(), THROUGHPUT) or periodic_slow_steps(source, Scope())
+    blocks = (THROUGHPUT, FEW_LINES)
+    drops = next((found for policy in blocks if (found := throughput_drops(source, Scope(), policy))), [])
+    return drops or periodic_slow_steps(source, Scope())
 
 
 def _failed(kind: str, error: Exception) -> Finding:

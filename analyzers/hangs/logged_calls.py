@@ -6,12 +6,13 @@ call: a rank that prints none is suspected. Lines of NCCL's watchdogs are compar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from analyzers.hangs.mismatches import compare_calls, smaller_side
 from analyzers.hangs.watchdogs import watchdog_candidates
 from analyzers.logs.candidate import Candidate, from_lines, named_by, ranks_of, who
-from analyzers.logs.exceptions import standing
+from analyzers.logs.exceptions import is_victims, standing
 from analyzers.logs.log_events import LogBook
 from analyzers.run.recorded_calls import Call
 from analyzers.wording import ranks_text
@@ -23,6 +24,8 @@ _TRACE_ERRORS = {
     "COLLECTIVE_DTYPE_MISMATCH": "mismatch_dtype",
 }  # fmt: skip
 """Causes by the names of torch.distributed.flight_recorder's MatchState."""
+_RANK_0_FIRST = re.compile(r"\bin (?:main_process_first|\w*(?:distributed|rank)_zero_first|rank0_first)\b")
+"""Context managers of transformers, accelerate, ultralytics and others: all ranks but the first wait in them."""
 
 
 def call_candidates(book: LogBook) -> list[Candidate]:
@@ -31,6 +34,7 @@ def call_candidates(book: LogBook) -> list[Candidate]:
         *_stated(book),
         *_stalled(book),
         *_first_calls(book),
+        *_first_rank(book),
         *watchdog_candidates(book),
         *_stuck(book),
         *_timed_out(book),
@@ -165,6 +169,26 @@ def _first_calls(book: LogBook) -> Iterator[Candidate]:
             why=f"{lines[0].place}: {lines[0].message[:200]}",
             evidence={"waiting_ranks": sorted({entry.rank for entry in lines if entry.rank is not None} - set(ranks))},
         )
+
+
+def _first_rank(book: LogBook) -> Iterator[Candidate]:
+    """Work that the first rank does before the others, which wait at a barrier: a data set, the seed of an epoch."""
+    seeds = list(book.of("shared_seed"))
+    waits = [one for one in book.of("exception") if _RANK_0_FIRST.search(one.text("traceback")) and is_victims(one)]
+    waiting = sorted({one.rank for one in (*seeds, *waits) if one.rank is not None})
+    if not (seeds or waits) or 0 in waiting:
+        return
+    lines = (*waits, *seeds)
+    yield from_lines(
+        "not_entered",
+        lines,
+        rank_class="hang",
+        ranks=(0,),
+        what=f"{who(waiting, 'the other ranks')} gave up waiting for rank 0, which "
+        + ("publishes the seed of an epoch first" if not waits else "does this part first"),
+        is_proven=False,
+        evidence={"waiting_ranks": waiting},
+    )
 
 
 def _detail(book: LogBook) -> Iterator[Candidate]:

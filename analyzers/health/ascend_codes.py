@@ -34,6 +34,8 @@ _MEANINGS: Mapping[str, str] = {
     "507034": "vector core timeout",
     "507035": "vector core exception",
     "507036": "vector core trap exception",
+    "507046": "a stream's tasks did not end in time",
+    "507047": "an event was not recorded in time",
     "507048": "a task of the device did not end in time",
     "507899": "internal error of the driver",
     "507900": "internal error of the AI CPU",

@@ -13,10 +13,10 @@ from store.readers.logs.rules import cause_of
 
 __all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "standing", "text_of", "type_of"]
 
-Standing = Literal["own", "survived", "after", "aside"]
-"""own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls "
- "itself a warning. after: the launcher was
-ending the job already. aside: of a thread or a destructor, which end no process."""
+Standing = Literal["own", "survived", "after", "aside", "ignored"]
+"""own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls itself a
+warning. after: the launcher was ending the job already. aside: of a thread, which ends no process. ignored: of a
+destructor, which Python does not even call an error of the program."""
 
 _LAUNCHERS = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -29,7 +29,7 @@ _POINTERS = ("See root cause above", "See stack trace for root cause", "due to a
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = (
     "Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck",
-    "error code is 107020", "error code is 507048",  # CANN: a task of the device did not end in time
+    "error code is 107020", "error code is 507046", "error code is 507047", "error code is 507048",  # CANN: timeouts
 )  # fmt: skip
 _UNNAMED = (
     "RuntimeError",
@@ -106,5 +106,6 @@ def standing(entry: LogLine, book: LogBook) -> Standing:
     if last is None:
         return "own"
     if last.kind == "in_thread":
-        return "aside" if entry.kind == "exception" and entry.line - last.line <= 2 else "own"
+        is_next = entry.kind == "exception" and entry.line - last.line <= 2
+        return "own" if not is_next else "ignored" if "Exception ignored in" in last.message else "aside"
     return "after" if last.kind == "teardown" else "own"

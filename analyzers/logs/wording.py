@@ -32,8 +32,8 @@ DO_OF_LINE: Mapping[str, str] = {
     "architecture (`torch.cuda.get_arch_list()`).",
     "library_handle": "The library could not set itself up: most often the device's memory is full (`nvidia-smi`, a "
     "smaller batch); else an earlier index is out of range: run again with CUDA_LAUNCH_BLOCKING=1.",
-    "kernel_fault": "A kernel went out of its memory: run again with CUDA_LAUNCH_BLOCKING=1 to get its line, or under "
-    "compute-sanitizer. It is the device only where `dmesg -T | grep -i xid` there has more than 13, 31, 43 or 45.",
+    "kernel_fault": "A kernel went out of its memory: run again with CUDA_LAUNCH_BLOCKING=1 (AMD: "
+    "AMD_SERIALIZE_KERNEL=3) to get its line, or under compute-sanitizer. It is the device only where `dmesg -T | grep -i xid` there has more than 13, 31, 43 or 45.",
     "download_denied": "The account may not read that address: log in (`hf auth login`, HF_TOKEN) and ask for access, "
     "or download before and set HF_HUB_OFFLINE=1.",
     "remote_store": "The store or its account refused, or did not answer: check the credentials' lifetime, the limits "

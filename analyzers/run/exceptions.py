@@ -26,7 +26,8 @@ _NEXT = re.compile(
 )
 _FRAME = re.compile(r'^ {0,12}File "([^"]{1,500})", line (\d{1,9})(?:, in| in)? ?(.{0,200})$')
 _ERROR = re.compile(r"^(?:[A-Za-z_][\w.]{0,200}\.)?([A-Za-z_]\w{0,100})(?::\s?(.{0,4000}))?$")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/")
+_PYTHONS = re.compile(r"/lib(?:64)?/python3\.\d+/|^<")
 _OURS = re.compile(
     r"(?:^|/)(?:rankscope/)?probes/(?:attach|collectives|device|guard|profiling|tape)/"
     r"|(?:^|/)(?:rankscope/)?probes/(?:gradients|tape_recorder|step_clock|compilation)\.py$"
@@ -51,7 +52,12 @@ class Frame:
         if _OURS.search(self.path) is not None:
             return True
         is_programs = bool(self.package) and self.path.startswith(f"{self.package.rstrip('/')}/")
-        return not is_programs and _LIBRARY.search(self.path) is not None
+        return not is_programs and (_INSTALLED.search(self.path) is not None or self.is_pythons)
+
+    @property
+    def is_pythons(self) -> bool:
+        """True for code of Python's standard library."""
+        return _INSTALLED.search(self.path) is None and _PYTHONS.search(self.path) is not None
 
     @property
     def text(self) -> str:
@@ -85,9 +91,9 @@ def read_traceback(text: str, package: str = "") -> list[Link]:
 
 
 def own_frame(link: Link) -> Frame | None:
-    """The innermost frame of the user's own code; where there is none, the innermost that is not ours."""
+    """The innermost frame of the user's own code; where there is none, of an installed package, else of Python."""
     of_others = [frame for frame in link.frames if _OURS.search(frame.path) is None] or list(link.frames)
-    return next((f for f in reversed(of_others) if not f.is_library), of_others[-1] if of_others else None)
+    return min(reversed(of_others), key=lambda frame: (frame.is_library, frame.is_pythons), default=None)
 
 
 def own_frame_text(traceback: str) -> str:

@@ -31,6 +31,7 @@ from analyzers.run.token_copies import token_copies
 from analyzers.scope import Scope
 from analyzers.source import READ_ROWS, Floats, Ints, Source, floats, ints, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy
+from analyzers.wording import number
 
 __all__ = ["Change", "StepTimes", "between", "regression", "step_times", "throughput_drops"]
 
@@ -210,7 +211,7 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
         kind="throughput",
         severity="warning",
         status="fired",
-        summary=f"{who} been slower since step {begin}: {after:.4g} ms per step instead of {level:.4g} "
+        summary=f"{who} been slower since step {begin}: {number(after, 4)} ms per step instead of {number(level, 4)} "
         f"({after / level:.2f}x){f', mostly in {cause}' if cause != 'unknown' else ''}.",
         first_step=begin,
         last_step=last,

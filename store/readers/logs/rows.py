@@ -19,6 +19,8 @@ from store.readers.logs.step_rows import step_rows
 __all__ = ["log_rows"]
 
 _NUM_RANKS = 1_000_000
+_NAMES_ITS_RANK = ("root_failure", "nccl_comm", "nonfinite", "rendezvous_timeout", "shared_seed")
+"""Kinds of lines whose text names the rank that they are of."""
 
 
 def log_rows(logs: Sequence[ReadLog], names: Mapping[Any, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -55,7 +57,7 @@ def _event_row(log: ReadLog, event: LogEvent, name: str, known: Identities) -> d
 
 def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, known: Identities) -> int | None:
     prefix, said = event.prefix, event.fields
-    own = [said.get("rank") if event.kind in ("root_failure", "nccl_comm", "nonfinite", "rendezvous_timeout") else None]
+    own = [said.get("rank") if event.kind in _NAMES_ITS_RANK else None]
     if event.kind == "watchdog_timeout" and prefix.rank is None:  # what std::terminate repeats stands behind no prefix
         own = [said.get("rank")]
     if event.role not in ("kernel", "outside"):

@@ -226,17 +226,17 @@ class _Scan:
         text = clean(window[begin:line_end])
         if rules != [None]:
             self._learn_from(window, begin, text)
-        whole = text
         prefix = read_prefix(text, self._clock, self._constant)
+        whole = (text, prefix)
         if prefix.rank is None and (start := written_over(text, prefix.length)):
             self._bar(number, text[:start], prefix)
-            whole, text = text, text[start:]
+            text = text[start:]
             prefix = replace(read_prefix(text, self._clock, self._constant), wall_ns=prefix.wall_ns)
         for rule in sorted(most_specific(rules, window[begin:line_end]), key=lambda rule: rule is not None):
             if rule is None:
                 self._step(number, text, prefix)
             elif not rule.requires or rule.requires in text:
-                self._event(window, line_end, number, whole if rule.kind == "working" else text, prefix, rule)
+                self._event(window, line_end, number, *(whole if rule.kind == "working" else (text, prefix)), rule)
 
     def _learn(self, window: bytes) -> None:
         """Find what the lines at both ends of the first window have before them in common."""
@@ -355,7 +355,9 @@ class _Scan:
             return read_error_file(text[prefix.length :], self._following(window, line_end), prefix)
         if rule.pattern is None:
             return {}
-        match = rule.pattern.search(text) or rule.pattern.search(text[prefix.length :].lstrip())
+        match = rule.pattern.search(text, prefix.length if rule.kind == "working" else 0) or rule.pattern.search(
+            text[prefix.length :].lstrip()
+        )
         if match is None and rule.role != "hint":  # a terminal may have broken the line
             following = next(self._following(window, line_end), None)
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None

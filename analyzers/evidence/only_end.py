@@ -1,0 +1,62 @@
+"""Whose a line without a rank is, where the launcher saw one rank alone end as the process of such a line ends.
+
+candidates = of_the_only_end(candidates, book, ended)
+
+1. A device's error makes the runtime abort its own process: it is of the only rank that aborted.
+2. An exception ends its process with code 1, and whom the launcher then ends by SIGTERM writes no traceback: the only
+   traceback is of the only rank that ended so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analyzers.deaths.logged_endings import Ended, is_one_node_of_several
+from analyzers.logs.candidate import Candidate, who
+from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
+from analyzers.logs.log_events import LogBook, LogLine
+
+__all__ = ["of_the_only_end"]
+
+
+def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) -> list[Candidate]:
+    """Name the rank of candidates that have none, where the only end tells it."""
+    aborts = [one for one in candidates if one.cause == "signal" and one.evidence.get("signal") == "SIGABRT"]
+    if len(aborts) == 1 and len(aborts[0].ranks) == 1 and aborts[0].is_proven:
+        return [
+            _named(one, aborts[0].ranks[0]) if one.cause in ("device_error", "device_assert") else one
+            for one in candidates
+        ]
+    end, raised = _only_exit(book, ended), _only_traceback(book)
+    if end is None or raised is None or end[1].source != raised.source or end[1].line < raised.line:
+        return list(candidates)
+    return [_named(one, end[0]) if raised in one.lines else one for one in candidates]
+
+
+def _named(candidate: Candidate, rank: int) -> Candidate:
+    if candidate.rank_class != "own" or candidate.ranks:
+        return candidate
+    return replace(candidate, ranks=(rank,), what=candidate.what.replace(who(()), who((rank,)), 1))
+
+
+def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:
+    """The rank that alone ended with code 1, and the launcher's line of it; no other may have ended by itself."""
+    ends = list(ended.exits.items())
+    if len(ends) != 1 or any(signal != "SIGTERM" for signal, _ in ended.signals.values()):
+        return None
+    rank, (code, entry) = ends[0]
+    if ended.times_s.keys() - ended.signals.keys() - {rank}:
+        return None  # the launcher lists more that failed
+    return (rank, entry) if rank >= 0 and code == 1 and not is_one_node_of_several(book) else None
+
+
+def _only_traceback(book: LogBook) -> LogLine | None:
+    """The exception of the log, if it has one alone and does not say of which rank."""
+    raised = [entry for entry in book.of("exception") if not (is_launchers(entry) or is_stop(entry))]
+    with_frames = [entry for entry in raised if entry.text("traceback")]
+    if not with_frames or any(entry.rank is not None or is_victims(entry) for entry in raised):
+        return None
+    first = with_frames[0]  # that of a loader's worker stands within it once more
+    are_its = all(entry.text("traceback").rstrip() in first.text("traceback") for entry in with_frames)
+    return first if are_its and all(type_of(entry) == type_of(first) for entry in raised) else None

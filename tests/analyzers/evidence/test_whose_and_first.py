@@ -1,0 +1,114 @@
+"""Whose an error without a rank is, by the launcher's only end; and rank 0, which others wait for by its own part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.report.wording.explained import next_step
+from tests.analyzers.evidence.test_log_proof import TABLE, TORCHRUN, raised
+from tests.analyzers.evidence.test_logs import diagnose
+
+ONE = "E0301 02:07:08.1 71 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) local_rank: 4 (pid: 9) of binary: python\n"  # noqa: E501
+WORKER = """Traceback (most recent call last):
+  File "/job/train.py", line 61, in epoch
+    for batch in loader:
+  File "/v/lib/python3.11/site-packages/torch/_utils.py", line 750, in reraise
+    raise exception
+IndexError: Caught IndexError in DataLoader worker process 3.
+Original Traceback (most recent call last):
+  File "/job/corpus.py", line 35, in __getitem__
+    return fields[1]
+IndexError: list index out of range
+
+"""
+
+
+@pytest.mark.parametrize("text", [raised(""), WORKER, raised("", "torch.OutOfMemoryError: CUDA out of memory.")])
+def test_the_only_traceback_is_of_the_only_rank_that_ended_with_code_1(tmp_path: Path, text: str) -> None:
+    first = diagnose(tmp_path, job=text + ONE).fired[0]
+    assert (first.status, first.ranks) == ("fired", (4,))
+    assert first.summary.startswith("Rank 4 ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        raised("") + raised("", "IndexError: 9") + ONE,  # two errors
+        ONE + raised(""),  # it came after the end
+        raised("") + TORCHRUN.format(code=-9, local=2),  # a signal writes no traceback
+        raised("") + ONE + TORCHRUN.format(code=-11, local=2),
+        raised("") + TABLE.format(second=1, host="a", rank=12, local=4, code=1, pid=9),  # one node's table of several
+        raised("") + "Failures:\n[1]:\n  time      : 2026-03-01_08:30:01\n  rank      : 2 (local_rank: 2)\n  exitcode  : 1 (pid: 8)\n"
+        + TABLE.format(second=1, host="a", rank=4, local=4, code=1, pid=9),
+    ],
+)  # fmt: skip
+def test_no_rank_is_named_where_another_may_have_raised_it(tmp_path: Path, text: str) -> None:
+    own = [one for one in diagnose(tmp_path, job=text).fired if one.cause == "exception"]
+    assert not any(one.ranks for one in own)
+
+
+def test_a_seed_that_did_not_come_is_of_the_first_rank(tmp_path: Path) -> None:
+    error = "RuntimeError: Timed out receiving the shared seed from the distribtued store on Rank 5. (world_size=8, timeout=600)"
+    first = diagnose(tmp_path, job=raised("loader-1  | ", error)).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
+    assert "Rank 5 gave up waiting for rank 0" in first.summary
+
+
+@pytest.mark.parametrize("name", ["main_process_first", "torch_distributed_zero_first"])
+@pytest.mark.parametrize("code", ["507046", "107020"])
+def test_a_barrier_that_lets_the_first_rank_work_blames_no_rank_in_it(tmp_path: Path, name: str, code: str) -> None:
+    frames = f'[rank3]: Traceback (most recent call last):\n[rank3]:   File "/job/x.py", line 9, in {name}\n'
+    error = (
+        f"[rank3]: RuntimeError: npuSynchronizeDevice:NPUStream.cpp:435 NPU function error: f, error code is {code}\n"
+    )
+    bar = "Running tokenizer on dataset:  41%|####      | 820/2000 [30:01<43:12, 4.01 examples/s]\n"
+    first = diagnose(tmp_path, job=bar + frames + error).fired[0]
+    assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
+    assert "820 of 2,000" in first.summary
+    itself = diagnose(tmp_path, job=frames.replace("rank3", "rank0") + error.replace("rank3", "rank0"))
+    assert all(0 not in one.ranks or one.cause != "not_entered" for one in itself.fired)
+
+
+def test_a_loader_that_ends_in_the_destructor_of_a_finished_job_is_no_failure(tmp_path: Path) -> None:
+    text = "".join(f"step:{i} - actor/pg_loss:0.0{i} - timing_s/step:52.{i}\n" for i in range(1, 9))
+    text += "(\"Final validation metrics: {'val/reward': 0.71}\")\n"
+    end = "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f2a>\n"
+    end += raised("", "RuntimeError: DataLoader worker (pid 4122) is killed by signal: Killed. ")
+    found = diagnose(tmp_path, job=text + end)
+    assert found.fired == ()
+    assert "finished" in found.verdict
+
+
+def test_the_rank_that_hccl_waits_for_is_of_its_group(tmp_path: Path) -> None:
+    line = "EI0002: The wait execution of the Notify register times out. Reason: The Notify register has not received the Notify record from remote rank {}. base information\n"  # noqa: E501
+    known = diagnose(tmp_path, job=line.format("[24]")).fired[0]
+    assert (known.cause, known.ranks) == ("connection_lost", ())
+    assert "comes from rank 24 of its group" in known.summary
+    assert "comes from rank" not in diagnose(tmp_path, job=line.format("[4294967295]")).verdict
+
+
+def test_python_itself_is_not_where_an_error_was_raised(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/opt/lib/python3.11/site-packages/tuner/main.py", line 663, in <module>\n'
+        '  File "/usr/lib64/python3.11/os.py", line 225, in makedirs\n  File "<frozen os>", line 225, in mkdir\n'
+        "PermissionError: [Errno 13] Permission denied: '/.cache'\n"
+    )
+    assert "(tuner/main.py:663 in <module>)" in diagnose(tmp_path, job=text).verdict
+
+
+def test_a_memory_fault_of_rocm_is_first_the_program_s(tmp_path: Path) -> None:
+    text = "Memory access fault by GPU node-1 (Agent handle: 0x55) on address 0x7f5c42600000. Reason: Page not present or supervisor privilege.\n"  # noqa: E501
+    first = diagnose(tmp_path, job=text).fired[0]
+    assert first.cause == "device_error"
+    assert "AMD_SERIALIZE_KERNEL" in next_step(first)
+
+
+def test_forty_lines_show_that_training_has_become_slower(tmp_path: Path) -> None:
+    text = "".join(
+        f"step {i} loss: 2.{i % 5} step_time: {810 + i % 7 if i < 20 else 1620 + i % 7}ms\n" for i in range(1, 37)
+    )
+    first = diagnose(tmp_path, job=text).fired[0]
+    assert (first.kind, abs((first.first_step or 0) - 20) < 3) == ("throughput", True)
+    assert "ms per step instead of 8" in first.summary
