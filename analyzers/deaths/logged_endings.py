@@ -152,7 +152,10 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         if signal == "SIGTERM" or (signal == "SIGABRT" and (gave_up or ended.victim_lines or rank in ended.victims)):
             continue
         groups.setdefault(signal, []).append((rank, entry))
+    ends = {entry.source: entry.line for entry in book.of("finished")}
     for signal, group in groups.items():
+        if signal == "SIGKILL" and all(ends.get(entry.source, entry.line) < entry.line for _, entry in group):
+            continue  # a launcher ends what is left of a job that has finished
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
         if signal != "SIGABRT":  # no peer's end causes it, so what only ended as early is no culprit

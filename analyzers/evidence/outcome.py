@@ -51,9 +51,11 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
     entry = next(iter(book.of("finished")), None)
     extent = _extent(steps)
     if entry is not None:
-        return Outcome(
-            ended="finished", text=f"The job finished ({entry.quoted}). {extent}No failure seen.", is_known=True
+        killed = next(
+            (one for one, _ in book.of_role("death") if one.source == entry.source and one.line > entry.line), None
         )
+        after = f"After that a process was still ended ({killed.quoted})." if killed else "No failure seen."
+        return Outcome(ended="finished", text=f"The job finished ({entry.quoted}). {extent}{after}", is_known=True)
     if step := is_at_end(steps):
         return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No "
                              "failure seen.",

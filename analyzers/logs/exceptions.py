@@ -45,6 +45,11 @@ _CALLS = re.compile(
     r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
 )
 """Modules whose functions wait for other ranks."""
+_BETWEEN_RANKS = (
+    "torch", "torch_npu", "ray", "vllm", "sglang", "deepspeed", "megatron", "horovod", "mpi4py", "jax", "jaxlib",
+    "grpc", "tensorflow", "socket", "ssl", "asyncio", "concurrent", "multiprocessing", "exceptions", "__main__",
+)  # fmt: skip
+"""Packages through which processes of a job reach each other, by the names of their errors."""
 _OTHERS = re.compile(
     r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
 )
@@ -82,9 +87,17 @@ def is_victims(entry: LogLine) -> bool:
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
-    if type_of(entry) in _BACKENDS or any(mark in text for mark in _TIMEOUTS) or LOST_PEER.search(text) is not None:
+    if type_of(entry) in _BACKENDS or any(mark in text for mark in _TIMEOUTS):
+        return True
+    if LOST_PEER.search(text) is not None and not _is_of_another_package(entry):
         return True
     return type_of(entry) in _UNNAMED and _is_of_communication(entry, text)
+
+
+def _is_of_another_package(entry: LogLine) -> bool:
+    """Return True for an error that a package defines which no rank reaches another through: a tracker, a client."""
+    root, dot, _ = entry.text("type").partition(".")
+    return bool(dot) and root not in _BETWEEN_RANKS
 
 
 def _is_of_communication(entry: LogLine, text: str) -> bool:
@@ -97,9 +110,10 @@ def _is_of_communication(entry: LogLine, text: str) -> bool:
 
 def standing(entry: LogLine, book: LogBook) -> Standing:
     """Judge a line by its place in its file."""
-    is_over = any(one.source == entry.source and one.line > entry.line for one in book.of("finished"))
-    if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning") or is_over:
+    if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):
         return "survived"
+    if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):
+        return "survived"  # the job came to its end after it
     before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == entry.source
               and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)

@@ -33,11 +33,12 @@ DO_OF_LINE: Mapping[str, str] = {
     "library_handle": "The library could not set itself up: most often the device's memory is full (`nvidia-smi`, a "
     "smaller batch); else an earlier index is out of range: run again with CUDA_LAUNCH_BLOCKING=1.",
     "kernel_fault": "A kernel went out of its memory: run again with CUDA_LAUNCH_BLOCKING=1 (AMD: "
-    "AMD_SERIALIZE_KERNEL=3) to get its line, or under compute-sanitizer. It is the device only where `dmesg -T | grep -i xid` there has more than 13, 31, 43 or 45.",
+    "AMD_SERIALIZE_KERNEL=3) to get its line, or under compute-sanitizer. It is the device only where "
+    "`dmesg -T | grep -i xid` there has more than 13, 31, 43 or 45.",
     "download_denied": "The account may not read that address: log in (`hf auth login`, HF_TOKEN) and ask for access, "
     "or download before and set HF_HUB_OFFLINE=1.",
     "remote_store": "The store or its account refused, or did not answer: check the credentials' lifetime, the limits "
-    "of requests, and the route from that node; save to a local disk first and upload from there.",
+    "of requests, and the route from that node; save to a local disk first and upload from there (a tracker: offline).",
     "fabric_provider": "The library found no transport that works here: list what libfabric or UCX has (`fi_info`, "
     "`ucx_info -d`), and set FI_PROVIDER and FI_PROVIDER_PATH, or UCX_TLS, to one that all nodes have.",
     "device_held": "A process of the last job most often still holds the device: end it, wait ten seconds, start again "

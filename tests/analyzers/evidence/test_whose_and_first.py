@@ -11,6 +11,9 @@ from tests.analyzers.evidence.test_log_proof import TABLE, TORCHRUN, raised
 from tests.analyzers.evidence.test_logs import diagnose
 
 ONE = "E0301 02:07:08.1 71 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) local_rank: 4 (pid: 9) of binary: python\n"  # noqa: E501
+OTHER = (
+    "Failures:\n[1]:\n  time      : 2026-03-01_08:30:01\n  rank      : 2 (local_rank: 2)\n  exitcode  : 1 (pid: 8)\n"
+)
 WORKER = """Traceback (most recent call last):
   File "/job/train.py", line 61, in epoch
     for batch in loader:
@@ -40,8 +43,7 @@ def test_the_only_traceback_is_of_the_only_rank_that_ended_with_code_1(tmp_path:
         raised("") + TORCHRUN.format(code=-9, local=2),  # a signal writes no traceback
         raised("") + ONE + TORCHRUN.format(code=-11, local=2),
         raised("") + TABLE.format(second=1, host="a", rank=12, local=4, code=1, pid=9),  # one node's table of several
-        raised("") + "Failures:\n[1]:\n  time      : 2026-03-01_08:30:01\n  rank      : 2 (local_rank: 2)\n  exitcode  : 1 (pid: 8)\n"
-        + TABLE.format(second=1, host="a", rank=4, local=4, code=1, pid=9),
+        raised("") + OTHER + TABLE.format(second=1, host="a", rank=4, local=4, code=1, pid=9),
     ],
 )  # fmt: skip
 def test_no_rank_is_named_where_another_may_have_raised_it(tmp_path: Path, text: str) -> None:
@@ -50,7 +52,7 @@ def test_no_rank_is_named_where_another_may_have_raised_it(tmp_path: Path, text:
 
 
 def test_a_seed_that_did_not_come_is_of_the_first_rank(tmp_path: Path) -> None:
-    error = "RuntimeError: Timed out receiving the shared seed from the distribtued store on Rank 5. (world_size=8, timeout=600)"
+    error = "RuntimeError: Timed out receiving the shared seed from the distribtued store on Rank 5. (world_size=8)"
     first = diagnose(tmp_path, job=raised("loader-1  | ", error)).fired[0]
     assert (first.cause, first.status, first.ranks) == ("not_entered", "suspect", (0,))
     assert "Rank 5 gave up waiting for rank 0" in first.summary
@@ -91,7 +93,7 @@ def test_the_rank_that_hccl_waits_for_is_of_its_group(tmp_path: Path) -> None:
 
 def test_python_itself_is_not_where_an_error_was_raised(tmp_path: Path) -> None:
     text = (
-        'Traceback (most recent call last):\n  File "/opt/lib/python3.11/site-packages/tuner/main.py", line 663, in <module>\n'
+        'Traceback (most recent call last):\n  File "/opt/site-packages/tuner/main.py", line 663, in <module>\n'
         '  File "/usr/lib64/python3.11/os.py", line 225, in makedirs\n  File "<frozen os>", line 225, in mkdir\n'
         "PermissionError: [Errno 13] Permission denied: '/.cache'\n"
     )
@@ -112,3 +114,23 @@ def test_forty_lines_show_that_training_has_become_slower(tmp_path: Path) -> Non
     first = diagnose(tmp_path, job=text).fired[0]
     assert (first.kind, abs((first.first_step or 0) - 20) < 3) == ("throughput", True)
     assert "ms per step instead of 8" in first.summary
+
+
+def test_what_a_launcher_kills_after_the_end_is_no_failure_of_the_job(tmp_path: Path) -> None:
+    end = "{'train_runtime': 712.1, 'train_loss': 1.8, 'epoch': 1.0}\n"
+    kill = (
+        "[ERROR] [launch.py:341:sigkill_handler] ['python', 'dpo.py', '--local_rank=6'] exits with return code = -9\n"
+    )
+    after = diagnose(tmp_path, job=end + kill)
+    assert after.fired == ()
+    assert "After that a process was still ended" in after.verdict
+    (found,) = diagnose(tmp_path, job=kill).fired
+    assert (found.cause, found.status, found.ranks) == ("signal", "suspect", (6,))
+
+
+def test_a_tracker_that_does_not_answer_is_no_lost_rank(tmp_path: Path) -> None:
+    error = "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec."
+    (found,) = diagnose(tmp_path, job=raised("[rank0]: ", error)).fired
+    assert (found.cause, found.status, found.ranks) == ("download", "fired", (0,))
+    other = diagnose(tmp_path, job=raised("[rank0]: ", "subprocess.TimeoutExpired: Command 'x' timed out")).fired[0]
+    assert (other.cause, other.ranks) == ("exception", (0,))
