@@ -281,6 +281,8 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     coded = f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     awaited = {rank for entry in lines if (rank := entry.number("awaited")) is not None}
     coded += f"; what it waits for comes from rank {min(awaited)} of its group" if len(awaited) == 1 else ""
+    nodes = sorted({re.sub(r"_\d+_\d+$", "", name) for entry in lines if (name := entry.text("node"))})
+    coded += f"; {', '.join(nodes[:4])} no longer reached the rendezvous store" if nodes else ""
     away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
     return from_lines(
         "connection_lost",

@@ -54,7 +54,10 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     else:
         what = f"The gradient norm is not finite from step {first} on"
         zeros = [row["step"] for row in rows if row["step"] >= first and row.get("loss") == 0]
-        what += ", and the loss is printed as 0" if zeros else ", while the loss is" if not is_once else ""
+        is_printed = any(row.get("loss") is not None for row in rows if row["step"] >= first)
+        what += (
+            ", and the loss is printed as 0" if zeros else ", while the loss is" if is_printed and not is_once else ""
+        )
     if is_once:
         name = "loss" if bad_loss else "gradient norm"
         times = f"at step {first} only" if len(bad) == 1 else f"at {len(bad)} steps from {first} to {bad[-1]}"

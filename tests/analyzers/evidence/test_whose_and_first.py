@@ -138,3 +138,28 @@ def test_a_tracker_that_does_not_answer_is_no_lost_rank(tmp_path: Path) -> None:
     assert (found.cause, found.status, found.ranks) == ("download", "fired", (0,))
     other = diagnose(tmp_path, job=raised("[rank0]: ", "subprocess.TimeoutExpired: Command 'x' timed out")).fired[0]
     assert (other.cause, other.ranks) == ("exception", (0,))
+
+
+def test_a_loss_that_is_not_printed_is_not_called_finite(tmp_path: Path) -> None:
+    line = " iteration {i}/ 900 | elapsed time per iteration (ms): 81.0 | {loss}grad norm: nan | TFLOPs: 7.4 |\n"
+    bare = diagnose(tmp_path, job="".join(line.format(i=i, loss="") for i in range(20, 40)))
+    assert "not finite from step 20 on" in bare.verdict
+    assert "while the loss is" not in bare.verdict
+    both = diagnose(tmp_path, job="".join(line.format(i=i, loss="lm loss: 2.1 | ") for i in range(20, 40)))
+    assert "while the loss is" in both.verdict
+
+
+def test_an_agent_that_reaches_the_store_no_more_names_its_node(tmp_path: Path) -> None:
+    text = (
+        "The node 'gpu-7_18728_0' has failed to send a keep-alive heartbeat to the rendezvous 'none' due to an error."
+    )
+    (found,) = diagnose(tmp_path, job=f"{text}\n").fired
+    assert (found.cause, found.ranks) == ("connection_lost", ())
+    assert "gpu-7 no longer reached the rendezvous store" in found.summary
+
+
+def test_an_adapter_that_does_not_start_is_named_by_its_address(tmp_path: Path) -> None:
+    text = "Mar  7 10:00:01 gpu-7 kernel: NVRM: GPU 0000:09:00.0: RmInitAdapter failed! (0x22:0x56:894)\n"
+    (found,) = diagnose(tmp_path, job=text).fired
+    assert (found.cause, found.ranks) == ("device_error", ())
+    assert found.summary.startswith("GPU 0000:09:00.0 of gpu-7 does not answer")
