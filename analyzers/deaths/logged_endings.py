@@ -168,7 +168,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             what = f"{who(ranks)} aborted (SIGABRT): {said}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
         if is_bare_abort:  # no ground to suspect the rank: it is how ranks that only waited end
-            what = f"{who(ranks)} ended first, by SIGABRT, which is how torch's watchdog ends ranks that waited"
+            what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends ranks that waited"
         yield from_lines(
             "signal",
             (*(entry for _, entry in group), *([abort_text] if signal == "SIGABRT" and abort_text else [])),
@@ -272,13 +272,14 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
         sorted({entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None})
     )
     hung = any(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout"))
+    whose = "a Ray worker" if any(book.of("ray_actor_died")) else "a worker process"
     if lines and not hung:
         yield from_lines(
             "exit",
             lines,
             rank_class="late",  # any line that names a cause says more
             ranks=ranks,
-            what=f"{who(ranks, 'a Ray worker')} died, and its own error is not in these files",
+            what=f"{who(ranks, whose)} died, and its own error is not in these files",
             is_proven=False,
             collect=COLLECT["ray"],
         )

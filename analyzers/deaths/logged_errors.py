@@ -158,7 +158,9 @@ def _compares(text: str) -> bool:
 
 def _one_line(text: object, cause: str) -> str:
     """The line of a message that names the cause, else its first: without CUDA's hints and the end of its sentence."""
-    lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
+    text = str(text or "")
+    text = text.replace("\\n", "\n") if "Traceback (most" in text else text  # a platform quotes the whole in one line
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = (line for line in sorted(lines[:20], key=lambda line: line.endswith(":"))
              if (rule := cause_of(line)) is not None and rule.cause == cause)  # fmt: skip
     head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")

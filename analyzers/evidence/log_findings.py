@@ -27,10 +27,11 @@ from analyzers.finding import Finding
 from analyzers.hangs.logged_calls import call_candidates
 from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
-from analyzers.logs.exceptions import standing, text_of
+from analyzers.logs.exceptions import standing, text_of, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import ANALYZER
 from analyzers.numerics.printed_values import DO
+from analyzers.run.exceptions import read_traceback
 from analyzers.source import Source
 from analyzers.wording import ranks_text
 
@@ -40,6 +41,7 @@ _ADVICE = re.compile(r"Failed to open lib\w+\.so|NUMA auto balancing|could not b
 """Warnings of NCCL about something that it can do without."""
 _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|timed out", re.IGNORECASE)
 """Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
+_PIPE = re.compile(r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize)\.py$")
 MAX_ALSO = 3
 """Findings after the first: any more are consequences."""
 
@@ -284,6 +286,8 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     nodes = sorted({re.sub(r"_\d+_\d+$", "", name) for entry in lines if (name := entry.text("node"))})
     coded += f"; {', '.join(nodes[:4])} no longer reached the rendezvous store" if nodes else ""
     away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
+    if _are_of_pipes(lines):
+        return _pipes(lines)
     return from_lines(
         "connection_lost",
         lines,
@@ -307,6 +311,31 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
             if peers
             else None,
         },
+    )
+
+
+def _are_of_pipes(lines: Sequence[LogLine]) -> bool:
+    """Return True if all came out of a pipe or queue between a process and one that it started."""
+    framed = [(entry, links) for entry in lines if (links := read_traceback(entry.text("traceback")))]
+    rest = [entry for entry in lines if not entry.text("traceback")]  # the last lines of those
+    return (
+        bool(framed)
+        and all(_PIPE.search(links[-1].frames[-1].path) for _, links in framed)
+        and all(any(type_of(one) in entry.message for one, _ in framed) for entry in rest)
+    )
+
+
+def _pipes(lines: tuple[LogLine, ...]) -> Candidate:
+    ranks = ranks_of(lines)
+    return from_lines(
+        "data_worker",
+        lines,
+        rank_class="victim",
+        ranks=ranks,
+        what=f"{who(ranks, 'a process')} found the pipe to a process that it had started, or was started by, closed, "
+        "and the logs do not show why that ended",
+        is_proven=False,
+        collect=COLLECT["signal"],
     )
 
 

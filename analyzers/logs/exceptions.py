@@ -54,7 +54,7 @@ _OTHERS = re.compile(
     r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
 )
 """Parts of a message about the fault of another rank."""
-_LIBRARIES = re.compile(r"hccl|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
+_LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
 _NO_WORDS = re.compile(r"terminate called after throwing an instance of|\w+WithTimeout\b")
 """How libstdc++ introduces an exception, and names of functions: no words of a message."""

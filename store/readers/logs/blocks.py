@@ -55,6 +55,8 @@ _RAS_PROCESS = re.compile(r"^\s*Process (\d{1,10}) on node \S+ managing GPU")
 _NORM = re.compile(r"^\s*rank\s+(\d{1,6}) = (\S+)$")
 _STALLED = re.compile(r"^(\d{1,6})!?: \[")
 _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
+_UNHANDLED = re.compile(r"Unhandled exception: \S{1,200}\. what\(\): (.+)")
+"""What Ray's handler of std::terminate prints, in one line."""
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
@@ -263,7 +265,8 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     """A C++ exception that ended the process: its type, and the text of `what()` on one of the next lines."""
     thrown = _THROWN.search(text)
     if thrown is None:
-        return None
+        said = _UNHANDLED.search(text)
+        return {"type": "RuntimeError", "message": said[1][:MAX_MESSAGE], "traceback": ""} if said else None
     for place, (prefix, line) in enumerate(lines):
         if prefix.stream == own.stream and (what := _WHAT.match(line)):
             return {"type": thrown[1].split("::")[-1], "message": what[1][:MAX_MESSAGE], "traceback": ""}

@@ -70,6 +70,7 @@ NEAR_LINES = 6
 _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
 """A level at which a program goes on."""
 _LEVEL_REACH = 160
+_RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
 
@@ -269,7 +270,9 @@ class _Scan:
         if frame is None:
             return
         known = read_prefix(frame, self._clock, self._constant).length
-        self._add(prefix_before(frame[known:].lstrip(" "), len(frame)))
+        before = frame[known:].lstrip(" ")
+        rank = _RANK_PART.search(before)  # it is no part of what all lines begin with
+        self._add(prefix_before(before, rank.start() if rank else len(frame)))
 
     def _add(self, pattern: re.Pattern[str] | None) -> None:
         if pattern is not None and all(pattern.pattern != one.pattern for one in self._constant):

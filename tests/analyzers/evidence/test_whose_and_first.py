@@ -163,3 +163,43 @@ def test_an_adapter_that_does_not_start_is_named_by_its_address(tmp_path: Path) 
     (found,) = diagnose(tmp_path, job=text).fired
     assert (found.cause, found.ranks) == ("device_error", ())
     assert found.summary.startswith("GPU 0000:09:00.0 of gpu-7 does not answer")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "words"),
+    [
+        ("Segmentation fault from GPU at 0xff00ffffff400000, ctx_id: 1 (CCS)", "device_error", "0xff00"),
+        ("RuntimeError: FATAL :: MODULE:SYNHELPER workspace Allocation of size ::144 failed!", "out_of_memory", ""),
+        ("(W pid=9) [E 19] logging.cc:97: Unhandled exception: N3c1E. what(): Collective call returned error",
+         "connection_lost", ""),
+        ("[ERROR] ME(1:2):2024-12-26-14:22:26.839.923 [_api.py:268] Worker process 130 exit with exception.",
+         "exit", "worker process died"),
+        ("sagemaker-containers ERROR    ExecuteUserScriptError:", "exit", "worker process died"),
+    ],
+)  # fmt: skip
+def test_other_platforms_say_how_a_process_ended(tmp_path: Path, text: str, cause: str, words: str) -> None:
+    (found,) = diagnose(tmp_path, job=f"{text}\n").fired
+    assert (found.cause, found.ranks) == (cause, ())
+    assert words in found.summary
+
+
+def test_a_pipe_to_a_child_is_no_connection_between_ranks(tmp_path: Path) -> None:
+    frame = 'Traceback (most recent call last):\n  File "/usr/lib/python3.11/multiprocessing/{}.py", line 9, in f\n'
+    text = frame.format("queues").replace("\n", "\n", 1) + frame.format("connection").split("\n", 1)[1]
+    (found,) = diagnose(tmp_path, job=f"{text}BrokenPipeError: [Errno 32] Broken pipe\n").fired
+    assert (found.cause, found.status, found.ranks) == ("data_worker", "suspect", ())
+    other = frame.format("x/torch/distributed/distributed_c10d") + "BrokenPipeError: [Errno 32] Broken pipe\n"
+    assert diagnose(tmp_path, job=other).fired[0].cause == "connection_lost"
+
+
+def test_a_rank_behind_a_prefix_that_is_learned_stays_a_rank(tmp_path: Path) -> None:
+    text = raised("i.pretrain/0 [default3]:[rank3]: ", "RuntimeError: Worker failure: 1")
+    assert diagnose(tmp_path, job=text).fired[0].ranks == (3,)
+
+
+def test_a_traceback_quoted_in_one_line_is_read_to_its_error(tmp_path: Path) -> None:
+    text = 'message: "The replica exited. \\nTraceback (most recent call last):\\n  File \\"/v/hub.py\\", line 5, in g'
+    error = "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://hub/x"
+    (found,) = diagnose(tmp_path, job=f'{text}\\n{error}\\n"\n').fired
+    assert found.cause == "download"
+    assert "504 Server Error" in found.summary
