@@ -23,6 +23,7 @@ from analyzers.logs.exceptions import (
     standing,
     text_of,
     type_of,
+    words_of,
 )
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import DO_OF_LINE
@@ -48,7 +49,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
             continue  # its watchdog had ended it already
-        rule = cause_of(text_of(entry))
+        rule = cause_of(words_of(entry))
         if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(
             entry
         ):

@@ -11,7 +11,7 @@ from analyzers.run.endings import LOST_PEER
 from analyzers.run.exceptions import read_traceback
 from store.readers.logs.rules import cause_of
 
-__all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "standing", "text_of", "type_of"]
+__all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "standing", "text_of", "type_of", "words_of"]
 
 Standing = Literal["own", "survived", "after", "aside", "ignored"]
 """own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls itself a
@@ -56,8 +56,13 @@ _OTHERS = re.compile(
 """Parts of a message about the fault of another rank."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
-_NO_WORDS = re.compile(r"terminate called after throwing an instance of|\w+WithTimeout\b")
-"""How libstdc++ introduces an exception, and names of functions: no words of a message."""
+_NO_WORDS = re.compile(
+    r"terminate called after throwing an instance of|\w+WithTimeout\b|"
+    r"(?:NCCL|[Pp]rocess group) watchdog thread terminated with exception"
+)
+"""How libstdc++ and torch introduce an exception, and names of functions: no words of a message."""
+_AT_EXIT = "driver shutting down"
+"""CUDA's error of a call that came while the process was ending anyway."""
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
@@ -69,6 +74,11 @@ def type_of(entry: LogLine) -> str:
 
 def text_of(entry: LogLine) -> str:
     return f"{entry.text('type')}: {entry.text('message')} {entry.message}"
+
+
+def words_of(entry: LogLine) -> str:
+    """The text without what libstdc++ and torch put before a message."""
+    return _NO_WORDS.sub("", text_of(entry))
 
 
 def is_launchers(entry: LogLine) -> bool:
@@ -83,7 +93,7 @@ def is_stop(entry: LogLine) -> bool:
 
 def is_victims(entry: LogLine) -> bool:
     """Return True if an exception reports a peer's end or an aborted call, and no other cause."""
-    text = _NO_WORDS.sub("", text_of(entry))
+    text = words_of(entry)
     rule = cause_of(text)
     if rule is not None:
         return rule.role == "victim" or (rule.role == "nccl" and LOST_PEER.search(text) is not None)
@@ -114,6 +124,8 @@ def standing(entry: LogLine, book: LogBook) -> Standing:
         return "survived"
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):
         return "survived"  # the job came to its end after it
+    if _AT_EXIT in text_of(entry):
+        return "ignored"
     before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == entry.source
               and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)

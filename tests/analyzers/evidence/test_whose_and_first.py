@@ -203,3 +203,25 @@ def test_a_traceback_quoted_in_one_line_is_read_to_its_error(tmp_path: Path) -> 
     (found,) = diagnose(tmp_path, job=f'{text}\\n{error}\\n"\n').fired
     assert found.cause == "download"
     assert "504 Server Error" in found.summary
+
+
+def test_an_error_of_nccl_that_the_watchdog_repeats_is_no_lost_peer(tmp_path: Path) -> None:
+    text = "[rank{0}]:[E P.cpp:1335] [PG 0 Rank {0}] NCCL watchdog thread terminated with exception: NCCL error: {1}\n"
+    text += "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG 0 Rank {0}] NCCL "
+    text += "watchdog thread terminated with exception: NCCL error: {1}\n"
+    own = text.format(0, "internal error - please report this issue to the NCCL developers, NCCL version 2.21.5")
+    assert [(one.cause, one.ranks) for one in diagnose(tmp_path, job=own).fired] == [("nccl_error", ())]
+    lost = text.format(0, "remote process exited or there was a network error, NCCL version 2.21.5")
+    assert diagnose(tmp_path, job=lost).fired[0].cause == "connection_lost"
+
+
+def test_cuda_s_driver_that_shuts_down_ended_no_job(tmp_path: Path) -> None:
+    end = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: driver shutting down\n"
+    found = diagnose(tmp_path, job=f"step 40/40 loss 2.2\nTraining finished.\n{end}")
+    assert found.fired == ()
+    assert "finished" in found.verdict
+
+
+def test_a_symbol_that_the_driver_s_library_lacks_is_a_version(tmp_path: Path) -> None:
+    text = "Can't find nvmlDeviceX: /lib64/libnvidia-ml.so.1: undefined symbol: nvmlDeviceX\n"
+    assert [(one.cause, one.ranks) for one in diagnose(tmp_path, job=text).fired] == [("version_mismatch", ())]
