@@ -14,6 +14,7 @@ from analyzers.hangs.watchdogs import watchdog_candidates
 from analyzers.logs.candidate import Candidate, from_lines, named_by, ranks_of, who
 from analyzers.logs.exceptions import is_victims, standing
 from analyzers.logs.log_events import LogBook
+from analyzers.logs.policy import LogPolicy
 from analyzers.run.recorded_calls import Call
 from analyzers.wording import ranks_text
 
@@ -171,7 +172,7 @@ def _first_calls(book: LogBook) -> Iterator[Candidate]:
         )
 
 
-def _first_rank(book: LogBook) -> Iterator[Candidate]:
+def _first_rank(book: LogBook, policy: LogPolicy | None = None) -> Iterator[Candidate]:
     """Work that the first rank does before the others, which wait at a barrier: a data set, the seed of an epoch."""
     seeds = list(book.of("shared_seed"))
     waits = [one for one in book.of("exception") if _RANK_0_FIRST.search(one.text("traceback")) and is_victims(one)]
@@ -179,12 +180,15 @@ def _first_rank(book: LogBook) -> Iterator[Candidate]:
     if not (seeds or waits) or 0 in waiting:
         return
     lines = (*waits, *seeds)
+    hosts = {entry.host for entry in lines if entry.host}
+    is_of_node = bool(waits) and (len(hosts) > 1 or max(waiting, default=0) >= (policy or LogPolicy()).ranks_of_a_node)
+    first = "the first rank of a node" if is_of_node else "rank 0"
     yield from_lines(
         "not_entered",
         lines,
         rank_class="hang",
-        ranks=(0,),
-        what=f"{who(waiting, 'the other ranks')} gave up waiting for rank 0, which "
+        ranks=() if is_of_node else (0,),
+        what=f"{who(waiting, 'the other ranks')} gave up waiting for {first}, which "
         + ("publishes the seed of an epoch first" if not waits else "does this part first"),
         is_proven=False,
         evidence={"waiting_ranks": waiting},

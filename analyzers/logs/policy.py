@@ -22,3 +22,5 @@ class LogPolicy:
     2.3, and a second of its table."""
     same_second_s: float = 1.0
     """Ends that a launcher reports within this time are equally early. Source: resolution of torchrun's table."""
+    ranks_of_a_node: int = 8
+    """Ranks from this number on may be on a second node. Source: devices of most servers."""

@@ -175,4 +175,16 @@ CASES: tuple[Case, ...] = (
          files={"train.log": "".join(f"Iter #{i}: {(201 if i < 40 else 96) + i % 3}.5 img/sec per GPU\n" for i in range(90))}),
     Case(name="device-hidden", topic="device", is_held_out=True, causes=("device_setup",), words=(("CUDA_VISIBLE_DEVICES",),),
          files={"train.log": _FRAMES + "RuntimeError: No CUDA GPUs are available\n"}),
+    Case(name="loader-killed-at-the-end", topic="finished", words=(("finished",),),
+         files={"train.log": "".join(f"step:{i} - actor/pg_loss:0.0{10 + i} - timing_s/step:52.{i}\n" for i in range(10, 40)) +
+                "(\"Final validation metrics: {'val/reward': 0.71}\")\nException ignored in: <function _Iter.__del__ at 0x7f2a>\n" + _FRAMES +
+                "RuntimeError: DataLoader worker (pid 4122) is killed by signal: Killed. \n"}),
+    Case(name="rank-0-prepares-first", topic="hang", causes=("not_entered",), ranks=(0,), words=(("rank 0, which does this part first",),),
+         files={"train.log": "Running tokenizer on dataset:  41%|####      | 820/2000 [30:01<43:12, 4.01 examples/s]\n" + "".join(
+             f"[rank{r}]: {line}\n" for r in (1, 2, 3) for line in (
+                 "Traceback (most recent call last):", '  File "/app/sft.py", line 40, in main',
+                 '  File "/opt/conda/lib/python3.11/site-packages/transformers/training_args.py", line 2461, in main_process_first',
+                 "RuntimeError: npuSynchronizeDevice:NPUStream.cpp:435 NPU function error: aclrtSynchronizeDevice, error code is 507046"))}),
+    Case(name="the-only-end", topic="death", causes=("exception",), ranks=(4,), words=(("Rank 4 raised",), ("reader.py:133",)),
+         files={"train.log": _FRAMES + "IndexError: list index out of range\n" + _ELASTIC.format(code=1, rank=4, pid=4114)}),
 )  # fmt: skip
