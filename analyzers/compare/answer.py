@@ -10,18 +10,13 @@ reader can weigh them, and where the steps have other numbers of tokens, the los
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from analyzers.compare.loss_change import LossChange
 from analyzers.stragglers.throughput import Change
 
-__all__ = ["answer", "loss_sentence", "most_of_it", "speed_words"]
+__all__ = ["answer", "loss_sentence", "speed_words"]
 
 FACTOR_FROM = 1.5
 """Ratio of times from which a factor is said, not a percentage."""
-MAX_PARTS = 2
-LEAST_PART = 0.1
-"""Share of the change of a step below which a phase is not named."""
 
 
 def answer(run_a: str, run_b: str, speed: Change | None, loss: LossChange | None) -> str:
@@ -76,23 +71,4 @@ def loss_sentence(loss: LossChange | None) -> str:
     return (
         f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}, "
         f"and differs from step {loss.first_different_step:,} on.{other}"
-    )
-
-
-def most_of_it(speed: Change | None, phases: Mapping[str, tuple[float | None, float | None]]) -> str:
-    """The phases that changed most in the direction of the change; empty where no change is shown."""
-    if speed is None or speed.low <= 1 <= speed.high:
-        return ""
-    sign = 1 if speed.ratio > 1 else -1
-    changes = {name: after - before for name, (before, after) in phases.items() if None not in (before, after)}  # type: ignore[operator]
-    total = sum(abs(change) for change in changes.values())
-    named = sorted(
-        (name for name in changes if sign * changes[name] > LEAST_PART * total), key=lambda n: -sign * changes[n]
-    )
-    if not named:
-        return ""
-    return (
-        "Most of it: "
-        + ", ".join(f"{name} {changes[name]:+.3g} ms" for name in named[:MAX_PARTS])
-        + " a step (medians)."
     )

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from analyzers.account.goodput import CATEGORIES
-from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, WAITED, own
-from analyzers.compare.answer import answer, most_of_it
+from analyzers.compare.answer import answer
 from analyzers.compare.conditions import SAME_RATIO, Difference, Run, conditions, tokens_of_step
 from analyzers.compare.loss_change import LossChange, loss_change
+from analyzers.compare.step_parts import PLACES, StepParts, most_of_it, step_parts
 from analyzers.run.evaluations import evaluations
-from analyzers.source import Source, missing_tables
+from analyzers.source import Source
 from probes.tape.printable import escaped
 
 from ..diagnose import Diagnosis
@@ -30,7 +30,6 @@ from ..stragglers.throughput import Change, StepTimes, between, regression, step
 
 __all__ = ["Comparison", "Side", "compare"]
 
-_PLACES = (*OWN_PHASES, "between phases", "waiting")
 _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
 """Keys of a manifest that differ between any two runs."""
 MAX_SETTINGS = 500
@@ -62,7 +61,9 @@ class Comparison:
     speed: Change | None
     """B's time over A's, of a token or a step, with its 95 % interval; None with too few steps."""
     phases: Mapping[str, tuple[float | None, float | None]]
-    """Own milliseconds of a step, median over ranks and steps; `waiting` is for others and for transfers."""
+    """Milliseconds of a step's parts, mean over the ranks; `waiting` is for others and for transfers."""
+    most_of_it: str = ""
+    """Ranks and parts in which most of the difference of a step lies; empty where none explain it."""
     loss: LossChange | None
     """None with fewer than 20 common steps."""
     only_a: tuple[Finding, ...]
@@ -81,7 +82,7 @@ class Comparison:
     def sentence(self) -> str:
         """Which run is better, speed and loss of B against A, and where the time differs, as every output has it."""
         found = answer(self.run_a, self.run_b, self.speed, self.loss)
-        return " ".join(part for part in (found, most_of_it(self.speed, self.phases)) if part)
+        return " ".join(part for part in (found, self.most_of_it) if part)
 
     def __repr__(self) -> str:
         return f"Comparison({self.sentence})"
@@ -132,7 +133,9 @@ def compare(a: Side, b: Side) -> Comparison:
     slower = regression(speed) if speed is not None else None
     keys_a, keys_b = ({_key(f): f for f in side.diagnosis.fired} for side in (a, b))
     goodput_a, goodput_b = (_shares(side.diagnosis) for side in (a, b))
-    phases_a, phases_b = _phases(a.source), _phases(b.source)
+    parts_a, parts_b = step_parts(a.source), step_parts(b.source)
+    phases_a, phases_b = _of_places(parts_a), _of_places(parts_b)
+    equal_tokens = _equal_tokens(times_a, times_b)
     return Comparison(
         run_a=str(a.diagnosis.run.get("run_id") or "A"),
         run_b=str(b.diagnosis.run.get("run_id") or "B"),
@@ -144,8 +147,9 @@ def compare(a: Side, b: Side) -> Comparison:
         ),
         advice=_advice(a.diagnosis, b.diagnosis),
         speed=speed,
-        phases={name: (phases_a.get(name), phases_b.get(name)) for name in _PLACES},
-        loss=loss_change(a.source, b.source, equal_tokens=_equal_tokens(times_a, times_b)),
+        most_of_it=most_of_it(speed, parts_a, parts_b) if equal_tokens else "",
+        phases={name: (phases_a[name], phases_b[name]) for name in PLACES},
+        loss=loss_change(a.source, b.source, equal_tokens=equal_tokens),
         validation=_validation(a.source, b.source),
         only_a=tuple(finding for key, finding in keys_a.items() if key not in keys_b),
         only_b=tuple(finding for key, finding in keys_b.items() if key not in keys_a),
@@ -205,12 +209,8 @@ def _shares(diagnosis: Diagnosis) -> dict[str, float]:
     return {name: seconds / account.wall_s for name, seconds in account.seconds.items()}
 
 
-def _phases(source: Source) -> dict[str, float]:
-    if missing_tables(source, "steps"):
-        return {}
-    columns = [f"median({sql}) / 1e6" for sql in (*map(own, OWN_PHASES), GAPS_WORK, WAITED)]
-    (row,) = source.rows(f"SELECT {', '.join(columns)} FROM steps WHERE duration_ns IS NOT NULL")
-    return {name: float(value) for name, value in zip(_PLACES, row, strict=True) if value is not None}
+def _of_places(parts: StepParts | None) -> dict[str, float | None]:
+    return {name: None if parts is None else parts.of_place(name) for name in PLACES}
 
 
 def _validation(a: Source, b: Source) -> dict[str, tuple[float | None, float | None]]:

@@ -49,7 +49,7 @@ def test_speed_settings_and_losses_of_two_runs_stand_beside_one_another(tmp_path
     assert set(tables) == {("", "before", "slower")}
     settings = app.dataframe[0].value.set_index("")
     assert settings.loc["optim.lr"].tolist() == ["0.1", "0.2"]
-    assert "Step, median ms" in {element.value for element in app.subheader}
+    assert "Step, ms (mean over the ranks)" in {element.value for element in app.subheader}
 
 
 def test_a_name_with_control_signs_is_shown_without_them(tmp_path: Path) -> None:

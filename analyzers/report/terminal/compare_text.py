@@ -48,7 +48,7 @@ def tables(comparison: Comparison) -> Iterator[tuple[str, Sequence[tuple[str, st
     yield "Setting", [(name, a or "-", b or "-") for name, a, b in comparison.settings]
     yield "Condition", [(name, a or "-", b or "-") for name, a, b in comparison.conditions]
     yield (
-        "Step, median ms",
+        "Step, ms (mean over the ranks)",
         [
             (name, _number(a), _number(b))
             for name, (a, b) in comparison.phases.items()

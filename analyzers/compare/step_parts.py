@@ -1,0 +1,132 @@
+"""Parts of a step's time in a run, by rank, and which of them explain that another run's steps take longer or shorter.
+
+    before, after = step_parts(source_a), step_parts(source_b)
+    most_of_it(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +14.4 ms."
+
+All are means over blocks of steps, of each block its median: single jitters do not count, and a rank that was slow for
+a part of the run counts for that part. A median over the ranks or the whole run would hide both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, TRAINING, WAITED, own
+from analyzers.source import READ_ROWS, Source, missing_tables
+from analyzers.stragglers.policy import ThroughputPolicy
+from analyzers.stragglers.throughput import Change
+
+__all__ = ["PLACES", "WAITING", "StepParts", "most_of_it", "step_parts"]
+
+WAITING = "waiting"
+PLACES = (*OWN_PHASES, "between phases", WAITING)
+MAX_NAMED = 2
+LEAST_PART = 0.1
+"""Share of the change of a step below which a part is not named."""
+MOST = 0.5
+"""Share of the change that the named parts explain together, and that a rank explains alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Milliseconds of a step, of each rank by place; a place that was not recorded is not there."""
+
+    step_ms: float
+    """The step, mean over the ranks, without checkpoints and evaluations."""
+    by_rank: Mapping[int, Mapping[str, float]]
+
+    def of_place(self, place: str) -> float | None:
+        """Mean over the ranks: those of all places add up to what was measured of the step."""
+        known = [parts[place] for parts in self.by_rank.values() if place in parts]
+        return float(np.mean(known)) if known else None
+
+
+def step_parts(source: Source, policy: ThroughputPolicy | None = None) -> StepParts | None:
+    """Read the parts of the newest attempt's steps, without the first ones; None without steps."""
+    policy = policy or ThroughputPolicy()
+    if missing_tables(source, "steps"):
+        return None
+    ((attempt, first, last, num_rows),) = source.rows(
+        "SELECT arg_max(attempt, attempt), min(step), max(step), count(*) FROM steps WHERE rank >= 0 AND "
+        "duration_ns IS NOT NULL AND attempt = (SELECT max(attempt) FROM steps WHERE duration_ns IS NOT NULL)"
+    )
+    if attempt is None:
+        return None
+    columns = {**{name: own(name) for name in OWN_PHASES}, "between phases": GAPS_WORK, WAITING: WAITED}
+    medians = ", ".join(f"median({sql}) AS c{number}" for number, sql in enumerate(columns.values()))
+    means = ", ".join(f"avg(c{number}) / 1e6" for number in range(len(columns)))
+    rows = source.rows(
+        f"""
+        SELECT rank, avg(step_ns) / 1e6, {means} FROM (
+            SELECT rank, median({TRAINING}) AS step_ns, {medians} FROM steps
+            WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true)
+              AND coalesce(stamped_steps, 1) > 0 AND step >= ? AND step % ? = 0
+            GROUP BY rank, (? - step) // ?
+        ) GROUP BY rank ORDER BY rank
+        """,
+        [
+            attempt, first + min(policy.skip_first, (last - first) // 4), max(1, -(-num_rows // READ_ROWS)), last,
+            policy.block,
+        ],
+    )  # fmt: skip
+    if not rows:
+        return None
+    by_rank = {
+        int(rank): {name: float(ms) for name, ms in zip(columns, parts, strict=True) if ms is not None}
+        for rank, _, *parts in rows
+    }
+    return StepParts(step_ms=float(np.mean([row[1] for row in rows])), by_rank=by_rank)
+
+
+def most_of_it(speed: Change | None, before: StepParts | None, after: StepParts | None) -> str:
+    """Name the ranks or else the places in which most of the change of a step lies; empty where none is shown, or where
+    no two of them explain most of it."""
+    if speed is None or speed.low <= 1 <= speed.high or before is None or after is None:
+        return ""
+    growth = after.step_ms - before.step_ms
+    sign = 1 if speed.ratio > 1 else -1
+    if sign * growth <= 0:
+        return ""
+    named, who = _of_ranks(before, after, growth)
+    if not named:
+        pairs = {place: (before.of_place(place), after.of_place(place)) for place in PLACES}
+        changes = {place: b - a for place, (a, b) in pairs.items() if a is not None and b is not None}
+        named, who = _explaining(changes, growth), ""
+    if not named:
+        return ""
+    parts = ", ".join(f"{place}{who} {ms:+.3g} ms" for place, ms in named.items())
+    return f"Most of the {growth:+.3g} ms a step: {parts}."
+
+
+def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:
+    """The places, and the words for the ranks, if the work of a few grew so while that of the others did not."""
+    if before.by_rank.keys() != after.by_rank.keys():
+        return {}, ""
+    changes = {rank: _work_changes(before.by_rank[rank], parts) for rank, parts in after.by_rank.items()}
+    shares = {rank: sum(places.values()) / growth for rank, places in changes.items()}
+    ranks = [rank for rank, share in shares.items() if share >= MOST]
+    others = [share for rank, share in shares.items() if rank not in ranks]
+    if not 0 < len(ranks) <= len(others) or median(others) > MOST * min(shares[rank] for rank in ranks):
+        return {}, ""
+    named = [_explaining(changes[rank], growth) for rank in ranks]
+    if len(ranks) > 1 and any(each.keys() != named[0].keys() for each in named):
+        return {}, ""
+    mean = {place: float(np.mean([each[place] for each in named])) for place in named[0]}
+    shown = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    return mean, f" of rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+def _work_changes(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    return {place: ms - before[place] for place, ms in after.items() if place != WAITING and place in before}
+
+
+def _explaining(changes: Mapping[str, float], growth: float) -> dict[str, float]:
+    """The largest changes in the direction of the step's; empty where they explain less than most of it."""
+    sign = 1 if growth > 0 else -1
+    largest = sorted(changes, key=lambda place: -sign * changes[place])[:MAX_NAMED]
+    named = {place: changes[place] for place in largest if changes[place] / growth >= LEAST_PART}
+    return named if sum(named.values()) / growth >= MOST else {}
