@@ -40,7 +40,7 @@ from .account import goodput
 from .finding import SEVERITIES, Finding, Severity
 from .whatif import what_if as whatif
 
-__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaches", "reading_order"]
+__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaching", "reading_order"]
 
 SCHEMA_VERSION = 2
 """Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
@@ -207,10 +207,11 @@ def _redacted(finding: Finding) -> Finding:
     )
 
 
-def reaches(findings: Sequence[Finding], severity: Severity) -> bool:
-    """Return True if a fired finding is at least as severe (`--fail-on`)."""
+def reaching(findings: Sequence[Finding], severity: Severity) -> list[Finding]:
+    """Return the fired findings that are at least as severe (`--fail-on`), the worst first."""
     limit = SEVERITIES.index(severity)
-    return any(finding.status == "fired" and SEVERITIES.index(finding.severity) <= limit for finding in findings)
+    found = [one for one in findings if one.status == "fired" and SEVERITIES.index(one.severity) <= limit]
+    return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
 
 
 def reading_order(finding: Finding) -> tuple[int, bool, int, int, int, int]:

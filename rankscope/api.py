@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import rankscope.claim  # noqa: F401 (before the imports below)
 from rankscope.analyzers.account.by_step import AccountByStep
 from rankscope.analyzers.analysis import Analysis
+from rankscope.analyzers.compare.loss_change import LossChange
 from rankscope.analyzers.compare.two_runs import Comparison
 from rankscope.analyzers.diagnose import Diagnosis
 from rankscope.analyzers.finding import Finding
@@ -32,12 +33,17 @@ from rankscope.analyzers.kinds import Kind
 from rankscope.analyzers.run.state import RunState
 from rankscope.analyzers.scope import Scope
 from rankscope.analyzers.source import Source, lacking
-from rankscope.probes.tape.rundir import RunDir
+from rankscope.analyzers.stragglers.throughput import Change
+from rankscope.probes.tape.rundir import RunDir, RunError
 from rankscope.query_result import QueryResult
+from rankscope.store.database import StoreError
+from rankscope.store.published.address import AddressError
+from rankscope.store.readers.external_files import SourceError
 
 __all__ = [
-    "AccountByStep", "Analysis", "Comparison", "Diagnosis", "Evidence", "Finding", "Kind", "QueryResult", "Run",
-    "RunState", "Scope", "Source", "lacking", "open", "open_files", "open_run",
+    "AccountByStep", "AddressError", "Analysis", "Change", "Comparison", "Diagnosis", "Evidence", "Finding", "Kind",
+    "LossChange", "QueryResult", "Run", "RunError", "RunState", "Scope", "Source", "SourceError", "StoreError",
+    "lacking", "open", "open_files", "open_run",
 ]  # fmt: skip
 
 
@@ -176,7 +182,7 @@ class Run(_Diagnosed):
 
         Of columns with one name the second is called `name_2`. Raises StoreError (a ValueError).
         """
-        from store import Store, StoreError
+        from store import Store
 
         with Store.open(self._folder, spills=True) as store:
             answer = store.typed(statement, parameters, max_rows=max_rows, limit_s=limit_s)

@@ -39,9 +39,9 @@ class QueryResult:
         return iter(self.rows)
 
     def __getitem__(self, column: str) -> list[Any]:
-        """The values of one column, None where NULL. Raises KeyError."""
+        """The values of one column, None where NULL. Raises ValueError."""
         if column not in self.columns:
-            raise KeyError(f"{column}: the columns are {', '.join(self.columns)}")
+            raise ValueError(f"{column}: the columns are {', '.join(self.columns)}")
         place = self.columns.index(column)
         return [row[place] for row in self.rows]
 

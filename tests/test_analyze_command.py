@@ -49,6 +49,7 @@ def test_exit_codes_follow_the_worst_finding(tmp_path: Path, fail_on: str, code:
     report = json.loads(done.stdout)
     assert [(f["kind"], f["ranks"]) for f in report["findings"] if f["status"] == "fired"] == [("straggler", [2])]
     assert done.returncode == code, done.stderr
+    assert ("rankscope: warning: Rank 2 has been slow" in done.stderr) == bool(code)
 
 
 def test_it_is_light(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ class AccountByStep:
     """(ranks, steps, classes)."""
 
     def of(self, name: str) -> npt.NDArray[np.float64]:
-        """Nanoseconds of one class, (ranks, steps). Raises KeyError."""
+        """Nanoseconds of one class, (ranks, steps). Raises ValueError."""
         if name not in self.classes:
-            raise KeyError(f"{name}: the classes are {', '.join(self.classes)}")
+            raise ValueError(f"{name}: the classes are {', '.join(self.classes)}")
         values: npt.NDArray[np.float64] = self.ns[:, :, self.classes.index(name)]
         return values
 

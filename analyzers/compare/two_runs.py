@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.answer import answer
-from analyzers.compare.conditions import SAME_RATIO, Difference, Run, conditions, tokens_of_step
-from analyzers.compare.loss_change import LossChange, loss_change
+from analyzers.compare.conditions import SAME_RATIO, Run, conditions, tokens_of_step
 from analyzers.compare.step_parts import PLACES, StepParts, most_of_it, step_parts
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source
 from probes.tape.printable import escaped
 
+# Relative: see analyzers/diagnose.py.
 from ..diagnose import Diagnosis
 from ..finding import Finding
 from ..stragglers.throughput import Change, StepTimes, between, regression, step_times
+from .conditions import Difference
+from .loss_change import LossChange, loss_change
 
 __all__ = ["Comparison", "Side", "compare"]
 
@@ -35,6 +37,9 @@ _PASSING = ("run_id", "created_wall_ns", "launcher_pid", "command")
 MAX_SETTINGS = 500
 MAX_VALUE = 200
 SHOWN_SETTINGS = 20
+_NAMED = ("settings", "versions", "conditions", "advice")
+_BY_NAME = ("phases", "validation", "goodput")
+_OF_FINDINGS = ("only_a", "only_b", "both", "findings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,34 +101,18 @@ class Comparison:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; NaN never."""
-        speed, loss = self.speed, self.loss
+        """The fields under their names, as plain values: `settings` as {name, a, b}, `phases` as {name: {a, b}}."""
         return {
             "run_a": self.run_a,
             "run_b": self.run_b,
-            "summary": self.sentence,
-            "settings": [{"name": n, "a": a, "b": b} for n, a, b in self.settings],
-            "versions": [{"name": n, "a": a, "b": b} for n, a, b in self.versions],
-            "conditions": [{"name": n, "a": a, "b": b} for n, a, b in self.conditions],
-            "advice": [{"kind": n, "a": a, "b": b} for n, a, b in self.advice],
-            "speed": speed and {
-                "factor_ratio": speed.ratio, "low_ratio": speed.low, "high_ratio": speed.high,
-                "per": "token" if speed.per_token else "step", "step_ms_a": speed.ms_before,
-                "step_ms_b": speed.ms_after,
-            },
-            "phases_ms": {name: {"a": a, "b": b} for name, (a, b) in self.phases.items()},
-            "validation_loss": {name: list(pair) for name, pair in self.validation.items()},
-            "loss": loss and {
-                "common_steps": loss.common_steps, "difference": loss.difference, "noise": loss.noise,
-                "first_different_step": loss.first_different_step, "is_real": loss.is_real,
-                "equal_tokens": loss.equal_tokens,
-            },
-            "findings_only_a": [finding.to_json() for finding in self.only_a],
-            "findings_only_b": [finding.to_json() for finding in self.only_b],
-            "findings_both": [finding.to_json() for finding in self.both],
-            "goodput_ratio": {name: {"a": a, "b": b} for name, (a, b) in self.goodput.items()},
-            "findings": [finding.to_json() for finding in self.findings],
-        }  # fmt: skip
+            "sentence": self.sentence,
+            "most_of_it": self.most_of_it,
+            "speed": None if self.speed is None else asdict(self.speed),
+            "loss": None if self.loss is None else asdict(self.loss),
+            **{name: [{"name": n, "a": a, "b": b} for n, a, b in getattr(self, name)] for name in _NAMED},
+            **{name: {n: {"a": a, "b": b} for n, (a, b) in getattr(self, name).items()} for name in _BY_NAME},
+            **{name: [finding.to_json() for finding in getattr(self, name)] for name in _OF_FINDINGS},
+        }
 
 
 def compare(a: Side, b: Side) -> Comparison:

@@ -70,7 +70,7 @@ def analyze(
     if why_spike and why_spike != "worst" and not why_spike.isdecimal():
         fail(f"--why-spike {why_spike}: give a step number or worst")
 
-    from analyzers.diagnose import reaches
+    from analyzers.diagnose import reaching
     from analyzers.numerics.why_spike import SpikeError
     from probes.tape.reader import TapeError
     from probes.tape.rundir import RunError
@@ -86,7 +86,9 @@ def analyze(
     if damaged := diagnosis.damaged_tapes:  # the verdict covers what could be read
         others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
         fail(f"{paths[0] / damaged[0]['path']}: {damaged[0]['problem']}{others}")
-    if fail_on and reaches(diagnosis.findings, "critical" if fail_on == "critical" else "warning"):
+    if fail_on and (worst := reaching(diagnosis.findings, "critical" if fail_on == "critical" else "warning")):
+        more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
+        echo(f"rankscope: {worst[0].severity}: {worst[0].summary}{more}", err=True)
         raise typer.Exit(1)
 
 

@@ -19,7 +19,7 @@ __all__ = ["EPILOG", "compare"]
 
 EPILOG = (
     "\b\nExamples:\nrankscope compare runs/before runs/after\n"
-    "rankscope compare runs/before runs/after --format json --fail-on warning --fail-on loss\n"
+    "rankscope compare runs/before runs/after --format json --fail-on slower:10 --fail-on loss\n"
     "rankscope compare runs/before runs/after --html compared.html\n"
     "rankscope compare runs/on-1 runs/on-8 runs/on-64"
 )
@@ -40,9 +40,10 @@ def compare(
         list[str] | None,
         typer.Option(
             "--fail-on",
-            metavar="warning|loss|findings",
-            help="Exit 1 if the second run is significantly slower (warning), its loss is higher beyond the noise "
-            "(loss), or it has a finding that the first has not (findings); repeatable.",
+            metavar="slower[:PERCENT]|loss|findings|critical",
+            help="Exit 1 if the second run is slower (the whole 95 % interval above PERCENT, 5 if not given), its loss "
+            "is higher beyond the noise (loss), it has a finding that the first has not (findings) or a critical one "
+            "(critical), or if too few steps were recorded to tell; repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -52,8 +53,12 @@ def compare(
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
-    if unknown := [one for one in fail_on or () if one not in _FAILURES]:
-        fail(f"--fail-on {unknown[0]}: choose {', '.join(_FAILURES)}")
+    from analyzers.compare.gate import GateError, failures, gates_of
+
+    try:
+        gates = gates_of(fail_on or ())
+    except GateError as error:
+        fail(f"--fail-on {error}")
     if len(runs) < 2:
         fail(f"{runs[0]}: name a second run to compare it with")
     refuse_missing_folder("--html", html)
@@ -72,31 +77,11 @@ def compare(
     _print(comparison, scaling, output)
     if html is not None and output == "text":
         echo(f"\n{html}  {num_bytes / 1e6:.1f} MB")
-    if comparison is not None and (reasons := [text for one in fail_on or () if (text := _FAILURES[one](comparison))]):
-        for reason in reasons:
-            echo(f"rankscope: {reason}", err=True)
+    reasons = failures(comparison, gates) if comparison is not None else []
+    for reason in reasons:
+        echo(f"rankscope: {reason}", err=True)
+    if reasons:
         raise typer.Exit(1)
-
-
-def _slower(comparison: Comparison) -> str:
-    from analyzers.diagnose import reaches
-
-    return "the second run is slower" if reaches(comparison.findings, "warning") else ""
-
-
-def _higher_loss(comparison: Comparison) -> str:
-    loss = comparison.loss
-    if loss is None:
-        return "the losses could not be compared: there are too few common steps"
-    return "the loss of the second run is higher" if loss.is_real and loss.difference > 0 else ""
-
-
-def _new_findings(comparison: Comparison) -> str:
-    kinds = [finding.kind for finding in comparison.only_b if finding.status == "fired"]
-    return f"the second run has new findings: {', '.join(kinds)}" if kinds else ""
-
-
-_FAILURES = {"warning": _slower, "loss": _higher_loss, "findings": _new_findings}
 
 
 def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None, Scaling | None, int]:

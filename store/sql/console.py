@@ -59,7 +59,7 @@ def run(
     try:
         statements = connection.extract_statements(sql)
     except duckdb.Error as error:
-        raise StoreError(str(error)[:2000]) from None
+        raise StoreError(_one_line(error)) from None
     if not statements:
         raise StoreError("there is no statement in it")
     if len(statements) > 1:
@@ -81,11 +81,18 @@ def run(
     except duckdb.Error as error:
         if "'pytz'" in str(error):  # a package that only this type needs
             raise StoreError(_NO_ZONES) from None
-        raise StoreError(str(error)[:2000]) from None
+        raise StoreError(_one_line(error)) from None
     finally:
         timer.cancel()
     took_s = time.monotonic() - began
     return ConsoleAnswer(names=names, rows=rows[:max_rows], is_cut=len(rows) > max_rows, took_s=took_s, types=types)
+
+
+def _one_line(error: Exception) -> str:
+    """DuckDB's words without the picture of the statement: what, the names that are near, and the line."""
+    text, _, place = str(error).partition("\n\nLINE ")
+    line = f" (line {number})" if (number := place.partition(":")[0]).isdecimal() and number != "1" else ""
+    return "; ".join(part.strip() for part in text.splitlines() if part.strip())[:2000] + line
 
 
 def _explained(connection: DuckDBPyConnection, sql: str) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 import analyzers
 from analyzers.causes import CAUSES, names
 from analyzers.deaths.rank_lost import ON_PURPOSE
-from analyzers.diagnose import Diagnosis, conclude, diagnose, reaches
+from analyzers.diagnose import Diagnosis, conclude, diagnose, reaching
 from analyzers.finding import Finding
 from analyzers.hangs import culprits, mismatches
 from analyzers.health.analyze import THROTTLE_BITS
@@ -164,9 +164,9 @@ def test_an_empty_store_is_not_healthy() -> None:
 
 def test_exit_codes() -> None:
     warning = Finding(analyzer="a", kind="k", severity="warning", status="fired", summary="s")
-    assert reaches([warning], "warning")
-    assert not reaches([warning], "critical")
-    assert not reaches([], "warning")
+    assert reaching([warning], "warning") == [warning]
+    assert not reaching([warning], "critical")
+    assert not reaching([], "warning")
 
 
 def test_the_configured_floor_counts() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,11 @@ def test_the_command(tmp_path: Path) -> None:
     b = make_run(tmp_path / "b", steps=80, step_ms=80.0, **config(lr=1e-3))
     done = rankscope("compare", str(a.path), str(b.path), "--format", "json", "--fail-on", "warning")
     assert done.returncode == 1, done.stderr
+    assert "is slower: it is 1." in done.stderr
+    assert "the limit is 5 %" in done.stderr
     report = json.loads(done.stdout)
-    assert 1.4 < report["speed"]["factor_ratio"] < 1.8
-    assert rankscope("compare", str(b.path), str(a.path), "--fail-on", "warning").returncode == 0
+    assert report.keys() == {one.name for one in fields(Comparison)} | {"sentence"}
+    assert 1.4 < report["speed"]["ratio"] < 1.8
+    assert rankscope("compare", str(b.path), str(a.path), "--fail-on", "slower").returncode == 0
     gone = rankscope("compare", str(a.path), str(tmp_path / "gone"))
     assert (gone.returncode, len(gone.stderr.strip().splitlines())) == (2, 1)

@@ -42,8 +42,8 @@ def test_the_page_holds_both_runs(runs: tuple[RunDir, RunDir], tmp_path: Path) -
 
 def test_json_stays_json(runs: tuple[RunDir, RunDir], tmp_path: Path) -> None:
     arguments = [*(str(run.path) for run in runs), "--format", "json", "--html", str(tmp_path / "x.html")]
-    done = rankscope("compare", *arguments, "--fail-on", "warning")
-    assert json.loads(done.stdout)["speed"]["factor_ratio"] > 1.2
+    done = rankscope("compare", *arguments, "--fail-on", "slower:20")
+    assert json.loads(done.stdout)["speed"]["ratio"] > 1.2
     assert done.returncode == 1, "it is slower beyond doubt"
     assert (tmp_path / "x.html").stat().st_size > 1_000_000
 
