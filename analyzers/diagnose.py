@@ -23,9 +23,11 @@ from analyzers.account.long_run import Views, reduced_views, whole_views
 from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.kinds import KINDS, OUR_KINDS
+from analyzers.plugin_calls.told import MAX_OF_A_KIND, folded
 from analyzers.run.file_problems import file_problems
 from analyzers.run.open_findings import closed_findings, reported_findings
 from analyzers.run.policy import stall_policy
+from analyzers.run.recorded_findings import recorded_findings
 from analyzers.run.remembered import Remembered
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -71,6 +73,11 @@ class Diagnosis:
     def fired(self) -> tuple[Finding, ...]:
         """Findings that name something wrong, certain or suspected."""
         return tuple(finding for finding in self.findings if finding.status in ("fired", "suspect"))
+
+    @property
+    def cards(self) -> tuple[Finding, ...]:
+        """Those of `fired` that pages and terminals show: of a plug-in's kind three, and the number of the others."""
+        return tuple(folded(self.fired, MAX_OF_A_KIND))
 
     @property
     def advised(self) -> tuple[Finding, ...]:
@@ -154,6 +161,8 @@ def diagnose(
     except Exception as error:
         what_if = None
         findings.append(_failed("straggler", error))
+    with contextlib.suppress(Exception):  # the events cannot be read, which the records say
+        findings += recorded_findings(source)
     findings = _told_once(findings)
     return conclude(findings, facts, account, what_if, closed=_closed(source, findings))
 
@@ -214,13 +223,13 @@ def reaching(findings: Sequence[Finding], severity: Severity) -> list[Finding]:
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
 
 
-def reading_order(finding: Finding) -> tuple[int, bool, int, int, int, int]:
+def reading_order(finding: Finding) -> tuple[int, int, bool, int, int, int]:
     """Key of the order in which findings are read: that of the verdict, and of every list of them. Those of a plug-in
-    come after Rankscope's, which any number of them would push out of a list's beginning."""
+    come after Rankscope's of the same severity."""
     return (
         _STATUS_ORDER[finding.status],
-        finding.kind not in OUR_KINDS,
         SEVERITIES.index(finding.severity),
+        finding.kind not in OUR_KINDS,
         _place_of(finding.kind),
         finding.attempt or 0,
         finding.first_step or 0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzers.finding import Finding
+from analyzers.plugin_calls.told import of_plugin
 from analyzers.plugins import InstalledPlugin, plugin_of
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -31,9 +32,9 @@ def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) ->
 
 
 def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
-    """A finding that judges nothing stands among ours without a title: it says whose it is."""
+    """The finding as the plug-in's; one that judges nothing begins with its name, as those that did not run do."""
     if finding.status != "insufficient_data":
-        return finding
+        return of_plugin(finding, plugin.name)
     return replace(finding, summary=f"Plug-in {plugin.name}: {finding.summary}")
 
 

@@ -33,7 +33,7 @@ def to_markdown(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> str:
 
 
 def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
-    facts, fired = diagnosis.run, diagnosis.fired[:MAX_FINDINGS]
+    facts, fired = diagnosis.run, diagnosis.cards[:MAX_FINDINGS]
     yield f"# {escaped(facts.get('run_id') or 'A run')}"
     yield ""
     first, *further = diagnosis.verdict.splitlines()

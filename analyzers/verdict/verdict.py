@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.kinds import OUR_KINDS
-from analyzers.plugins import plugin_of
+from analyzers.plugin_calls.told import MAX_IN_VERDICT, failed_plugin, folded, plugin_name
 from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
@@ -44,8 +43,11 @@ def verdict(
     `findings` are in the order of their weight, those that are over (`closed`: their ids) behind the others.
     """
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
-    unjudged = {finding.kind for finding in findings if finding.status == "insufficient_data"}
+    failed = {plugin for finding in findings if (plugin := failed_plugin(finding))}
+    unjudged = {f.kind for f in findings if f.status == "insufficient_data" and not failed_plugin(f)}
     missing = f"{_checks(len(unjudged))} more data: {LISTED_BELOW}." if unjudged else ""
+    if failed:
+        missing = f"{missing} {_plugins(sorted(failed))} failed: {LISTED_BELOW}.".lstrip()
     incomplete = _incomplete(facts)
     if wrong and wrong[0].summary.startswith(INCOMPLETE):
         incomplete = incomplete.removeprefix(INCOMPLETE)
@@ -54,7 +56,9 @@ def verdict(
     if wrong:
         first, *further = _by_plugin(wrong)
         others = _further(further, closed)
-        if wrong[0].severity == "critical":  # a dead or hanging run: its speed is on the line of the what-if
+        if wrong[0].severity == "critical" and not plugin_name(
+            wrong[0]
+        ):  # a dead or hanging run: its speed is on the line of the what-if
             gain = ""
         last = " ".join(part for part in (gain, missing) if part)
         return "\n".join(part for part in (first.summary, *others, last) if part)
@@ -86,18 +90,14 @@ def verdict(
 
 
 def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, those of one kind of a plug-in as one that names the plug-in: it may have returned any number."""
-    groups: dict[object, list[Finding]] = {}
-    for finding in findings:
-        plugin = None if finding.kind in OUR_KINDS else plugin_of(finding.kind)
-        groups.setdefault((plugin.name, finding.kind) if plugin else id(finding), []).append(finding)
-    told: list[Finding] = []
-    for of, (first, *others) in groups.items():
-        if isinstance(of, tuple):
-            more = f", {len(others)} more" if others else ""
-            summary = f"{_FIRST_SENTENCE.split(first.summary, 1)[0].rstrip('.')} (plug-in {of[0]}{more})."
-            first = replace(first, summary=summary)
-        told.append(first)
+    """The findings; of a plug-in's kind, which may have any number, one with the first sentence and their number."""
+    told = []
+    for finding in folded(findings, MAX_IN_VERDICT):
+        text, note, _ = finding.summary.rpartition(" (") if plugin_name(finding) else ("", "", "")
+        first = _FIRST_SENTENCE.split(text, maxsplit=1)[0].rstrip(".")
+        told.append(
+            replace(finding, summary=f"{first}{note}{finding.summary[len(text) + len(note) :]}") if text else finding
+        )
     return told
 
 
@@ -109,6 +109,10 @@ def _further(findings: Sequence[Finding], closed: Collection[str]) -> list[str]:
     ]
     left = len(findings) - len(lines)
     return [*lines, f"{left} more finding{'s' * (left > 1)}."] if left > 0 else lines
+
+
+def _plugins(names: Sequence[str]) -> str:
+    return f"Plug-in {names[0]}" if len(names) == 1 else f"{len(names)} plug-ins"
 
 
 def _checks(number: int) -> str:

@@ -10,6 +10,7 @@ from analyzers.deaths.recovery_response import done_about
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.kinds import KINDS
+from analyzers.plugin_calls.told import MAX_OF_A_KIND, folded
 from analyzers.report.evidence import drawings
 from analyzers.report.runbook_sections import advice_text
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
@@ -138,6 +139,7 @@ def _list(view: View, known: CurrentFindings) -> None:
     ]
     if not shown:
         empty_state("No finding matches the filter.")
+    shown = shown if chosen else folded(shown, MAX_OF_A_KIND)
     for number, finding in enumerate(shown[:MAX_LISTED], 1):
         card(view, finding, number, closed=known.closed.get(finding.id, ""))
     if len(shown) > MAX_LISTED:

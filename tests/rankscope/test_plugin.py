@@ -124,7 +124,7 @@ def test_the_module_of_the_docs_judges_a_run(site: Path, tmp_path: Path) -> None
     writer.close()
     report = json.loads(rankscope(site, "analyze", str(slow.path), "--format", "json"))
     (found,) = (one for one in report["findings"] if one["kind"] == "slow_data")
-    assert found["summary"] == "Rank 0 waited 3.0 s for a batch at step 9."
+    assert found["summary"] == "Rank 0 waited 3.0 s for a batch at step 9 (plug-in slow_data)."
     assert found["id"] == "slow_data-9-r0"
 
 

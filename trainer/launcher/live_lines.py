@@ -21,12 +21,12 @@ from rich.text import Text
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
 from analyzers.live import changed
+from analyzers.plugin_calls.told import MAX_OF_A_KIND
 from analyzers.wording import ranks_text
+from probes.tape import event_kinds
 
 __all__ = ["FindingLines", "say"]
 
-MAX_PLUGIN_LINES = 3
-"""Findings of one kind of a plug-in that have a line; it may report any number."""
 _COLOURS = {"critical": "red", "warning": "yellow"}
 
 
@@ -36,6 +36,7 @@ class FindingLines:
     def __init__(self) -> None:
         self._announced: dict[str, Finding] = {}
         self._kinds: dict[str, int] = {}
+        self._failed: set[str] = set()
 
     @property
     def count(self) -> int:
@@ -43,7 +44,11 @@ class FindingLines:
         return len(self._announced)
 
     def line(self, event: Mapping[str, Any]) -> str:
-        """Markup for an event of a finding, "" where it tells nothing new."""
+        """Markup for an event of a finding or of a plug-in that failed, "" where it tells nothing new."""
+        if event["kind"] == event_kinds.ANALYZER_FAILED:
+            return self._failed_line(str(event.get("analyzer")), str(event.get("reason")))
+        if event["kind"] != event_kinds.FINDING:
+            return ""
         now, key = Finding.of_event(event), str(event.get("id"))
         if now is None or now.status not in ("fired", "ok"):
             return ""
@@ -68,12 +73,19 @@ class FindingLines:
             return f"[{colour}]{title}[/]  {who[:1].upper()}{who[1:]}: seen most often at {escape(str(code))}."
         return ""
 
+    def _failed_line(self, name: str, reason: str) -> str:
+        """One line for each plug-in, whatever fails in it; a check of Rankscope is in the report."""
+        if not name.startswith("plug-in ") or name in self._failed:
+            return ""
+        self._failed.add(name)
+        return f"[dim]{escape(name[0].upper() + name[1:])} failed: {escape(reason)}[/]"
+
     def _has_place(self, finding: Finding) -> bool:
         count = self._kinds[finding.kind] = self._kinds.get(finding.kind, 0) + 1
-        return finding.kind in OUR_KINDS or count <= MAX_PLUGIN_LINES
+        return finding.kind in OUR_KINDS or count <= MAX_OF_A_KIND
 
     def _last_line(self, finding: Finding) -> str:
-        if self._kinds[finding.kind] > MAX_PLUGIN_LINES + 1:
+        if self._kinds[finding.kind] > MAX_OF_A_KIND + 1:
             return ""
         return f"[dim]More findings of {escape(finding.kind)} are in the report.[/]"
 

@@ -158,9 +158,7 @@ class ProgressView:
             if event["kind"] == event_kinds.ATTEMPT_STARTED and isinstance(event.get("world_size"), int):
                 self._num_ranks = event["world_size"]
                 line = line or self._fewer(event.get("ranks_left_over"))
-            if event["kind"] == event_kinds.FINDING:
-                line = self._findings.line(event)
-            if line:
+            if line := line or self._findings.line(event):
                 say(self.console, line)
 
 

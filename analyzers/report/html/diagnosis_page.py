@@ -44,7 +44,7 @@ MAX_SETTINGS = 300
 def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *, version: str = "") -> bytes:
     """The page, UTF-8."""
     page = _Page(source, diagnosis)
-    fired = diagnosis.fired[:MAX_FINDINGS]
+    fired = diagnosis.cards[:MAX_FINDINGS]
     findings = [page.finding(finding, number=number) for number, finding in enumerate(fired)]
     sections = list(page.sections())
     return page.sheet.render(

@@ -58,7 +58,7 @@ MAX_VALUE = 120
 def render(diagnosis: Diagnosis, console: Console) -> None:
     """Print the report."""
     _head(diagnosis, console)
-    for number, finding in enumerate(diagnosis.fired):
+    for number, finding in enumerate(diagnosis.cards):
         console.print()
         _finding(finding, console, shown_above=number == 0, closed=diagnosis.closed.get(finding.id, ""))
         if link := finding_link(diagnosis.run, finding):

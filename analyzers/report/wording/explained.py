@@ -16,6 +16,7 @@ from functools import cache, partial
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.plugin_calls.calls import explain as explain_by_plugin
+from analyzers.plugin_calls.told import plugin_name
 from analyzers.report.runbook_sections import explain_command
 from analyzers.whatif.what_if import exceeds_error
 from analyzers.wording import is_number
@@ -40,6 +41,8 @@ def next_step(finding: Finding) -> str:
     advice = str(finding.evidence.get("do") or "") if finding.kind in OUR_KINDS else ""
     if not advice and explain is not None:
         advice = explain(finding)
+    if finding.kind not in KINDS and (plugin := plugin_name(finding)):
+        advice = f"Install plug-in {plugin} here to see what it advises."
     where = f"See `{explain_command(finding.advice)}`." if finding.advice else ""
     return " ".join(part for part in (advice, _settling(finding), _gain(finding), where) if part)
 

@@ -37,8 +37,16 @@ def test_a_plug_in_with_many_findings_has_a_few_lines() -> None:
     ]
 
 
+def test_a_plug_in_that_fails_has_one_line() -> None:
+    lines = FindingLines()
+    failed = [{"kind": "analyzer_failed", "analyzer": name, "reason": f"it took {number} s"} for number in (1, 2)
+              for name in ("plug-in team", "straggler")]  # fmt: skip
+    assert [line for one in failed if (line := lines.line(one))] == ["[dim]Plug-in team failed: it took 1 s[/]"]
+
+
 def event(number: int) -> dict[str, object]:
     return {
+        "kind": "finding",
         "id": f"team_rule-0-{number}", "finding_kind": "team_rule", "analyzer": "team", "severity": "warning",
         "status": "fired", "summary": f"Number {number}.", "finding_ranks": [], "first_step": number, "last_step": None,
         "cause": "", "evidence": {}, "advice": "", "attempt": 0, "cost_s": None,

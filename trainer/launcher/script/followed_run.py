@@ -218,10 +218,7 @@ class FollowedRun:
     def _print_news(self, run: RunDir) -> None:
         events, self._event_bytes, _ = read_events(self._node_events(run), self._event_bytes)
         for event in events:
-            if event["kind"] == event_kinds.FINDING:
-                line = self._findings.line(event)
-            else:
-                line = advice_line(event) if event["kind"] == event_kinds.ADVICE else ""
+            line = advice_line(event) if event["kind"] == event_kinds.ADVICE else self._findings.line(event)
             if line:
                 self._print(line)
 

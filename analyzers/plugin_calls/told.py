@@ -1,0 +1,61 @@
+"""How findings of plug-ins are told: whose they are, and how many of one plug-in.
+
+plugin_name(finding)            # "plateau"; empty for a finding of Rankscope
+folded(findings, 3)             # of each kind of a plug-in the first three, and "17 more" on the third
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from analyzers.finding import Finding
+
+__all__ = ["MAX_IN_VERDICT", "MAX_OF_A_KIND", "failed_plugin", "folded", "of_plugin", "plugin_name", "with_note"]
+
+MAX_OF_A_KIND = 3
+"""Findings of one kind of a plug-in that a page or a terminal shows; JSON has all."""
+MAX_IN_VERDICT = 1
+_BY = "plug-in "
+_NOTE = re.compile(r" \(((?:recorded live by )?(?:a )?plug-in [^()]*)\)\.?$")
+
+
+def of_plugin(finding: Finding, name: str) -> Finding:
+    """The finding that a plug-in returned, as that plug-in's: `analyzer` and the summary say so."""
+    return replace(finding, analyzer=f"{_BY}{name}", summary=with_note(finding.summary, f"{_BY}{name}"))
+
+
+def plugin_name(finding: Finding) -> str:
+    """Name of the plug-in whose finding it is; empty if it is Rankscope's."""
+    return finding.analyzer.removeprefix(_BY) if finding.analyzer.startswith(_BY) else ""
+
+
+def failed_plugin(finding: Finding) -> str:
+    """Name of the plug-in whose failure it is, now or while the run was live; empty for any other finding."""
+    live = str(finding.evidence.get("analyzer", ""))
+    return str(finding.evidence.get("plugin") or (live.removeprefix(_BY) if live.startswith(_BY) else ""))
+
+
+def with_note(summary: str, note: str) -> str:
+    """The summary with a note in parentheses at its end, in place of the one that is there."""
+    return f"{_NOTE.sub('', summary).rstrip('.')} ({note})."
+
+
+def folded(findings: Sequence[Finding], limit: int) -> list[Finding]:
+    """The findings; of each kind of a plug-in, which may return any number, the first `limit`, the last of which says
+    how many more there are."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        if plugin_name(finding):
+            groups.setdefault((finding.analyzer, finding.kind), []).append(finding)
+    counts = {id(group[limit - 1]): len(group) - limit for group in groups.values() if len(group) > limit}
+    left_out = {id(finding) for group in groups.values() for finding in group[limit:]}
+    shown = [finding for finding in findings if id(finding) not in left_out]
+    return [_with_more(finding, counts[id(finding)]) if id(finding) in counts else finding for finding in shown]
+
+
+def _with_more(finding: Finding, number: int) -> Finding:
+    note = _NOTE.search(finding.summary)
+    words = note[1] if note else f"{_BY}{plugin_name(finding)}"
+    return replace(finding, summary=with_note(finding.summary, f"{words}, and {number} more"))
