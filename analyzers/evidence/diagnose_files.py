@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from analyzers.logs.log_events import LogBook
 from analyzers.logs.wording import ANALYZER
 from analyzers.memory.snapshots import judge_memory
 from analyzers.pipeline.operations import judge_jobs
+from analyzers.run.not_recorded import without_switches
 from analyzers.stragglers.inspector import judge_inspector
 from analyzers.stragglers.traces import judge_traces
 from analyzers.whatif.what_if import WhatIf
@@ -188,7 +190,9 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
             facts["num_ranks"] = num_ranks
             files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
-    facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs if one != "program"}
+    facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs
+                           if one not in ("program", "plugin")}  # fmt: skip
+    facts["files_read"] |= Counter(f"file of plug-in {one.plugin}" for one in files.plugin_rows)
     facts["files_read"] |= files.programs.names
     facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"
     for plugin, problem in plugin_problems().items():
@@ -283,12 +287,17 @@ def _judge_plugin_rows(
 ) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
     """The findings over the rows of all plug-ins' files together, the facts with what they add, and the what-if.
 
-    Events of logs are judged with the other logs (`analyzers.logs`).
+    What is not judged names no setting: the job was not recorded by Rankscope. Events of logs are judged with the other
+    logs (`analyzers.logs`).
     """
     with MemoryStore() as store:
         for table in ("steps", "collectives", "events"):
             if rows := [row for one in read for row in one.tables[table]]:
                 store.add(table, rows)
         diagnosis = diagnose(store, {"run_id": facts.get("run_id")})
+        ((num_ranks,),) = store.rows("SELECT count(DISTINCT rank) FROM steps WHERE rank >= 0")
     own = {name: diagnosis.run[name] for name in _PLUGIN_FACTS if name in diagnosis.run}
-    return list(diagnosis.findings), {**facts, **own}, diagnosis.what_if
+    own["num_ranks"] = own.get("num_ranks") or num_ranks or None
+    findings = [replace(one, summary=without_switches(one.summary)) for one in diagnosis.findings
+                if not (one.kind == "configuration" and one.status == "insufficient_data")]  # fmt: skip
+    return findings, {**facts, **own}, diagnosis.what_if

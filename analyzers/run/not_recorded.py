@@ -7,10 +7,13 @@ missing(["steps.loss"])         # {"missing_records": ["steps.loss"]}, for the e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["missing", "not_recorded"]
+__all__ = ["missing", "not_recorded", "without_switches"]
+
+_BY = re.compile(r" \(to record them: [^()]*\)")
 
 _TABLES = {
     "checkpoints": "saves",
@@ -66,6 +69,11 @@ def not_recorded(absent: Sequence[str]) -> str:
     switches = list(dict.fromkeys(switch for name in absent if (switch := _switch(name))))
     by = f" (to record them: {', '.join(switches)})" if switches else ""
     return f"{named} were not recorded{by}"
+
+
+def without_switches(text: str) -> str:
+    """The text without what records it: the job of foreign files has no such settings."""
+    return _BY.sub("", text)
 
 
 def missing(absent: Sequence[str]) -> dict[str, Any]:

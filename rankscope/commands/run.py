@@ -43,7 +43,8 @@ def run(
 
     All options of torchrun are passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
     --no-python it starts a program in any language and records its NCCL calls. In addition, --run-dir DIR sets the
-    folder of the run, --run-name NAME its name, and --set SECTION.KEY=VALUE, repeatable, a setting of its records or of
+    folder of the run, --run-name NAME the beginning
+    of its name (NAME-DATE-TIME), and --set SECTION.KEY=VALUE, repeatable, a setting of its records or of
     `watch` (sections: probes, profiler, recovery, metrics, alerts, otel, publish, trackers). On one machine no
     rendezvous options are needed.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +39,44 @@ def make_server(runs_dir: Path) -> MCPServer[Any]:
 
 
 def _tool(method: Callable[..., Any]) -> Tool:
-    """A tool that refuses arguments that it does not have."""
+    """A tool that refuses arguments that it does not have, in one line that names those it has."""
+    from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
     from mcp.types import ToolAnnotations
+    from pydantic import ValidationError
+
+    class Answered(Tool):
+        async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+            try:
+                return await super().run(arguments, context, convert_result)
+            except ToolError as error:
+                if isinstance(error.__cause__, ValidationError):
+                    raise ToolError(_mistake(self, error.__cause__.errors())) from None
+                raise
 
     reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
-    tool = Tool.from_function(_answering(method), annotations=reads, structured_output=False)
+    tool = Answered.from_function(_answering(method), annotations=reads, structured_output=False)
     arguments = tool.fn_metadata.arg_model
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)
     tool.parameters["additionalProperties"] = False
     return tool
+
+
+def _mistake(tool: Tool, problems: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with the arguments of a call, and which there are, in one line."""
+    said = []
+    for one in problems[:3]:
+        name = visible(".".join(map(str, one["loc"])))[:100]
+        if one["type"] == "extra_forbidden":
+            said.append(f"there is no argument {name}")
+        elif one["type"] == "missing":
+            said.append(f"{name} is missing")
+        else:
+            said.append(f"{name}: {one['msg'][:1].lower()}{visible(one['msg'][1:])}")
+    needed = tool.parameters.get("required", ())
+    known = [name if name in needed else f"{name} (optional)" for name in tool.parameters.get("properties", {})]
+    return f"{'; '.join(said)}; arguments of {tool.name}: {', '.join(known) or 'none'}"
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., str]:

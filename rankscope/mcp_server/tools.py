@@ -15,6 +15,7 @@ from typing import Any
 from rankscope.api import Evidence, Run
 from rankscope.query_result import distinct_names
 from store.runs_folder import RunsFolder
+from watch.exporting.prometheus.scrape_targets import TARGETS_FILE
 
 __all__ = ["Tools"]
 
@@ -89,12 +90,15 @@ class Tools:
 
     def account(self, run: str = "latest") -> dict[str, Any]:
         """Say where the wall time went: seconds by category (mean over the ranks), and the gain without stragglers."""
+        from analyzers.report.wording.account_lines import what_if_line
+
         diagnosis = self._run(run).diagnose()
         goodput, what_if = diagnosis.goodput, diagnosis.what_if
         return {
             "seconds": None if goodput is None else goodput.known_seconds,
             "wall_s": None if goodput is None else goodput.wall_s,
             "what_if": None if what_if is None else what_if.to_json(),
+            "what_if_says": None if what_if is None else what_if_line(what_if, diagnosis.findings),
         }
 
     def sql(self, statement: str, run: str = "latest") -> dict[str, Any]:
@@ -157,7 +161,9 @@ class Tools:
                 return sorted(
                     entry.name
                     for entry in entries
-                    if entry.name not in runs and not entry.is_symlink() and not entry.name.startswith(".")
+                    if entry.name not in (*runs, TARGETS_FILE)
+                    and not entry.is_symlink()
+                    and not entry.name.startswith(".")
                 )
         except OSError:
             return []

@@ -104,7 +104,12 @@ def test_every_mistake_has_its_reason_and_no_answer_is_cut_silently(folder: Path
         assert "no recorded run but files" in await refused("sql", run="job.log", statement="SELECT 1")
         assert "it has " in await refused("finding", finding_id="hang-9")
         assert "near it: straggler-" in await refused("runbook", anchor="stragler-compute")
-        assert "max_rows" in await refused("sql", statement="SELECT 1", max_rows=9)
+        of_sql = "arguments of sql: statement, run (optional)"
+        told = await refused("sql", statement="SELECT 1", max_rows=9)
+        assert told == f"there is no argument max_rows; {of_sql}"
+        assert await refused("sql", run="latest") == f"statement is missing; {of_sql}"
+        told = await refused("sql", statement=3)
+        assert told == f"statement: input should be a valid string; {of_sql}"
         rows = json.loads(await call("sql", {"statement": "SELECT * FROM collectives"}))
         assert len(json.dumps(rows, separators=(",", ":"))) <= 16_500
         assert any("200 rows" in text for text in rows["cut"])

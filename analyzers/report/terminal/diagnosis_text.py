@@ -209,6 +209,10 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         rows.append(("Saves", saves_line(interval, facts.get("steps"))))
     if plan := facts.get("against_plan"):
         rows.append(("Plan", _against_plan(plan)))
+    read = (facts.get("files_read") or {}).items()
+    if by_plugin := [f"{counted(number, 'file')} {what.removeprefix('file ')}" for what, number in read
+                     if what.startswith("file of plug-in")]:  # fmt: skip
+        rows.append(("Read", ", ".join(by_plugin)))
     rows.append(("Ended", str(facts.get("ended") or "no end recorded")))
     for excluded in (facts.get("excluded") or [])[:20]:
         device, node = excluded.get("device"), f"node {excluded.get('node_rank')}"

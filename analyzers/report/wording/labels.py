@@ -195,7 +195,7 @@ def label_of(name: str) -> str:
     if name in _LABELS:
         return _LABELS[name]
     for suffix in ("_ratio", "_bytes", "_hertz", *_UNITS):
-        if name.endswith(suffix) and suffix != "_steps":
+        if name.endswith(suffix) and name not in _WITHOUT_UNIT:
             name = name.removesuffix(suffix) + (" deviation" if suffix == "_z" else "")
             break
     return name.removeprefix("num_").replace("_", " ")

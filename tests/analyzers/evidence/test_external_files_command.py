@@ -85,7 +85,7 @@ def test_a_file_of_no_format_says_what_it_is_and_where_to_read_on(
     with pytest.raises(SourceError) as raised:
         diagnose_files([path])
     assert said in str(raised.value)
-    assert "docs/other-runs.md" in str(raised.value)
+    assert "rankscope analyze --help" in str(raised.value)
 
 
 def test_such_a_file_beside_a_log_is_left_out_and_named(tmp_path: Path) -> None:
