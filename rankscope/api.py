@@ -8,7 +8,7 @@
     run.sql("SELECT rank, median(duration_ns) FROM steps GROUP BY rank").to_pandas()
     rankscope.open_files("logs/").verdict      # of a job that Rankscope did not record
 
-What a plug-in needs is here, too: Analysis, Finding, Kind, Scope, Source, lacking.
+What a plug-in needs is here, too: Analysis, Drawing, Finding, Kind, Scope, Source, lacking.
 
 For notebooks and services: a training process uses `rankscope.attach`. What stands here changes only with a new minor
 version and a note in CHANGELOG.md one version ahead (docs/api.md).
@@ -28,6 +28,7 @@ from rankscope.analyzers.analysis import Analysis
 from rankscope.analyzers.compare.loss_change import LossChange
 from rankscope.analyzers.compare.two_runs import Comparison
 from rankscope.analyzers.diagnose import Diagnosis
+from rankscope.analyzers.figures.titled_figure import Drawing
 from rankscope.analyzers.finding import Finding
 from rankscope.analyzers.kinds import Kind
 from rankscope.analyzers.run.state import RunState
@@ -41,8 +42,8 @@ from rankscope.store.published.address import AddressError
 from rankscope.store.readers.external_files import SourceError
 
 __all__ = [
-    "AccountByStep", "AddressError", "Analysis", "Change", "Comparison", "Diagnosis", "Evidence", "Finding", "Kind",
-    "LossChange", "QueryResult", "Run", "RunError", "RunState", "Scope", "Source", "SourceError", "StoreError",
+    "AccountByStep", "AddressError", "Analysis", "Change", "Comparison", "Diagnosis", "Drawing", "Evidence", "Finding",
+    "Kind", "LossChange", "QueryResult", "Run", "RunError", "RunState", "Scope", "Source", "SourceError", "StoreError",
     "lacking", "open", "open_files", "open_run",
 ]  # fmt: skip
 
@@ -214,6 +215,14 @@ class Run(_Diagnosed):
         redact = Redactor.of(self._folder.private_manifest())
         texts = {path.name: redact(path.read_text(errors="replace")) for path in files if not file_problem(path)}
         return {name: text for name, text in texts.items() if text.strip()}  # a rank opens its file as it starts
+
+    def figures(self, finding: Finding) -> tuple[Drawing, ...]:
+        """Figures of one of its findings, as the pages have them: each with a title and Plotly's figure."""
+        from analyzers.report.evidence import drawings
+        from store import Store
+
+        with Store.open(self._folder) as store:
+            return tuple(drawings(store, finding))
 
     def compare(self, other: Run) -> Comparison:
         """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput.

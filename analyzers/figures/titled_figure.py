@@ -1,4 +1,7 @@
-"""A figure with its title: what `evidence` and the `proofs` give to a page."""
+"""A figure with its title, as a page shows it.
+
+Drawing(title="Loading of rank 3", figure=plotly.graph_objects.Figure(...))
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["Drawing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A figure with a title and one sentence for those who cannot see it."""
+    """A figure of Plotly and the title above it."""
 
     title: str
     figure: go.Figure

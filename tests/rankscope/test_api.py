@@ -217,3 +217,25 @@ def test_the_api_is_listed_and_its_hints_resolve() -> None:
         members = [one] if not isinstance(one, type) else [one, *(v for v in vars(one).values() if callable(v))]
         for member in members:
             get_type_hints(getattr(member, "fget", member))
+
+
+def test_figures_are_those_of_the_finding_s_page(run: Run) -> None:
+    found = run.figures(run.findings[0])
+    assert found
+    assert all(isinstance(one, api.Drawing) and one.title and one.figure.data for one in found)
+
+
+def test_a_mistake_is_one_line_and_its_class_is_in_the_api(run: Run) -> None:
+    mistakes = [
+        (lambda: run.sql("SELECT nope FROM steps"), api.StoreError, "Candidate bindings"),
+        (lambda: run.sql("SELECT 1\nFROM stepz"), api.StoreError, "(line 2)"),
+        (lambda: run.steps("los"), api.StoreError, '"loss"'),
+        (lambda: run.account().of("wait"), ValueError, "the classes are"),
+        (lambda: run.sql("SELECT 1 AS a")["b"], ValueError, "the columns are a"),
+        (lambda: rankscope.open_run(run.path / "gone"), api.RunError, "no run at"),
+    ]
+    for mistake, kind, words in mistakes:
+        with pytest.raises(kind) as told:
+            mistake()
+        assert words in str(told.value)
+        assert len(str(told.value).splitlines()) == 1
