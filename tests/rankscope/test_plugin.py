@@ -162,6 +162,12 @@ def test_a_slow_rank_in_a_format_of_the_team_is_found(site: Path, tmp_path: Path
     (found,) = [one for one in report["findings"] if one["status"] == "fired"]
     assert (found["kind"], found["ranks"], found["cause"]) == ("straggler", [2], "compute")
     assert found["evidence"]["factor_ratio"] == pytest.approx(1.6, abs=0.05)
+    assert report["run"]["files_read"] == {"file of plug-in team_steps": 1}
+    assert report["run"]["num_ranks"] == 4
+    unjudged = " ".join(one["summary"] for one in report["findings"] if one["status"] == "insufficient_data")
+    assert "were not recorded" in unjudged
+    assert "to record them" not in unjudged
+    assert "`attach`" not in unjudged
     (tmp_path / "steps.team").write_text("#team-steps 1\n")
     report = json.loads(rankscope(site, "analyze", str(tmp_path), "--format", "json"))
     assert report["verdict"] == "Nothing was judged: no line or row was read from the files."
