@@ -123,7 +123,8 @@ class Finding:
     def of_event(cls, event: Mapping[str, Any]) -> Finding | None:
         """The finding in a `finding` event; None if the event does not hold one.
 
-        An event has an attempt even if its finding is about the whole run: the id shows which it is.
+        An event has an attempt even if its finding is about the whole run: the id shows which it is. Of a kind that is
+        not known here, nor is what its id is made of.
         """
         try:
             found = cls(
@@ -147,7 +148,8 @@ class Finding:
             return None
         given = event.get("id")
         candidates = (found, replace(found, attempt=None))
-        return next((one for one in candidates if given in (one.id, one.id_before_schema_2)), None)
+        known = next((one for one in candidates if given in (one.id, one.id_before_schema_2)), None)
+        return found if known is None and found.kind not in KINDS else known
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Finding:

@@ -181,7 +181,7 @@ class Run(_Diagnosed):
     ) -> QueryResult:
         """Run one reading statement over the run's tables (docs/schema.md). `parameters` replace its `?` or `$name`.
 
-        Of columns with one name the second is called `name_2`. Raises StoreError (a ValueError).
+        A second column `ms` is called `ms_2`. Raises StoreError (a ValueError).
         """
         from store import Store
 

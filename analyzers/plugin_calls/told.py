@@ -11,14 +11,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analyzers.finding import Finding
+from analyzers.kinds import OUR_KINDS
 
-__all__ = ["MAX_IN_VERDICT", "MAX_OF_A_KIND", "failed_plugin", "folded", "of_plugin", "plugin_name", "with_note"]
+__all__ = [
+    "MAX_IN_VERDICT",
+    "MAX_OF_A_KIND",
+    "failed_plugin",
+    "first_of",
+    "folded",
+    "of_plugin",
+    "plugin_name",
+    "with_note",
+]
 
 MAX_OF_A_KIND = 3
 """Findings of one kind of a plug-in that a page or a terminal shows; JSON has all."""
 MAX_IN_VERDICT = 1
 _BY = "plug-in "
-_NOTE = re.compile(r" \(((?:recorded live by )?(?:a )?plug-in [^()]*)\)\.?$")
+_NOTE = re.compile(r" \(((?:recorded live by (?:a )?)?plug-in [^()]*)\)\.?$")
 
 
 def of_plugin(finding: Finding, name: str) -> Finding:
@@ -47,7 +57,7 @@ def folded(findings: Sequence[Finding], limit: int) -> list[Finding]:
     how many more there are."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        if plugin_name(finding):
+        if finding.kind not in OUR_KINDS:
             groups.setdefault((finding.analyzer, finding.kind), []).append(finding)
     counts = {id(group[limit - 1]): len(group) - limit for group in groups.values() if len(group) > limit}
     left_out = {id(finding) for group in groups.values() for finding in group[limit:]}
@@ -55,7 +65,15 @@ def folded(findings: Sequence[Finding], limit: int) -> list[Finding]:
     return [_with_more(finding, counts[id(finding)]) if id(finding) in counts else finding for finding in shown]
 
 
+def first_of(findings: Sequence[Finding], limit: int) -> list[Finding]:
+    """The first `limit` findings; where all are of plug-ins, the last of them gives way to Rankscope's first."""
+    shown = list(findings[:limit])
+    if len(shown) == limit and all(one.kind not in OUR_KINDS for one in shown):
+        shown[-1:] = [next((one for one in findings if one.kind in OUR_KINDS), shown[-1])]
+    return shown
+
+
 def _with_more(finding: Finding, number: int) -> Finding:
     note = _NOTE.search(finding.summary)
     words = note[1] if note else f"{_BY}{plugin_name(finding)}"
-    return replace(finding, summary=with_note(finding.summary, f"{words}, and {number} more"))
+    return replace(finding, summary=with_note(finding.summary, f"{words}, {number} more"))

@@ -47,6 +47,14 @@ def recorded_findings(source: Source) -> list[Finding]:
 
 def _marked(finding: Finding, *, is_over: bool) -> Finding:
     plugin = plugin_name(finding)
-    by = f"plug-in {plugin}, which is not installed here" if plugin else "a plug-in that is not installed here"
+    by = (
+        f"plug-in {plugin}, which is not installed here"
+        if plugin
+        else "plug-in or version of Rankscope that is not installed here"
+    )
     evidence: dict[str, Any] = {**finding.evidence, **({"ongoing": False} if is_over else {})}
-    return replace(finding, summary=with_note(finding.summary, f"recorded live by {by}"), evidence=evidence)
+    return replace(
+        finding,
+        summary=with_note(finding.summary, f"recorded live by {by}" if plugin else f"recorded live by a {by}"),
+        evidence=evidence,
+    )

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.plugin_calls.told import MAX_IN_VERDICT, failed_plugin, folded, plugin_name
+from analyzers.kinds import OUR_KINDS
+from analyzers.plugin_calls.told import MAX_IN_VERDICT, failed_plugin, first_of, folded
 from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
@@ -47,18 +48,18 @@ def verdict(
     unjudged = {f.kind for f in findings if f.status == "insufficient_data" and not failed_plugin(f)}
     missing = f"{_checks(len(unjudged))} more data: {LISTED_BELOW}." if unjudged else ""
     if failed:
-        missing = f"{missing} {_plugins(sorted(failed))} failed: {LISTED_BELOW}.".lstrip()
+        missing = f"{missing} {_plugins(sorted(failed))} problems: {LISTED_BELOW}.".lstrip()
     incomplete = _incomplete(facts)
     if wrong and wrong[0].summary.startswith(INCOMPLETE):
         incomplete = incomplete.removeprefix(INCOMPLETE)
     missing = f"{incomplete} {missing}".strip()
     gain = _gain(findings, what_if)
     if wrong:
-        first, *further = _by_plugin(wrong)
-        others = _further(further, closed)
-        if wrong[0].severity == "critical" and not plugin_name(
-            wrong[0]
-        ):  # a dead or hanging run: its speed is on the line of the what-if
+        told = _by_plugin(wrong)
+        first, *further = first_of(told, 1 + MAX_LINES)
+        others = _further(further, closed, left=len(told) - 1 - len(further))
+        # Of a dead or hanging run the speed is on the line of the what-if.
+        if wrong[0].severity == "critical" and wrong[0].kind in OUR_KINDS:
             gain = ""
         last = " ".join(part for part in (gain, missing) if part)
         return "\n".join(part for part in (first.summary, *others, last) if part)
@@ -93,7 +94,7 @@ def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
     """The findings; of a plug-in's kind, which may have any number, one with the first sentence and their number."""
     told = []
     for finding in folded(findings, MAX_IN_VERDICT):
-        text, note, _ = finding.summary.rpartition(" (") if plugin_name(finding) else ("", "", "")
+        text, note, _ = finding.summary.rpartition(" (") if finding.kind not in OUR_KINDS else ("", "", "")
         first = _FIRST_SENTENCE.split(text, maxsplit=1)[0].rstrip(".")
         told.append(
             replace(finding, summary=f"{first}{note}{finding.summary[len(text) + len(note) :]}") if text else finding
@@ -101,18 +102,17 @@ def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
     return told
 
 
-def _further(findings: Sequence[Finding], closed: Collection[str]) -> list[str]:
+def _further(findings: Sequence[Finding], closed: Collection[str], *, left: int) -> list[str]:
     """A line for each finding behind the first, and the number of those that have none."""
     lines = [
         f"{'Over: ' if finding.id in closed else ''}{_FIRST_SENTENCE.split(finding.summary, 1)[0]}"
-        for finding in findings[:MAX_LINES]
+        for finding in findings
     ]
-    left = len(findings) - len(lines)
     return [*lines, f"{left} more finding{'s' * (left > 1)}."] if left > 0 else lines
 
 
 def _plugins(names: Sequence[str]) -> str:
-    return f"Plug-in {names[0]}" if len(names) == 1 else f"{len(names)} plug-ins"
+    return f"Plug-in {names[0]} has" if len(names) == 1 else f"{len(names)} plug-ins have"
 
 
 def _checks(number: int) -> str:

@@ -11,7 +11,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, goodput, loss, speed
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
-from analyzers.plugin_calls.told import MAX_OF_A_KIND, folded
+from analyzers.plugin_calls.told import MAX_OF_A_KIND, first_of, folded
 from analyzers.run.evaluations import evaluations
 from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.open_findings import reported_findings
@@ -179,10 +179,10 @@ def _findings(view: View, known: CurrentFindings, diagnosis: Diagnosis | None) -
         else:
             st.markdown(f":{_mark(view, diagnosis)} {verdict_text(diagnosis)}]")
         return
-    shown = folded(known.findings, MAX_OF_A_KIND)
-    for number, finding in enumerate(shown[:MAX_CARDS], 1):
+    shown = first_of(folded(known.findings, MAX_OF_A_KIND), MAX_CARDS)
+    for number, finding in enumerate(shown, 1):
         card(view, finding, number, closed=known.closed.get(finding.id, ""), has_link=True, is_numbered=True)
-    left = [finding for finding in known.findings if finding.id not in {one.id for one in shown[:MAX_CARDS]}]
+    left = [finding for finding in known.findings if finding.id not in {one.id for one in shown}]
     if left:
         still_open = sum(finding.id not in known.closed for finding in left)
         open_ones = f", {still_open} of them open" if still_open else ""

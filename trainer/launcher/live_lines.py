@@ -78,7 +78,7 @@ class FindingLines:
         if not name.startswith("plug-in ") or name in self._failed:
             return ""
         self._failed.add(name)
-        return f"[dim]{escape(name[0].upper() + name[1:])} failed: {escape(reason)}[/]"
+        return f"[dim]{escape(name[0].upper() + name[1:])}: {escape(reason)}[/]"
 
     def _has_place(self, finding: Finding) -> bool:
         count = self._kinds[finding.kind] = self._kinds.get(finding.kind, 0) + 1

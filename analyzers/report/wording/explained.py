@@ -41,8 +41,9 @@ def next_step(finding: Finding) -> str:
     advice = str(finding.evidence.get("do") or "") if finding.kind in OUR_KINDS else ""
     if not advice and explain is not None:
         advice = explain(finding)
-    if finding.kind not in KINDS and (plugin := plugin_name(finding)):
-        advice = f"Install plug-in {plugin} here to see what it advises."
+    if finding.kind not in KINDS:
+        what = f"plug-in {plugin}" if (plugin := plugin_name(finding)) else "what found it"
+        advice = f"Install {what} here to see what it advises."
     where = f"See `{explain_command(finding.advice)}`." if finding.advice else ""
     return " ".join(part for part in (advice, _settling(finding), _gain(finding), where) if part)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from analyzers.diagnose import conclude, diagnose, reaching
 from analyzers.finding import Finding
-from analyzers.plugin_calls.told import of_plugin
+from analyzers.plugin_calls.told import first_of, of_plugin
 from analyzers.report.wording.explained import next_step
 from store.readers.memory_store import MemoryStore
 from watch.live import _event_columns
@@ -71,8 +71,8 @@ def test_many_of_one_kind_have_three_cards_and_one_line_of_the_verdict() -> None
     assert len(diagnosis.cards) == 3
     by = "(recorded live by plug-in plateau, which is not installed here"
     assert diagnosis.cards[1].summary == f"Flat at 1. Go on {by})."
-    assert diagnosis.cards[2].summary == f"Flat at 2. Go on {by}, and 17 more)."
-    assert diagnosis.verdict.splitlines()[0].startswith(f"Flat at 0 {by}, and 19 more).")
+    assert diagnosis.cards[2].summary == f"Flat at 2. Go on {by}, 17 more)."
+    assert diagnosis.verdict.splitlines()[0].startswith(f"Flat at 0 {by}, 19 more).")
 
 
 def test_a_critical_one_stands_before_our_warning_and_ours_before_an_equal_one() -> None:
@@ -88,4 +88,26 @@ def test_a_plug_in_that_failed_is_no_check_that_needs_data() -> None:
               Finding.insufficient("coverage", "records", "While ...", evidence=told)]  # fmt: skip
     verdict = conclude(failed, {"steps": 60, "num_ranks": 4}).verdict
     assert "more data" not in verdict
-    assert verdict.endswith("Plug-in team failed: see Not judged.")
+    assert verdict.endswith("Plug-in team has problems: see Not judged.")
+
+
+def test_plug_ins_never_fill_a_short_list() -> None:
+    theirs = [plateau(first_step=step) for step in range(9)]
+    ours = Finding(analyzer="s", kind="straggler", severity="warning", status="fired", summary="Slow.")
+    assert first_of([*theirs, ours], 4) == [*theirs[:3], ours]
+    assert first_of([ours, *theirs], 4) == [ours, *theirs[:3]]
+    assert first_of(theirs, 4) == theirs[:4]
+
+
+def test_its_id_may_be_made_of_what_is_not_known_here() -> None:
+    """A kind with an identity that the plug-in declares; and a run whose findings do not name the plug-in yet."""
+    told = {"id": "loss_plateau", "analyzer": "loss_plateau"}
+    events = [_event_columns(plateau(first_step=step)) | told | {"summary": text} for step, text in
+              ((40, "Flat."), (90, "Still."))]  # fmt: skip
+    with MemoryStore() as store:
+        store.add("events", [{"rank": -1, "kind": "finding", "wall_ns": number, "detail": one} for number, one in
+                             enumerate(events)])  # fmt: skip
+        (found,) = diagnose(store, {}).fired
+    said = "Still (recorded live by a plug-in or version of Rankscope that is not installed here)."
+    assert (found.summary, found.first_step) == (said, 90)
+    assert next_step(found) == "Install what found it here to see what it advises."

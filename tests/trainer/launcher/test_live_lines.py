@@ -41,7 +41,7 @@ def test_a_plug_in_that_fails_has_one_line() -> None:
     lines = FindingLines()
     failed = [{"kind": "analyzer_failed", "analyzer": name, "reason": f"it took {number} s"} for number in (1, 2)
               for name in ("plug-in team", "straggler")]  # fmt: skip
-    assert [line for one in failed if (line := lines.line(one))] == ["[dim]Plug-in team failed: it took 1 s[/]"]
+    assert [line for one in failed if (line := lines.line(one))] == ["[dim]Plug-in team: it took 1 s[/]"]
 
 
 def event(number: int) -> dict[str, object]:
