@@ -11,6 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from operator import itemgetter
 from typing import Any
 
 from analyzers.source import Source
@@ -20,7 +22,8 @@ __all__ = ["LogBook", "LogLine"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
-_ROLES = {rule.kind: rule.role for rule in load_rules()}
+_RULES = {rule.kind: rule for rule in load_rules()}
+_ROLES = {kind: rule.role for kind, rule in _RULES.items()}
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
 
@@ -80,6 +83,7 @@ class LogBook:
     earlier: tuple[LogLine, ...] = ()
     """Lines of attempts that ended, and after which the job began again in the same file."""
     _positions: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
+    _by_kind: dict[str, list[tuple[int, LogLine]]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, source: Source) -> LogBook:
@@ -99,12 +103,20 @@ class LogBook:
 
     def of(self, *kinds: str) -> Iterator[LogLine]:
         """Lines of these kinds, in order."""
-        return (entry for entry in self.lines if entry.kind in kinds)
+        return (entry for _, entry in self._of(kinds))
 
     def of_role(self, *roles: str) -> Iterator[tuple[LogLine, Rule]]:
         """Lines whose rule has one of these roles, with the rule."""
-        rules = {rule.kind: rule for rule in load_rules()}
-        return ((entry, rules[entry.kind]) for entry in self.lines if rules[entry.kind].role in roles)
+        kinds = [kind for kind, rule in _RULES.items() if rule.role in roles]
+        return ((entry, _RULES[entry.kind]) for _, entry in self._of(kinds))
+
+    def _of(self, kinds: Iterable[str]) -> Iterable[tuple[int, LogLine]]:
+        """Lines of some kinds with their places among all; asked for once or more for every error."""
+        if not self._by_kind:
+            for place, entry in enumerate(self.lines):
+                self._by_kind.setdefault(entry.kind, []).append((place, entry))
+        found = [self._by_kind[kind] for kind in dict.fromkeys(kinds) if kind in self._by_kind]
+        return found[0] if len(found) == 1 else merge(*found, key=itemgetter(0))
 
     def position(self, entry: LogLine) -> int:
         """Place of a line among all."""

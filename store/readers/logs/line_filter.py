@@ -1,7 +1,8 @@
-"""Lines of a log that hold any of many literals, found in one pass over the bytes.
+"""Lines of a log that hold any of many literals, found in one pass over the bytes, and which of them a line holds.
 
     wanted = LineFilter(literals)
     for begin, end in wanted.lines(window, end): ...
+    LiteralIndex(literals).held(b"a line")          # places in `literals`, in their order
 
 A window is searched for many literals at once (RE2's automaton, as pyarrow has it). Searching it for each of some seven
 hundred literals in turn takes fifteen times as long; so does one automaton of all, which RE2 gives up for its size.
@@ -9,16 +10,48 @@ hundred literals in turn takes fifteen times as long; so does one automaton of a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-__all__ = ["LineFilter"]
+__all__ = ["LineFilter", "LiteralIndex"]
 
 _NEWLINE = 10
 _PATTERN_BYTES = 6_000
 """Literals of one automaton. RE2 has 8 MiB for its states and then becomes forty times slower: 9,000 bytes of literals
 were within that, 18,000 were not."""
+
+_PART_BYTES = 4
+"""Each literal is looked up by one part of it of this length, the one that the fewest others have."""
+_LONG_LINE_BYTES = 64 << 10
+"""In a line beyond this a search for each literal takes less memory than all parts of the line."""
+
+
+class LiteralIndex:
+    """Tells which literals a line holds, without a search for each: only those of which it has a part are looked for."""
+
+    def __init__(self, literals: Sequence[bytes]) -> None:
+        self._literals = tuple(literals)
+        counts = Counter(part for literal in set(literals) for part in _parts(literal))
+        self._places: dict[bytes, list[int]] = {}
+        self._short = [place for place, literal in enumerate(literals) if len(literal) < _PART_BYTES]
+        for place, literal in enumerate(literals):
+            if len(literal) >= _PART_BYTES:
+                rarest = min(sorted(_parts(literal)), key=lambda part: counts[part])
+                self._places.setdefault(rarest, []).append(place)
+        self._all_parts = frozenset(self._places)
+
+    def held(self, line: bytes) -> list[int]:
+        """Places of the literals that the line holds, the first in the list first."""
+        if len(line) > _LONG_LINE_BYTES:
+            return [place for place, literal in enumerate(self._literals) if literal in line]
+        asked = [place for part in self._all_parts & _parts(line) for place in self._places[part]]
+        return sorted(place for place in (*asked, *self._short) if self._literals[place] in line)
+
+
+def _parts(text: bytes) -> set[bytes]:
+    return {text[at : at + _PART_BYTES] for at in range(len(text) - _PART_BYTES + 1)}
 
 
 class LineFilter:

@@ -12,7 +12,7 @@ the lines of a file is learned from it: `store.readers.logs.constant_prefix`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from store.readers.logs.timestamps import Clock
@@ -57,13 +57,20 @@ _PARTS = (
     r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?= )",
     r"kernel: ?",
 )
-_BRACKETS = tuple(re.compile(part) for part in _PARTS if part.startswith(r"\["))
-_OTHERS = tuple(re.compile(part) for part in _PARTS if not part.startswith(r"\["))
-_GROUP = re.compile(r"\(\?P<\w+>")
-_IS_BRACKET, _IS_OTHER = (
-    re.compile("|".join(_GROUP.sub("(?:", part.pattern) for part in parts)) for parts in (_BRACKETS, _OTHERS)
-)
-"""Any of them, without groups: most lines end their prefix where none is found, and one search tells that."""
+_GROUP = re.compile(r"\(\?P<(\w+)>")
+
+
+def _any_of(parts: Iterable[str]) -> tuple[re.Pattern[str], dict[str, dict[str, str]]]:
+    """One pattern of several parts, and for the group of each part its groups by their names in it."""
+    parts = list(parts)
+    groups = {f"part{place}": {f"{name}{place}": name for name in _GROUP.findall(part)}
+              for place, part in enumerate(parts)}  # fmt: skip
+    texts = (_GROUP.sub(rf"(?P<\g<1>{place}>", part) for place, part in enumerate(parts))
+    return re.compile("|".join(f"(?P<part{place}>{text})" for place, text in enumerate(texts))), groups
+
+
+_BRACKETS = _any_of(part for part in _PARTS if part.startswith(r"\["))
+_OTHERS = _any_of(part for part in _PARTS if not part.startswith(r"\["))
 _WRITTEN_OVER = re.compile(
     r"(?:\[(?:rank|default)?\d{1,6}\]: ?)?\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S{1,80}\.cpp:\d{1,6}\]|"
     r"\[rank\d{1,6}\]: ?(?=Traceback \(most|(?:\w{1,40}\.){0,6}\w{1,40}Error: )"
@@ -121,15 +128,15 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             at = rest.end() if rest else at
             continue
         is_bracket = text[begin : begin + 1] == "["
-        match = None
-        if (_IS_BRACKET if is_bracket else _IS_OTHER).match(text, begin):
-            parts = _BRACKETS if is_bracket else _OTHERS
-            match = next((m for part in parts if (m := part.match(text, begin))), None)
+        pattern, groups = _BRACKETS if is_bracket else _OTHERS
+        match = pattern.match(text, begin)
+        names = groups[match.lastgroup] if match and match.lastgroup else {}
         if match is None and constant:
             match = next((m for one in constant if (m := one.match(text, begin))), None)
+            names = {name: name for name in match.re.groupindex} if match else {}
         if match is None or match.end() == at:
             break
-        said = {name: value for name, value in match.groupdict().items() if value is not None}
+        said = {name: value for group, name in names.items() if (value := match[group]) is not None}
         is_torch = match[0].startswith("[rank")
         if (is_torch and was_torch) or "gpu" in said:  # the second of two writers; NCCL's host, not the collector's
             found |= said

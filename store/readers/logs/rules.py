@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from store.readers.logs.line_filter import LiteralIndex
+
 __all__ = ["Block", "Role", "Rule", "cause_of", "load_rules", "most_specific"]
 
 Role = Literal[
@@ -117,8 +119,9 @@ def cause_of(text: str) -> Rule | None:
     """The rule with a cause that a text (the message of an exception) falls under, the most specific one."""
     text = f"{text} {' '.join(text.split())}" if "\n" in text else text  # a terminal may have broken the lines
     blob = text.encode()
-    rules = (rule for rule in _with_causes() if rule.requires in text)
-    found = [(weight, rule) for rule in rules if (weight := _specificity(rule, blob)) != (False, 0)]
+    rules, index = _with_causes()
+    held = dict.fromkeys(rules[place] for place in index.held(blob))
+    found = [(_specificity(rule, blob), rule) for rule in held if rule.requires in text]
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
@@ -138,5 +141,8 @@ def most_specific(rules: Sequence[Rule | None], line: bytes) -> Sequence[Rule | 
 
 
 @cache
-def _with_causes() -> tuple[Rule, ...]:
-    return tuple(rule for rule in load_rules() if rule.role in ("root", "victim", "nccl", "numerics"))
+def _with_causes() -> tuple[tuple[Rule, ...], LiteralIndex]:
+    """The rule of each literal that names a cause, and the literals' index."""
+    pairs = [(literal, rule) for rule in load_rules() if rule.role in ("root", "victim", "nccl", "numerics")
+             for literal in rule.literals]  # fmt: skip
+    return tuple(rule for _, rule in pairs), LiteralIndex([literal for literal, _ in pairs])

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from store.readers.logs.blocks import (
 )
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
-from store.readers.logs.line_filter import LineFilter
+from store.readers.logs.line_filter import LineFilter, LiteralIndex
 from store.readers.logs.plain_text import plain_chunks
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, load_rules, most_specific
@@ -157,6 +158,14 @@ def _windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
         yield kept, len(kept)
 
 
+@cache
+def _rules_by_literal() -> tuple[tuple[bytes, ...], tuple[Rule, ...], LiteralIndex]:
+    """All literals of rules, the rule of each, and their index."""
+    pairs = [(literal, rule) for rule in load_rules() for literal in rule.literals]
+    literals = tuple(literal for literal, _ in pairs)
+    return literals, tuple(rule for _, rule in pairs), LiteralIndex(literals)
+
+
 class _Scan:
     """The state of one file's reading."""
 
@@ -171,8 +180,7 @@ class _Scan:
         """Lines on which a step is reported that the step line before it did not report."""
         self._constant: list[re.Pattern[str]] = []
         """What the file's lines begin with besides the prefixes that are known."""
-        self._by_literal = [(literal, rule) for rule in load_rules() for literal in rule.literals]
-        self._filter = LineFilter([literal for literal, _ in self._by_literal])
+        self._filter = LineFilter(_rules_by_literal()[0])
 
     def take(self, window: bytes, end: int) -> None:
         """Read the lines that begin before `end`."""
@@ -191,11 +199,10 @@ class _Scan:
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
         """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
         found: dict[int, list[Rule | None]] = {}
+        literals, rules, index = _rules_by_literal()
         for first, last in self._filter.lines(window, end):
-            line = window[first:last]
-            for literal, rule in self._by_literal:
-                if literal in line:
-                    self._find(window, first, last, literal, rule, found)
+            for place in index.held(window[first:last]):
+                self._find(window, first, last, literals[place], rules[place], found)
         for literal in LITERALS:
             self._find(window, 0, end, literal, None, found)
         return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 __all__ = ["BAR_LITERALS", "LITERALS", "Bar", "StepLine", "read_bar", "read_step", "step_of"]
 
@@ -42,6 +43,7 @@ _STEPS = (
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
 )  # fmt: skip
 """With a word that is part of what each finds."""
+_STEP_WORD = re.compile("[sS][tT][eE][pP]|[iI][tT][eE][rR]")
 _IN_EPOCH = re.compile(
     r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|"
     r"\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
@@ -73,12 +75,17 @@ _SECONDS = (
     r"train_step_timing in s|seconds"
 )
 _TIMES = (
-    re.compile(rf"(?:{_SECONDS})(?: \((?P<in>ms|s)\))?{_IS}(?P<value>{_NUMBER}){_UNIT}"),
-    re.compile(rf"(?<![\d.,])(?P<value>{_NUMBER}) ?(?P<unit>ms|s)(?:ec)?/(?:step|batch|iter)\b"),
-    re.compile(rf"\bBatch \(t\){_IS}(?P<value>{_NUMBER}){_UNIT}"),
-    re.compile(rf"(?<![\w/])(?<!total )(?<!wall )(?<!data )(?<!Data )(?<!training )(?:time|Time|dt|batch_time){_IS}"
-               rf"(?P<value>{_NUMBER}){_UNIT}"),
+    (("ime", "timing", "seconds"),
+     re.compile(rf"(?:{_SECONDS})(?: \((?P<in>ms|s)\))?{_IS}(?P<value>{_NUMBER}){_UNIT}")),
+    (("/step", "/batch", "/iter"),
+     re.compile(rf"(?<![\d.,])(?P<value>{_NUMBER}) ?(?P<unit>ms|s)(?:ec)?/(?:step|batch|iter)\b")),
+    (("Batch (t)",),
+     re.compile(rf"\bBatch \(t\){_IS}(?P<value>{_NUMBER}){_UNIT}")),
+    (("ime", "dt"),
+     re.compile(rf"(?<![\w/])(?<!total )(?<!wall )(?<!data )(?<!Data )(?<!training )(?:time|Time|dt|batch_time){_IS}"
+                rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
+"""With words of which a line has one where the pattern finds something."""
 _DATA = re.compile(
     rf"(?<![\w])(?:data[_ ]time|Data \(t\)|Data|time/data|data_loading_time){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
@@ -91,7 +98,7 @@ _SPEED_OF = re.compile(r"(?<![\w.])" + _NUMBER + r" *(?:samples|images|imgs?|tok
 _PER_STEP = re.compile(r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)")
 _BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
 """MXNet's lines: of an epoch whose length it does not print."""
-_RATE_WORDS = re.compile("tps|wps|tok/s|okens|amples|images/|imgs?/|frames/|words/|sentences/|perf/")
+_RATE_WORDS = ("tps", "wps", "tok", "okens", "s/sec", "PerSec", "perf/throughput")
 _SCALE = re.compile(r"[lL]oss[_ ]scale" + _IS + _NUMBER)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
 _SKIPPED_SO_FAR = re.compile(r"\bskipped=(\d{1,12})")
@@ -152,19 +159,28 @@ def read_bar(text: str) -> Bar | None:
     if not states:
         return None
     found = states[-1]
-    before = text[: found.start()].rsplit("]", 1)[-1].split("%|")[0].rstrip("0123456789 ")
-    if _NO_TRAINING.search(before):
+    about = _about_bar(text[: found.start()].rsplit("]", 1)[-1].split("%|")[0].rstrip("0123456789 "))
+    if about is None:
         return None
-    epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", before)
+    name, epoch = about
     value = _float(found["rate"]) if found["rate"] != "?" else 0.0
     seconds = value if found["unit"] == "s/it" else 1 / value if value > 0 else 0.0
     return Bar(
-        name=re.sub(r"[\d.]+", "#", before.strip())[:40],
-        epoch=int(epoch[1] or epoch[2]) if epoch else None,
+        name=name,
+        epoch=epoch,
         step=int(found["step"]),
         total=int(found["total"]),
         duration_ns=int(seconds * 1e9) if 0 < seconds < 1e6 else None,
     )
+
+
+@lru_cache(maxsize=256)
+def _about_bar(description: str) -> tuple[str, int | None] | None:
+    """Name and epoch of a bar by what stands before its percentage; None for a bar of other work than steps."""
+    if _NO_TRAINING.search(description):
+        return None
+    epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", description)
+    return re.sub(r"[\d.]+", "#", description.strip())[:40], int(epoch[1] or epoch[2]) if epoch else None
 
 
 def read_step(text: str) -> StepLine | None:
@@ -178,7 +194,8 @@ def read_step(text: str) -> StepLine | None:
     step, total = _step(text)
     skipped = _SKIPPED.search(text) if "skipped" in text else None
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
-    rate = (_THROUGHPUT.search(text) or _SPEED_OF.search(text)) if _RATE_WORDS.search(text) else None
+    rate = _THROUGHPUT.search(text) if any(word in text for word in _RATE_WORDS) else None
+    rate = _SPEED_OF.search(text) if rate is None and ("s/s" in text or "g/s" in text) else rate
     if loss is None and grad_norm is None and bar is None and (
         (step is None or (skipped is None and so_far is None and rate is None and not _PER_STEP.search(text)))
         and not (rate is not None and _BATCH_ALONE.search(text))
@@ -223,26 +240,17 @@ def _step(text: str) -> tuple[int | None, int | None]:
     if "poch" in text and ("/" in text or " of " in text) and (found := _BATCH.search(text)):
         return int(found["epoch"]) * int(found["total"]) + int(found["step"]), None
     for word, pattern in _STEPS:
-        if word in text and (found := pattern.search(text)):
+        if (word in text if word else _STEP_WORD.search(text)) and (found := pattern.search(text)):
             total = found.groupdict().get("total")
             return int(found["step"]), int(total) if total else None
     return None, None
 
 
 def _duration_ns(text: str, bar: Bar | None) -> int | None:
-    if (
-        "ime" in text
-        or "dt" in text
-        or "timing" in text
-        or "/step" in text
-        or "/batch" in text
-        or "Batch (t)" in text
-        or "seconds" in text
-    ):
-        for pattern in _TIMES:
-            if (match := pattern.search(text)) and (found := _in_ns(match)):
-                return found
-    speed = _SPEED.search(text) if "/s" in text or "ups" in text else None
+    for words, pattern in _TIMES:
+        if any(word in text for word in words) and (match := pattern.search(text)) and (found := _in_ns(match)):
+            return found
+    speed = _SPEED.search(text) if "it/s" in text or "iter" in text or "ups" in text else None
     rate = _float(speed[1]) if speed else 0.0
     if 1e-6 < rate < 1e6:
         return int(1e9 / rate)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from functools import lru_cache
 
 __all__ = ["Clock", "Stamp"]
 
@@ -61,18 +62,24 @@ class Clock:
 
     def _wall_ns(self, match: re.Match[str]) -> int | None:
         parts = match.groupdict()
-        month = _MONTHS.get(parts["name"], 0) if parts.get("name") else int(parts.get("month") or 0)
-        year = int(parts.get("year") or self.year)
-        year += 2000 if year < 100 else 0
-        try:
-            moment = datetime(
-                year, month, int(parts["day"]), int(parts["hour"]), int(parts["minute"]), int(parts["second"]),
-                tzinfo=_zone(parts.get("zone") or ""),
-            )  # fmt: skip
-        except ValueError:
-            return None
+        month = parts.get("name") or parts.get("month") or ""
+        second = _second(parts.get("year") or str(self.year), month, parts["day"], parts["hour"], parts["minute"],
+                         parts["second"], parts.get("zone") or "")  # fmt: skip
         fraction = (parts.get("fraction") or "").ljust(9, "0")[:9]
-        return int(moment.timestamp()) * 10**9 + int(fraction)
+        return None if second is None else second * 10**9 + int(fraction)
+
+
+@lru_cache(maxsize=1024)
+def _second(year: str, month: str, day: str, hour: str, minute: str, second: str, zone: str) -> int | None:
+    """Seconds of the epoch; None for a date that there is not. Lines of one second follow each other."""
+    try:
+        moment = datetime(
+            int(year) + (2000 if int(year) < 100 else 0), _MONTHS.get(month) or int(month),
+            int(day), int(hour), int(minute), int(second), tzinfo=_zone(zone),
+        )  # fmt: skip
+    except ValueError:
+        return None
+    return int(moment.timestamp())
 
 
 def _zone(text: str) -> timezone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from store.readers.logs.line_filter import LineFilter
+from store.readers.logs.line_filter import LineFilter, LiteralIndex
 from store.readers.logs.rules import load_rules
 
 LITERALS = sorted({literal for rule in load_rules() for literal in rule.literals})
@@ -37,3 +37,14 @@ def test_a_literal_that_was_dropped_is_not_found() -> None:
 
 def test_a_window_without_a_line_end() -> None:
     assert list(LineFilter([b"aaaa"]).lines(b"xx aaaa", 7)) == [(0, 7)]
+
+
+def test_the_literals_of_a_line_are_those_that_a_search_for_each_finds() -> None:
+    chooser = random.Random(5)
+    literals = [*(literal for rule in load_rules() for literal in rule.literals), b"abc", b"", b"Error: "]
+    index = LiteralIndex(literals)
+    parts = [*LITERALS, *(literal[1:] for literal in LITERALS), b"step 7", b"\xff\x00\xfe", b"abc"]
+    lines = [b"".join(chooser.choices(parts, k=4)) for _ in range(500)]
+    lines += [b"", b"abc", lines[0] + b"x" * 70_000, b"x" * 70_000 + lines[1]]  # also beyond what parts are taken of
+    for line in lines:
+        assert index.held(line) == [place for place, literal in enumerate(literals) if literal in line]
