@@ -29,7 +29,7 @@ _LONG_LINE_BYTES = 64 << 10
 
 
 class LiteralIndex:
-    """Tells which literals a line holds, without a search for each: only those of which it has a part are looked for."""
+    """Tells which literals a line holds: only those of which it has a part are looked for."""
 
     def __init__(self, literals: Sequence[bytes]) -> None:
         self._literals = tuple(literals)
