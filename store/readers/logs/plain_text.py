@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["encoding_of", "plain_chunks"]
+__all__ = ["encoding_of", "plain_bytes", "plain_chunks"]
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
@@ -53,6 +53,13 @@ def plain_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
         chunks = _joined(first, chunks)
     key = _text_key(first)
     yield from _without_colours(chunks if key is None else _unwrapped(chunks, key))
+
+
+def plain_bytes(text: bytes) -> bytes:
+    """A whole text, or its begin, as UTF-8 without marks and colours; JSON stays as it is."""
+    encoding = encoding_of(text)
+    chunks = _decoded(iter([text]), encoding) if encoding else iter([text])
+    return b"".join(_without_colours(chunks)).removeprefix(codecs.BOM_UTF8)
 
 
 def _joined(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:

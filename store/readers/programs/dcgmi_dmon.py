@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.readers.external_files import SERIES_BYTES, read_whole
+from store.readers.external_files import SERIES_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, reading
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
+from store.readers.programs.text import read_text
 
 NAME = "dcgmi dmon"
 _COLUMNS = {
@@ -28,7 +29,7 @@ def read(path: Path) -> ProgramRows:
     found, host = ProgramRows(), host_of_log(path)
     names: list[str] = []
     counts: dict[str, int] = {}
-    for line in read_whole(path, SERIES_BYTES)[0].decode("utf-8", "replace").splitlines():
+    for line in read_text(path, SERIES_BYTES).splitlines():
         words = line.split()
         if line.lstrip().startswith("#"):
             names = [word for word in words if word not in ("#", "#Entity", "Entity")]

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.readers.external_files import DOCUMENT_BYTES, read_whole
+from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.rows import ProgramRows
+from store.readers.programs.text import read_text
 
 NAME = "dcgmi diag or health"
 MAX_TEXT = 300
@@ -21,6 +22,8 @@ _SETTINGS = re.compile(
 """Tests of how the host is set up, and rows that are no test."""
 _REMARK = re.compile(r"^(?:warning|error|info)\b", re.IGNORECASE)
 _DEVICE = re.compile(r"^(?:->|GPU ID:?|GPU) *(\d+)$")
+_OF_A_GPU = re.compile(r"^GPUs?:? ?(\d+): (\w+)")
+"""DCGM 4 lists each GPU's result below that of a test."""
 _GPUS = re.compile(r"\bGPUs?(?:: ?| )?(\d+(?: ?, ?\d+)*)")
 
 
@@ -40,7 +43,7 @@ def read(path: Path) -> ProgramRows:
     """Read the tests that failed, each with the text below it."""
     found, host = ProgramRows(), host_of_log(path)
     for line, test, devices, text in _failed(
-        _rows(read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace").splitlines())
+        _rows(read_text(path, DOCUMENT_BYTES).splitlines())
     ):
         found.log_events.append(
             {
@@ -84,7 +87,10 @@ def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
             if not _REMARK.match(later.left):
                 break
             remarks += [later.left.partition(":")[2], *later.right]
-        text = " ".join(part for part in (*row.right, *remarks) if part).strip()
-        said = " ".join(part for part in (*row.right[1:], *remarks) if part).strip() or text
-        numbers = [number.strip() for match in _GPUS.finditer(text) for number in match[1].split(",")]
+        shown = [part for part in row.right[1:] if not _OF_A_GPU.match(part)]
+        listed = [one for part in row.right[1:] if (one := _OF_A_GPU.match(part)) and one[2].startswith("Fail")]
+        text = " ".join(part for part in (row.right[0], *shown, *remarks) if part).strip()
+        said = " ".join(part for part in (*shown, *remarks) if part).strip() or text
+        numbers = [one[1] for one in listed]
+        numbers = numbers or [number.strip() for match in _GPUS.finditer(text) for number in match[1].split(",")]
         yield row.line, test, sorted(dict.fromkeys(numbers or ([device] if device else [])), key=int), said

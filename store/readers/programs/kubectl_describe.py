@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.readers.external_files import REPORT_BYTES, read_whole
+from store.readers.external_files import REPORT_BYTES
+from store.readers.programs.text import read_text
 
 NAME = "kubectl describe pod"
 _FIELD = re.compile(r"^(\s*)([A-Z][\w ]*):\s*(.*)$")
@@ -20,7 +21,7 @@ def recognise(first: bytes) -> bool:
 def lines(path: Path) -> Iterator[str]:
     """As many lines as the file has."""
     pod, container, state = "", "", ""
-    for line in read_whole(path, REPORT_BYTES)[0].decode("utf-8", "replace").splitlines():
+    for line in read_text(path, REPORT_BYTES).splitlines():
         field = _FIELD.match(line)
         if field is None and re.match(r"^  [\w.-]+:\s*$", line):
             container = line.strip().rstrip(":")

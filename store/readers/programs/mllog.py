@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from store.readers.external_files import SourceError, unpacked
 from store.readers.programs.json_lines import objects
-from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+from store.readers.programs.rows import MAX_STEP, Point, ProgramRows, column_of, points_of, step_rows
 
 NAME = "MLPerf log (:::MLLOG)"
 _MARK = b":::MLLOG"
-_STEPS = ("step_num", "step", "iteration", "samples_count", "samples_num")
+_STEPS = ("step_num", "step", "iteration")
+_SAMPLES = ("samples_count", "samples_num")
+_Entry = tuple[int | None, int | None, dict[str, Any], int | None]
+"""Step, samples, metrics, time."""
 
 
 def recognise(first: bytes) -> bool:
@@ -22,28 +26,46 @@ def recognise(first: bytes) -> bool:
 
 def read(path: Path) -> ProgramRows:
     """Read the lines up to where the file is damaged."""
-    points: list[Point] = []
+    entries: list[_Entry] = []
+    batch: int | None = None
     rows = ProgramRows()
     try:
         for number, entry in objects(unpacked(path), prefix=_MARK):
             about = entry.get("metadata")
             about = about if isinstance(about, dict) else {}
-            if (point := _point(entry, about)) is not None:
-                points.append(point)
+            if entry.get("key") == "global_batch_size" and isinstance(entry.get("value"), int):
+                batch = entry["value"]
+            entries.append(_entry(entry, about))
             if entry.get("key") == "run_stop" and about.get("status") == "success":
                 rows.log_events.append(
                     {"kind": "finished", "line": number, "message": "run_stop: success", "fields": {}}
                 )
     except SourceError as error:
         rows.problem = str(error)
-    rows.steps = step_rows(points, rank=0)
+    rows.steps = step_rows(_points(entries, batch), rank=0)
     return rows
 
 
-def _point(entry: dict[str, Any], about: dict[str, Any]) -> Point | None:
-    step = next((about[name] for name in _STEPS if about.get(name) is not None), None)
+def _entry(entry: dict[str, Any], about: dict[str, Any]) -> _Entry:
     time_ms = entry.get("time_ms")
     wall_ns = int(time_ms * 1e6) if isinstance(time_ms, (int, float)) and 1e12 < time_ms < 1e13 else None
     value = entry.get("value")
     metrics = value if isinstance(value, dict) else {str(entry.get("key", "")): value}
-    return points_of(step, {**metrics, **{name: about[name] for name in ("lr",) if name in about}}, wall_ns)
+    metrics = {**metrics, **{name: about[name] for name in ("lr",) if name in about}}
+    return _whole(about, _STEPS), _whole(about, _SAMPLES), metrics, wall_ns
+
+
+def _whole(about: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    value = next((about[name] for name in names if about.get(name) is not None), None)
+    return int(value) if isinstance(value, (int, float)) and 0 <= value < MAX_STEP else None
+
+
+def _points(entries: list[_Entry], batch: int | None) -> list[Point]:
+    """Points by step. Samples are counted in batches; a run that does not state theirs, by those from line to line."""
+    if not batch or batch < 0:
+        losses = sorted({samples for step, samples, metrics, _ in entries
+                         if step is None and samples is not None and "loss" in map(column_of, metrics)})  # fmt: skip
+        batch = min((after - before for before, after in pairwise(losses)), default=1)
+    points = (points_of(samples // batch if step is None and samples is not None else step, metrics, wall_ns)
+              for step, samples, metrics, wall_ns in entries)  # fmt: skip
+    return [point for point in points if point is not None]

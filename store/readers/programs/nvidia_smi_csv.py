@@ -6,10 +6,11 @@ import csv
 import re
 from pathlib import Path
 
-from store.readers.external_files import SERIES_BYTES, read_whole
+from store.readers.external_files import SERIES_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import LOST, SECOND_NS, THROTTLE_BITS, UNNAMED_HOST, number, reading, sample_ns
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
+from store.readers.programs.text import read_text
 
 NAME = "nvidia-smi as CSV"
 _COLUMNS = {
@@ -34,7 +35,7 @@ def recognise(first: bytes) -> bool:
 
 def read(path: Path) -> ProgramRows:
     """Read all rows; one without a time is taken for a second after the one before of its GPU."""
-    lines = read_whole(path, SERIES_BYTES)[0].decode("utf-8", "replace").splitlines()
+    lines = read_text(path, SERIES_BYTES).splitlines()
     rows = csv.reader(lines, skipinitialspace=True)
     names = [_UNIT.sub("", name.strip()) for name in next(rows)]
     found, counts, lost = ProgramRows(), dict[str, int](), set[str]()

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.readers.external_files import DOCUMENT_BYTES, read_whole
+from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import LOST, THROTTLE_BITS, UNNAMED_HOST, reading, sample_ns
 from store.readers.programs.rows import ProgramRows
+from store.readers.programs.text import read_text
 
 NAME = "nvidia-smi -q"
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")
@@ -47,7 +48,7 @@ def read(path: Path) -> ProgramRows:
                 }
             )
 
-    text = read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace")
+    text = read_text(path, DOCUMENT_BYTES)
     for number, section, name, value, line in _pairs(text):
         if LOST.search(line):
             bus = _LOST_AT.search(line)

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import REPORT_BYTES, rank_of_name, read_whole
+from store.readers.external_files import REPORT_BYTES, rank_of_name
 from store.readers.programs.rows import ProgramRows, StackOfProcess
+from store.readers.programs.text import read_text
 
 NAME = "stacks of a process (py-spy, gdb)"
 MAX_FRAMES = 60
@@ -38,7 +39,7 @@ def recognise(first: bytes) -> bool:
 
 def read(path: Path) -> ProgramRows:
     """Read the process, or each process where several dumps stand in one file."""
-    text = read_whole(path, REPORT_BYTES)[0].decode("utf-8", "replace")
+    text = read_text(path, REPORT_BYTES)
     rank = rank_of_name(path) if "rank" in str(path.name).lower() else None
     if text.lstrip().startswith("[{"):
         return ProgramRows(stacks=list(_of_json(text, rank)))

@@ -14,6 +14,7 @@ from types import ModuleType
 
 from store.readers import programs
 from store.readers.confined import confined
+from store.readers.logs.plain_text import plain_bytes
 from store.readers.programs.rows import ProgramRows
 
 __all__ = ["name_of", "program_of", "read_program", "text_of", "wraps_text"]
@@ -28,8 +29,13 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def program_of(first: bytes) -> str | None:
-    """The module that recognises a file by its first bytes."""
-    return next((name for name, module in _modules().items() if module.recognise(first)), None)
+    """The module that recognises a file by its first bytes, or by their text without colours."""
+    plain = plain_bytes(first)
+    for text in (first,) if plain == first else (first, plain):
+        found = next((name for name, module in _modules().items() if module.recognise(text)), None)
+        if found is not None:
+            return found
+    return None
 
 
 def name_of(program: str) -> str:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import DOCUMENT_BYTES, read_whole
+from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.programs.rows import ProgramRows
+from store.readers.programs.text import read_text
 
 NAME = "sacct of Slurm"
 _RULE = re.compile(r"^\s*-+(?:\s+-+)+\s*$")
@@ -17,12 +18,10 @@ _ENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "TIMEOUT": ("slurm_cancelled", {"reason": "TIME LIMIT"}),
     "DEADLINE": ("slurm_cancelled", {"reason": "DEADLINE"}),
     "OUT_OF_MEMORY": ("slurm_oom", {}),
-    "OUT_OF_ME+": ("slurm_oom", {}),
     "NODE_FAIL": ("node_failed", {}),
     "BOOT_FAIL": ("node_failed", {}),
     "PREEMPTED": ("preempted", {}),
     "CANCELLED": ("slurm_cancelled", {"reason": ""}),
-    "CANCELLED+": ("slurm_cancelled", {"reason": ""}),
     "COMPLETED": ("finished", {}),
 }
 """State of a job -> kind of the event, and its fields."""
@@ -40,7 +39,7 @@ def recognise(first: bytes) -> bool:
 
 def read(path: Path) -> ProgramRows:
     """Read the rows of the last job that is listed."""
-    text = read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace")
+    text = read_text(path, DOCUMENT_BYTES)
     rows = [(number, row) for number, row in _rows(text.splitlines()) if row.get("State")]
     found = ProgramRows()
     jobs = list(dict.fromkeys(_job(row) for _, row in rows))
@@ -49,7 +48,7 @@ def read(path: Path) -> ProgramRows:
     for number, row in rows:
         if _job(row) != jobs[-1]:
             continue
-        state = row["State"].split()[0]
+        state = _state(row["State"])
         kind, fields = _ENDS.get(state, ("", {}))
         if state == "FAILED" and (end := _EXIT.match(row.get("ExitCode", ""))) and end.groups() != ("0", "0"):
             kind = "process_terminated"
@@ -76,7 +75,7 @@ def read(path: Path) -> ProgramRows:
 def _header(lines: list[str]) -> int | None:
     """Place of the line that names the columns."""
     for place, line in enumerate(lines[:HEADER_LINES]):
-        names = re.split(r"[|\s]+", line.strip())
+        names = re.split(r"[|,;\s]+", line.strip())
         if names[0] in ("JobID", "JobIDRaw") and "State" in names:
             return place
     return None
@@ -87,15 +86,26 @@ def _rows(lines: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     if top is None:
         return
     head, below = lines[top], lines[top + 1 :]
-    if "|" in head:
-        names = head.strip().strip("|").split("|")
+    if mark := next((mark for mark in "|,;\t" if mark in head), ""):
+        names = head.strip().strip(mark).split(mark)
         for number, line in enumerate(below, top + 2):
-            yield number, dict(zip(names, (value.strip() for value in line.split("|")), strict=False))
+            yield number, dict(zip(names, (value.strip() for value in line.split(mark)), strict=False))
         return
     widths = [match.span() for match in re.finditer(r"-+", below[0])] if below and _RULE.match(below[0]) else []
     names = [head[begin:end].strip() for begin, end in widths]
     for number, line in enumerate(below[1:], top + 3):
-        yield number, {name: line[begin:end].strip() for name, (begin, end) in zip(names, widths, strict=True)}
+        values = [line[begin:end].strip() for begin, end in widths]
+        if any(not line[end : end + 1].isspace() for _, end in widths if end < len(line)):
+            values = line.split() if len(line.split()) == len(names) else values  # a copy lost the columns' places
+        yield number, dict(zip(names, values, strict=True))
+
+
+def _state(text: str) -> str:
+    """The first word of a state, whole where the column cut it (`OUT_OF_ME+`, `CANCELLED+`)."""
+    word = text.split()[0]
+    if not word.endswith("+"):
+        return word
+    return next((state for state in (*_ENDS, "FAILED") if state.startswith(word[:-1])), word)
 
 
 def _number(row: dict[str, str]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from store.readers.external_files import DOCUMENT_BYTES, read_whole
+from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.programs.rows import ProgramRows
 from store.readers.programs.sacct import HEADER_LINES, _wall_ns
+from store.readers.programs.text import read_text
 
 NAME = "scontrol show node"
 MAX_NODES = 64
@@ -29,7 +30,7 @@ def recognise(first: bytes) -> bool:
 def read(path: Path) -> ProgramRows:
     """Read the nodes of a job."""
     nodes: list[tuple[int, dict[str, str]]] = []
-    for number, line in enumerate(read_whole(path, DOCUMENT_BYTES)[0].decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(read_text(path, DOCUMENT_BYTES).splitlines(), 1):
         for name, value in _FIELD.findall(line):
             if name == "NodeName":
                 nodes.append((number, {}))
