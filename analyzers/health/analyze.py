@@ -7,13 +7,15 @@ the events `xid`, both of which `watch` writes. The meanings of the codes are da
 
 * Counters count since the driver was loaded, so only their rise during the run is its own.
 * A device is throttled if a reason that costs speed (heat, the power brake, the hardware's own slow-down) holds in a
-  share of its readings under load. The ordinary power cap is none: under full load it is always on.
+  share of its readings under load, and suspected to be where it holds in all of a few readings. The ordinary power cap
+  is none: under full load it is always on.
 * Ranks are found through the devices' UUIDs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -120,14 +122,20 @@ def _throttled(source: Source, ranks: Mapping[str, tuple[int, ...]]) -> list[Fin
         [SHARED.loaded_ratio],
     ):
         share, bit = max((hit / readings, bit) for hit, bit in zip(hits, bits, strict=True))
-        if readings < SHARED.min_steps or share < SHARED.cost_ratio:
+        are_few = readings < SHARED.min_steps  # a report of one moment, as `nvidia-smi -q` is
+        if share < (1.0 if are_few else SHARED.cost_ratio):
             continue
         cause, words = THROTTLE_BITS[bit]
         what = f"slowed by {words} in {100 * share:.0f} % of its readings under load"
+        if are_few:
+            what = f"slowed by {words} in " + (
+                f"all of its {readings} readings" if readings > 1 else "its only reading"
+            )
         what += "" if hottest is None else f", up to {hottest:.0f} degrees"
         numbers = {"throttled_ratio": round(share, 4), "hottest_celsius": hottest, "clock_median_hertz": clock}
         numbers |= {"readings": readings, "reason_bit": bit}
-        findings.append(_device("gpu_throttled", cause, "warning", (node, device), ranks, what, numbers))
+        found = _device("gpu_throttled", cause, "warning", (node, device), ranks, what, numbers)
+        findings.append(replace(found, status="suspect") if are_few else found)
     return findings
 
 

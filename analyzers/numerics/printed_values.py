@@ -61,7 +61,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if is_once:
         name = "loss" if bad_loss else "gradient norm"
         times = f"at step {first} only" if len(bad) == 1 else f"at {len(bad)} steps from {first} to {bad[-1]}"
-        what = f"The {name} was not finite {times}, and finite again after it"
+        what = f"The {name} was not finite {times}, {'and finite again after it' if later else 'the last one of all'}"
         what += "" if bad_loss else ": in fp16 a step that is left out looks like this"
     return [
         Finding(

@@ -62,8 +62,10 @@ def _process(rank: Mapping[str, Any]) -> tuple[str, int, int]:
     return short_text(rank.get("host"), 200), pid or 0, device or 0
 
 
-def _listed(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for name in ("ranks", "missing_ranks"):
+def _listed(
+    about: Mapping[str, Any], names: tuple[str, ...] = ("ranks", "missing_ranks")
+) -> Iterator[Mapping[str, Any]]:
+    for name in names:
         found = about.get(name)
         yield from (rank for rank in (found if isinstance(found, list) else [])[:MAX_RANKS] if isinstance(rank, dict))
 
@@ -74,15 +76,18 @@ def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, in
     launched: dict[int, int] = {}
     failed: dict[int, str] = {}
     missing: list[int] = []
+    silent = {ranks_of.get(_process(rank)) for rank in _listed(about, ("missing_ranks",)) if _is_silent(rank)}
     for rank in _listed(about):
         number = ranks_of.get(_process(rank))
         if number is None:
             continue
         status = rank.get("status")
         counts = rank.get("collective_counts")
-        if not isinstance(counts, dict):
+        if number in silent:
             missing.append(number)
             continue
+        if not isinstance(counts, dict):
+            continue  # it answered, and its calls are unknown
         launched[number] = sum(whole_number(count) or 0 for count in list(counts.values())[:_FUNCTIONS])
         error = whole_number(status.get("async_error")) if isinstance(status, dict) else None
         if error in _ERRORS:
@@ -99,6 +104,13 @@ def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, in
     if failed:
         text = f"{name}: " + ", ".join(f"rank {rank}: {error}" for rank, error in sorted(failed.items())[:8])
         yield _event(line, text, [], {**common, "failed": ", ".join(map(str, sorted(failed)[:MAX_LISTED]))})
+
+
+def _is_silent(rank: Mapping[str, Any]) -> bool:
+    """Return True for a missing rank, unless its process answered and only left this communicator out."""
+    status = rank.get("status")
+    said = [status.get(name) for name in ("unresponsive", "considered_dead")] if isinstance(status, dict) else []
+    return any(said) or not any(one is not None for one in said)
 
 
 def _event(line: int, message: str, ranks: list[int], fields: dict[str, Any]) -> LogEvent:

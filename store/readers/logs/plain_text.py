@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["encoding_of", "plain_bytes", "plain_chunks"]
+__all__ = ["encoding_of", "plain_bytes", "plain_chunks", "text_chunks"]
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
@@ -44,28 +44,38 @@ def encoding_of(first: bytes) -> str | None:
 
 def plain_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
     """Chunks of the same text as UTF-8 without marks, colours and wrapping."""
+    chunks = _without_encoding(chunks)
     first = next(chunks, b"")
-    encoding = encoding_of(first)
     chunks = _joined(first, chunks)
-    if encoding is not None:
-        chunks = _decoded(chunks, encoding)
-        first = next(chunks, b"")
-        chunks = _joined(first, chunks)
     key = _text_key(first)
     yield from _without_colours(chunks if key is None else _unwrapped(chunks, key))
 
 
+def text_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Chunks of the same text as UTF-8 without marks and colours; JSON stays as it is."""
+    return _without_colours(_without_encoding(chunks))
+
+
 def plain_bytes(text: bytes) -> bytes:
     """A whole text, or its begin, as UTF-8 without marks and colours; JSON stays as it is."""
-    encoding = encoding_of(text)
-    chunks = _decoded(iter([text]), encoding) if encoding else iter([text])
-    return b"".join(_without_colours(chunks)).removeprefix(codecs.BOM_UTF8)
+    return b"".join(text_chunks(iter([text])))
 
 
 def _joined(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
     if first:
         yield first.removeprefix(codecs.BOM_UTF8)
     yield from rest
+
+
+def _without_encoding(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    first = next(chunks, b"")
+    encoding = encoding_of(first)
+    chunks = _joined(first, chunks)
+    return chunks if encoding is None else _joined_text(_decoded(chunks, encoding))
+
+
+def _joined_text(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    yield from _joined(next(chunks, b""), chunks)  # without the mark
 
 
 def _decoded(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:

@@ -42,9 +42,7 @@ def recognise(first: bytes) -> bool:
 def read(path: Path) -> ProgramRows:
     """Read the tests that failed, each with the text below it."""
     found, host = ProgramRows(), host_of_log(path)
-    for line, test, devices, text in _failed(
-        _rows(read_text(path, DOCUMENT_BYTES).splitlines())
-    ):
+    for line, test, devices, text in _failed(_rows(read_text(path, DOCUMENT_BYTES).splitlines())):
         found.log_events.append(
             {
                 "kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host,

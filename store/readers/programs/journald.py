@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import unpacked
 from store.readers.programs.json_lines import objects
+from store.readers.programs.text import read_chunks
 
 NAME = "journal of systemd as JSON"
 
@@ -21,7 +21,7 @@ def recognise(first: bytes) -> bool:
 
 def lines(path: Path) -> Iterator[str]:
     """One line an entry: time, host, program, process, message."""
-    for _, entry in objects(unpacked(path)):
+    for _, entry in objects(read_chunks(path)):
         host, program = _text(entry.get("_HOSTNAME")), _text(entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM"))
         pid = _text(entry.get("_PID") or entry.get("SYSLOG_PID"))
         who = f"{program or 'unknown'}[{pid}]" if pid else program or "unknown"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import unpacked
 from store.readers.json_stream import members
+from store.readers.programs.text import read_chunks
 
 NAME = "events or pods of Kubernetes as JSON"
 
@@ -26,7 +26,7 @@ def lines(path: Path) -> Iterator[str]:
     """Events in the order of their time, then the states of pods."""
     items: list[dict[str, Any]] = []
     single: dict[str, Any] = {}
-    for key, value, is_item in members(unpacked(path), {"items"}):
+    for key, value, is_item in members(read_chunks(path), {"items"}):
         if is_item and isinstance(value, dict):
             items.append(value)
         elif not is_item:

@@ -9,8 +9,9 @@ import csv
 import io
 from pathlib import Path
 
-from store.readers.external_files import SourceError, rank_of_name, unpacked
+from store.readers.external_files import SourceError, rank_of_name
 from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, column_of, points_of, step_rows
+from store.readers.programs.text import read_chunks
 
 NAME = "table of metrics (metrics.csv)"
 _STEPS = ("step", "_step", "global_step", "trainer/global_step", "iteration", "iter")
@@ -31,7 +32,7 @@ def read(path: Path) -> ProgramRows:
     """Read the table up to where it is damaged."""
     text, problem = bytearray(), ""
     try:
-        for chunk in unpacked(path, 256 << 20):
+        for chunk in read_chunks(path, 256 << 20):
             text += chunk
     except SourceError as error:
         problem = str(error)

@@ -6,9 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, unpacked
+from store.readers.external_files import SourceError
 from store.readers.programs.json_lines import objects
 from store.readers.programs.rows import MAX_STEP, Point, ProgramRows, column_of, points_of, step_rows
+from store.readers.programs.text import read_chunks
 
 NAME = "MLPerf log (:::MLLOG)"
 _MARK = b":::MLLOG"
@@ -30,7 +31,7 @@ def read(path: Path) -> ProgramRows:
     batch: int | None = None
     rows = ProgramRows()
     try:
-        for number, entry in objects(unpacked(path), prefix=_MARK):
+        for number, entry in objects(read_chunks(path), prefix=_MARK):
             about = entry.get("metadata")
             about = about if isinstance(about, dict) else {}
             if entry.get("key") == "global_batch_size" and isinstance(entry.get("value"), int):

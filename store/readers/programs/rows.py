@@ -21,12 +21,13 @@ _PREFIX = re.compile(r"^(?:train(?:ing|er)?|actor|metrics|loss_metrics|perf|opti
 _OTHERS = re.compile(r"(?:^|[/_.\- ])(?:e?val(?:uation|id|idation)?|test|aux|best|min|max|val)(?:[/_.\- ]|$)")
 _COLUMNS = {
     "loss": ("loss", "loss_step", "lm_loss", "lm loss", "total_loss", "global_avg_loss", "nll_loss", "pg_loss",
-             "cross_entropy_loss", "ce_loss"),
+             "cross_entropy_loss", "ce_loss", "reduced_train_loss"),
     "grad_norm": ("grad_norm", "gradient_norm", "grad-norm", "grad norm", "gradnorm", "total_grad_norm",
                   "grad_2.0_norm_total", "global_grad_norm"),
     "lr": ("lr", "learning_rate", "learning-rate", "learning rate"),
     "duration_s": ("step_time", "step_time_s", "iter_time", "iteration_time", "iteration-time", "time_per_step",
-                   "end_to_end(s)", "step_time_seconds", "seconds_per_step", "sec_per_step", "train_step_time"),
+                   "end_to_end(s)", "step_time_seconds", "seconds_per_step", "sec_per_step", "train_step_time",
+                   "train_step_timing in s"),
 }  # fmt: skip
 _BY_NAME = {name: column for column, names in _COLUMNS.items() for name in names}
 

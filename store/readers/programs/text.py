@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from store.readers.external_files import read_whole
-from store.readers.logs.plain_text import plain_bytes
+from store.readers.external_files import MAX_UNPACKED_BYTES, read_whole, unpacked
+from store.readers.logs.plain_text import plain_bytes, text_chunks
 
-__all__ = ["read_text"]
+__all__ = ["read_chunks", "read_text"]
 
 
 def read_text(path: Path, limit: int) -> str:
     """The text without colours, at most `limit` bytes of the file. Raises SourceError."""
     return plain_bytes(read_whole(path, limit)[0]).decode("utf-8", "replace")
+
+
+def read_chunks(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
+    """The text in chunks. Raises SourceError at a cut or past the limit."""
+    return text_chunks(unpacked(path, max_bytes))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, rank_of_name, unpacked
+from store.readers.external_files import SourceError, rank_of_name
 from store.readers.json_stream import members
 from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+from store.readers.programs.text import read_chunks
 
 NAME = "trainer_state.json of transformers"
 
@@ -23,7 +24,7 @@ def read(path: Path) -> ProgramRows:
     rows = ProgramRows()
     reached: dict[str, Any] = {}
     try:
-        for key, value, is_item in members(unpacked(path), {"log_history"}):
+        for key, value, is_item in members(read_chunks(path), {"log_history"}):
             if not is_item:
                 reached[key] = value
             elif isinstance(value, dict):

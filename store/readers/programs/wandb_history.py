@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from store.readers.external_files import SourceError, unpacked
+from store.readers.external_files import SourceError
 from store.readers.programs.json_lines import objects
 from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
+from store.readers.programs.text import read_chunks
 
 NAME = "history of W&B"
 
@@ -28,7 +29,7 @@ def read(path: Path) -> ProgramRows:
     points: list[Point] = []
     problem = ""
     try:
-        for _, row in objects(unpacked(path)):
+        for _, row in objects(read_chunks(path)):
             if (point := history_point(row)) is not None:
                 points.append(point)
     except SourceError as error:

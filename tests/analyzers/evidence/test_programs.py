@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
+from store.readers.programs import sacct
 from store.readers.programs.registry import program_of
 from tests.analyzers.evidence.written import diagnosed
 
@@ -160,6 +161,28 @@ def test_a_job_that_completed_and_nodes_that_work_give_no_finding(tmp_path: Path
     assert [finding.kind for finding in diagnosis.findings if finding.status == "fired"] == []
 
 
+TABLE = """\
+JobID           JobName   State  ExitCode
+------------ ---------- ------- ---------
+{row}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("JobIDRaw,JobName,State,ExitCode\n99,train,NODE_FAIL,1:0\n", "node_failed"),
+        ("JobID;State;ExitCode\n99;PREEMPTED;0:0\n", "preempted"),
+        (TABLE.format(row="99                train NODE_F+       1:0"), "node_failed"),  # a narrow column
+        (TABLE.format(row="99    train    PREEMPTED    0:0"), "preempted"),  # copied without the columns' places
+    ],
+)
+def test_sacct_with_other_delimiters_and_columns(tmp_path: Path, text: str, kind: str) -> None:
+    path = tmp_path / "sacct.txt"
+    path.write_text(text, encoding="utf-8")
+    assert [event["kind"] for event in sacct.read(path).log_events] == [kind]
+
+
 def test_of_several_jobs_of_sacct_the_last_is_judged(tmp_path: Path) -> None:
     text = SACCT_P.format(state="TIMEOUT") + "4712|train|COMPLETED|0:0|||gpu-01\n"
     diagnosis = diagnosed(tmp_path, "sacct.txt", text)
@@ -220,6 +243,36 @@ GPU 00000000:4E:00.0
     Temperature
         GPU Current Temp                  : 47 C
 """
+
+
+DCGM_4 = """\
++---------------------------+------------------------------------------------+
+| Diagnostic                | Result                                         |
++===========================+================================================+
+| software                  | Pass                                           |
+|                           | GPU0: Pass                                     |
+|                           | GPU1: Pass                                     |
+| memory                    | Fail                                           |
+|                           | GPU0: Pass                                     |
+|                           | GPU1: Fail                                     |
+| Warning: GPU1             | A row could not be remapped.                   |
++---------------------------+------------------------------------------------+
+"""
+
+
+def test_a_gpu_that_passed_below_a_failed_test_is_not_named(tmp_path: Path) -> None:
+    (found,) = diagnosed(tmp_path, "diag.txt", DCGM_4).fired
+    assert found.summary.startswith("GPU 1 failed a test of DCGM (memory): ")
+    assert "GPU0" not in found.summary
+
+
+@pytest.mark.parametrize("form", ["coloured", "UTF-16"])
+def test_a_programs_text_in_colours_or_utf_16_is_read(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "diag.txt"
+    coloured = DCGM_4.replace("Fail", "\x1b[1;31mFail\x1b[0m").replace("| Diagnostic", "\x1b[1m| Diagnostic")
+    path.write_bytes(coloured.encode() if form == "coloured" else DCGM_4.encode("utf-16"))
+    (found,) = diagnose_files([path]).fired
+    assert found.summary.startswith("GPU 1 failed a test of DCGM (memory): ")
 
 
 @pytest.mark.parametrize(
@@ -325,6 +378,33 @@ def test_scrapes_of_the_inspector_are_judged_as_its_logs(tmp_path: Path) -> None
     diagnosis = diagnose_files([tmp_path])
     (late,) = (finding for finding in diagnosis.findings if finding.status == "suspect")
     assert (late.kind, late.ranks) == ("straggler", (2,))
+
+
+@pytest.mark.parametrize(("bad", "said"), [(50, "and finite again after it"), (99, "the last one of all")])
+def test_a_table_in_utf_16_is_read_and_its_last_loss_is_not_finite_again(tmp_path: Path, bad: int, said: str) -> None:
+    text = "step,loss\r\n" + "".join(f"{step},{'nan' if step == bad else 2.0}\r\n" for step in range(100))
+    (found,) = diagnosed(tmp_path, "metrics.csv", text.encode("utf-16")).fired
+    assert f"not finite at step {bad} only, {said}" in found.summary
+
+
+def test_metrics_by_the_names_of_nemo_are_judged(tmp_path: Path) -> None:
+    rows = (f"0,{step},{3 - step / 1e3},{1.0 if step < 150 else 2.0}\n" for step in range(300))
+    text = "epoch,step,reduced_train_loss,train_step_timing in s\n" + "".join(rows)
+    (found,) = diagnosed(tmp_path, "metrics.csv", text).fired
+    assert "slower since step 150: 2000 ms per step instead of 1000" in found.summary
+
+
+@pytest.mark.parametrize("has_batch", [True, False])
+def test_samples_of_mlperf_are_counted_in_batches(tmp_path: Path, has_batch: bool) -> None:
+    def line(key: str, value: float, at_s: float, **about: object) -> str:
+        entry = {"time_ms": int(1.79e12 + at_s * 1e3), "key": key, "value": value, "metadata": about}
+        return f":::MLLOG {json.dumps(entry)}\n"
+
+    times = [number if number < 60 else 60 + 3 * (number - 60) for number in range(100)]
+    text = line("global_batch_size", 512, 0.0) if has_batch else ""
+    text += "".join(line("train_loss", 3 - at / 1e3, at, samples_count=512 * n) for n, at in enumerate(times, 1))
+    (found,) = diagnosed(tmp_path, "mllog.txt", text).fired
+    assert "3000 ms per step instead of 1000" in found.summary
 
 
 def test_no_reader_takes_a_text_log_or_a_table_of_something_else() -> None:

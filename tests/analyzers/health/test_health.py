@@ -114,6 +114,24 @@ def test_what_changed_on_a_device_names_it_and_its_rank(
     assert finding.advice == f"{kind.replace('_', '-')}-{cause}"
 
 
+@pytest.mark.parametrize(("slowed", "said"), [(1, "its only reading"), (3, "all of its 3 readings")])
+def test_a_reason_in_all_of_a_few_readings_is_a_suspicion(tmp_path: Path, slowed: int, said: str) -> None:
+    node = Node(tmp_path)
+    for second in range(slowed):
+        node.read("GPU-0", second, **GPU)
+        node.read("GPU-1", second, **{**GPU, "throttle_reasons": 0x40})
+    (finding,) = [one for one in node.findings() if one.kind == "gpu_throttled"]
+    assert (finding.status, finding.cause, finding.ranks) == ("suspect", "thermal", (1,))
+    assert f"slowed by heat (hardware) in {said}, up to" in finding.summary
+
+
+def test_a_reason_in_some_of_a_few_readings_is_none(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for second in range(4):
+        node.read("GPU-1", second, **{**GPU, "throttle_reasons": 0x40 if second else 0})
+    assert [one for one in node.findings() if one.kind == "gpu_throttled"] == []
+
+
 def test_what_was_counted_before_the_run_and_idle_devices_are_not_its_own(tmp_path: Path) -> None:
     node = Node(tmp_path)
     for second in range(60):

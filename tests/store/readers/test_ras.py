@@ -85,6 +85,17 @@ def test_a_rank_that_does_not_answer_is_suspected(tmp_path: Path) -> None:
     assert "did not answer NCCL's RAS" in first.summary
 
 
+def test_a_rank_that_answered_without_this_communicator_or_its_counts_is_not_accused(tmp_path: Path) -> None:
+    left_out = ras_answer({"0xa": dict.fromkeys(range(7), 7)}, missing=[7]).replace(
+        '"unresponsive": true', '"unresponsive": false'
+    )
+    uncounted = ras_answer({"0xa": dict.fromkeys(range(8), 7)}).replace(
+        "collective_counts", "counts_of_another_version"
+    )
+    for answer in (left_out, uncounted):
+        assert diagnose_files([written(tmp_path, answer)]).fired == ()
+
+
 def test_a_healthy_answer_gives_no_finding(tmp_path: Path) -> None:
     assert diagnose_files([written(tmp_path, ras_answer({"0xa": dict.fromkeys(range(8), 7)}))]).fired == ()
 
