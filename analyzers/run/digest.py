@@ -24,7 +24,7 @@ from analyzers.run.snapshot import AttemptView, RankView
 
 __all__ = ["MAX_BYTES", "VERSION", "Digest", "DigestError", "decode", "encode", "joined", "joined_log", "of_ranks"]
 
-VERSION = 4
+VERSION = 5
 MAX_BYTES = 64 << 10
 """Maximum size of one digest as sent."""
 MAX_PLAIN_BYTES = 4 << 20
@@ -189,7 +189,7 @@ def _plain(digest: Digest, *, texts: bool, calls: bool) -> dict[str, Any]:
         "ranks": [
             [r.rank, r.last_ns, r.step, r.step_is_open, r.finished_steps, list(r.phases), r.closed, r.state, r.os_state,
              r.num_in_flight, plain_calls(r.calls[: None if calls else 1]), plain_calls(r.unwaited if texts else ()),
-             r.worked_ns, plain_calls(r.enqueued[: None if calls else 1])]
+             r.worked_ns, plain_calls(r.enqueued[: None if calls else 1]), r.last_phase]
             for r in view.ranks.values()
         ],
         "seq": [[group, rank, seq] for (group, rank), seq in view.last_seq.items()],
@@ -226,7 +226,7 @@ def _digest(plain: Mapping[str, Any]) -> Digest:
 
 def _rank(row: Sequence[Any]) -> RankView:
     rank, last_ns, step, is_open, finished, phases, closed, state, os_state, in_flight, calls, unwaited, *more = row
-    worked_ns, enqueued = more
+    worked_ns, enqueued, last_phase = more
     if state not in _STATES:
         raise ValueError(state)
     number = _int(rank)
@@ -245,6 +245,7 @@ def _rank(row: Sequence[Any]) -> RankView:
         enqueued=tuple(_call(number, call) for call in enqueued),
         unwaited=tuple(_call(number, call) for call in unwaited),
         worked_ns=_int(worked_ns),
+        last_phase=str(last_phase),
     )
 
 

@@ -22,6 +22,7 @@ from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.recorded_calls import Call, CallSite, call_order, differing_calls, recorded_calls
 from analyzers.run.step_ends import NEVER_NS, ends_of_steps
 from analyzers.source import Source
+from probes.step_clock import PHASES
 from probes.tape import event_kinds
 
 __all__ = ["SNAPSHOT_EVENTS", "AttemptView", "RankView", "attempts", "first_end_ns", "take_snapshot"]
@@ -69,6 +70,8 @@ class RankView:
     finished_steps: int = 0
     """Of the attempt, or of its newest minutes where it is long."""
     phases: tuple[str, ...] = ()
+    last_phase: str = ""
+    """The newest of the step's spans that have ended."""
     calls: tuple[Call, ...] = ()
     """The oldest in flight of each group or peer, in the order of their issue."""
     enqueued: tuple[Call, ...] = ()
@@ -90,7 +93,9 @@ class RankView:
         """Activity outside of collectives, in a few words."""
         if self.phases:
             return f"in {self.phases[-1]}"
-        return "in user code" if self.step_is_open else "between steps"
+        if not self.step_is_open:
+            return "between steps"
+        return f"in user code after {self.last_phase}" if self.last_phase in PHASES else "in user code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,15 +292,23 @@ def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step:
     rows = source.rows(
         """
         SELECT rank, max(CASE WHEN end_ns <= ? THEN end_ns ELSE start_ns END),
-               coalesce(list(kind ORDER BY start_ns) FILTER (end_ns IS NULL OR end_ns > ?), [])
+               coalesce(list(kind ORDER BY start_ns) FILTER (end_ns IS NULL OR end_ns > ?), []),
+               max(step) FILTER (end_ns IS NULL OR end_ns > ?),
+               arg_max({'kind': kind, 'step': step}, end_ns) FILTER (end_ns <= ?)
         FROM spans WHERE attempt = ? AND step >= ? AND start_ns <= ? GROUP BY rank
         """,
-        [cut_ns, cut_ns, attempt, since_step, cut_ns],
+        [cut_ns, cut_ns, cut_ns, cut_ns, attempt, since_step, cut_ns],
     )
-    for rank, last_ns, kinds in rows:
+    for rank, last_ns, kinds, step, ended in rows:
         view = views.get(rank, RankView(rank=rank))
         phases = tuple(str(kind) for kind in kinds if kind)
-        views[rank] = replace(view, last_ns=max(view.last_ns, last_ns or 0), phases=phases)
+        last_phase = str(ended["kind"]) if ended and ended["step"] == view.step else ""
+        view = replace(view, last_ns=max(view.last_ns, last_ns or 0), phases=phases, last_phase=last_phase)
+        if step is not None and view.step is not None and step > view.step:
+            view = replace(
+                view, step=step, step_is_open=True
+            )  # a step begins with its first fetch, on record once done
+        views[rank] = view
 
 
 def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], int]) -> dict[str, tuple[int, ...]]:

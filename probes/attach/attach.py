@@ -183,6 +183,7 @@ class Attached:
         self._undo.append(lambda: atexit.unregister(self._at_exit))
         if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
             self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
+        self.end.at_failure = self._phases.failed
         self._phases.patch()
         self._phases.at_training.append(self._trains_another)
         of_torchft = TorchftGroups(rank=identity.rank, world_size=identity.world_size)

@@ -9,8 +9,8 @@
 
 A step lasts from what is first done for it (a batch fetched, a forward, a backward) to the first thing done for the
 next one, and an optimizer's `step` says that there is a next one: several backward passes before it are one step, and
-what is logged after it is still of this one. A fetch that ends an epoch begins no step. Of several optimizers the last
-that is watched ends the step.
+what is logged or evaluated after it is still of this one (`fetches`). Of several optimizers the last that is watched
+ends the step.
 
     data        a batch is fetched from a `torch.utils.data.DataLoader`
     forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`
@@ -25,6 +25,7 @@ Only one thread is looked at: the one that attached, or that the loop turns out 
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -42,9 +43,9 @@ from ..compilation import CompileProbe
 from ..fail_open import failing_open, record_error
 from ..recorder import Recorder
 from ..step_scalars import StepScalars
-from ..torch_compat import BASE_LOADER_ITERATOR
 from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
+from .fetches import Fetches
 from .loss_scaling import LossScaling
 from .on_import import OnImport
 from .replaced import replaced
@@ -54,6 +55,7 @@ from .step_method import around_step
 from .step_norms import StepNorms
 from .tokens import looks_up_tokens, num_padded, num_tokens
 from .trl_phases import TrlPhases
+from .update_line import Lines, UpdateLine
 from .updates import Updates
 
 __all__ = ["LoopPhases"]
@@ -85,12 +87,14 @@ class LoopPhases:
         self._depth = 0  # of calls of a model from within a model
         self._number = 0
         self._in_step = False
-        self._taken_ns = 0  # when the optimizer's step of the current one was over
+        self._taken_ns = 0  # when the optimizer's step of the current one was over, or the last phase after it
         self._microbatch = 0
         self._imports = OnImport()
         self._scaling = LossScaling(self)
         self._losses = StepLosses(values, self._scaling)
         self._updates = Updates(recorder)
+        self._fetches = Fetches(self)
+        self._update_line = UpdateLine()
         self.at_training = self._updates.at_training
         self.at_first_update: list[Callable[[], None]] = []
         """Called once, after the first step: by then all that trains has been made."""
@@ -145,7 +149,7 @@ class LoopPhases:
         self._compilation.hook()
         self._undo.append(self._compilation.remove)
         self.replace(torch.autograd, "backward", self._backward, follows=True)
-        self.replace(BASE_LOADER_ITERATOR, "__next__", self._fetch)
+        self._fetches.patch()
         self.replace(clip_grad, "_get_total_norm", self._total_norm)
         self._undo.append(replaced(torch.jit, "script", without_hooks))
         for library in (Saves(self), TrlPhases(self), EnvironmentPhases(self), self._scaling):
@@ -185,6 +189,17 @@ class LoopPhases:
         self.recorder.begin_step(self._number, now)
         self.began()
 
+    @property
+    def next_step(self) -> int:
+        """Number of the step that the next thing done is of, as far as the optimizer says."""
+        begins = self.automatic and (self._taken_ns > 0 or not self._in_step)
+        return self._number + 1 if begins else self.recorder.step_number
+
+    def any_model_trains(self) -> bool:
+        """Return False if models are known and each is in eval mode."""
+        models = [watched for watched in self._watched.values() if isinstance(watched, nn.Module)]
+        return not models or any(model.training for model in models)
+
     def follows(self) -> bool:
         """Follow the loop into the calling thread: before its first step, or where its thread has ended."""
         if self.thread == _NO_THREAD or (self._number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
@@ -208,6 +223,12 @@ class LoopPhases:
         """A pass of the model that trains: what was done in an environment before it is over."""
         self.leave(ENVIRONMENT)
         self.begin()
+        self._fetches.fed(trains=True)
+
+    def failed(self, lines: Lines) -> None:
+        """The loop failed at these lines: in the next step, if they show that it has begun."""
+        if self._in_step and self._taken_ns and not self._open and self._update_line.is_followed_by(lines):
+            self.begin()
 
     def end(self, end_ns: int = 0) -> None:
         """Complete the current step, if there is one."""
@@ -221,7 +242,7 @@ class LoopPhases:
         self.values.flush()
 
     def end_last(self) -> None:
-        """There is no further step: the last one ended with its update."""
+        """There is no further step: the last one ended with its update, and what was evaluated and saved after it."""
         if not self.automatic:
             return
         if self._in_step and self._number > 1 and not self._taken_ns and not self._losses.has_trained:
@@ -254,6 +275,8 @@ class LoopPhases:
         span = self._open.pop(kind, None)
         if span is not None:
             span.__exit__(None, None, None)
+            if self._taken_ns:
+                self._taken_ns = _monotonic_ns()
 
     def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """A model is called."""
@@ -274,6 +297,7 @@ class LoopPhases:
                     self._losses.forward(0)
                 self.enter("forward", self._microbatch)
             elif not self._open.keys() & _ACTS:
+                self._fetches.fed(trains=False)
                 self.enter("evaluate")
         except Exception as error:
             record_error("attach.forward", error)
@@ -307,31 +331,6 @@ class LoopPhases:
                 self._updates.passed(self._watched.values() if self.leader is None else ())
             except Exception as error:
                 record_error("attach.backward", error)
-
-    def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:
-        recorder, begins = self.recorder, self.automatic and (self._taken_ns > 0 or not self._in_step)
-        if "data" in self._open:
-            return real(iterator)
-        before, start_ns = recorder.step_number, _monotonic_ns()
-        try:
-            if begins:
-                recorder.step_number = self._number + 1  # a fetch that never ends is on record as the next step's
-            self.enter("data")
-        except Exception as error:
-            record_error("attach.data", error)
-        fetched = False
-        try:
-            batch = real(iterator)
-            fetched = True
-            return batch
-        finally:
-            try:
-                recorder.step_number = before
-                if fetched and begins:
-                    self.begin(start_ns)
-                self.leave("data")
-            except Exception as error:
-                record_error("attach.data", error)
 
     def _total_norm(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = real(*args, **kwargs)
@@ -374,6 +373,7 @@ class LoopPhases:
             groups = getattr(optimizer, "param_groups", None)
             rate = {"lr": float(groups[0]["lr"])} if groups and "lr" in groups[0] else {}
             self._log_update(optimizer, **rate)
+            self._update_line.made(sys._getframe(1))
             self._taken()
         except Exception as error:
             record_error("attach.optimizer", error)

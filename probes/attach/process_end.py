@@ -29,6 +29,7 @@ from ..recorder import Recorder
 from ..tape import event_kinds
 from ..tape.run_facts import described, package_of_program
 from .replaced import replaced
+from .update_line import Lines, lines_of_error, lines_of_stack
 from .user_traceback import without_our_frames
 
 __all__ = ["EXIT_TYPE", "ProcessEnd"]
@@ -50,6 +51,8 @@ class ProcessEnd:
         self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
         self.is_of_rank: Callable[[], bool] = lambda: True
         """Whether this process is a rank: not where the script has started the ranks itself."""
+        self.at_failure: Callable[[Lines], object] = lambda lines: None
+        """Called with the lines of an error or exit before its step is noted."""
         self.reason: tuple[str, int] = ("finished", 0)
         """Reason and exit code of the run's end on this node."""
 
@@ -92,6 +95,7 @@ class ProcessEnd:
             if isinstance(error, SystemExit):
                 self._exit = None
                 if message := _failure(error.code):
+                    self.at_failure(lines_of_error(error))
                     stack = "".join(traceback.format_exception(error))
                     self._record(_exit_fields(message, stack, error.code, error.__context__))
             elif isinstance(error, KeyboardInterrupt):
@@ -108,6 +112,7 @@ class ProcessEnd:
     def _record_exception(self, error: BaseException) -> None:
         if self._is_on and self.is_of_rank():
             self._died = True
+            self.at_failure(lines_of_error(error))
             record_exception(self._recorder, error)
 
     def _interrupted(self) -> None:
@@ -141,6 +146,8 @@ class ProcessEnd:
     def _at_exit(self, real: Callable[..., Any], code: Any = None, /) -> None:
         with failing_open("attach.exit"):
             message = _failure(code)
+            if message:
+                self.at_failure(lines_of_stack(sys._getframe(2)))
             stack = "Traceback (most recent call last):\n" + "".join(traceback.format_stack(sys._getframe(2)))
             fields = _exit_fields(message, f"{stack}{EXIT_TYPE}: {message}\n", code, sys.exception())
             self._exit = (self._recorder.step_number, fields) if message else None

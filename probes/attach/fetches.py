@@ -1,0 +1,109 @@
+"""Record fetches from torch's data loaders as phase `data`, and begin the step that a batch is fetched for.
+
+    fetches = Fetches(phases)
+    fetches.patch()
+    ...
+    fetches.fed(trains=True)        # by every pass of the model: what its batches were fetched for
+
+A step begins with the fetch of its first batch, also if that fetch raises or never ends; with one that finds the end of
+an epoch it does not. Batches of an evaluation begin none: what is evaluated after an update is of that update's step.
+Whether a loader feeds an evaluation is known before the model is called: its iterator, or else its data set, has not
+fed training, and gradients are off or every model is in eval mode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+
+from ..fail_open import record_error
+from ..recorder import Recorder
+from ..torch_compat import BASE_LOADER_ITERATOR
+
+__all__ = ["Fetches"]
+
+_DATA = "data"
+_monotonic_ns = time.monotonic_ns
+
+
+class _Phases(Protocol):
+    """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
+
+    recorder: Recorder
+
+    @property
+    def next_step(self) -> int: ...
+
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None: ...
+
+    def any_model_trains(self) -> bool: ...
+
+    def is_in(self, kind: str) -> bool: ...
+
+    def enter(self, kind: str) -> None: ...
+
+    def leave(self, kind: str) -> None: ...
+
+    def begin(self, start_ns: int = 0) -> None: ...
+
+
+class Fetches:
+    """Data loaders of the loop's thread."""
+
+    def __init__(self, phases: _Phases) -> None:
+        self._phases = phases
+        self._training: WeakSet[Any] = WeakSet()  # iterators that have fed training
+        self._sets: set[int] = set()  # their data sets, which outlive an epoch
+        self._unknown: WeakSet[Any] = WeakSet()  # fetched from since a model was called
+
+    def patch(self) -> None:
+        """Look at every loader of torch's, and at those that are made of them."""
+        self._phases.replace(BASE_LOADER_ITERATOR, "__next__", self._fetch)
+
+    def fed(self, *, trains: bool) -> None:
+        """A model is called, in training or not, with what was fetched since the last call."""
+        if not self._unknown:
+            return
+        if trains:
+            self._training |= self._unknown
+            self._sets.update(id(getattr(iterator, "_dataset", None)) for iterator in self._unknown)
+        self._unknown = WeakSet()
+
+    def _evaluates(self, iterator: Any) -> bool:
+        if iterator in self._training:
+            return False
+        self._unknown.add(iterator)
+        if not torch.is_grad_enabled():
+            return True
+        return id(getattr(iterator, "_dataset", None)) not in self._sets and not self._phases.any_model_trains()
+
+    def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:
+        phases, recorder = self._phases, self._phases.recorder
+        if phases.is_in(_DATA):
+            return real(iterator)
+        before, start_ns, begins = recorder.step_number, _monotonic_ns(), False
+        try:
+            begins = phases.next_step != before and not self._evaluates(iterator)
+            if begins:
+                recorder.step_number = phases.next_step  # a fetch that never ends is on record as the next step's
+            phases.enter(_DATA)
+        except Exception as error:
+            record_error("attach.data", error)
+        try:
+            batch = real(iterator)
+        except StopIteration:
+            begins = False
+            raise
+        finally:
+            try:
+                recorder.step_number = before
+                if begins:
+                    phases.begin(start_ns)
+                phases.leave(_DATA)
+            except Exception as error:
+                record_error("attach.data", error)
+        return batch

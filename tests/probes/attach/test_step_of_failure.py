@@ -1,0 +1,201 @@
+"""The step in which a loop fails, by where in its iteration it does: among fetches, updates, evaluations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from analyzers.finding import Finding
+from analyzers.run.policy import StallPolicy
+from probes.attach.attach import Attached, attach, current, detach
+from probes.tape.rundir import RunDir
+from store import Store
+from tests.analyzers.judged import judged_losses
+
+FAILS_AT = 4
+"""The iteration in which each loop fails, counted from 1."""
+Fail = Callable[[], None]
+
+
+def fail() -> None:
+    raise ValueError("a bad sample")
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Samples of which one cannot be read."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            fail()
+        return torch.ones(4)
+
+
+class Parts:
+    """What the loops are made of."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def update(self, batch: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.model(batch).square().mean().backward()
+        self.optimizer.step()
+
+    def evaluate(self, bad: int = -1) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            for batch in DataLoader(Samples(bad), batch_size=2):
+                self.model(batch)
+        self.model.train()
+
+
+def in_the_fetch(parts: Parts) -> None:
+    for batch in DataLoader(Samples(bad=3), batch_size=1):
+        parts.update(batch)
+
+
+def in_the_fetch_of_a_microbatch(parts: Parts) -> None:
+    for index, batch in enumerate(DataLoader(Samples(bad=7), batch_size=1)):
+        parts.model(batch).mean().backward()
+        if index % 2:
+            parts.optimizer.step()
+
+
+def in_the_second_loader(parts: Parts) -> None:
+    first, second = DataLoader(Samples(), batch_size=1), DataLoader(Samples(bad=3), batch_size=1)
+    for one, other in zip(first, second, strict=True):
+        parts.update(one + other)
+
+
+def between_batch_and_forward(parts: Parts) -> None:
+    for index, batch in enumerate(DataLoader(Samples(), batch_size=1), start=1):
+        if index == FAILS_AT:
+            fail()
+        parts.update(batch)
+
+
+def after_an_evaluation(parts: Parts) -> None:
+    """As a library evaluates: the mode is set back by the next step."""
+    batches = iter(DataLoader(Samples(bad=3), batch_size=1))
+    for index in range(16):
+        batch = next(batches)
+        parts.model.train()
+        parts.update(batch)
+        if index == FAILS_AT - 2:
+            parts.evaluate()
+            parts.model.eval()
+
+
+def in_a_batch_made_by_hand(parts: Parts) -> None:
+    for index in range(1, 16):
+        batch = torch.ones(4) if index < FAILS_AT else Samples(bad=0)[0]
+        parts.update(batch)
+
+
+def in_code_after_the_update(parts: Parts) -> None:
+    for index in range(1, 16):
+        parts.update(torch.ones(4))
+        if index == FAILS_AT:
+            fail()
+
+
+def between_epochs(parts: Parts) -> None:
+    for epoch in range(1, 16):
+        if epoch == FAILS_AT:
+            fail()
+        for batch in DataLoader(Samples(), batch_size=16):
+            parts.update(batch)
+
+
+def in_an_evaluation(parts: Parts) -> None:
+    for index in range(1, 16):
+        parts.update(torch.ones(4))
+        parts.evaluate(bad=5 if index == FAILS_AT else -1)
+
+
+def with_another_error(parts: Parts) -> None:
+    for index in range(1, 16):
+        try:
+            batch = torch.ones(4) if index < FAILS_AT else Samples(bad=0)[0]
+        except ValueError as error:
+            raise RuntimeError("no batch") from error
+        parts.update(batch)
+
+
+LOOPS = (
+    in_the_fetch, in_the_fetch_of_a_microbatch, in_the_second_loader, between_batch_and_forward, after_an_evaluation,
+    in_a_batch_made_by_hand, in_code_after_the_update, between_epochs, in_an_evaluation, with_another_error,
+)  # fmt: skip
+
+
+@pytest.fixture
+def attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Attached, Parts]]:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANKSCOPE_RUN_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    parts = Parts()
+    yield attach(parts.model, parts.optimizer, run_dir=tmp_path / "run", watch=False), parts
+    detach()
+    assert current() is None
+
+
+def judged(attached: Attached) -> Finding:
+    assert attached.run_dir is not None
+    with Store.open(RunDir(attached.run_dir)) as store:
+        (finding,) = judged_losses(store, StallPolicy())
+    return finding
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("by", ["error", "exit"])
+def test_a_failure_is_dated_to_its_iteration(
+    loop: Callable[[Parts], None], by: str, attached: tuple[Attached, Parts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, parts = attached
+    leave: Any = fail if by == "error" else lambda: sys.exit(3)
+    monkeypatch.setattr(sys.modules[__name__], "fail", leave)
+    with pytest.raises((RuntimeError, ValueError, SystemExit)) as raised:
+        loop(parts)
+    handle.end.left_by(raised.value)
+    finding = judged(handle)
+    assert (finding.first_step, finding.cause) == (FAILS_AT, "exception" if by == "error" else "exit")
+
+
+@pytest.mark.parametrize(("after", "place"), [(FAILS_AT - 1, "in data"), (FAILS_AT, "in user code after optimizer")])
+def test_records_that_end_in_a_fetch_or_after_an_update_say_so(
+    after: int, place: str, attached: tuple[Attached, Parts]
+) -> None:
+    handle, parts = attached
+    is_fetch = place == "in data"
+    found: list[Finding] = []
+
+    def look() -> None:
+        """Read the records as they are when a rank is killed here."""
+        handle.recorder.event("exception", type="Killed", message="here")
+        found.append(judged(handle))
+
+    class Looks(Samples):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if is_fetch and index == after:
+                look()
+            return torch.ones(4)
+
+    for index, batch in enumerate(DataLoader(Looks(), batch_size=1), start=1):
+        parts.update(batch)
+        if not is_fetch and index == after:
+            look()
+    assert [finding.first_step for finding in found] == [FAILS_AT]
+    assert place in found[0].summary
