@@ -49,6 +49,9 @@ class Recorder(Protocol):
     def span(self, kind: str, *, microbatch: int = ..., stage: int = ...) -> AbstractContextManager[object]:
         """Record the block as a span; a `kind` in `step_clock.PHASES` also adds to the step's columns."""
 
+    def phase_of(self, error: BaseException) -> str:
+        """The innermost span in which an error was raised just now; "" outside of all."""
+
     def begin_step(self, number: int, start_ns: int = 0) -> None:
         """Begin step `number` now, or at `start_ns` (monotonic): for a loop that cannot be put into a `with`."""
 
@@ -96,6 +99,9 @@ class NullRecorder:
 
     def span(self, kind: str, *, microbatch: int = 0, stage: int = 0) -> AbstractContextManager[object]:
         return _NOTHING
+
+    def phase_of(self, error: BaseException) -> str:
+        return ""
 
     def begin_step(self, number: int, start_ns: int = 0) -> None:
         self.step_number = number

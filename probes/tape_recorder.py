@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,8 @@ __all__ = ["MAX_REMEMBERED", "TapeRecorder"]
 _UNSET_I32 = int(UNSET["i32"])
 _UNSET_I64 = int(UNSET["i64"])
 MAX_REMEMBERED = 4096  # kinds of spans: stages and microbatches are few
+_MAX_CHAIN = 100
+"""Exceptions that one was raised from."""
 _monotonic_ns = time.monotonic_ns
 
 
@@ -64,6 +67,8 @@ class TapeRecorder:
         self.enabled = True
         self.step_number = 0
         self.phase = 0
+        self._passed_by: tuple[int, type[BaseException] | None] = (0, None)  # the newest error that has left a span,
+        self._passed_in: tuple[str, int] = ("", 0)  # which that was, and in which step
         """Name number of the innermost open span, to which a collective is attributed; 0 outside of spans."""
         self.wait_ns = 0
         """Nanoseconds blocked in collectives so far; the collectives' probe adds to it."""
@@ -183,6 +188,21 @@ class TapeRecorder:
         self._span_kinds[kind, microbatch, stage] = found
         return found
 
+    def passed_by(self, error: BaseException, kind: str) -> None:
+        """Note that an error leaves a span of this kind."""
+        known = (id(error), type(error))  # no reference, which would keep the frames and their tensors
+        if self._passed_by != known:
+            self._passed_by, self._passed_in = known, (kind, self.step_number)
+
+    def phase_of(self, error: BaseException) -> str:
+        """The innermost span in which an error was raised just now; "" outside of all."""
+        kind, step = self._passed_in
+        links: list[BaseException] = [error]
+        while len(links) < _MAX_CHAIN and (before := links[-1].__cause__ or links[-1].__context__) is not None:
+            links.append(before)
+        is_known = any(self._passed_by == (id(link), type(link)) for link in links)
+        return kind if is_known and step >= self.step_number - 1 else ""
+
     def begin_step(self, number: int, start_ns: int = 0) -> None:
         """Begin step `number`, now or at `start_ns`."""
         if self.profiling is not None:
@@ -285,6 +305,8 @@ class _Span:
             recorder.phase = self._outer_phase
             clock = recorder._clock
             recorder._finish_span(self._slot, end, waited if clock.measures_waits else _UNSET_I64)
+            if (raised := error or sys.exception()) is not None:
+                recorder.passed_by(raised, self._known[3])
             if self._counts:
                 clock.add_phase(self._known[2], self._start_ns, end, self._wait_start_ns, waited)
         except Exception as failure:

@@ -38,7 +38,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.exceptions import frame_texts
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.restarts import restart_sentence
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
+from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
 from analyzers.run.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
 from analyzers.run.stop_requests import before_stop
 from analyzers.scope import Scope
@@ -254,7 +254,8 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     # A host enqueues a call on a device and goes on, so that call is no place where its process died; unless the
     # communicator's watchdog aborted the process because of it.
     calls = [call for call in own.calls if not call.on_device or first.signal == "SIGABRT"] if own else []
-    where = f" in {calls[0].text}" if calls else f" {own.doing}" if own and (own.phases or step is not None) else ""
+    doing = _doing(first, own)
+    where = f" in {calls[0].text}" if calls else f" {doing}" if own and (own.phases or step is not None) else ""
     at = f" ({first.frame.text})" if first.frame is not None else ""
     what = CAUSES[first.cause].seen.format(
         signal=first.signal,
@@ -270,7 +271,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         "error_type": first.error_type or None,
         "message": first.message[:2000],
         "victims": list(victims),
-        "doing": own.doing if own else None,
+        "doing": doing,
         **_origin(first),
     }
     if calls:
@@ -278,6 +279,15 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     summary = sentence(f"{ranks_text(ranks)} {what} {_where(step)}{where}")
     summary += " The other ranks ended because of it." if victims else ""
     return rank_lost(view, first.cause, summary, evidence, step=step, again=again, ranks=ranks)
+
+
+def _doing(death: Death, own: RankView | None) -> str | None:
+    """Activity of the rank as it died. An error has left the phase that it was raised in: its record names that."""
+    if own is None or not death.links:
+        return own.doing if own else None
+    if death.phase:
+        return f"in {death.phase}"
+    return own.doing if death.phase == "" else replace(own, last_phase="").doing
 
 
 def _completed(source: Source, finding: Finding) -> Finding:

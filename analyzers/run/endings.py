@@ -80,6 +80,8 @@ class Death:
     message: str = ""
     links: tuple[Link, ...] = ()
     """The chain of exceptions, the original one first; without a traceback one link without frames."""
+    phase: str | None = None
+    """Phase that it raised its exception in; "" outside of all, None if that is not recorded."""
     collateral: bool = False
 
     @property
@@ -172,7 +174,8 @@ def all_exited_with_zero(view: AttemptView, log: EventLog) -> bool:
 def _of_exception(event: Event) -> Death:
     """The death by the exception, or by the exit, that a rank has recorded of itself."""
     links = _links(event)
-    death = Death(rank=event.rank, when_ns=event.wall_ns, cause="exception", links=links)
+    phase = event.text("phase") if "phase" in event.detail else None
+    death = Death(rank=event.rank, when_ns=event.wall_ns, cause="exception", links=links, phase=phase)
     error_type, message = death.shown.error_type or event.text("type", "Exception"), death.shown.message
     if error_type == "SystemExit" or event.text("type") == "SystemExit":
         code = _EXIT_CODE.fullmatch(event.text("message"))

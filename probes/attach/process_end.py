@@ -97,7 +97,8 @@ class ProcessEnd:
                 if message := _failure(error.code):
                     self.at_failure(lines_of_error(error))
                     stack = "".join(traceback.format_exception(error))
-                    self._record(_exit_fields(message, stack, error.code, error.__context__))
+                    fields = _exit_fields(message, stack, error.code, error.__context__)
+                    self._record(fields | {"phase": self._recorder.phase_of(error)})
             elif isinstance(error, KeyboardInterrupt):
                 self._interrupted()
             else:

@@ -47,7 +47,7 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 <
 
 def record_exception(recorder: Recorder, error: BaseException) -> None:
     """Record the exception that ends this rank, then the memory that it ran out of."""
-    recorder.event(event_kinds.EXCEPTION, **described(error))
+    recorder.event(event_kinds.EXCEPTION, **described(error), phase=recorder.phase_of(error))
     memory = getattr(recorder, "memory", None)
     if isinstance(memory, MemorySnapshots):
         memory.write(error)

@@ -83,7 +83,7 @@ NCCL_PLUGIN = _kind(
     by="rank, before its process groups are made", meaning="Whether NCCL loads the profiler plugin.",
 )
 EXCEPTION = _kind(
-    "exception", _text("type"), _text("message"), _text("traceback"),
+    "exception", _text("type"), _text("message"), _text("traceback"), _text("phase", "it was raised in; empty: none"),
     _text("package", "folder of the program's own package, if it was run as a module"), by="rank, before it dies of it",
     meaning="A Python exception ended the rank; SystemExit: an exit with a code or a text.",
 )

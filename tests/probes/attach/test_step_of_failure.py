@@ -142,6 +142,19 @@ LOOPS = (
 )  # fmt: skip
 
 
+PLACES = {
+    in_the_fetch: "in data",
+    in_the_fetch_of_a_microbatch: "in data",
+    in_the_second_loader: "in data",
+    between_batch_and_forward: "in user code after data",
+    after_an_evaluation: "in data",
+    in_an_evaluation: "in data",
+    between_epochs: "in user code after data",
+    in_a_batch_made_by_hand: "in user code",
+    with_another_error: "in user code",
+}
+
+
 @pytest.fixture
 def attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Attached, Parts]]:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANKSCOPE_RUN_DIR"):
@@ -172,6 +185,7 @@ def test_a_failure_is_dated_to_its_iteration(
     handle.end.left_by(raised.value)
     finding = judged(handle)
     assert (finding.first_step, finding.cause) == (FAILS_AT, "exception" if by == "error" else "exit")
+    assert finding.evidence["doing"] == PLACES.get(loop, "in user code after optimizer")
 
 
 @pytest.mark.parametrize(("after", "place"), [(FAILS_AT - 1, "in data"), (FAILS_AT, "in user code after optimizer")])
@@ -184,7 +198,7 @@ def test_records_that_end_in_a_fetch_or_after_an_update_say_so(
 
     def look() -> None:
         """Read the records as they are when a rank is killed here."""
-        handle.recorder.event("exception", type="Killed", message="here")
+        handle.recorder.event("exception", type="Killed", message="here", phase="")
         found.append(judged(handle))
 
     class Looks(Samples):
