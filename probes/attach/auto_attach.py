@@ -56,7 +56,7 @@ class _Search:
         if not self._attached.is_in_loop():
             return
         with failing_open("attach.unattended"):
-            if any(parameter.requires_grad for parameter in module.parameters()):
+            if any(parameter.requires_grad and not parameter.is_meta for parameter in module.parameters()):
                 self._models.append(module)
                 self._inside.update(id(part) for part in module.modules())
                 if self._attached.watches(module):  # by a line or a callback of the script's

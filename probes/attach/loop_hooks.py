@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 
-from ..collectives.model_hook import ModelHook, without_hooks
+from ..collectives.model_hook import ModelHook, script_without_hooks
 from ..collectives.shard_groups import FSDP1
 from ..collectives.wrapped import training_is_here
 from ..compilation import CompileProbe
@@ -151,7 +151,7 @@ class LoopPhases:
         self.replace(torch.autograd, "backward", self._backward, follows=True)
         self._fetches.patch()
         self.replace(clip_grad, "_get_total_norm", self._total_norm)
-        self._undo.append(replaced(torch.jit, "script", without_hooks))
+        self._undo.append(replaced(torch.jit, "script", script_without_hooks))
         for library in (Saves(self), TrlPhases(self), EnvironmentPhases(self), self._scaling):
             library.patch(self._imports)
         self._imports.when(FSDP1, lambda module: self.replace(module.FullyShardedDataParallel, _CLIP, self._total_norm))
@@ -314,8 +314,8 @@ class LoopPhases:
             record_error("attach.forward", error)
 
     def _backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if "backward" in self._open:
-            return real(*args, **kwargs)
+        if "backward" in self._open or getattr(args[0] if args else None, "is_meta", False):
+            return real(*args, **kwargs)  # on the meta device nothing is computed: operations are counted
         try:
             self._trains()
             self._losses.backward(args[0] if args else kwargs.get("tensors"))

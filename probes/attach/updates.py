@@ -16,10 +16,12 @@ losses before and after it are not one series.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ..recorder import Recorder
 from ..tape import event_kinds
@@ -43,6 +45,7 @@ class Updates:
         self._seen: set[int] = set()
         self._turns = 0
         self._with_gradients: set[int] = set()
+        self._is_by_hand: bool | None = None
         self._without_leader = 0
         self._led: Any = None  # the optimizer that last stepped as the leader
         self.at_training: list[Callable[[Any], None]] = []
@@ -88,15 +91,25 @@ class Updates:
                 begin(optimizer)
 
     def was_by_hand(self, model: nn.Module) -> bool:
-        """Return True if gradients of this model are gone, though no optimizer has stepped."""
+        """Return True if gradients of this model are gone, though no optimizer has stepped, and none has its parameters
+        (sharpness-aware minimization uses gradients before its first step).
+        """
         if id(model) not in self._with_gradients or _has_gradient(model):
             return False
         self._with_gradients.clear()
-        return True
+        if self._is_by_hand is None:
+            self._is_by_hand = not _has_optimizer(model)
+        return self._is_by_hand
 
 
 def _has_gradient(model: nn.Module) -> bool:
     return any(parameter.grad is not None for parameter in model.parameters())
+
+
+def _has_optimizer(model: nn.Module) -> bool:
+    """Look through all objects, which is done once."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    return any(_parameters(found) & parameters for found in gc.get_objects() if issubclass(type(found), Optimizer))
 
 
 def _parameters(optimizer: Any) -> set[int]:

@@ -19,9 +19,11 @@ from weakref import WeakSet
 
 from torch import nn
 
-__all__ = ["ModelHook", "without_hooks"]
+__all__ = ["ModelHook", "script_without_hooks", "without_hooks"]
 
 _NOTHING = nullcontext().__exit__
+_OUR_FRAMES = 3
+"""Between a caller of `torch.jit.script` and it: that of `replaced`, `script_without_hooks` and `without_hooks`."""
 _DICTIONARIES = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -61,3 +63,9 @@ def without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             added = {number: hook for number, hook in hooks.items() if number not in before}
             hooks.clear()
             hooks.update(before | added)
+
+
+def script_without_hooks(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `torch.jit.script` in place of a caller, in whose frame it looks up the names that a class uses."""
+    kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + _OUR_FRAMES
+    return without_hooks(real, *args, **kwargs)

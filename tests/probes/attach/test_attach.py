@@ -131,6 +131,34 @@ def test_a_script_that_attaches_under_our_launcher_has_every_forward_once(tmp_pa
     assert looked_at == [("bias", 3), ("weight", 3)]
 
 
+def test_a_pass_that_computes_nothing_is_no_step(tmp_path: Path) -> None:
+    """As libraries count the operations of a model before they train it."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    with torch.device("meta"):
+        nn.Linear(4, 1)(torch.ones(2, 4)).mean().backward()
+    loop = Loop()
+    loop.epoch()
+    detach()
+    found = rows(tmp_path / "run", "SELECT step, loss IS NOT NULL, forward_ns > 0 FROM steps ORDER BY step")
+    assert found == [(1, True, True), (2, True, True), (3, True, True)]
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def test_a_scripted_class_finds_the_names_of_its_module(tmp_path: Path) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+
+    @torch.jit.script
+    class Doubles:
+        def __init__(self) -> None:
+            self.x = doubled(torch.ones(1))
+
+    assert Doubles().x.item() == 2
+
+
 def test_detach_leaves_no_hook_of_torch_behind(tmp_path: Path) -> None:
     """Where no step was taken too: torch warns of global hooks on modules when a model is compiled."""
     before = len(_global_forward_pre_hooks), len(_global_optimizer_pre_hooks)

@@ -44,6 +44,24 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradient
     assert recorded(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'backward'") == [(5 * num_passes,)]
 
 
+def test_gradients_that_are_used_before_the_first_step_of_an_optimizer_end_no_step(tmp_path: Path) -> None:
+    """As sharpness-aware minimization uses them."""
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+    detach()
+    assert recorded(tmp_path / "run", "SELECT step, committed FROM steps ORDER BY step") == [
+        (1, True),
+        (2, True),
+        (3, True),
+    ]
+
+
 def adversaries(turns: int, critic_steps: int, *, is_shared: bool = False) -> None:
     critic, generator = nn.Linear(4, 1), nn.Linear(2, 4)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (critic, generator)]
