@@ -7,7 +7,7 @@ longer shows in its times. Its CPU time does.
 
 1. Only on CPUs, and only where the ranks wait for a core for `crowded_ratio` of their CPU time and more.
 2. The CPU time of a step over the median of the peers' is searched for persistent excess (`persistence`) of more than
-   healthy ranks show there, `crowded_cpu_ratio`.
+   healthy ranks show there, `crowded_cpu_ratio` and `crowded_cpu_ms`.
 3. A rank that waits in collectives more than its peers is left out: a backend may wait by polling, which is no work.
 """
 
@@ -51,7 +51,11 @@ def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) ->
         for segment in find_segments(cpu_ms / of_others - 1, clear, min_length=clear.min_length_ended):
             excess_ms = cpu_ms - of_others
             slow = measured(timings, (peers, segment.row), "compute", [segment], excess_ms)
-            if slow.peers_wait_more_ms > 0 and outlasts_bursts(timings, segment, policy):
+            if (
+                slow.excess_ms > limits.crowded_cpu_ms
+                and slow.peers_wait_more_ms > 0
+                and outlasts_bursts(timings, segment, policy)
+            ):
                 found.append(replace(slow, factor=1 + segment.effect, by_cpu=True))
     return found
 

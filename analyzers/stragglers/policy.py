@@ -88,6 +88,10 @@ class CorroborationPolicy:
     """CPU time over the peers', less one, up to which a rank of a crowded machine need not work more. In 354 stretches
     of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an excess of up
     to 14 % of the work (10 to 39 ms)."""
+    crowded_cpu_ms: float = 5.0
+    """CPU time over the peers' on a crowded machine up to which no rank is called slow, however short its steps: caches
+    that other processes empty, and a core's other thread. Two loops of 5 to 9 ms had up to 3.7 ms, at a load of 25 on
+    two cores (`python -m benchmarks.strangers --faults none`)."""
     paging_faults: float = 1.0
     """Pages read from a disk per step, over the peers, from which a rank that does not run is paging."""
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
+from torch import nn
 
 from ..fail_open import record_error
 from ..recorder import Recorder
@@ -40,7 +41,7 @@ class _Phases(Protocol):
 
     def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None: ...
 
-    def any_model_trains(self) -> bool: ...
+    def models(self) -> list[nn.Module]: ...
 
     def is_in(self, kind: str) -> bool: ...
 
@@ -79,7 +80,8 @@ class Fetches:
         self._unknown.add(iterator)
         if not torch.is_grad_enabled():
             return True
-        return id(getattr(iterator, "_dataset", None)) not in self._sets and not self._phases.any_model_trains()
+        modes = [_inner(model).training for model in self._phases.models()]
+        return id(getattr(iterator, "_dataset", None)) not in self._sets and bool(modes) and not any(modes)
 
     def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:
         phases, recorder = self._phases, self._phases.recorder
@@ -107,3 +109,9 @@ class Fetches:
             except Exception as error:
                 record_error("attach.data", error)
         return batch
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The model itself, inside of what reduces its gradients: libraries set its mode alone."""
+    inner = getattr(model, "module", None)
+    return inner if isinstance(inner, nn.Module) else model

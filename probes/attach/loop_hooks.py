@@ -4,7 +4,6 @@
     phases.watch_model(model)
     phases.watch_optimizer(optimizer)
     phases.patch()                           # what all share: backward, data loaders, clipping
-    ...
     phases.remove()                          # all of it, exactly
 
 A step lasts from what is first done for it (a batch fetched, a forward, a backward) to the first thing done for the
@@ -34,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from ..collectives.model_hook import ModelHook, script_without_hooks
@@ -110,9 +110,10 @@ class LoopPhases:
         if looks_up_tokens(model):
             self._language_models.add(id(model))
         self._undo.append(self.norms.input_gradient.watch(model))
-        before, after = ModelHook(model, self.before_forward), ModelHook(model, self._after_forward)
-        self._undo.append(model.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
-        self._undo.append(model.register_forward_hook(after, always_call=True).remove)
+        for called in (model, model.module) if isinstance(model, DistributedDataParallel) else (model,):  # to evaluate
+            before, after = ModelHook(called, self.before_forward), ModelHook(called, self._after_forward)
+            self._undo.append(called.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+            self._undo.append(called.register_forward_hook(after, always_call=True).remove)
 
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
         """Time `step` of an optimizer of torch's, or of whatever wraps one and has a `step` method.
@@ -195,10 +196,9 @@ class LoopPhases:
         begins = self.automatic and (self._taken_ns > 0 or not self._in_step)
         return self._number + 1 if begins else self.recorder.step_number
 
-    def any_model_trains(self) -> bool:
-        """Return False if models are known and each is in eval mode."""
-        models = [watched for watched in self._watched.values() if isinstance(watched, nn.Module)]
-        return not models or any(model.training for model in models)
+    def models(self) -> list[nn.Module]:
+        """Return the models that are watched."""
+        return [watched for watched in self._watched.values() if isinstance(watched, nn.Module)]
 
     def follows(self) -> bool:
         """Follow the loop into the calling thread: before its first step, or where its thread has ended."""

@@ -50,6 +50,14 @@ def test_ranks_that_work_the_same_are_not(seed: int) -> None:
     assert judged(crowded(seed, cpu_ns="cpu_ns / 1.5")) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_milliseconds_more_in_short_steps_are_no_work(seed: int) -> None:
+    """As on two cores with 25 processes: caches are lost whenever another process runs."""
+    store = crowded(seed)
+    store.connection.execute("UPDATE steps SET cpu_ns = CAST(cpu_ns / 20 AS BIGINT)")
+    assert judged(store) == []
+
+
 def test_a_rank_that_polls_while_it_waits_does_not_work_more() -> None:
     store = crowded(1, cpu_ns="cpu_ns / 1.5")
     polls = "collective_wait_ns = collective_wait_ns + 50000000, cpu_ns = cpu_ns * 2"

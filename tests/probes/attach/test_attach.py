@@ -336,6 +336,30 @@ def test_an_evaluation_is_of_the_step_before_it(tmp_path: Path) -> None:
     assert found == [(step, step % 3 == 0, True) for step in range(1, 7)]
 
 
+def test_an_evaluation_by_the_model_inside_its_wrapper_is_one(tmp_path: Path) -> None:
+    """As the trainers of libraries evaluate: what reduces gradients stays in the mode of training."""
+    held_out, hook = Loop().loader, sys.excepthook
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        loop = Loop()
+        inner, loop.model = loop.model, nn.parallel.DistributedDataParallel(loop.model)  # type: ignore[assignment]
+        attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+        for _ in range(2):
+            loop.epoch()
+            inner.eval()
+            for x, _ in held_out:
+                with torch.no_grad():
+                    inner(x)
+            inner.train()
+        detach()
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook  # the group has set one
+    found = rows(tmp_path / "run", "SELECT step, evaluate_ns > 0, forward_ns > 0 FROM steps ORDER BY step")
+    assert found == [(step, step % 3 == 0, True) for step in range(1, 7)]
+    assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'forward'") == [(6,)]
+
+
 @pytest.mark.parametrize("divides", [True, False])
 @pytest.mark.parametrize("scaled", [1.0, 8.0])
 def test_micro_losses_are_one_loss_whether_the_loop_divides_them_or_not(
