@@ -149,7 +149,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         message = f"killed by the kernel: {exhausted} exhausted" if exhausted else event.text("message")
         named = _NAMED.match(message)
         found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause=cause, signal=name, exit_code=code, message=message,
-                            links=(Link(named[1] if named else "", message),))  # fmt: skip
+                            phase="", links=(Link(named[1] if named else "", message),))  # fmt: skip
     for event in log.of(event_kinds.RANK_STATE, attempt=view.attempt):
         rank = event.integer("state_rank")
         if event.text("state") == "dead" and rank in view.ranks and rank not in found and rank not in closed:

@@ -38,6 +38,14 @@ def test_a_signal_names_its_rank_and_the_others_are_victims(name: str, code: int
     assert finding.severity == "critical"
 
 
+def test_a_killed_rank_is_told_with_the_phase_that_it_had_ended_last() -> None:
+    """A loop that makes its batches itself shows nothing between an update and the next pass of its model."""
+    world = killed(2)
+    world.span(2, "optimizer", end_ns=world.now_ns + 1)
+    (finding,) = lost(world)
+    assert f"at step {world.step} in user code after optimizer" in finding.summary
+
+
 def test_an_exception_is_the_root_and_the_errors_of_the_others_are_not() -> None:
     world = World()
     for other in (0, 1, 2):
