@@ -170,10 +170,12 @@ def _page(title: str, body: Callable[[View], None]) -> None:
     polls = st.session_state.get("polls", True)
 
     def part() -> None:
-        view = _view(access)
+        view, being_read = _view(access)
         _head(title, access, view)
         if view is None:
             pending, live = True, False
+            if being_read is not None and _has_arrived([being_read]):
+                st.rerun()
         else:
             try:
                 body(view)
@@ -213,16 +215,17 @@ def _has_arrived(awaited: list[Future[None]]) -> bool:
     return False
 
 
-def _view(access: RunAccess) -> View | None:
-    """The run's state; None after a message why it cannot be read."""
+def _view(access: RunAccess) -> tuple[View | None, Future[None] | None]:
+    """The run's state; without one a message why it cannot be read, or the reading that goes on."""
     answer = access.state()
     if answer.value is None:
         if answer.error is not None:
             _cannot_read(answer.error)
         else:
-            empty_state("Reading the run…")
-        return None
-    return View(access=access, state=answer.value, is_pending=answer.error is not None, manifest=access.manifest())
+            empty_state("Reading the run…", "The records of many ranks take a while the first time.")
+        return None, answer.pending
+    manifest = access.manifest()
+    return View(access=access, state=answer.value, is_pending=answer.error is not None, manifest=manifest), None
 
 
 def _head(title: str, access: RunAccess, view: View | None) -> None:

@@ -2,7 +2,8 @@
 
     path = make_full_run(folder / "huge", 1024, 100_000)
 
-`benchmarks.scale.ranks` makes its finished steps, one rank 5 % slow from the middle on. Added here, as much of each
+`benchmarks.scale.ranks` makes its finished steps, one rank 5 % slow from the middle on and
+one jump of the loss. Added here, as much of each
 as a long run keeps in a store that somebody opens:
 
 | table | rows |
@@ -46,7 +47,7 @@ def make_full_run(path: Path, ranks: int, steps: int) -> RunDir:
     if ranks % (STAGES * TP):
         raise ValueError(f"{ranks} ranks: {STAGES} stages of {TP} tensor-parallel ranks take a multiple of 32")
     layout = layout_of(ranks)
-    make_steps(path, ranks, steps, layout=layout, more_events=_checkpoints(steps))
+    make_steps(path, ranks, steps, layout=layout, more_events=_checkpoints(steps), jump_at=steps * 7 // 10)
     run = RunDir.open(path)
     connection = connect_writer(run.store(), wait_s=10, threads=2)
     try:

@@ -101,9 +101,18 @@ def make_run(
 
 
 def make_steps(
-    path: Path, ranks: int, steps: int, *, layout: Layout | None = None, more_events: Sequence[Event] = ()
+    path: Path,
+    ranks: int,
+    steps: int,
+    *,
+    layout: Layout | None = None,
+    more_events: Sequence[Event] = (),
+    jump_at: int | None = None,
 ) -> int:
-    """Fill the store; returns its bytes. In the order of ingestion: some steps of all ranks, then the next."""
+    """Fill the store; returns its bytes. In the order of ingestion: some steps of all ranks, then the next.
+
+    The loss of step `jump_at` is twice that of the others.
+    """
     run = make_run(path, ranks, hang=False, steps=steps, layout=layout, more_events=more_events).run
     connection = connect_writer(run.store(), wait_s=10, threads=2)
     slow_rank, onset, drawn = ranks // 3, steps // 2, min(steps, DRAWN_STEPS)
@@ -128,7 +137,8 @@ def make_steps(
                    true AS committed
             FROM (
                 SELECT rank, step + {first} + 1 AS step,
-                       2.0 + 8.0 * pow(1.0 + (step + {first} + 1) / 5.0, -0.35) AS loss,
+                       (2.0 + 8.0 * pow(1.0 + (step + {first} + 1) / 5.0, -0.35))
+                           * CASE WHEN step + {first} + 1 = {jump_at or -1} THEN 2 ELSE 1 END AS loss,
                        CASE WHEN rank = {slow_rank} AND step + {first} + 1 >= {onset}
                        THEN own * {round(100 * SLOW_RATIO)} // 100 ELSE own END AS own
                 FROM drawn WHERE step + {first} < {steps})

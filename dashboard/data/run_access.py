@@ -5,16 +5,14 @@
     access.ask(load_overview, 40)        # load_overview(store, 40), through the cache
     access.state(), access.diagnosis()
 
-A run with a live `watch` is only read. The tapes of any other are ingested into its store first, every few seconds
-while the run may still be written.
+How its store is opened, and its tapes ingested before that, is in `shared_store`.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from analyzers.compare.two_runs import Side, compare
@@ -26,6 +24,7 @@ from analyzers.run.state import RunState
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
 from dashboard.data.diagnosis_process import diagnose_in_process
 from dashboard.data.run_summary import run_summary, worst_of
+from dashboard.data.shared_store import CATCH_UP_S, SharedStore, files_version
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
 from store.published.copy_time import stored_until_ns
@@ -36,14 +35,12 @@ __all__ = ["FIRST_S", "LARGE_BYTES", "RunAccess"]
 
 LARGE_BYTES = 256 << 20
 """Store size from which pages take noticeably long."""
-CATCH_UP_S = 4.0
-"""Seconds between two ingests of a run without a watch."""
-WAIT_S = 3.0
-"""Seconds that a reader waits for another process that holds the store."""
+JUDGED_APART_BYTES = 16 << 20
+"""Store size from which a run is judged in a separate process: the analyzers would hold the GIL for seconds."""
 FIRST_S, AGAIN_S = 0.4, 0.1
 """Seconds that a part of a page waits for its first answer, and for a newer one, before the others are drawn."""
-STATE_S = 20.0
-"""Seconds that a page waits for the run's state, which it needs to draw anything."""
+STATE_S = 0.6
+"""Seconds that a page waits for the run's state, before it says that the run is being read."""
 
 
 class RunAccess:
@@ -52,8 +49,7 @@ class RunAccess:
     def __init__(self, run: RunDir, answers: Answers) -> None:
         self.run = run
         self._answers = answers
-        self._lock = threading.Lock()
-        self._caught_up_at = float("-inf")
+        self._store = SharedStore(run)
         self._last_state = RunState(word="")
         self._last_diagnosis: tuple[Hashable, Diagnosis] | None = None
 
@@ -68,36 +64,19 @@ class RunAccess:
 
     def version(self) -> Hashable:
         """A value that changes whenever there are new data."""
-        parts: list[Hashable] = []
-        for path in self.run.stores():
-            for name in (path, path.with_name(path.name + ".wal")):
-                try:
-                    found = os.stat(name)
-                except OSError:
-                    continue
-                parts.append((name.name, found.st_mtime_ns, found.st_size))
+        parts = files_version(self.run)
         if not self.is_watched and self._may_grow():
-            parts.append(int(time.monotonic() / CATCH_UP_S))
-        return tuple(parts)
+            return (*parts, int(time.monotonic() / CATCH_UP_S))
+        return parts
 
-    def open(self) -> Store:
-        """Open a reader, to be closed soon. Raises StoreError."""
-        with self._lock:
-            if self._is_due():
-                store = Store.open(self.run, catch_up=True, wait_s=WAIT_S)
-                self._caught_up_at = time.monotonic()
-                return store
-        return Store.open(self.run, catch_up=False, wait_s=WAIT_S)
+    def open(self) -> AbstractContextManager[Store]:
+        """A reader for one query. Raises StoreError."""
+        return self._store.session(may_grow=self.is_watched or self._may_grow())
 
     def ask_sql(self, statement: str, *, max_rows: int, limit_s: float) -> ConsoleAnswer:
         """Run one reading statement in a process with limits of memory and time. Raises StoreError."""
-        catch_up = self._is_due()
+        catch_up = self._store.is_due(may_grow=self._may_grow())
         return sql_process.ask(self.run, statement, max_rows=max_rows, limit_s=limit_s, catch_up=catch_up)
-
-    def _is_due(self) -> bool:
-        """Return True if the tapes are to be ingested before the next answer."""
-        is_old = time.monotonic() - self._caught_up_at >= CATCH_UP_S
-        return (is_old and not self.is_watched) or not self.run.stores()
 
     def size_bytes(self) -> int:
         """Size of its stores."""
@@ -123,7 +102,7 @@ class RunAccess:
             rest_factor=rest,
         )
 
-    def state(self) -> Answer:
+    def state(self, *, first_s: float = STATE_S) -> Answer:
         """The RunState; computed every second while the run may go on, also without new records."""
         policy, watched = stall_policy(self.manifest()), self.is_watched
 
@@ -136,7 +115,7 @@ class RunAccess:
         moment = int(time.monotonic()) if watched or self._may_grow() else 0
         version = (self.version(), watched, moment)
         return self._answers.get(
-            ("state", str(self.run.path)), version, compute, patience_s=STATE_S, again_s=2 * AGAIN_S,
+            ("state", str(self.run.path)), version, compute, patience_s=first_s, again_s=2 * AGAIN_S,
             rest_factor=OFTEN_REST_FACTOR,
         )  # fmt: skip
 
@@ -164,7 +143,7 @@ class RunAccess:
 
         version = (self.version(), watched)
         key = ("diagnosis", str(self.run.path))
-        patience_s = 0.0 if self.size_bytes() >= LARGE_BYTES else first_s  # it takes longer anyway
+        patience_s = 0.0 if self.size_bytes() >= JUDGED_APART_BYTES else first_s  # it takes longer anyway
         return self._answers.get(key, version, lambda: self._diagnosed(version), patience_s=patience_s)
 
     def compared_with(self, other: RunAccess) -> Answer:
@@ -190,8 +169,9 @@ class RunAccess:
         if known is not None and known[0] == version:
             return known[1]
         now_ns = stored_until_ns(self.run) if self.is_watched else None
-        if self.size_bytes() >= LARGE_BYTES:
-            self.open().close()  # ingests the tapes of a run without a watch
+        if self.size_bytes() >= JUDGED_APART_BYTES:
+            with self.open():  # ingests the tapes of a run without a watch
+                pass
             found = diagnose_in_process(self.run, now_ns=now_ns)
         else:
             with self.open() as store:

@@ -31,12 +31,12 @@ def test_it_is_the_same(run: RunDir) -> None:
 
 def test_a_large_run_is_diagnosed_there_once_for_a_version(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunDir] = []
-    monkeypatch.setattr(access, "LARGE_BYTES", 1)
+    monkeypatch.setattr(access, "JUDGED_APART_BYTES", 1)
     monkeypatch.setattr(
         access, "diagnose_in_process", lambda of, **_: asked.append(of) or diagnose_in_process(of, now_ns=None)
     )
     one = RunAccess(run, Answers())
-    assert one.state().value.word == "finished", "from here on nothing new can come"
+    assert one.state(first_s=60.0).value.word == "finished", "from here on nothing new can come"
     assert one.diagnosis(first_s=60.0).value is None, "a page does not wait for what takes a minute"
     answer = wait_for(lambda: (found := one.diagnosis()).value is not None and found, "diagnosis of the large run")
     assert answer.error is None
