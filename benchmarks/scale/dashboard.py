@@ -90,10 +90,10 @@ def memory_mib(server: DashboardServer) -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
 
 
-def cpu_s(server: DashboardServer) -> float:
-    """Seconds of CPU that the server's process has used."""
+def cpu_s(server: DashboardServer, *, children: bool = False) -> float:
+    """Seconds of CPU that the server's process has used; with `children`, also those of its that have ended."""
     fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def time_pages(page: Page, server: DashboardServer) -> dict[str, dict[str, float]]:

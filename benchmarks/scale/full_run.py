@@ -2,9 +2,8 @@
 
     path = make_full_run(folder / "huge", 1024, 100_000)
 
-`benchmarks.scale.ranks` makes its finished steps, one rank 5 % slow from the middle on and
-one jump of the loss. Added here, as much of each
-as a long run keeps in a store that somebody opens:
+`benchmarks.scale.ranks` makes its finished steps, one rank 5 % slow from the middle on, and one jump of the loss.
+Added here, as much of each as a long run keeps in a store that is opened:
 
 | table | rows |
 |---|---|
@@ -29,30 +28,31 @@ from tests.support.simulator.tapes import EPOCH_NS
 
 __all__ = ["layout_of", "make_full_run"]
 
-STAGES, MICROBATCHES, TP, DEVICES = 4, 4, 8, 8
+STAGES, MICROBATCHES, TP, DEVICES, FEW_RANKS = 4, 4, 8, 8, 4
 STEP_NS, FORWARD_NS, BACKWARD_NS = 100_000_000, 4_000_000, 8_000_000
 DETAILED_STEPS, LOOKS, PARAMETERS = 200, 100, 24
 
 
 def layout_of(ranks: int) -> Layout:
-    """Four stages of eight-way tensor parallelism, the rest sharded, in one store; `ranks` is a multiple of 32."""
+    """Four stages of eight-way tensor parallelism, the rest sharded, in one store. 4 ranks are two stages of two."""
+    stages, tp = (STAGES, TP) if ranks > FEW_RANKS else (2, 1)
     return Layout(
-        pp=STAGES, dp_shard=ranks // (STAGES * TP), tp=TP, schedule="gpipe", microbatches=MICROBATCHES,
+        pp=stages, dp_shard=ranks // (stages * tp), tp=tp, schedule="gpipe", microbatches=MICROBATCHES,
         ranks_per_node=ranks,
     )  # fmt: skip
 
 
 def make_full_run(path: Path, ranks: int, steps: int) -> RunDir:
-    """Steps, and everything else of them. Raises ValueError if the ranks are no multiple of 32."""
-    if ranks % (STAGES * TP):
-        raise ValueError(f"{ranks} ranks: {STAGES} stages of {TP} tensor-parallel ranks take a multiple of 32")
+    """Steps, and everything else of them. Raises ValueError if the ranks are neither 4 nor a multiple of 32."""
+    if ranks != FEW_RANKS and ranks % (STAGES * TP):
+        raise ValueError(f"{ranks} ranks: {STAGES} stages of {TP} tensor-parallel ranks take a multiple of 32, or 4")
     layout = layout_of(ranks)
     make_steps(path, ranks, steps, layout=layout, more_events=_checkpoints(steps), jump_at=steps * 7 // 10)
     run = RunDir.open(path)
     connection = connect_writer(run.store(), wait_s=10, threads=2)
     try:
         _places(connection, layout)
-        _gradients(connection, steps)
+        _gradients(connection, layout, steps)
         _health(connection, layout, steps)
         _details(connection, layout, steps)
         connection.execute("CHECKPOINT")
@@ -87,7 +87,7 @@ def _places(connection: duckdb.DuckDBPyConnection, layout: Layout) -> None:
     )
 
 
-def _gradients(connection: duckdb.DuckDBPyConnection, steps: int) -> None:
+def _gradients(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -> None:
     """Norms that shrink with the loss; deeper layers have smaller ones."""
     connection.execute(
         f"""
@@ -97,7 +97,8 @@ def _gradients(connection: duckdb.DuckDBPyConnection, steps: int) -> None:
                    || '.weight' AS parameter,
                0.1 / (1 + look / 10.0) * (1 + parameter / 24.0) * (0.9 + 0.2 * random()) AS norm,
                0.01 AS max_abs, 0 AS nonfinite_count
-        FROM range(1, {LOOKS + 1}) l(look), place, range({PARAMETERS}) p(parameter) WHERE parameter // 6 = stage
+        FROM range(1, {LOOKS + 1}) l(look), place, range({PARAMETERS}) p(parameter)
+        WHERE parameter // {PARAMETERS // layout.pp} = stage
         ORDER BY look, rank
         """
     )
@@ -105,7 +106,7 @@ def _gradients(connection: duckdb.DuckDBPyConnection, steps: int) -> None:
 
 def _health(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -> None:
     """A reading a second: eight devices and the host of each node; the last device is hot in the last tenth."""
-    seconds, nodes = max(1, steps * STEP_NS // 10**9), layout.num_ranks // DEVICES
+    seconds, nodes = max(1, steps * STEP_NS // 10**9), max(1, layout.num_ranks // DEVICES)
     hot = f"node = {nodes - 1} AND device = 7 AND second > {seconds * 9 // 10}"
     connection.execute(
         f"""
@@ -128,13 +129,13 @@ def _health(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -
 def _details(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) -> None:
     """Spans and calls of the last steps, in the order in which they ended."""
     first, width = max(1, steps - DETAILED_STEPS + 1), layout.width
-    turn = (STAGES - 1 + MICROBATCHES) * FORWARD_NS  # the last forward ends, the first backward begins
+    turn = (layout.pp - 1 + MICROBATCHES) * FORWARD_NS  # the last forward ends, the first backward begins
     connection.execute(
         f"""
         CREATE TEMP TABLE piece AS
         SELECT rank, stage, step, microbatch, is_forward, pp_group, shard_group, tp_group,
                {EPOCH_NS} + step * {STEP_NS} + 2000000 + CASE WHEN is_forward THEN (stage + microbatch) * {FORWARD_NS}
-                   ELSE {turn} + ({STAGES - 1} - stage + microbatch) * {BACKWARD_NS} END AS start_ns
+                   ELSE {turn} + ({layout.pp - 1} - stage + microbatch) * {BACKWARD_NS} END AS start_ns
         FROM range({first}, {steps + 1}) s(step), place, range({MICROBATCHES}) m(microbatch),
              (VALUES (true), (false)) f(is_forward)
         ORDER BY step, start_ns
@@ -162,7 +163,7 @@ def _details(connection: duckdb.DuckDBPyConnection, layout: Layout, steps: int) 
         "all_reduce": ("tp_group", "start_ns + 1000000", "start_ns + 1900000", "NULL", "true", 1 << 26),
         "send": (
             "pp_group", "start_ns + 3700000", "start_ns + 4000000", f"rank + {width}",
-            f"is_forward AND stage < {STAGES - 1}", 1 << 25,
+            f"is_forward AND stage < {layout.pp - 1}", 1 << 25,
         ),
         "recv": (
             "pp_group", "start_ns - 200000", "start_ns", f"rank - {width}", "is_forward AND stage > 0", 1 << 25,

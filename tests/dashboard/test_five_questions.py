@@ -14,6 +14,7 @@ import pytest
 
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import browser_path
+from tests.dashboard.questions import LONGEST_MS, MAX_CLICKS, Question, evidence_of, menu, read, time_went
 from tests.dashboard.test_pipeline_page import pipelined
 from tests.depth import usually
 from tests.factories import make_run
@@ -26,43 +27,26 @@ pytestmark = [
     pytest.mark.skipif(browser_path() is None, reason="no Chromium: apt-get install chromium"),
     pytest.mark.timeout(600),
 ]
-LONGEST_MS = 120_000
-"""For what comes in a second on an idle machine."""
-MENU = ".st-key-menu a:has-text('{}')"
-MAX_CLICKS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question, the run it is about, the clicks from the run's Overview, and what the page then shows."""
-
-    text: str
-    run: str
-    clicks: tuple[str, ...]
-    answer: tuple[str, ...]
 
 
 QUESTIONS = (
     Question(
         "which rank is slow, why, since when", "slower",
-        ("[class*=st-key-card-]:has-text('Straggler') a:has-text('Evidence')",),
+        (evidence_of("Straggler"),),
         ("text=/Rank 1 has been slow since step 31: .* of compute per step/", "text='Why'", "text='Next'"),
     ),
     Question(
-        "why did the loss jump", "slower", ("[class*=st-key-card-]:has-text('Loss spike') a:has-text('Evidence')",),
+        "why did the loss jump", "slower", (evidence_of("Loss spike"),),
         ("text=/Loss rose from .* to 4.000 .* at step 70 on batch 70/", "text='Next'"),
     ),
+    time_went("slower"),
     Question(
-        "where did the time go", "slower", (MENU.format("Goodput"),),
-        ("[role=figure][aria-label='From the wall time down to training'] .main-svg >> text='wall time'",),
-    ),
-    Question(
-        "is the bubble right", "pipelined", (MENU.format("Pipeline"),),
+        "is the bubble right", "pipelined", (menu("Pipeline"),),
         ("[data-testid=stMetric]:has-text('Bubble'):has-text('27.3 %')",
          "[data-testid=stMetric]:has-text('Ideal'):has-text('27.3 %')"),
     ),
     Question(
-        "which of two runs is better and why", "slower", (MENU.format("Compare runs"),),
+        "which of two runs is better and why", "slower", (menu("Compare runs"),),
         ("text=/ is better than /", "text=/per token/"),
     ),
 )  # fmt: skip
@@ -99,12 +83,6 @@ def readers(folder: Path) -> Iterator[Readers]:
         asking, pasting = (browser.new_context(viewport={"width": 1440, "height": 1000}).new_page() for _ in range(2))
         yield Readers(server.url, asking, pasting)
         browser.close()
-
-
-def read(page: Page, question: Question) -> None:
-    """Wait for every part of the answer."""
-    for part in question.answer:
-        page.locator(part).first.wait_for(timeout=LONGEST_MS)
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.text)
