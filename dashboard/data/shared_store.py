@@ -33,7 +33,7 @@ CATCH_UP_S = 4.0
 """Seconds between two ingests of a run without a watch."""
 WAIT_S = 3.0
 """Seconds that a reader waits for another process that holds the store."""
-KEPT_S = 5.0
+KEPT_S = 2.0
 """Seconds that the store of a run that has ended stays open after a query."""
 
 
@@ -73,10 +73,11 @@ class SharedStore:
         """A reader for one query. Raises StoreError."""
         with self._lock:
             opened = self._open(may_grow=may_grow)
+            reader = opened.store.session()
             opened.num_users += 1
         try:
-            with opened.store.session() as store:
-                yield store
+            with reader:
+                yield reader
         except BaseException:
             with self._lock:
                 self._forget(opened)  # a file may be damaged or gone
@@ -85,11 +86,12 @@ class SharedStore:
             with self._lock:
                 opened.num_users -= 1
                 opened.used_at = time.monotonic()
-                if may_grow:
+                if opened is not self._opened:
+                    if not opened.num_users:
+                        opened.store.close()
+                elif may_grow:
                     self._forget(opened)
-                if opened is not self._opened and not opened.num_users:
-                    opened.store.close()
-                elif opened is self._opened and self._closer is None:
+                elif self._closer is None:
                     self._close_later(KEPT_S)
 
     def is_due(self, *, may_grow: bool) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.data import run_access
+from dashboard.data import shared_store
 from probes.tape.rundir import RunDir
 from tests.dashboard.opened import PAGES, open_page, shown
 from tests.factories import make_run
@@ -63,6 +63,19 @@ READ_ANYHOW = {
 }  # fmt: skip
 
 
+HOLDER = """
+import duckdb, sys, time
+while True:
+    try:
+        held = duckdb.connect({path})
+        break
+    except duckdb.IOException:  # the page keeps it open for a moment
+        time.sleep(0.05)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_store_held_by_another_process_is_named_and_read_once_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,11 +84,11 @@ def test_a_store_held_by_another_process_is_named_and_read_once_it_is_free(
 
 def read_a_held_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: Iterable[str]) -> None:
     """Open each page while another process holds the run's store, and once more when it is free."""
-    monkeypatch.setattr(run_access, "WAIT_S", 0.1)  # each of the pages' queries waits so long for the holder
+    monkeypatch.setattr(shared_store, "WAIT_S", 0.1)  # each of the pages' queries waits so long for the holder
     run = make_run(tmp_path, ranks=2, steps=12)
     assert "Step: 12" in shown(open_page(run.path.parent))  # the store is made
     held = json.dumps(str(run.store()))
-    program = f"import duckdb, sys; c = duckdb.connect({held}); print('held', flush=True); sys.stdin.read()"
+    program = HOLDER.format(path=held)
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
