@@ -13,6 +13,7 @@ long run is summed without sorting, and of a very long one every k-th step, take
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from analyzers.account.long_run import Views, whole_views
 from analyzers.account.time_classes import StepSums, sums_sql
+from analyzers.run.standstills import before_standstill
 from analyzers.source import Ints, Source, ints
 
 __all__ = ["RankTimes", "step_times", "went_back"]
@@ -46,8 +48,16 @@ class RankTimes:
     num_discarded: int = 0
 
 
-def step_times(source: Source, views: Views | None = None) -> dict[tuple[int, int], RankTimes]:
-    """{(attempt, rank): times}, in order; empty without steps."""
+def step_times(
+    source: Source, views: Views | None = None, stood_ns: Mapping[int, int] | None = None
+) -> dict[tuple[int, int], RankTimes]:
+    """{(attempt, rank): times}, in order; empty without steps.
+
+    `stood_ns`: when an attempt stood still until its end. A step that a rank left later, as it does when it is
+    interrupted, was never finished.
+    """
+    stood_ns = stood_ns or {}
+    finished = before_standstill(stood_ns)
     views = views or whole_views(source)
     again = _ranges(went_back(views.histories))
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
@@ -56,10 +66,10 @@ def step_times(source: Source, views: Views | None = None) -> dict[tuple[int, in
     if every > 1:  # the ends are exact all the same
         for attempt, rank, first_ns, last_ns in views.sampled.rows(
             "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps "
-            "WHERE duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
+            f"WHERE {finished} AND start_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
         ):
             times[attempt, rank] = RankTimes(first_ns=first_ns, last_ns=last_ns)
-    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every)):
+    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every, finished)):
         place = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
         place.first_ns, place.last_ns = min(place.first_ns, first_ns), max(place.last_ns, last_ns)
         if kept:
@@ -69,7 +79,7 @@ def step_times(source: Source, views: Views | None = None) -> dict[tuple[int, in
             place.num_discarded, place.discarded_ns = discarded.num_steps, discarded.duration_ns
     for attempt, rank, start_ns in views.sampled.rows(
         "SELECT attempt, rank, max(start_ns) FROM steps "
-        "WHERE duration_ns IS NULL AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
+        f"WHERE NOT ({finished}) AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
     ):
         place = times.setdefault((attempt, rank), RankTimes(first_ns=start_ns, last_ns=start_ns))
         if start_ns >= place.last_ns:  # one that was left by an exception may lie before others
@@ -110,9 +120,9 @@ def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
     return found
 
 
-def _summed(again: list[tuple[int, int]], every: int) -> tuple[str, list[int]]:
+def _summed(again: list[tuple[int, int]], every: int, finished: str) -> tuple[str, list[int]]:
     """The query of the sums, and its parameters."""
-    finished = "duration_ns IS NOT NULL AND start_ns IS NOT NULL AND rank >= 0"
+    finished = f"{finished} AND start_ns IS NOT NULL AND rank >= 0"
     doubtful = " OR ".join("step BETWEEN ? AND ?" for _ in again) or "false"
     later = (
         "min(step) OVER (PARTITION BY rank ORDER BY attempt, start_ns ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"

@@ -50,6 +50,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy
 from analyzers.run.snapshot import SNAPSHOT_EVENTS
+from analyzers.run.standstills import standstills
 from analyzers.source import Source, lacking
 
 __all__ = ["CATEGORIES", "CONTRADICTED", "Account", "analyze", "measure"]
@@ -155,10 +156,11 @@ def measure(
     if lacking(source, steps=_NEEDED):
         return None
     log = EventLog.load(source, SNAPSHOT_EVENTS)
-    times = step_times(source, views)
+    stood_ns = standstills(source, log)
+    times = step_times(source, views, stood_ns)
     shifts = clock_shifts(source, times)
     begin_ns, end_ns = run_bounds(source, log, times, shifts, now_ns)
-    ends = broken_ends(views.sampled, log, times, policy or StallPolicy(), now_ns)
+    ends = broken_ends(views.sampled, log, times, policy or StallPolicy(), now_ns, stood_ns)
     split = split_waits(views.sampled)
     outside = _outside_steps(source, times)
     breaks = launch_breaks(log, times)
@@ -252,6 +254,8 @@ def _walk(
             line.until(of.open_ns, "other")
             line.until(end.progress_ns, "training" if end.alive and not end.hung else "recomputed")
             line.until(end.end_ns, "hang" if end.hung else ("training" if end.alive else gone))
+        elif end.hung:  # it stands between two steps
+            line.until(end.end_ns, "hang")
     line.rest("shutdown")
 
 

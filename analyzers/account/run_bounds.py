@@ -23,7 +23,7 @@ CLOCK_NS = 500_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenEnd:
-    """End of an attempt that broke off while steps were running (epoch nanoseconds)."""
+    """End of an attempt that broke off while steps were running, or stood still (epoch nanoseconds)."""
 
     progress_ns: int
     end_ns: int
@@ -63,18 +63,22 @@ def broken_ends(
     times: Mapping[tuple[int, int], RankTimes],
     policy: StallPolicy,
     now_ns: int | None,
+    stood_ns: Mapping[int, int],
 ) -> dict[int, BrokenEnd]:
-    """The attempts that broke off in the middle of steps."""
+    """The attempts that broke off in the middle of steps, or in a standstill."""
     lives = sorted({attempt for attempt, _ in times})
     found: dict[int, BrokenEnd] = {}
     for attempt in lives:
-        if all(of.open_ns is None for (a, _), of in times.items() if a == attempt):
+        is_open = any(of.open_ns is not None for (a, _), of in times.items() if a == attempt)
+        if not is_open and attempt not in stood_ns and not killed_by_watch(log, attempt):
             continue
         view = take_snapshot(source, attempt, log)
         death = death_ns(view, log)
         alive = attempt == lives[-1] and death is None and now_ns is not None
         end_ns = death or (now_ns if alive and now_ns is not None else view.last_ns)
-        hung = stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
+        hung = attempt in stood_ns or stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
+        if not is_open and not hung:
+            continue
         found[attempt] = BrokenEnd(progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), hung=hung, alive=alive)
     return found
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.run.standstills import before_standstill, standstills
 from analyzers.run.token_copies import token_copies
 from analyzers.source import Source
 
@@ -44,7 +45,7 @@ def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
     rows = source.rows("SELECT attempt FROM steps WHERE rank >= 0 ORDER BY attempt DESC LIMIT 1")
     if not rows:
         return None
-    finished = f"attempt = {int(rows[0][0])} AND rank >= 0 AND duration_ns IS NOT NULL"
+    finished = f"attempt = {int(rows[0][0])} AND rank >= 0 AND {before_standstill(standstills(source))}"
     ((last,),) = source.rows(f"SELECT (SELECT step FROM steps WHERE {finished} ORDER BY start_ns DESC LIMIT 1)")
     if last is None:
         return None

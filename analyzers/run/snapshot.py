@@ -20,6 +20,7 @@ from analyzers.run.elsewhere import ranks_elsewhere
 from analyzers.run.event_log import EventLog
 from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.recorded_calls import Call, CallSite, call_order, differing_calls, recorded_calls
+from analyzers.run.standstills import stood_still_ns
 from analyzers.run.step_ends import NEVER_NS, ends_of_steps
 from analyzers.source import Source
 from probes.step_clock import PHASES
@@ -153,8 +154,8 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     """Read the end of an attempt. Tables that are missing leave their part empty."""
     identities = _identities(source, attempt)
     views = {rank: RankView(rank=rank, last_ns=wall_ns) for rank, (wall_ns, _) in identities.items()}
-    stood_still_ns = _stood_still(source, attempt, log)
-    cut_ns = min(_cut(source, attempt, log), stood_still_ns or NEVER_NS)
+    still_ns = stood_still_ns(source, attempt, log)
+    cut_ns = min(_cut(source, attempt, log), still_ns or NEVER_NS)
     median_ns, longest_ns = _steps(source, attempt, views, cut_ns)
     since_step = _first_step(source, attempt, views, cut_ns)
     calls = recorded_calls(source, attempt, since_step, cut_ns)
@@ -174,7 +175,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
     numbers = sorted(in_flight)[:MAX_NUMBERS]
     before = None if since_step is None else since_step - ORDER_STEPS
     next_calls, newest_calls = call_order(source, attempt, before, cut_ns)
-    _process_states(log, attempt, views, cut_ns, closed_until_ns=stood_still_ns or NEVER_NS)
+    _process_states(log, attempt, views, cut_ns, closed_until_ns=still_ns or NEVER_NS)
     world_size = max([len(views), *(size for _, size in identities.values())])
     last_ns = max((view.last_ns for view in views.values()), default=0)
     return AttemptView(
@@ -193,7 +194,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
         world_size=world_size,
         elsewhere=calls.unnamed
         | (ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns) - views.keys()),
-        stood_still_ns=stood_still_ns,
+        stood_still_ns=still_ns,
     )
 
 
@@ -229,30 +230,6 @@ def _cut(source: Source, attempt: int, log: EventLog) -> int:
         "SELECT max(start_ns + coalesce(duration_ns, 0)) FROM steps WHERE attempt = ?", [attempt]
     )
     return cut_ns if last_ns is None or last_ns <= cut_ns + SKEW_NS else NEVER_NS
-
-
-def _stood_still(source: Source, attempt: int, log: EventLog) -> int | None:
-    """Time at which `watch` reported a standstill that lasted until the end; None if there is none.
-
-    A process that is interrupted in a standstill leaves its calls and phases, and closes its tapes. That is no
-    progress, only what is begun is. Without this, a hang that was reported would be gone once the job is terminated.
-    """
-    reports = [event.wall_ns for event in log.of(event_kinds.STACKS, attempt=attempt)]
-    reports += [
-        event.wall_ns
-        for event in log.of(event_kinds.FINDING, attempt=attempt)
-        if event.text("finding_kind") == "hang" and event.text("status") == "fired"
-    ]
-    ends = [event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=attempt)]
-    if not reports or "finished" in ends:
-        return None
-    begun = (("steps", "start_ns"), ("spans", "start_ns"), ("collectives", "issue_ns"))
-    newest_ns = 0
-    for table, column in begun:
-        if source.has(table):
-            ((found,),) = source.rows(f"SELECT max({column}) FROM {table} WHERE attempt = ?", [attempt])
-            newest_ns = max(newest_ns, found or 0)
-    return min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
 
 
 def _identities(source: Source, attempt: int) -> dict[int, tuple[int, int]]:

@@ -23,6 +23,7 @@ from analyzers.run.file_problems import file_problems
 from analyzers.run.newest_steps import wall_throughput
 from analyzers.run.run_ends import run_ends
 from analyzers.run.snapshot import attempts
+from analyzers.run.standstills import before_standstill, standstills
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
 from analyzers.source import READ_ROWS, Source, every_kth
@@ -57,7 +58,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         "ended": ended[-1].text("reason") if ended else None,
         "preempted_at_step": _preempted_at(log) if ended and ended[-1].text("reason") == "preempted" else None,
         **_ranks(source),
-        **_steps(views),
+        **_steps(source, views),
     }
     if address := read(AlertsSettings, manifest).dashboard_url:
         facts["dashboard_url"] = address
@@ -156,22 +157,23 @@ def _ranks(source: Source) -> dict[str, Any]:
     return facts
 
 
-def _steps(views: Views) -> dict[str, Any]:
+def _steps(source: Source, views: Views) -> dict[str, Any]:
     facts: dict[str, Any] = dict.fromkeys(
         ("steps", "wall_s", "step_ms_median", "tokens", "tokens_per_s", "first_loss", "last_loss")
     )
     if not views.whole.has("steps"):
         return facts
+    finished = before_standstill(standstills(source))
     ((steps, wall_s, median_ms),) = views.sampled.rows(
-        """
-        SELECT max(step) FILTER (duration_ns IS NOT NULL),
+        f"""
+        SELECT max(step) FILTER ({finished}),
                (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9,
-               median(duration_ns) FILTER (step % ? = 0) / 1e6
+               median(duration_ns) FILTER ({finished} AND step % ? = 0) / 1e6
         FROM steps
         """,
         [every_kth(views.sampled, "steps", READ_ROWS, MAX_STEPS)],
     )
-    tokens, seconds = wall_throughput(views.whole, "duration_ns IS NOT NULL")
+    tokens, seconds = wall_throughput(views.whole, finished)
     tokens = tokens / token_copies(views.whole) if tokens else tokens
     facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
     facts |= {"tokens": int(tokens) if tokens else None}

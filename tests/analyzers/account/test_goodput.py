@@ -12,6 +12,7 @@ from analyzers.account import goodput
 from analyzers.account.committed_steps import step_times
 from analyzers.account.goodput import CATEGORIES, Account, measure
 from analyzers.run.policy import StallPolicy
+from analyzers.verdict.run_facts import run_facts
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.factories import make_run
@@ -188,6 +189,30 @@ def test_a_hang_is_the_silence_until_somebody_ended_it(restarts: bool) -> None:
     found = told(line.account().seconds)
     end = {"training": 200, "restart": 2000} if restarts else {"training": 100, "shutdown": 2100}
     assert found == {"recomputed": 50, "hang": 9850} | end
+
+
+@pytest.mark.parametrize("leaves", ["step", "between", "killed"])
+@pytest.mark.parametrize("reason", ["interrupted", "failed", "given_up", ""])
+def test_a_reported_hang_has_its_time_however_the_run_is_stopped(leaves: str, reason: str) -> None:
+    """A rank that is interrupted leaves its step, or stands between two: neither is training, nor the shutdown."""
+    line = Timeline(ranks=2)
+    line.event("run_started", 0)
+    line.identity(0)
+    line.step(1, 0, 100, forward=100)
+    if leaves != "between":
+        line.step(2, 100, None if leaves == "killed" else 59_900, rank=0, backward=59_900, backward_wait=50_000)
+    line.store.add("collectives", [{"attempt": 0, "rank": 0, "step": 2, "seq": 0, "process_group": "world",
+                                    "op": "all_reduce", "issue_ns": 100 * MS + S}])  # fmt: skip
+    line.event("finding", 6_000, finding_kind="hang", status="fired")
+    line.event("rank_exit", 60_000, exit_rank=0, exit_code=-9, signal="SIGKILL")
+    if reason:
+        line.event("run_ended", 60_500, reason=reason)
+    account = line.account()
+    end = {"shutdown": 500} if reason else {}
+    assert told(account.seconds) == {"training": 100, "hang": 59_900} | end
+    assert account.num_kept == 1
+    facts = run_facts(line.store, {})
+    assert (facts["steps"], facts["step_ms_median"]) == (1, 100)
 
 
 def test_a_live_run_and_one_that_hangs_at_this_moment() -> None:
