@@ -27,6 +27,7 @@ __all__ = [
     "percent",
     "ranks_before",
     "ranks_text",
+    "rise_text",
     "sentence",
     "size_text",
 ]
@@ -79,6 +80,11 @@ def percent(ratio: Any) -> str:
     if 0 < abs(ratio) < 0.001:
         return "less than 0.1 %"
     return f"{100 * ratio:.0f} %" if abs(ratio) >= 0.0995 else f"{100 * ratio:.2g} %"
+
+
+def rise_text(ratio: float) -> str:
+    """A rise over what was before: "+52 %", and from eleven times as high on a factor, "194x"."""
+    return f"+{100 * ratio:.0f} %" if ratio < 10 else f"{ratio + 1:,.0f}x"
 
 
 def group_text(name: str) -> str:

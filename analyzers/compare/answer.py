@@ -5,12 +5,15 @@
     #  bitwise identical in 60 steps."
 
 A difference whose interval or noise allows for none decides nothing; where speed and loss disagree, only the
-reader can weigh them, and where the steps have other numbers of tokens, the loss at equal steps decides nothing.
+reader can weigh them. A run that did not finish, or has a critical finding that the other has not, is faster but not
+better (`analyzers.compare.shortcomings`). Where the steps have other numbers of tokens, the loss at equal steps decides
+nothing.
 """
 
 from __future__ import annotations
 
 from analyzers.compare.loss_change import LossChange
+from analyzers.policy import SHARED
 from analyzers.stragglers.throughput import Change
 
 __all__ = ["answer", "loss_sentence", "speed_words"]
@@ -19,8 +22,10 @@ FACTOR_FROM = 1.5
 """Ratio of times from which a factor is said, not a percentage."""
 
 
-def answer(run_a: str, run_b: str, speed: Change | None, loss: LossChange | None) -> str:
-    """Which run is better, and why: B against A."""
+def answer(
+    run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = ""
+) -> str:
+    """Which run is better, and why: B against A. `against_a`, `against_b`: why that run is not called better."""
     faster = 0 if speed is None or speed.low <= 1 <= speed.high else 1 if speed.high < 1 else -1
     learns = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
     parts = []
@@ -29,7 +34,16 @@ def answer(run_a: str, run_b: str, speed: Change | None, loss: LossChange | None
         parts.append(f"{fast} is faster, {low} has the lower loss.")
     elif faster + learns:
         better, worse = (run_b, run_a) if faster + learns > 0 else (run_a, run_b)
-        parts.append(f"{better} is better than {worse}.")
+        but = against_b if better == run_b else against_a
+        if but:
+            gained = " and has the lower loss" if faster and learns else ""
+            ahead = f"{better} is faster than {worse}{gained}" if faster else f"{better} has the lower loss"
+            parts.append(f"{ahead}, but {but}.")
+        else:
+            parts.append(f"{better} is better than {worse}.")
+    elif bool(against_a) != bool(against_b):
+        better, worse = (run_b, run_a) if against_a else (run_a, run_b)
+        parts.append(f"{better} is better than {worse}, which {against_a or against_b}.")
     elif speed is not None:
         parts.append(f"Neither {run_b} nor {run_a} is shown to be better.")
     if speed is None:
@@ -66,7 +80,10 @@ def loss_sentence(loss: LossChange | None) -> str:
     if loss.first_different_step is None:
         return f"The losses are bitwise identical in {loss.common_steps:,} steps."
     side = "higher" if loss.difference > 0 else "lower"
-    noise = f"beyond its noise of {loss.noise:.2g}" if loss.is_real else f"within its noise of {loss.noise:.2g}"
+    factor = SHARED.outlier_sigmas
+    noise = f"beyond its noise of {loss.noise:.2g}"
+    if not loss.is_real:
+        noise = f"which may be chance (less than {factor:.0f} times its noise of {loss.noise:.2g})"
     other = "" if loss.equal_tokens else " Their steps have different numbers of tokens, so this decides nothing."
     return (
         f"The loss is {abs(loss.difference):.3g} {side} at the end, {noise}, "

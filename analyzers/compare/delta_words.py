@@ -2,7 +2,7 @@
 
     words = delta_words(comparison)         # compare(baseline, run)
     words.speed       # "slower: takes 12.0 % more time per token (95 % interval 10.0 to 14.0 %)"
-    words.loss        # "no difference beyond its noise: 0.004 higher, noise 0.02"
+    words.loss        # "no clear difference: 0.004 higher, noise 0.02"
 
 A difference whose interval or noise allows for none is never called one.
 """
@@ -56,7 +56,7 @@ def _loss(loss: LossChange | None) -> str:
     side = "higher" if loss.difference > 0 else "lower"
     if loss.is_real:
         return f"{side} by {abs(loss.difference):.3g}, beyond its noise of {loss.noise:.2g}"
-    return f"no difference beyond its noise: {abs(loss.difference):.3g} {side}, noise {loss.noise:.2g}"
+    return f"no clear difference: {abs(loss.difference):.3g} {side}, noise {loss.noise:.2g}"
 
 
 def _findings(comparison: Comparison) -> str:

@@ -17,7 +17,9 @@ from typing import Any
 
 from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.answer import answer
+from analyzers.compare.arguments import arguments
 from analyzers.compare.conditions import SAME_RATIO, Run, conditions, tokens_of_step
+from analyzers.compare.shortcomings import shortcoming
 from analyzers.compare.step_parts import PLACES, StepParts, most_of_it, step_parts
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source
@@ -80,13 +82,16 @@ class Comparison:
     """Last and lowest validation loss of both; empty where neither was evaluated."""
     goodput: Mapping[str, tuple[float | None, float | None]]
     """Shares of the wall time."""
+    shortcomings: tuple[str, str] = ("", "")
+    """Why A, and B, is not called better: not finished, or a critical finding that the other has not."""
     findings: tuple[Finding, ...]
     """What comparing them found: a regression of B's speed, if its interval leaves no doubt."""
 
     @property
     def sentence(self) -> str:
         """Which run is better, speed and loss of B against A, and where the time differs, as every output has it."""
-        found = answer(self.run_a, self.run_b, self.speed, self.loss)
+        against_a, against_b = self.shortcomings
+        found = answer(self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b)
         return " ".join(part for part in (found, self.most_of_it) if part)
 
     def __repr__(self) -> str:
@@ -128,7 +133,10 @@ def compare(a: Side, b: Side) -> Comparison:
     return Comparison(
         run_a=str(a.diagnosis.run.get("run_id") or "A"),
         run_b=str(b.diagnosis.run.get("run_id") or "B"),
-        settings=_differences(_flat(a.manifest.get("config")), _flat(b.manifest.get("config"))),
+        settings=_differences(
+            *(_flat(side.manifest.get("config")) | arguments(side.manifest) for side in (a, b)),
+        ),
+        shortcomings=(shortcoming(a.diagnosis, b.diagnosis), shortcoming(b.diagnosis, a.diagnosis)),
         versions=_differences(_flat(_lasting(a.manifest)), _flat(_lasting(b.manifest))),
         conditions=conditions(
             Run(source=a.source, facts=a.diagnosis.run, times=times_a),

@@ -63,7 +63,8 @@ def with_xids(source: Source, finding: Finding) -> Finding:
 def with_cuda_memory(source: Source, finding: Finding) -> Finding:
     """The finding with what the message and the snapshot of the first of its ranks say."""
     message = str(finding.evidence.get("message") or "")
-    told = memory_of_message(message, _ranks_of_pids(source, finding))
+    ranks = _ranks_of_pids(source, finding)
+    told = memory_of_message(message, ranks, [pid for pid, rank in ranks.items() if rank in finding.ranks[:1]])
     shown = _snapshot(source, finding)
     if (
         shown

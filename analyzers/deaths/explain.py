@@ -66,7 +66,10 @@ def _next_out_of_memory(finding: Finding, rank: str) -> str:
             "outside of torch's cache."
         )
     if is_fragmented(finding.evidence):
-        return "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had the bytes, in parts too small."
+        return (
+            "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the cache had the bytes, in parts too small. If "
+            "that is not enough, lower the micro-batch or the sequence length."
+        )
     if site := finding.evidence.get("largest_site"):
         return f"Check {str(site)[:80]}, and the memory of {rank} over the steps."
     if of.get("lines"):  # of a text, which has no memory over the steps

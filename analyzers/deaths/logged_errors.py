@@ -134,7 +134,7 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
     evidence["do"] = DO_OF_LINE.get(kind)
     if cause == "out_of_memory":
-        evidence |= memory_of_message(str(first.fields.get("message") or first.message))
+        evidence |= memory_of_message(str(first.fields.get("message") or first.message), own_pids=_pids_of(first, book))
     if cause == "device_assert":
         asserted = next((entry for entry in book.of("assert_text")), None)
         evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
@@ -150,6 +150,23 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
         evidence=evidence,
         collect=row.collect,
     )
+
+
+def _pids_of(entry: LogLine, book: LogBook) -> set[int]:
+    """Numbers of the process that wrote a line, by its prefix and by the lines in which a launcher tells how it ended.
+
+    A launcher numbers its ranks from 0 on each host, so a local number is taken where no line names another host.
+    """
+    found = {entry.pid} if entry.pid is not None else set()
+    hosts = {one.host for one in book.lines if one.host}
+    for one in book.of_role("death", "exception", "victim", "root"):
+        line, pid = one[0], one[0].number("pid")
+        rank = line.number("rank")
+        if rank is None and len(hosts) <= 1:
+            rank = line.number("local_rank")
+        if pid is not None and entry.rank is not None and rank == entry.rank:
+            found.add(pid)
+    return found
 
 
 def _compares(text: str) -> bool:

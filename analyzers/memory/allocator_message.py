@@ -12,9 +12,10 @@ only that there was no memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from analyzers.policy import SHARED
 from analyzers.wording import is_number, size_text
 
 __all__ = ["holders_text", "memory_of_message", "others_hold_it"]
@@ -33,12 +34,23 @@ _HOLDER = re.compile(rf"Process (\d{{1,10}}) has {_BYTES} memory in use")
 MAX_HOLDERS = 8
 
 
-def memory_of_message(message: str, ranks: Mapping[int, int] | None = None) -> dict[str, Any]:
-    """Figures by name, in bytes; `holders`: the largest other processes, `ranks` by pid being those of this run."""
+def memory_of_message(
+    message: str, ranks: Mapping[int, int] | None = None, own_pids: Collection[int] = ()
+) -> dict[str, Any]:
+    """Figures by name, in bytes; `holders`: the largest other processes, `ranks` by pid being those of this run.
+
+    `own_pids`: known numbers of the process whose message it is. Torch lists it among the others where the driver and
+    the process number it differently, as in a container.
+    """
     found: dict[str, Any] = {
         name: _bytes(match[1], match[2]) for name, pattern in _FIGURES.items() if (match := pattern.search(message))
     }
     holders = [[int(pid), _bytes(number, unit)] for pid, number, unit in _HOLDER.findall(message)]
+    if "allocated_bytes" in found and "unused_bytes" in found:
+        found["reserved_bytes"] = found["allocated_bytes"] + found["unused_bytes"]
+    if "own_bytes" not in found and (own := _own(holders, found, own_pids)):
+        holders.remove(own)
+        found["own_bytes"] = own[1]
     if holders:
         found["others_bytes"] = sum(held for _, held in holders)
         holders.sort(key=lambda holder: -holder[1])
@@ -46,9 +58,20 @@ def memory_of_message(message: str, ranks: Mapping[int, int] | None = None) -> d
             f"process {pid}{f' (rank {ranks[pid]})' if ranks and pid in ranks else ''}: {size_text(held)}"
             for pid, held in holders[:MAX_HOLDERS]
         ]
-    if "allocated_bytes" in found and "unused_bytes" in found:
-        found["reserved_bytes"] = found["allocated_bytes"] + found["unused_bytes"]
     return found
+
+
+def _own(holders: list[list[int]], found: Mapping[str, Any], own_pids: Collection[int]) -> list[int] | None:
+    """The holder that is the failed process itself: a known number of it, or the device has no room for both.
+
+    What it has in use is at least what torch has reserved in it, so of several the one that comes closest.
+    """
+    device, reserved = found.get("device_bytes"), found.get("reserved_bytes")
+    named = [holder for holder in holders if holder[0] in own_pids]
+    if named or device is None or reserved is None or sum(held for _, held in holders) + reserved <= device:
+        return named[0] if named else None
+    large_enough = [holder for holder in holders if holder[1] >= reserved * (1 - SHARED.same_ratio)]
+    return min(large_enough, key=lambda holder: holder[1], default=None)
 
 
 def others_hold_it(evidence: Mapping[str, Any]) -> bool:

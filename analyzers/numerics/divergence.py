@@ -33,6 +33,7 @@ from analyzers.robust import sigma
 from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
+from analyzers.wording import rise_text
 
 __all__ = ["Rise", "divergence", "find_rise"]
 
@@ -77,7 +78,12 @@ def divergence(source: Source, scope: Scope, policy: DivergencePolicy = Divergen
         if (rise := find_rise(series, policy)) is not None
     ]
     spikes = loss_spikes(source, scope) if found else []
-    lasting = [spike for spike in spikes if spike.status == "fired" and spike.cause in ("divergence", "learning_rate")]
+    lasting = [
+        spike
+        for spike in spikes
+        if spike.status == "fired"
+        and (spike.cause in ("divergence", "learning_rate") or {"recovered_step", "loss_after"} & {*spike.evidence})
+    ]
     return [
         _finding(attempt, rise)
         for attempt, rise in found
@@ -212,7 +218,7 @@ class _Noise:
 
 def _finding(attempt: int, rise: Rise) -> Finding:
     ratio = rise.high_loss / rise.low_loss - 1 if rise.low_loss > 0 else None
-    share = "" if ratio is None else f" (+{100 * ratio:.0f} %)"
+    share = "" if ratio is None else f" ({rise_text(ratio)})"
     return Finding(
         analyzer="divergence",
         kind="divergence",

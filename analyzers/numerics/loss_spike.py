@@ -9,8 +9,8 @@
    process. So a post-mortem repeats the live verdicts.
 3. Spike steps at most `join_steps` observations apart are one finding.
    Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
-4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps or the step
-   was refused; divergence if it stayed up.
+4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps, the step
+   was refused, or the loss fell back later; divergence if it stayed up.
 5. If the step was replayed (`analyzers.numerics.replay_result`) and the rate did not jump, the replay overrides 4:
    transient if the loss did not come back, weights if it came back but not on the older state, else batch.
 """
@@ -21,6 +21,7 @@ import itertools
 import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
@@ -33,6 +34,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
+from analyzers.wording import rise_text
 from probes.guard.signed_loss import HISTORY, LEVEL_WINDOW
 from probes.guard.spike_detector import SpikeDetector, SpikePolicy, SpikeVerdict
 
@@ -60,6 +62,19 @@ class Spike:
     indices: tuple[int, ...]
     verdicts: tuple[SpikeVerdict, ...]
     cause: str
+    after: After | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """The loss after a spike that lasted: the first step by which it was back below its earlier level, or how far it
+    had fallen when the records ended."""
+
+    back_at: int | None
+    last_step: int
+    last_loss: float
+    has_fallen: bool
+    """Most of the rise is gone again."""
 
 
 def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpikePolicy()) -> list[Finding]:
@@ -116,7 +131,16 @@ def find_spikes(
             groups.append(_Group(rates=history.rates()))
         groups[-1].indices.append(i)
         groups[-1].verdicts.append(verdict)
-    return [Spike(tuple(group.indices), tuple(group.verdicts), _cause(group, policy)) for group in groups]
+    spikes = []
+    for group in groups:
+        cause, after = _cause(group, policy), None
+        before, first = observations[group.indices[0] - 1], observations[group.indices[0]]
+        goes_on = before.attempt == first.attempt and before.step < first.step
+        if cause == "divergence" and goes_on:  # weights lost in a restart are trained again: that is no recovery
+            after = _after(observations, group)
+            cause = "batch" if after.has_fallen else cause
+        spikes.append(Spike(tuple(group.indices), tuple(group.verdicts), cause, after))
+    return spikes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,6 +189,34 @@ def _cause(group: _Group, policy: LossSpikePolicy) -> str:
         if max(group.rates[-SHARED.min_times - 1 :]) >= SHARED.clear_factor * usual:
             return "learning_rate"
     return "divergence" if len(group.indices) >= policy.divergence_steps else "batch"
+
+
+def _after(observations: Sequence[Observation], group: _Group) -> After:
+    """Follow the loss from a spike on, by medians of a few steps, for as long as the run did not go back."""
+    first = observations[group.indices[0]]
+    peak = max(group.verdicts, key=lambda verdict: verdict.loss_z)
+    seen: list[Observation] = []
+    for one in observations[group.indices[0] :]:
+        if one.attempt != first.attempt or (seen and one.step <= seen[-1].step):
+            break
+        seen.append(one)
+    level, newest = math.inf, seen[-1].step
+    for end in range(SHARED.block_steps, len(seen) + 1):
+        level = median(one.loss for one in seen[end - SHARED.block_steps : end])
+        if end > SHARED.block_steps and level <= peak.loss_level:
+            return After(back_at=seen[end - 1].step, last_step=newest, last_loss=level, has_fallen=True)
+    return After(back_at=None, last_step=newest, last_loss=level, has_fallen=_has_fallen(peak, level))
+
+
+def _has_fallen(peak: SpikeVerdict, level: float) -> bool:
+    """Return True if only a minor part of the rise is left: of the logarithms where the loss has them."""
+    if not math.isfinite(level) or not math.isfinite(peak.loss):
+        return False
+    of = (level, peak.loss_level, peak.loss)
+    if not peak.is_signed and level > SHARED.doubled_factor * peak.loss_level:
+        return False
+    now, before, then = of if peak.is_signed or min(of) <= 0 else map(math.log, of)
+    return now - before <= SHARED.minor_ratio * (then - before)
 
 
 def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> list[Observation]:
@@ -219,7 +271,7 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
         kind="loss_spike",
         severity="critical" if spike.cause == "divergence" and not response.handled else "warning",
         status="fired",
-        summary=_summary(first, last, worst, spike.cause, response, replayed),
+        summary=_summary(first, last, worst, spike, response, replayed),
         first_step=first.step,
         last_step=last.step,
         cause=spike.cause,
@@ -233,6 +285,7 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
             "grad_norm_z": _number(worst.grad_z),
             "lr": first.lr,
             "num_steps": len(spike.indices),
+            **_evidence_after(spike.after),
             "batch_indices": known[:64],
             **response.evidence(),
             **(replayed.evidence() if replayed else {}),
@@ -243,18 +296,36 @@ def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -
 
 
 def _summary(
-    first: Observation, last: Observation, worst: SpikeVerdict, cause: str, response: Response,
+    first: Observation, last: Observation, worst: SpikeVerdict, spike: Spike, response: Response,
     replayed: ReplayResult | None,
 ) -> str:  # fmt: skip
-    where = f"at step {first.step}" if first.step == last.step else f"over steps {first.step} to {last.step}"
-    share = "" if worst.is_signed else f" (+{100 * worst.loss_rise_ratio:.0f} %)"
+    cause, after = spike.cause, spike.after
+    is_over = after is not None and after.has_fallen
+    where = f"over steps {first.step} to {last.step}"
+    if is_over or first.step == last.step:
+        where = f"at step {first.step}"
+    share = "" if worst.is_signed else f" ({rise_text(worst.loss_rise_ratio)})"
     why = f" on batch {first.batch_index}" if cause == "batch" and first.batch_index is not None else ""
     if cause == "learning_rate":
         why = " after the learning rate jumped" + (f" to {first.lr:.3g}" if first.lr else "")
     elif cause == "divergence":
         why = " and stayed high"
+    if is_over and after is not None:
+        why += (
+            f" and was back below its earlier level by step {after.back_at}"
+            if after.back_at is not None
+            else f" and had fallen back to {after.last_loss:.3f} by step {after.last_step}"
+        )
     again = "" if replayed is None else f" {replayed.text()}"
     return f"Loss rose from {worst.loss_level:.3f} to {worst.loss:.3f}{share} {where}{why}.{again} {response.text}"
+
+
+def _evidence_after(after: After | None) -> dict[str, Any]:
+    if after is None or not math.isfinite(after.last_loss):
+        return {}
+    if after.back_at is not None:
+        return {"recovered_step": after.back_at}
+    return {"loss_after": round(after.last_loss, 5)}
 
 
 def _number(value: float) -> float | None:

@@ -106,7 +106,7 @@ def explain(source: Source, step: int | None = None) -> WhySpike:
         raise SpikeError("No step is recorded.")
     attempt, step, start_ns, batch_index, committed, loss = _chosen(source, step)
     turn = _turn(source, attempt, step, start_ns)
-    before = _usual(source, attempt, start_ns)
+    loss, before = _as_found(source, attempt, step, loss) or (loss, _usual(source, attempt, start_ns))
     replayed = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=attempt, step=step, turn=turn)
     ranks = _ranks(source, attempt, step, turn)
     layers = _layers(source, attempt, step)
@@ -155,6 +155,18 @@ def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None
         raise SpikeError(f"No loss is recorded for step {step}.")
     attempt, number, start_ns, batch_index, committed, loss = rows[0]
     return attempt, number, start_ns, batch_index, committed, float(loss)
+
+
+def _as_found(source: Source, attempt: int, step: int, loss: float) -> tuple[float, float] | None:
+    """The loss of a step and the one before, if a finding has them: a mean where each rank has that of its batch."""
+    if not math.isfinite(loss):
+        return None
+    rows = source.rows("SELECT avg(loss) FROM steps WHERE attempt = ? AND step = ?", [attempt, step])
+    for one in loss_spikes(source, Scope()):
+        same_steps = one.status == "fired" and one.attempt == attempt and one.first_step == step
+        if same_steps and math.isclose(one.evidence["loss"], rows[0][0], rel_tol=1e-3):
+            return one.evidence["loss"], one.evidence["loss_before"]
+    return None
 
 
 def _turn(source: Source, attempt: int, step: int, start_ns: int) -> int:

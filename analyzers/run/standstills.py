@@ -1,7 +1,7 @@
 """Attempts that stood still until their end: since when, and which of their steps were finished before.
 
-    stood_ns = standstills(source, log)                 # {0: 1_795_722_353_972_086_103}
-    source.rows(f"SELECT ... WHERE {before_standstill(stood_ns)}")
+stood_ns = standstills(source, log)                 # {0: 1_795_722_353_972_086_103}
+source.rows(f"SELECT ... WHERE {before_standstill(stood_ns)}")
 """
 
 from __future__ import annotations

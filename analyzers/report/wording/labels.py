@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analyzers.wording import group_text, is_number, listed, number, percent, ranks_text, rate_text, size_text
+from analyzers.wording import (
+    group_text,
+    is_number,
+    listed,
+    number,
+    percent,
+    ranks_text,
+    rate_text,
+    rise_text,
+    size_text,
+)
 
 __all__ = ["label_of", "shown"]
 
@@ -56,6 +66,8 @@ _LABELS = {
     "first_to_report_rank": "first to report it",
     "gc_excess_ms": "extra garbage collection",
     "grad_norm": "gradient norm",
+    "recovered_step": "back below its earlier level at",
+    "loss_after": "loss when the records end",
     "grad_norm_rise_ratio": "rise of gradient norm",
     "grad_norm_z": "gradient norm, deviation",
     "growing_ranks": "memory grows on",
@@ -216,6 +228,8 @@ def shown(name: str, value: Any) -> str:
         return f"rank {value}"
     name = name.partition("_by_")[0]  # of a rank, a stage or a step
     if name == "ratio" or name.endswith("_ratio"):
+        if name.endswith("rise_ratio") and value >= 10:
+            return rise_text(value)
         return f"{value:.2f}x" if _is_factor(name) else percent(value)
     if name.endswith("bytes"):
         return size_text(value)

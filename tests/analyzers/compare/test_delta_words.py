@@ -48,7 +48,7 @@ def test_speed_is_a_difference_only_if_its_interval_leaves_out_none(
         (None, "not known: too few common steps"),
         (loss_change(0.1, is_real=True), "higher by 0.1, beyond its noise of 0.02"),
         (loss_change(-0.1, is_real=True), "lower by 0.1, beyond its noise of 0.02"),
-        (loss_change(0.01, is_real=False), "no difference beyond its noise: 0.01 higher, noise 0.02"),
+        (loss_change(0.01, is_real=False), "no clear difference: 0.01 higher, noise 0.02"),
         (loss_change(0.0, is_real=False, first=None), "bitwise identical in 100 steps"),
     ],
 )

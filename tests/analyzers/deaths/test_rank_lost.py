@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from analyzers.finding import Finding
+from analyzers.memory.allocator_message import memory_of_message, others_hold_it
 from analyzers.report.wording.explained import next_step, why
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import judged_hangs, judged_losses
@@ -249,6 +250,38 @@ FULL_OF_OTHERS = (
     "2.50 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
 )
+
+
+ITSELF = (
+    "CUDA out of memory. Tried to allocate 2.94 GiB. GPU 2 has a total capacity of 79.10 GiB of which 1.21 GiB is "
+    "free. {holders} Of the allocated memory 71.02 GiB is allocated by PyTorch, and 5.31 GiB is reserved by PyTorch "
+    "but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("holders", "others"),
+    [
+        ("Process 41210 has 77.88 GiB memory in use.", None),
+        ("Process 7 has 1.20 GiB memory in use. Process 41210 has 76.68 GiB memory in use.", 1.2),
+    ],
+)
+def test_a_process_that_is_listed_among_the_others_in_a_container_is_the_rank_itself(
+    holders: str, others: float | None
+) -> None:
+    """Another process cannot hold what torch has reserved in this one: the device has no room for both."""
+    found = memory_of_message(ITSELF.format(holders=holders))
+    assert others_hold_it(found) is False
+    assert found.get("others_bytes") == (None if others is None else round(others * 2**30))
+    assert found["own_bytes"] > found["reserved_bytes"]
+    assert next_step(_raised(ITSELF.format(holders=holders))).startswith("Set PYTORCH_CUDA_ALLOC_CONF")
+
+
+def test_a_holder_of_a_known_number_is_the_rank_itself_however_little_it_holds() -> None:
+    text = "Tried to allocate 2.00 GiB. Process 11 has 40.00 GiB memory in use. Process 12 has 9.00 GiB memory in use."
+    found = memory_of_message(text, own_pids={11})
+    assert (found["own_bytes"], found["others_bytes"]) == (40 * 2**30, 9 * 2**30)
+    assert memory_of_message(text)["others_bytes"] == 49 * 2**30
 
 
 def _raised(message: str, error: str = "OutOfMemoryError") -> Finding:

@@ -9,7 +9,8 @@ import pytest
 
 from analyzers.finding import Finding
 from analyzers.numerics.divergence import divergence
-from analyzers.numerics.loss_spike import Observation, find_spikes, loss_spikes
+from analyzers.numerics.loss_spike import Observation, _finding, find_spikes, loss_spikes
+from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 from probes.tape import event_kinds
@@ -53,6 +54,26 @@ def test_a_spike_of_several_steps_is_one() -> None:
 def test_divergence() -> None:
     (spike,) = find_spikes(changed(observations(), 150, 400, 2.5))
     assert (spike.verdicts[0].step, spike.cause) == (150, "divergence")
+
+
+@pytest.mark.parametrize(("after", "cause"), [(200, "batch"), (90, "batch"), (0, "divergence")])
+def test_a_rise_that_fell_back_is_no_divergence(after: int, cause: str) -> None:
+    """One step's loss 200 times as high, and then a decay over tens of steps, as of weights that a batch has spoilt."""
+    seen = observations()
+    for i in range(149, 200 + after if after else len(seen)):
+        factor = 200.0 if i == 149 else 1 + 6 * math.exp(-(i - 149) / 25) if after else 7.0
+        seen[i] = replace(seen[i], loss=seen[i].loss * factor, grad_norm=3.0)
+    (spike,) = find_spikes(seen[: 200 + after] if after else seen)
+    assert (spike.verdicts[0].step, spike.cause) == (150, cause)
+    assert len(spike.indices) >= 8
+    assert spike.after is not None
+    assert spike.after.has_fallen == (cause == "batch")
+    finding = _finding(seen, spike, EventLog.load(MemoryStore(), ()))
+    assert finding.severity == ("warning" if cause == "batch" else "critical")
+    assert ("stayed high" in finding.summary) == (cause == "divergence")
+    assert "%" not in finding.summary  # a factor is said where it is large
+    if spike.after.back_at is not None:
+        assert f"at step 150 on batch 149 and was back below its earlier level by step {spike.after.back_at}" in finding.summary
 
 
 def test_a_jump_of_the_learning_rate() -> None:
