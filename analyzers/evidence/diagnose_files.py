@@ -23,7 +23,7 @@ from typing import Any
 from analyzers.diagnose import Diagnosis, conclude, diagnose
 from analyzers.evidence.joining import join
 from analyzers.evidence.log_findings import analyze as judge_logs
-from analyzers.evidence.outcome import earlier_ends, ended_text, outcome_of
+from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of
 from analyzers.evidence.printed_steps import judge_steps
 from analyzers.evidence.program_records import ReadPrograms
 from analyzers.finding import Finding
@@ -247,7 +247,7 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         outcome = outcome_of(book, logs, steps)
         facts = {
             "num_ranks": book.world_size or len(book.seen) or None,
-            "steps": len({row["step"] for row in steps}) or None,
+            "steps": num_steps(steps),
             "ended": ended_text(book, findings, outcome.ended),
             "logs": {
                 "files": len(paths),

@@ -64,12 +64,12 @@ def analyze(source: Source) -> list[Finding]:
         return []
     candidates = [with_error_line(with_facts(one, book, ended), book) for one in candidates]
     first = _contested(candidates)
-    findings = [_finding(first, ended)]
+    findings = [_finding(first, ended, book)]
     for other in candidates[1:]:
         if first.evidence.get("contested_by"):
             break
         if len(findings) <= MAX_ALSO and _is_another(other, first):
-            findings.append(replace(_finding(other, ended), status="suspect", severity="warning"))
+            findings.append(replace(_finding(other, ended, book), status="suspect", severity="warning"))
     return findings
 
 
@@ -339,8 +339,22 @@ def _pipes(lines: tuple[LogLine, ...]) -> Candidate:
     )
 
 
-def _finding(candidate: Candidate, ended: Ended) -> Finding:
-    victims = sorted((set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))) - set(candidate.ranks))
+def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
+    """Ranks of the node that failed: what they print as they end is no consequence of another's end.
+
+    srun names its tasks by host; where each task started a launcher, a task's ranks are as many as the command says.
+    """
+    hosts = {entry.host for entry in candidate.lines if entry.host} | {candidate.evidence.get("host")}
+    if candidate.cause != "node_failed":
+        return set()
+    each = book.ranks_per_node or 1
+    tasks = (task for entry in book.of("slurm_task") if entry.host in hosts for task in entry.ranks())
+    return {rank for task in tasks for rank in range(task * each, (task + 1) * each)}
+
+
+def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
+    suffered_ranks = set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))
+    victims = sorted(suffered_ranks - set(candidate.ranks) - _ranks_of_node(candidate, book))
     are_apart = bool(candidate.ranks) or candidate.kind != "hang"  # in a hang of unknown cause any may be the culprit
     suffered = f" {who(victims)} failed as a consequence." if victims and are_apart else ""
     doubt = "" if candidate.is_proven else " Suspected: the logs do not prove it."

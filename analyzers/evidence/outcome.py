@@ -21,7 +21,7 @@ from analyzers.logs.log_events import LogBook
 from store.readers.logs.prefix import clean
 from store.readers.logs.scan import ReadLog
 
-__all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "outcome_of"]
+__all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "num_steps", "outcome_of"]
 
 END_LINES = 15
 _FAILURE = re.compile(
@@ -100,6 +100,13 @@ def is_at_end(steps: Sequence[Mapping[str, Any]]) -> int | None:
     return int(total) if last is not None and total and total > 1 and last["step"] >= total else None
 
 
+def num_steps(steps: Sequence[Mapping[str, Any]]) -> int | None:
+    """The last step that is printed, not the number of lines that print one; where lines have no number, these."""
+    if any(not row.get("is_counted") for row in steps):
+        return max(row["step"] for row in steps if not row.get("is_counted")) or None
+    return len({row["step"] for row in steps}) or None
+
+
 def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
     """`400 steps, loss from 6.9 to 5.7. `"""
     if not steps:
@@ -110,8 +117,9 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
     loss = ""
     if len(losses) > 1:
         part = max(1, len(losses) // 10)
-        begin, end = sorted(losses[:part])[part // 2], sorted(losses[-part:])[part // 2]
-        loss = f", the loss {'fell' if end < begin else 'went'} from {begin:.4g} to {end:.4g}"
+        end = sorted(losses[-part:])[part // 2]
+        of = f" (median of the last {part})" if part > 1 else ""
+        loss = f", the loss {'fell' if end < losses[0] else 'went'} from {losses[0]:.4g} to {end:.4g}{of}"
     if all(row.get("is_counted") for row in rows):
         return f"{num:,} printed line{'s' * (num != 1)} of a step{loss}. "
     return f"{num:,} printed step{'s' * (num != 1)} to step {rows[-1]['step']:,}{loss}. "
@@ -134,11 +142,25 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
     return found
 
 
+def _stated_end(book: LogBook) -> str:
+    """End that a scheduler or launcher prints: "cancelled by Slurm at 2026-11-24T13:40:22 (node failure)"."""
+    cancelled = next((entry for entry in book.of("slurm_cancelled") if entry.text("at")), None)
+    if cancelled is not None:
+        reason = f" ({cancelled.text('reason').strip().lower()})" if cancelled.text("reason") else ""
+        return f"cancelled by Slurm at {cancelled.text('at')}{reason}"
+    failed = next((entry for entry in book.of("root_failure") if entry.text("time")), None)
+    if failed is None:
+        return ""
+    code = failed.number("exitcode")
+    how = f"exit code {code}" if code is not None else "failed"
+    return f"{how} at {failed.text('time').replace('_', ' ')}, as the launcher says"
+
+
 def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
     """End of the last attempt, as far as the logs show, and of those before it."""
     is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
     is_dead |= ended != "finished" and any(book.of_role("exception", "death"))
-    text = "not in the logs" if is_dead else ended
+    text = (_stated_end(book) or "not in the logs") if is_dead else ended
     before = earlier_ends(book)
     if not before:
         return text

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from analyzers.causes import CAUSES
+from analyzers.finding import Finding
 from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.stacks import is_library
 from analyzers.hangs.wait_graph import oldest_calls
 from analyzers.hangs.waiting_calls import waiting_calls
 from analyzers.run.snapshot import AttemptView, RankView
-from analyzers.wording import number, ranks_text, sentence
+from analyzers.wording import is_number, number, ranks_text, sentence
 
-__all__ = ["hang_summary"]
+__all__ = ["hang_summary", "lasting"]
 
 SHORTEST_S = 0.05
 """A shorter silence is printed as 0: it is left out, as one that is not known."""
@@ -61,6 +64,16 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     if not found.waiting:
         return f"{sentence(text)} No records{lasted}." if lasted else sentence(text)
     return f"{sentence(text)} {_waits(view, found, lasted)}"
+
+
+def lasting(finding: Finding, silent_s: float) -> Finding:
+    """A hang that was reported earlier and still lasts, with the silence up to now."""
+    reported_s = finding.evidence.get("silent_s")
+    if finding.kind != "hang" or not is_number(reported_s) or silent_s <= reported_s:  # type: ignore[operator]
+        return finding
+    before, now = (f" for {number(round(seconds, 1), 4)} s" for seconds in (float(reported_s), silent_s))  # type: ignore[arg-type]
+    evidence = {**finding.evidence, "silent_s": round(silent_s, 1)}
+    return replace(finding, summary=finding.summary.replace(before, f"{now} so far"), evidence=evidence)
 
 
 def _waits(view: AttemptView, found: HangCause, lasted: str) -> str:

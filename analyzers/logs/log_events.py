@@ -136,9 +136,18 @@ class LogBook:
         return frozenset(entry.rank for entry in reports if entry.rank is not None)
 
     @property
+    def ranks_per_node(self) -> int:
+        """Ranks that a launcher started on each node, as its command says; 0 where none is printed."""
+        return max((entry.number("nproc") or 0 for entry in self.of("launch_command")), default=0)
+
+    @property
     def world_size(self) -> int | None:
-        """Number of ranks, where a line states it: NCCL's nranks, the rendezvous, sizes of gathered tensors."""
+        """Number of ranks, where a line states it: NCCL's nranks, the rendezvous, the command that started them, sizes
+        of gathered tensors."""
         stated = [size for entry in self.lines if (size := entry.number("world_size"))]
+        stated += [
+            nodes * self.ranks_per_node for entry in self.of("launch_command") if (nodes := entry.number("nnodes"))
+        ]
         for entry in self.of("watchdog_timeout"):
             small, large = sorted((entry.number("numel_in") or 0, entry.number("numel_out") or 0))
             if (
@@ -148,7 +157,7 @@ class LogBook:
                 and entry.text("op").lower().strip("_").startswith(("allgather", "reduce_scatter", "all_gather"))
             ):
                 stated.append(large // small)
-        return max(stated, default=None)
+        return max((size for size in stated if size), default=None)
 
 
 def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:

@@ -23,7 +23,7 @@ def _non_finite(finding: Finding) -> str:
         inputs = f"{of['num_flagged_inputs']} of {of.get('num_checked_inputs', '?')} inputs of collectives"
         if finding.cause == "reduction":
             return f"Only {inputs} held NaN or Inf, all of them in calls after that reduction."
-        return f"{inputs} held NaN or Inf before their reduction{first}{f', and {origin}' if origin else ''}."
+        return f"Before the reduction {inputs} held NaN or Inf{first}{f', and {origin}' if origin else ''}."
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
     if of.get("ranks_with_nonfinite_local_loss"):
@@ -110,7 +110,8 @@ def _after_non_finite(finding: Finding) -> str:
         "data_or_numerics": "Inspect the layer and the samples named.",
     }.get(
         str(finding.evidence.get("judgement")),
-        "If it happens on another rank next, suspect data or numerics. If it stays with one device, replace it.",
+        f"Check the batch and the operations of that step on {ranks} (log, division, overflow). If the same device "
+        "does it again with other data, test the device.",
     )
 
 

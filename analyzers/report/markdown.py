@@ -54,9 +54,10 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield from (
             f"- {escaped(sentence(finding.summary))} {escaped(next_step(finding))}" for finding in diagnosis.advised
         )
-    if diagnosis.not_judged:
+    said = {*diagnosis.verdict.splitlines()}
+    if missing := [finding.summary for finding in diagnosis.not_judged if finding.summary not in said]:
         yield from ("", "## Not judged", "")
-        yield from (f"- {escaped(finding.summary)}" for finding in diagnosis.not_judged)
+        yield from (f"- {escaped(summary)}" for summary in missing)
     yield from ("", "## The run", "")
     yield from _table(_facts(diagnosis, manifest))
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from analyzers.run.standstills import before_standstill, standstills
 from analyzers.run.token_copies import token_copies
-from analyzers.source import Source
+from analyzers.source import READ_ROWS, Source, every_kth
 
-__all__ = ["NEWEST_STEPS", "Pace", "newest_pace", "wall_throughput"]
+__all__ = ["NEWEST_STEPS", "Pace", "newest_pace", "wall_throughput", "whole_pace"]
 
+_ALL = 1 << 40
 NEWEST_STEPS = 50
 """Newest steps that stand for how a run goes now."""
 
@@ -60,6 +61,25 @@ def newest_pace(source: Source, copies: int | None = None) -> Pace | None:
         attempt=int(rows[0][0]), first_step=int(first), last_step=int(last), step_ms=middle, shortest_ms=least,
         longest_ms=most, tokens_per_s=tokens / copies / seconds if tokens and seconds else None,
     )  # fmt: skip
+
+
+def whole_pace(source: Source, *, sampled: Source | None = None, copies: int | None = None) -> dict[str, float | None]:
+    """`step_ms` (median over ranks and steps) and `tokens_per_s` of all steps, as the report of a run has them.
+
+    `sampled`: where the median of a very long run is read.
+    """
+    if not source.has("steps"):
+        return {"step_ms": None, "tokens_per_s": None, "tokens": None}
+    sampled = sampled or source
+    finished = before_standstill(standstills(source))
+    every = every_kth(sampled, "steps", READ_ROWS, _ALL)
+    ((median_ms,),) = sampled.rows(
+        f"SELECT median(duration_ns) FILTER ({finished} AND step % ? = 0) / 1e6 FROM steps", [every]
+    )
+    tokens, seconds = wall_throughput(source, finished)
+    tokens = tokens / (token_copies(source) if copies is None else copies) if tokens else tokens
+    rate = tokens / seconds if tokens and seconds else None
+    return {"step_ms": median_ms, "tokens_per_s": rate, "tokens": tokens}
 
 
 def wall_throughput(source: Source, where: str, given: Sequence[Any] = ()) -> tuple[float | None, float | None]:

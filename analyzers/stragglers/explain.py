@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.policy import SHARED
 from analyzers.stragglers.corroboration import REASONS
 from analyzers.stragglers.slow_place import PLACE_TEXTS, phase_text
 from analyzers.wording import is_number, number, percent, ranks_text
@@ -44,6 +45,10 @@ def _straggler(finding: Finding) -> str:
     if not phases:  # known from arrivals alone
         return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share}."
     where = " Where in the step was not measured." if of.get("measured_by") and not of.get("place") else ""
+    gaps = [name for name in factors if f"{_GAPS.get(name, name)} +" in phases]
+    total = of.get("excess_ms")
+    if gaps and is_number(total) and abs(excess.get(gaps[0], 0) - total) >= SHARED.equal_ratio * total:  # type: ignore[operator]
+        phases += f", all together {total:+.1f} ms"
     return f"Against {others}: {phases}{share}.{_profile(of) or _line(of) or where}"
 
 
@@ -87,6 +92,13 @@ _HOST_NEXT = {
 }
 
 
+def _host_next(finding: Finding) -> str:
+    reason, line = str(finding.evidence.get("reason")), finding.evidence.get("line")
+    if reason == REASONS["blocked"] and line:  # there is nothing left to find, and an ended run has no stacks
+        return f"Look at {line}, where {{rank}} waits: for a lock, a disk, the network or a sleep."
+    return _HOST_NEXT.get(reason, _HOST_NEXT[""])
+
+
 def _straggler_next(finding: Finding) -> str:
     rank = ranks_text(finding.ranks)
     if finding.status == "advice":
@@ -101,7 +113,7 @@ def _straggler_next(finding: Finding) -> str:
         else f"Check clocks, temperature and other jobs on the device and host of {rank}.",
         "gpu_clock": f"Check cooling, power and locked clocks of the GPU of {rank} (nvidia-smi -q -d CLOCK).",
         "data": f"Check the data loader and the disk on the host of {rank}.",
-        "host": _HOST_NEXT.get(str(finding.evidence.get("reason")), _HOST_NEXT[""]).format(rank=rank),
+        "host": _host_next(finding).format(rank=rank),
         "sequence_length": "Balance the tokens per rank (pack or sort sequences by length).",
         "communication": f"Check the network card and the cable of {rank}.",
     }.get(finding.cause, f"Check {rank}.")

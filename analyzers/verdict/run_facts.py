@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from analyzers.account.long_run import Views, whole_views
-from analyzers.account.named_phases import MAX_STEPS, named_phases
+from analyzers.account.named_phases import named_phases
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.numerics.learning import loss_fall
@@ -20,13 +20,13 @@ from analyzers.profiling.captures import captures
 from analyzers.run.evaluations import evaluations
 from analyzers.run.event_log import EventLog
 from analyzers.run.file_problems import file_problems
-from analyzers.run.newest_steps import wall_throughput
+from analyzers.run.newest_steps import whole_pace
 from analyzers.run.run_ends import run_ends
 from analyzers.run.snapshot import attempts
 from analyzers.run.standstills import before_standstill, standstills
 from analyzers.run.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
-from analyzers.source import READ_ROWS, Source, every_kth
+from analyzers.source import Source
 from probes.settings.described import RunFacts
 from probes.settings.section import read
 from probes.settings.sections import AlertsSettings
@@ -164,20 +164,16 @@ def _steps(source: Source, views: Views) -> dict[str, Any]:
     if not views.whole.has("steps"):
         return facts
     finished = before_standstill(standstills(source))
-    ((steps, wall_s, median_ms),) = views.sampled.rows(
+    ((steps, wall_s),) = views.sampled.rows(
         f"""
-        SELECT max(step) FILTER ({finished}),
-               (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9,
-               median(duration_ns) FILTER ({finished} AND step % ? = 0) / 1e6
+        SELECT max(step) FILTER ({finished}), (max(start_ns + coalesce(duration_ns, 0)) - min(start_ns)) / 1e9
         FROM steps
-        """,
-        [every_kth(views.sampled, "steps", READ_ROWS, MAX_STEPS)],
+        """
     )
-    tokens, seconds = wall_throughput(views.whole, finished)
-    tokens = tokens / token_copies(views.whole) if tokens else tokens
-    facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(median_ms, 3)}
-    facts |= {"tokens": int(tokens) if tokens else None}
-    facts["tokens_per_s"] = _round(tokens / seconds, 1) if tokens and seconds else None
+    pace = whole_pace(views.whole, sampled=views.sampled, copies=token_copies(views.whole))
+    facts |= {"steps": steps, "wall_s": _round(wall_s, 3), "step_ms_median": _round(pace["step_ms"], 3)}
+    facts |= {"tokens": int(pace["tokens"]) if pace["tokens"] else None}
+    facts["tokens_per_s"] = _round(pace["tokens_per_s"], 1)
     return facts | _learning(views.histories)
 
 

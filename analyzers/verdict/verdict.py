@@ -20,10 +20,11 @@ from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
 
-__all__ = ["LISTED_BELOW", "verdict"]
+__all__ = ["LISTED_BELOW", "verdict", "without_unjudged"]
 
 LISTED_BELOW = "see Not judged"
 """Reference to the list of checks that were not made; every report has it under this heading."""
+_LISTED = re.compile(rf"\s*\b\d+ checks? needs? more data: {LISTED_BELOW}\.")
 MAX_LINES = 3
 """Findings behind the first that have a line of the verdict."""
 _FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
@@ -90,6 +91,11 @@ def verdict(
     return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
 
 
+def without_unjudged(text: str) -> str:
+    """A verdict without the number of checks that were not made, where no list of them follows."""
+    return _LISTED.sub("", text)
+
+
 def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
     """The findings; of a plug-in's kind, which may have any number, one with the first sentence and their number."""
     told = []
@@ -105,7 +111,7 @@ def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
 def _further(findings: Sequence[Finding], closed: Collection[str], *, left: int) -> list[str]:
     """A line for each finding behind the first, and the number of those that have none."""
     lines = [
-        f"{'Over: ' if finding.id in closed else ''}{_FIRST_SENTENCE.split(finding.summary, 1)[0]}"
+        f"{'Already over: ' if finding.id in closed else ''}{_FIRST_SENTENCE.split(finding.summary, 1)[0]}"
         for finding in findings
     ]
     return [*lines, f"{left} more finding{'s' * (left > 1)}."] if left > 0 else lines

@@ -66,6 +66,7 @@ def pulse(source: Source) -> dict[str, float | None]:
     """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
     The newest are those that ran last: after a rollback, not the discarded ones. A NaN loss is returned as NaN. The
+    loss is that of the lowest rank that has one, as in the report: an attached loop's ranks have their own. The
     memory is that of the rank with the most. Tokens count once, however many ranks read the same text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
@@ -78,7 +79,8 @@ def pulse(source: Source) -> dict[str, float | None]:
         WITH recent AS (SELECT * FROM steps WHERE attempt = {pace.attempt} AND rank >= 0 AND duration_ns IS NOT NULL
                         AND step >= {pace.first_step} AND step <= {pace.last_step}
                         QUALIFY row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) = 1)
-        SELECT (SELECT arg_max(loss, start_ns) FROM recent WHERE loss IS NOT NULL),
+        SELECT (SELECT arg_max(loss, start_ns) FROM recent WHERE loss IS NOT NULL AND rank =
+                   (SELECT min(rank) FROM recent WHERE loss IS NOT NULL)),
                (SELECT arg_max(grad_norm, start_ns) FROM recent WHERE grad_norm IS NOT NULL),
                (SELECT arg_max(lr, start_ns) FROM recent WHERE lr IS NOT NULL),
                (SELECT max(memory_bytes) FROM recent), (SELECT arg_max(rank, memory_bytes) FROM recent)

@@ -14,6 +14,7 @@ from typing import Any
 from analyzers.diagnose import Diagnosis, reading_order
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
+from analyzers.run.newest_steps import whole_pace
 from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
 from analyzers.run.state import RunState
 from analyzers.source import Source
@@ -27,6 +28,7 @@ NUM_LOSSES = 40
 def run_summary(source: Source, state: RunState) -> dict[str, Any]:
     """Plain values by name; None or empty where nothing was recorded."""
     pulse = queries.pulse(source)
+    pace = pulse if state.is_live else whole_pace(source)  # of a run that has ended, as its report says
     reports = [
         _as_of_now(one, state)
         for one in newest_reports(reported_findings(source))
@@ -36,7 +38,7 @@ def run_summary(source: Source, state: RunState) -> dict[str, Any]:
     worst = reports[0] if reports else None
     return {
         "state": state.word, "is_live": state.is_live, "step": pulse["step"] or state.step, "last_ns": state.last_ns,
-        "tokens_per_s": pulse["tokens_per_s"], "step_ms": pulse["step_ms"], "loss": pulse["loss"],
+        "tokens_per_s": pace["tokens_per_s"], "step_ms": pace["step_ms"], "loss": pulse["loss"],
         "losses": _losses(source), **_worst(worst, len(reports)),
     }  # fmt: skip
 

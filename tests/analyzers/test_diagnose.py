@@ -105,7 +105,7 @@ def test_the_worst_comes_first_and_is_the_verdict() -> None:
     diagnosis = diagnose(store, MANIFEST)
     assert [finding.kind for finding in diagnosis.fired] == ["rank_lost", "non_finite"]
     assert diagnosis.verdict.startswith("Records incomplete: all 4 ranks stopped")
-    second = diagnosis.verdict.splitlines()[1].removeprefix("Over: ")
+    second = diagnosis.verdict.splitlines()[1].removeprefix("Already over: ")
     assert diagnosis.fired[1].summary.startswith(second), "each further finding has a line"
 
 

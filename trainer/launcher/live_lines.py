@@ -67,7 +67,7 @@ class FindingLines:
         # Its line of code is told alone: the sentence would be that of before, with other figures.
         known = replace(now, evidence={**now.evidence, "line": before.evidence.get("line")})
         if now.summary != before.summary and changed(before, known):
-            return f"[{colour}]{title}[/]  Now: {escape(now.summary)}"
+            return f"[{colour}]{title}[/]  Update: {escape(now.summary)}"
         if (code := now.evidence.get("line")) and code != before.evidence.get("line"):
             who = ranks_text(now.ranks)
             return f"[{colour}]{title}[/]  {who[:1].upper()}{who[1:]}: seen most often at {escape(str(code))}."

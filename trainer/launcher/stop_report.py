@@ -7,6 +7,7 @@ It reads the nodes' events and nothing else: no store is opened, no process is w
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.markup import escape
 
 from analyzers.diagnose import reading_order
 from analyzers.finding import Finding
+from analyzers.hangs.summary import lasting
 from analyzers.kinds import OUR_KINDS
 from analyzers.report.wording.explained import next_step, why
 from analyzers.run.open_findings import newest_reports, why_closed
@@ -42,10 +44,19 @@ def open_critical(run: RunDir) -> list[Finding]:
     verdict that follows: none may be started while a run is being stopped."""
     events = [event for _, folder in run.node_dirs() for event in _findings(folder / "events.jsonl")]
     events.sort(key=lambda event: int(event.get("wall_ns") or 0), reverse=True)
-    reports = newest_reports(found for found in map(Finding.of_event, events) if found is not None)
+    reports = newest_reports(found for found in map(_as_of_now, events) if found is not None)
     attempt = newest_attempt(run, default=0)
     urgent = (f for f in reports if f.kind in OUR_KINDS and f.status == "fired" and f.severity == "critical")
     return sorted((f for f in urgent if not why_closed(f, attempt)), key=reading_order)
+
+
+def _as_of_now(event: dict[str, Any]) -> Finding | None:
+    """The finding of an event; a hang has lasted since."""
+    found, when_ns = Finding.of_event(event), int(event.get("wall_ns") or 0)
+    silent_s = found.evidence.get("silent_s") if found is not None else None
+    if found is None or not when_ns or not isinstance(silent_s, (int, float)):
+        return found
+    return lasting(found, silent_s + (time.time_ns() - when_ns) / 1e9)
 
 
 def verdict_lines(worst: Finding | None, verdict: str) -> list[str]:

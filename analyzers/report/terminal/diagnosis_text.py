@@ -64,7 +64,8 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
         if link := finding_link(diagnosis.run, finding):
             console.print(_text(visible(f"  page: {link}"), "dim"), soft_wrap=True)  # whole: it is copied
     advice = [f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised]
-    missing = [finding.summary for finding in diagnosis.not_judged]
+    said = {*diagnosis.verdict.splitlines()}
+    missing = [finding.summary for finding in diagnosis.not_judged if finding.summary not in said]
     for label, style, texts in (("Advice", "cyan", advice), ("Not judged", "dim", missing)):
         if texts:
             console.print()

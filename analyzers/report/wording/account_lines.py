@@ -63,8 +63,7 @@ def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:
     if last_stage >= 0.05:
         gain += f" Fixing the last stage alone gives {percent(last_stage)}."
     if any(is_number(found.evidence.get("speedup_without_it_ratio")) for found in findings if found.status == "fired"):
-        gain += " A finding's gain is of its own steps, with its ranks as fast as their peers;"
-        gain += " balanced ranks share the work."
+        gain += " The gain that a finding names is for its steps alone, as if its ranks were as fast as their peers."
     return gain
 
 

@@ -78,7 +78,7 @@ def _gain(finding: Finding) -> str:
         return f"{_steps(finding)} would be {gain:.2f}x faster without it."
     if not exceeds_error(gain, error):
         return ""
-    return f"{_steps(finding)} would be {gain:.2f}x faster without it (error {100 * error:.1f} %)."
+    return f"{_steps(finding)} would be {gain:.2f}x faster without it (prediction error {100 * error:.1f} %)."
 
 
 def _steps(finding: Finding) -> str:

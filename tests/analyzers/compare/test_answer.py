@@ -72,7 +72,8 @@ def test_what_only_one_run_has_counts_against_it(run: Diagnosis, other: Diagnosi
 def test_the_arguments_of_a_script_are_settings() -> None:
     words = ["train.py", "--lr", "3e-3", "--fault=spike", "--bf16", "-n", "-3", "--layers", "1", "2", "--bf16"]
     assert arguments({"attached": True, "command": words}) == {
-        "--lr": "3e-3", "--fault": "spike", "--bf16": "set, set", "-n": "-3", "--layers": "1 2", "arguments": "train.py",
+        "--lr": "3e-3", "--fault": "spike", "--bf16": "set, set", "-n": "-3", "--layers": "1 2",
+        "arguments": "train.py",
     }  # fmt: skip
     assert arguments({"command": words}) == {}
     assert arguments({"attached": True}) == {}

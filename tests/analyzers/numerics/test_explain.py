@@ -39,7 +39,7 @@ from tests.analyzers.explained import assert_explains
                 "judgement": "transient",
                 "batch_index": 39,
             },
-            "3 of 9 inputs of collectives held NaN or Inf before their reduction, first in all_reduce #7 of world.",
+            "Before the reduction 3 of 9 inputs of collectives held NaN or Inf, first in all_reduce #7 of world.",
             "Batch 39 was probably fine.",
         ),
         (

@@ -73,7 +73,10 @@ def test_a_rise_that_fell_back_is_no_divergence(after: int, cause: str) -> None:
     assert ("stayed high" in finding.summary) == (cause == "divergence")
     assert "%" not in finding.summary  # a factor is said where it is large
     if spike.after.back_at is not None:
-        assert f"at step 150 on batch 149 and was back below its earlier level by step {spike.after.back_at}" in finding.summary
+        assert (
+            f"at step 150 on batch 149 and was back below its earlier level by step {spike.after.back_at}"
+            in finding.summary
+        )
 
 
 def test_a_jump_of_the_learning_rate() -> None:

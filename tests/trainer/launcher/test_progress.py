@@ -84,7 +84,7 @@ def test_a_finding_is_announced_once(tmp_path: Path) -> None:
     assert written.getvalue().splitlines() == [
         "STRAGGLER  slow by 20 ms",
         "STRAGGLER  Rank 1: seen most often at train.py:50 step.",
-        "STRAGGLER  Now: slow by 50 ms",
+        "STRAGGLER  Update: slow by 50 ms",
         "STRAGGLER  Over: slow by 50 ms",
         "STRAGGLER  Again: slow by 21 ms",
     ]

@@ -13,7 +13,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from tests.factories import empty_run
 from trainer.launcher import stop_report
-from trainer.launcher.stop_report import open_verdict
+from trainer.launcher.stop_report import _findings, open_verdict
 from watch.live import _event_columns
 
 
@@ -61,3 +61,14 @@ def test_of_a_long_record_the_end_is_read(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_name_with_markup_stays_text(tmp_path: Path) -> None:
     run = reported(tmp_path, hang(summary="Rank 1 hangs in [bold]x[/]."))
     assert texts(run)[0] == "Verdict  Rank 1 hangs in [bold]x[/]."
+
+
+def test_a_hang_that_lasts_is_told_with_the_silence_up_to_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live report is as of the moment in which the hang was found; the report of the stop is later."""
+    summary = "Rank 1 did not reach all_reduce #65. Rank 0 waited for 5.4 s."
+    run = reported(tmp_path, hang(summary=summary, evidence={"silent_s": 5.4, "waiting_ranks": [0]}))
+    (event,) = _findings(run.node_dir(0) / "events.jsonl")
+    monkeypatch.setattr(stop_report.time, "time_ns", lambda: event["wall_ns"] + 42_000_000_000)
+    verdict, why, _ = texts(run)
+    assert verdict == "Verdict  Rank 1 did not reach all_reduce #65. Rank 0 waited for 47.4 s so far."
+    assert "for 47.4 s" in why

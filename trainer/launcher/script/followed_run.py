@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from analyzers.verdict.verdict import LISTED_BELOW
+from analyzers.verdict.verdict import without_unjudged
 from probes.attach.announcement import VARIABLE, Announcement, announced
 from probes.attach.started_ranks import has_started_ranks
 from probes.settings.section import read
@@ -137,7 +137,9 @@ class FollowedRun:
         )  # fmt: skip
 
     def conclude(self, *, exit_code: int, reason: str) -> bool:
-        """Record the end of the launch, then print the verdict, the evidence and the next step, unless a stop did.
+        """Record the end of the launch, then print the verdict, the evidence and the next step.
+
+        Where a stop has printed them, what the ranks print as they end stands below: only the verdict is repeated.
 
         False if the ranks never recorded anything.
         """
@@ -147,7 +149,7 @@ class FollowedRun:
             return False
         if exit_code:  # of a clean end, the script's local rank 0 has written it
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
-        for line in [] if self._shown else self._verdict(self._run):
+        for line in self._shown[:1] or self._verdict(self._run):
             say(self._console, line, indent=VERDICT_INDENT)
         self._print_uncut(self._report_line(self._run))
         return True
@@ -159,7 +161,7 @@ class FollowedRun:
         except (RunError, StoreError, OSError) as error:
             return [f"The run cannot be judged: {escape(str(error))}."]
         worst = diagnosis.fired[0] if diagnosis.fired else None
-        return verdict_lines(worst, diagnosis.verdict.replace(LISTED_BELOW, "see the report"))
+        return verdict_lines(worst, without_unjudged(diagnosis.verdict))
 
     def _report_line(self, run: RunDir) -> str:
         return f"[bold]Report[/]   rankscope analyze {escape(_short(run.path))}"

@@ -38,9 +38,7 @@ def test_shares_are_those_of_the_gain_and_never_above_all_of_it() -> None:
 
 
 def test_the_gain_of_a_finding_is_set_apart() -> None:
-    apart = (
-        "A finding's gain is of its own steps, with its ranks as fast as their peers; balanced ranks share the work."
-    )
+    apart = "The gain that a finding names is for its steps alone, as if its ranks were as fast as their peers."
     assert what_if_line(WHAT, [slow("compute", speedup_without_it_ratio=1.06)]).endswith(apart)
     assert apart not in what_if_line(WHAT, [slow("compute")])
 
