@@ -164,6 +164,9 @@ def diagnose(
     with contextlib.suppress(Exception):  # the events cannot be read, which the records say
         findings += recorded_findings(source)
     findings = _told_once(findings)
+    if facts.get("no_rank_started"):  # each check would say the same
+        findings = [one for one in findings if one.status != "insufficient_data"]
+        findings.append(Finding.insufficient("records", "records", "No check was made: no rank had started."))
     return conclude(findings, facts, account, what_if, closed=_closed(source, findings))
 
 

@@ -6,7 +6,7 @@ facts["num_ranks"], facts["steps"], facts["tokens_per_s"]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +18,7 @@ from analyzers.numerics.learning import loss_fall
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import captures
 from analyzers.run.evaluations import evaluations
-from analyzers.run.event_log import EventLog
+from analyzers.run.event_log import Event, EventLog
 from analyzers.run.file_problems import file_problems
 from analyzers.run.newest_steps import whole_pace
 from analyzers.run.run_ends import run_ends
@@ -57,6 +57,7 @@ def run_facts(source: Source, manifest: Mapping[str, Any], views: Views | None =
         "attempts": len(attempts(views.sampled)),
         "ended": ended[-1].text("reason") if ended else None,
         "preempted_at_step": _preempted_at(log) if ended and ended[-1].text("reason") == "preempted" else None,
+        **_unstarted(source, log, ended),
         **_ranks(source),
         **_steps(source, views),
     }
@@ -120,6 +121,18 @@ def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
         )
         found |= {"model_tflops_per_s": _round(tokens_per_s * operations / 1e12, 6), "mfu_ratio": _round(share, 4)}
     return found
+
+
+def _unstarted(source: Source, log: EventLog, ended: Sequence[Event]) -> dict[str, Any]:
+    """How a launch ended of which no rank recorded anything; empty for any other."""
+    if not log.of(event_kinds.RUN_STARTED) or attempts(source):
+        return {}
+    last = ended[-1] if ended else None
+    return {
+        "no_rank_started": True,
+        "exit_code": last.integer("exit_code") if last else None,
+        "end_message": last.text("message") or None if last else None,
+    }
 
 
 def _preempted_at(log: EventLog) -> int | None:

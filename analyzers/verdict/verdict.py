@@ -86,6 +86,8 @@ def verdict(
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and its records do not show why. Read the logs of its ranks."
+    if facts.get("no_rank_started"):
+        clean, missing = _unstarted(facts), ""
     advised = sum(finding.status == "advice" for finding in findings)
     advice = f"{advised} piece{'s' * (advised > 1)} of advice." if advised else ""
     return " ".join(part for part in (clean, gain, advice, _preempted(facts), missing) if part)
@@ -94,6 +96,15 @@ def verdict(
 def without_unjudged(text: str) -> str:
     """A verdict without the number of checks that were not made, where no list of them follows."""
     return _LISTED.sub("", text)
+
+
+def _unstarted(facts: Mapping[str, Any]) -> str:
+    """A launch that ended before any rank had started, with the reason that it gave."""
+    code, message = facts.get("exit_code"), str(facts.get("end_message") or "").rstrip(". ")
+    if not facts.get("ended"):
+        return "No rank had started when the records end: the launch was killed, crashed or is at its beginning."
+    how = f"with code {code} " if code is not None else ""
+    return f"The launch ended {how}before any rank had started{f': {message}' if message else ''}."
 
 
 def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:

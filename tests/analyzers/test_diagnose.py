@@ -283,3 +283,23 @@ def test_a_run_that_failed_without_a_finding_gets_no_clean_bill() -> None:
     verdict = conclude([], {"steps": 12, "num_ranks": 2, "ended": "failed"}).verdict
     assert "No problems found" not in verdict
     assert verdict.startswith("The run failed, and its records do not show why.")
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict"),
+    [
+        (
+            {"reason": "failed", "exit_code": 2, "message": "No module named 'safetensors'"},
+            "The launch ended with code 2 before any rank had started: No module named 'safetensors'.",
+        ),
+        ({}, "No rank had started when the records end: the launch was killed, crashed or is at its beginning."),
+    ],
+)
+def test_a_launch_that_ended_before_any_rank_started_is_one_sentence(end: dict[str, Any], verdict: str) -> None:
+    store = MemoryStore()
+    store.event("run_started", wall_ns=10**18, node_rank=0, nproc_per_node=4)
+    if end:
+        store.event("run_ended", wall_ns=10**18 + 1, node_rank=0, **end)
+    diagnosis = diagnose(store, {})
+    assert diagnosis.verdict == verdict
+    assert [one.summary for one in diagnosis.not_judged] == ["No check was made: no rank had started."]

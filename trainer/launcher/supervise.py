@@ -17,7 +17,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.unwritten import restore_unwritten
 from trainer.config.config import Config
-from trainer.exit_codes import EXIT_PREEMPTED
+from trainer.exit_codes import EXIT_FAILED, EXIT_MISTAKE, EXIT_PREEMPTED
 from trainer.launcher.live_lines import say
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.progress import ProgressView
@@ -136,6 +136,11 @@ def supervise(
                 not_sent = remote.end()
                 _record_end(events, node, outcome)
                 keeper.end(stop=events.has_unwritten, within_s=stop.records_left_s())
+        except Exception as error:
+            if actions.outcome is None:  # of a package that is missing, as of anything else: the run has an end
+                code = EXIT_MISTAKE if isinstance(error, ImportError) else EXIT_FAILED
+                _record_end(events, node, Outcome(reason="failed", exit_code=code, message=_error_line(error)))
+            raise
         finally:
             if zygote is not None:
                 zygote.close()
@@ -150,6 +155,12 @@ def supervise(
         console.print(f"{saved} {until}", highlight=False, soft_wrap=True)
     stop.end_process(outcome.exit_code)
     return outcome.exit_code
+
+
+def _error_line(error: Exception) -> str:
+    """The first line of an error, with its type where that says more than the message."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, ImportError) else f"{type(error).__name__}: {first}"
 
 
 def _unless_stopped(stop: StopSignals, start: Callable[[], Outcome]) -> Outcome:

@@ -176,3 +176,59 @@ def test_ranks_that_the_launcher_ended_are_not_named(tmp_path: Path) -> None:
     (finding,) = diagnose(tmp_path, job=table.replace("====", "=" * 55).replace("----", "-" * 55)).fired
     assert (finding.status, finding.ranks, finding.cause) == ("fired", (1,), "signal")
     assert finding.evidence["signal"] == "SIGSEGV"
+
+
+SLURM = """+ srun --kill-on-bad-exit=1 bash -c torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d train.py
+0: {"step": 0, "loss": 9.0000, "step_time_s": 2.362}
+0: {"step": 50, "loss": 6.4643, "step_time_s": 2.365}
+0: {"step": 850, "loss": 2.5798, "step_time_s": 2.378}
+slurmstepd: error: *** STEP 9.0 ON n01 CANCELLED AT 2026-11-24T13:40:22 DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***
+srun: error: Node failure on n03
+srun: error: n03: task 2: Killed
+16: [rank16]:[W1124 13:40:20.114123001 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=87): got 0 bytes
+1: [rank9]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2106, remote process exited
+1: [rank9]: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+srun: error: n01: task 0: Terminated
+"""
+
+
+def test_a_job_has_the_size_of_its_command_and_the_steps_of_its_last_line(tmp_path: Path) -> None:
+    """Three printed lines are no three steps, two ranks that print are no job of two."""
+    diagnosis = diagnose(tmp_path, job=SLURM)
+    facts = diagnosis.run
+    assert (facts["num_ranks"], facts["steps"]) == (32, 850)
+    assert facts["ended"] == "cancelled by Slurm at 2026-11-24T13:40:22 (node failure)"
+    (finding,) = diagnosis.fired
+    assert (finding.cause, finding.evidence["host"]) == ("node_failed", "n03")
+    assert finding.evidence["victims"] == [9], "rank 16 is the first of the node that failed"
+
+
+@pytest.mark.parametrize(
+    "command", ["torchrun --nproc_per_node=8 --nnodes=2 t.py", "torchrun --nnodes 1:2 --nproc-per-node 8 t"]
+)
+def test_the_order_of_a_commands_options_does_not_matter_and_a_range_is_no_size(tmp_path: Path, command: str) -> None:
+    facts = diagnose(tmp_path, job=f"+ {command}\n" + SLURM.partition("\n")[2]).run
+    assert facts["num_ranks"] == (16 if "=2" in command else 2)
+
+
+def test_the_loss_is_told_from_its_first_value(tmp_path: Path) -> None:
+    lines = (f"step {10 * i} | loss {2 + 10 / (1 + i):.4f} | lr 3.0e-04\n" for i in range(40))
+    verdict = diagnose(tmp_path, job="".join(lines)).verdict
+    assert "40 printed steps to step 390, the loss fell from 12 to 2.2" in verdict
+    assert "(median of the last 4)" in verdict
+
+
+def test_the_end_that_torchrun_prints_is_the_end(tmp_path: Path) -> None:
+    text = """[rank2]: Traceback (most recent call last):
+[rank2]:   File "/job/train.py", line 7, in step
+[rank2]: ValueError: label 99
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-25_02:31:55
+  host      : node-a17
+  rank      : 2 (local_rank: 2)
+  exitcode  : 1 (pid: 41210)
+  error_file: <N/A>
+============================================================
+"""
+    assert diagnose(tmp_path, job=text).run["ended"] == "exit code 1 at 2026-11-25 02:31:55, as the launcher says"

@@ -114,7 +114,9 @@ def slow(**evidence: object) -> Finding:
 
 def test_a_gain_is_said_with_the_error_of_its_replay_and_not_if_it_is_smaller() -> None:
     clear, lost = {"speedup_without_it_ratio": 1.31}, {"speedup_without_it_ratio": 1.04}
-    assert "would be 1.31x faster without it (prediction error 1.2 %)." in next_step(slow(**clear, replay_error_ratio=0.012))
+    assert "would be 1.31x faster without it (prediction error 1.2 %)." in next_step(
+        slow(**clear, replay_error_ratio=0.012)
+    )
     assert "without it" not in next_step(slow(**lost, replay_error_ratio=0.098))
     assert "1.04x faster without it." in next_step(slow(**lost, replay_error_ratio=None)), "nothing replayed"
     assert exceeds_error(1.12, 0.1)
