@@ -34,6 +34,7 @@ def to_markdown(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> str:
 
 def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     facts, fired = diagnosis.run, diagnosis.cards[:MAX_FINDINGS]
+    run = facts.get("run_id") or ""
     yield f"# {escaped(facts.get('run_id') or 'A run')}"
     yield ""
     first, *further = diagnosis.verdict.splitlines()
@@ -45,14 +46,15 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield f"**Why:** {escaped(why(fired[0]))}"
         yield ""
-        yield f"**Next:** {escaped(next_step(fired[0]))}"
+        yield f"**Next:** {escaped(next_step(fired[0], run))}"
     for place, finding in enumerate(fired, 1):
-        yield from _finding(place, finding)
+        yield from _finding(place, finding, run)
     yield from _done(facts)
     if diagnosis.advised:
         yield from ("", "## Advice", "")
         yield from (
-            f"- {escaped(sentence(finding.summary))} {escaped(next_step(finding))}" for finding in diagnosis.advised
+            f"- {escaped(sentence(finding.summary))} {escaped(next_step(finding, run))}"
+            for finding in diagnosis.advised
         )
     said = {*diagnosis.verdict.splitlines()}
     if missing := [finding.summary for finding in diagnosis.not_judged if finding.summary not in said]:
@@ -62,7 +64,7 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
     yield from _table(_facts(diagnosis, manifest))
 
 
-def _finding(place: int, finding: Finding) -> Iterator[str]:
+def _finding(place: int, finding: Finding, run: object) -> Iterator[str]:
     suspected = ", suspected" if finding.status == "suspect" else ""
     yield from ("", f"## {place}. {escaped(title(finding).capitalize())} ({finding.severity}{suspected})", "")
     yield escaped(finding.summary)
@@ -83,7 +85,7 @@ def _finding(place: int, finding: Finding) -> Iterator[str]:
     if isinstance(message, str) and message.strip():
         yield from ("", "Message:", "")
         yield from _fenced(message[:8_000].splitlines()[:60])
-    yield from ("", f"Next: {escaped(next_step(finding))}")
+    yield from ("", f"Next: {escaped(next_step(finding, run))}")
 
 
 def _batches(back: Mapping[str, Any]) -> str:

@@ -204,7 +204,8 @@ def _mesh(data: dict[str, Any]) -> None:
         what="Own work of the ranks by mesh coordinates",
     )  # fmt: skip
     st.caption(
-        "The number in a cell is a rank: where a cell has several, the slowest of them. The colour is the median own work per step of the slowest."
+        "The number in a cell is a rank: where a cell has several, the slowest of them. "
+        "The colour is the median own work per step of the slowest."
     )
 
 

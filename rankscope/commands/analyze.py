@@ -82,7 +82,7 @@ def analyze(
         diagnosis, spike = _diagnosis(paths, why_spike)
     except (RunError, StoreError, TapeError, SourceError, SpikeError, AddressError) as error:
         fail(str(error))
-    _print(diagnosis, spike, output)
+    _print(diagnosis, spike, output, paths[0] if len(paths) == 1 else "")
     if damaged := diagnosis.damaged_tapes:  # the verdict covers what could be read
         others = f" (and {len(damaged) - 1} more files)" if len(damaged) > 1 else ""
         fail(f"{paths[0] / damaged[0]['path']}: {damaged[0]['problem']}{others}")
@@ -174,7 +174,7 @@ def _opened(found: Found, **options: Any) -> Iterator[tuple[Store, Diagnosis]]:
             yield opened
 
 
-def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:
+def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str, run: Path | str) -> None:
     if output == "json":
         import json
 
@@ -189,7 +189,7 @@ def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str) -> None:
     else:
         from analyzers.report.terminal.diagnosis_text import render
 
-        render(diagnosis, console())
+        render(diagnosis, console(), run)
 
 
 def _progress(name: str, done: int, total: int) -> None:

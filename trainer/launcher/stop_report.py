@@ -59,14 +59,14 @@ def _as_of_now(event: dict[str, Any]) -> Finding | None:
     return lasting(found, silent_s + (time.time_ns() - when_ns) / 1e9)
 
 
-def verdict_lines(worst: Finding | None, verdict: str) -> list[str]:
-    """Lines of markup for a terminal; `worst` is None where nothing was found."""
+def verdict_lines(worst: Finding | None, verdict: str, run: object = "") -> list[str]:
+    """Lines of markup for a terminal; `worst` is None where nothing was found. `run`: its folder, as it is typed."""
     colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
     first, *further = verdict.splitlines()
     lines = [f"[bold]Verdict[/]  [{colour}]{escape(first)}[/]", *(f"         {escape(line)}" for line in further)]
     if worst:
         lines.append(f"[bold]Why[/]      {escape(why(worst))}")
-        lines.append(f"[bold]Next[/]     {escape(next_step(worst))}")
+        lines.append(f"[bold]Next[/]     {escape(next_step(worst, run))}")
     return lines
 
 

@@ -55,15 +55,16 @@ _NOT_SHOWN = {
 MAX_VALUE = 120
 
 
-def render(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the report."""
-    _head(diagnosis, console)
+def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
+    """Print the report. `run`: its folder, as the reader has typed it."""
+    run = run or diagnosis.run.get("run_id") or ""
+    _head(diagnosis, console, run)
     for number, finding in enumerate(diagnosis.cards):
         console.print()
-        _finding(finding, console, shown_above=number == 0, closed=diagnosis.closed.get(finding.id, ""))
+        _finding(finding, console, run, shown_above=number == 0, closed=diagnosis.closed.get(finding.id, ""))
         if link := finding_link(diagnosis.run, finding):
             console.print(_text(visible(f"  page: {link}"), "dim"), soft_wrap=True)  # whole: it is copied
-    advice = [f"{sentence(finding.summary)} {next_step(finding)}" for finding in diagnosis.advised]
+    advice = [f"{sentence(finding.summary)} {next_step(finding, run)}" for finding in diagnosis.advised]
     said = {*diagnosis.verdict.splitlines()}
     missing = [finding.summary for finding in diagnosis.not_judged if finding.summary not in said]
     for label, style, texts in (("Advice", "cyan", advice), ("Not judged", "dim", missing)):
@@ -85,20 +86,20 @@ def title(finding: Finding) -> str:
     return (kind.title if kind is not None else finding.kind.replace("_", " ")).upper()
 
 
-def _head(diagnosis: Diagnosis, console: Console) -> None:
+def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
     worst = diagnosis.fired[0] if diagnosis.fired else None
     first, *further = diagnosis.verdict.splitlines()
     lines = [("Verdict", first, _COLOURS[worst.severity] if worst else "bold green")]
     lines += [("", line, "") for line in further]
     if worst:
-        lines += [("Why", why(worst), ""), ("Next", next_step(worst), "")]
+        lines += [("Why", why(worst), ""), ("Next", next_step(worst, run), "")]
     table = _columns()
     for label, text, style in lines:
         table.add_row(_text(label, "bold"), _text(visible(text), style))
     console.print(table)
 
 
-def _finding(finding: Finding, console: Console, *, shown_above: bool, closed: str = "") -> None:
+def _finding(finding: Finding, console: Console, run: object, *, shown_above: bool, closed: str = "") -> None:
     where = f"step {finding.first_step}" if finding.first_step is not None else "run"
     if finding.last_step is not None and finding.last_step != finding.first_step:
         where = f"steps {finding.first_step} to {finding.last_step}"
@@ -119,7 +120,7 @@ def _finding(finding: Finding, console: Console, *, shown_above: bool, closed: s
     for what, ranks_of in (finding.evidence.get("differs") or {}).items():
         console.print(_indented(f"{what}: {ranks_text(ranks_of)}", ""))
     if not shown_above:
-        console.print(_indented(f"next: {next_step(finding)}", "dim"))
+        console.print(_indented(f"next: {next_step(finding, run)}", "dim"))
 
 
 def evidence_rows(finding: Finding) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 
@@ -23,6 +24,8 @@ from analyzers.wording import is_number
 
 __all__ = ["next_step", "why"]
 
+_RUN = " RUN "
+"""Place of the run in a command of an explanation."""
 Explanations = Mapping[str, Callable[[Finding], str]]
 
 
@@ -35,8 +38,11 @@ def why(finding: Finding) -> str:
     return (explain(finding) if explain is not None else "") or finding.summary
 
 
-def next_step(finding: Finding) -> str:
-    """The next step, the first command that would settle a suspicion, and the command that prints the runbook."""
+def next_step(finding: Finding, run: object = "") -> str:
+    """The next step, the first command that would settle a suspicion, and the command that prints the runbook.
+
+    `run`: its folder, or its name where that is not known, for commands that take one.
+    """
     explain = _explanation(finding.kind, "NEXT")
     advice = str(finding.evidence.get("do") or "") if finding.kind in OUR_KINDS else ""
     if not advice and explain is not None:
@@ -44,6 +50,8 @@ def next_step(finding: Finding) -> str:
     if finding.kind not in KINDS:
         what = f"plug-in {plugin}" if (plugin := plugin_name(finding)) else "what found it"
         advice = f"Install {what} here to see what it advises."
+    if run and finding.kind in OUR_KINDS:
+        advice = advice.replace(_RUN, f" {shlex.quote(str(run))} ")
     where = f"See `{explain_command(finding.advice)}`." if finding.advice else ""
     return " ".join(part for part in (advice, _settling(finding), _gain(finding), where) if part)
 

@@ -161,7 +161,7 @@ class FollowedRun:
         except (RunError, StoreError, OSError) as error:
             return [f"The run cannot be judged: {escape(str(error))}."]
         worst = diagnosis.fired[0] if diagnosis.fired else None
-        return verdict_lines(worst, without_unjudged(diagnosis.verdict))
+        return verdict_lines(worst, without_unjudged(diagnosis.verdict), _short(run.path))
 
     def _report_line(self, run: RunDir) -> str:
         return f"[bold]Report[/]   rankscope analyze {escape(_short(run.path))}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from analyzers.diagnose import conclude
 from analyzers.finding import Finding
 from analyzers.report.terminal.diagnosis_text import evidence_rows
 from analyzers.report.wording import labels
+from analyzers.report.wording.explained import next_step
 from analyzers.report.wording.stack_texts import stack_texts
 
 GIB = 1 << 30
@@ -95,3 +98,12 @@ def test_the_sides_of_a_stack_are_told_apart_from_its_stages() -> None:
     }
     ((heading, _),) = stack_texts({"stack_groups": [group]})
     assert heading == "5 ranks have the same stack: 0-3 and 6 (stages 0 and 1), in recv, innermost first"
+
+
+def test_a_command_of_the_next_step_names_the_run() -> None:
+    spike = Finding(
+        analyzer="spike", kind="loss_spike", severity="warning", status="fired", summary="", cause="batch", first_step=101,
+    )  # fmt: skip
+    assert "Run `rankscope analyze runs/my-run --why-spike 101` for" in next_step(spike, "runs/my-run")
+    assert "`rankscope analyze 'my runs/1' --why-spike 101`" in next_step(spike, Path("my runs/1"))
+    assert "rankscope analyze RUN " in next_step(spike)
