@@ -250,8 +250,8 @@ def _why_absent(source: Source, absent: list[str]) -> str:
     if num_ranks < 2:
         return _ONE_DATA_RANK
     return (
-        "it needs the norm of each rank's own gradient, recorded with at least two data-parallel ranks, "
-        "recorded collectives, `probes.local_norm_interval` above 0 and no tensor parallelism"
+        "the norms of single ranks' gradients are not recorded (to record them: `probes.local_norm_interval` above 0, "
+        "with recorded collectives and without tensor parallelism)"
     )
 
 

@@ -94,8 +94,7 @@ class RankView:
         """Activity outside of collectives, in a few words."""
         if self.phases:
             return f"in {self.phases[-1]}"
-        if not self.step_is_open:
-            return "between steps"
+        # In a step or between two: a process that ends leaves its step.
         return f"in user code after {self.last_phase}" if self.last_phase in PHASES else "in user code"
 
 

@@ -139,7 +139,12 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
 
 
 def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
-    """The suggested checkpoint interval, whether the run got that far, and its basis."""
+    """The suggested checkpoint interval, whether the run got that far, and its basis.
+
+    Empty where the failure rate is assumed and the run was shorter: of a try of some steps that says nothing.
+    """
+    if is_number(num_steps) and interval["steps"] > num_steps and not interval["num_failures"]:
+        return ""
     more = f", more than the {num_steps:,} recorded" if is_number(num_steps) and interval["steps"] > num_steps else ""
     failures = interval["num_failures"]
     rate = f"{counted(failures, 'failure')} in this run" if failures else "an assumed failure rate"
@@ -207,8 +212,8 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
         rows.append(("Pipeline", pipeline))
     if phases := phases_line(facts.get("named_phases") or ()):
         rows.append(("Phases", phases))
-    if interval := facts.get("checkpoint_interval"):
-        rows.append(("Saves", saves_line(interval, facts.get("steps"))))
+    if (interval := facts.get("checkpoint_interval")) and (saves := saves_line(interval, facts.get("steps"))):
+        rows.append(("Saves", saves))
     if plan := facts.get("against_plan"):
         rows.append(("Plan", _against_plan(plan)))
     read = (facts.get("files_read") or {}).items()

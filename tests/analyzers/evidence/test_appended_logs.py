@@ -64,7 +64,7 @@ def test_an_error_before_the_preemption_is_of_the_earlier_attempt(tmp_path: Path
 def test_without_a_start_after_it_a_preemption_is_the_end(tmp_path: Path) -> None:
     found = analyzed(tmp_path, launched(0, 1, resumed=False) + steps(1, 7) + PREEMPTED)
     assert [one.cause for one in found.fired] == ["preempted"]
-    assert found.run["ended"] == "not in the logs"
+    assert found.run["ended"] == "cancelled by Slurm at 2026-11-23T01:17:33 (preemption)"
 
 
 def test_the_node_that_failed_is_named_and_not_the_one_that_reports_it(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def test_the_sides_of_a_stack_are_told_apart_from_its_stages() -> None:
 
 def test_a_command_of_the_next_step_names_the_run() -> None:
     spike = Finding(
-        analyzer="spike", kind="loss_spike", severity="warning", status="fired", summary="", cause="batch", first_step=101,
+        analyzer="spike", kind="loss_spike", severity="warning", status="fired", summary="", cause="batch",
+        first_step=101,
     )  # fmt: skip
     assert "Run `rankscope analyze runs/my-run --why-spike 101` for" in next_step(spike, "runs/my-run")
     assert "`rankscope analyze 'my runs/1' --why-spike 101`" in next_step(spike, Path("my runs/1"))
