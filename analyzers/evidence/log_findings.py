@@ -43,6 +43,7 @@ _FAILED = re.compile(r"fail|error|unable|mismatch|abort|invalid|time[ -]?out|tim
 """Warnings of NCCL about a call, in contrast to advice: a missing library, a kernel's option."""
 _PIPE = re.compile(r"/multiprocessing/(?:connection|queues|managers|resource_sharer|reduction|synchronize)\.py$")
 MAX_ALSO = 3
+MAX_RANKS_PER_NODE = 128
 """Findings after the first: any more are consequences."""
 
 
@@ -344,11 +345,11 @@ def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
 
     srun names its tasks by host; where each task started a launcher, a task's ranks are as many as the command says.
     """
-    hosts = {entry.host for entry in candidate.lines if entry.host} | {candidate.evidence.get("host")}
     if candidate.cause != "node_failed":
         return set()
-    each = book.ranks_per_node or 1
-    tasks = (task for entry in book.of("slurm_task") if entry.host in hosts for task in entry.ranks())
+    hosts = {str(candidate.evidence.get("host")), *(str(entry.host) for entry in candidate.lines if entry.host)}
+    each = min(max(book.ranks_per_node, 1), MAX_RANKS_PER_NODE)
+    tasks = (task for entry in book.of("slurm_task") if str(entry.host) in hosts for task in entry.ranks())
     return {rank for task in tasks for rank in range(task * each, (task + 1) * each)}
 
 
