@@ -17,14 +17,12 @@ HEAD = """\
 
     python -m benchmarks.incidents > docs/incidents.md
 
-Public threads rewritten as minimal logs in their programs' wording, with the cause and, where the log shows one, the
-rank that the thread settled on (`benchmarks/incidents/`, a file a topic). Each round after the first was held
-out, scored once, and its misses fixed afterwards: **only the first scoring of a round is a test**. A verdict that names
-or suspects a rank which is not to blame is a wrong culprit. *Proven*: verdicts that a line states; *rank named*: of the
-logs that show it. `--verdicts` prints all, and the misses of each first scoring.
+Public threads rewritten as minimal logs, with the cause and, where the log shows one, the rank that the thread settled on
+(`benchmarks/incidents/`, a file a topic). Each round after the first was held out, scored once, and its misses fixed
+afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame is named or
+suspected. *Proven*: verdicts that a line states; *rank named*: of the logs that show it. `--verdicts` prints all.
 
-Made logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed, with victims, several nodes,
-earlier attempts and cut lines, in which no other rank may be named:
+Synthetic logs with a known culprit, in the wording of torchrun, srun, accelerate and DeepSpeed:
 
     python -m benchmarks.incidents.played --seeds 1000
 """
@@ -53,21 +51,30 @@ def main() -> int:
 
 def _table(scored: dict[str, list[Result]]) -> list[str]:
     lines = [
-        "| round | incidents | right | wrong culprit | another cause | no cause | proven | rank named |",
-        "|---|---|---|---|---|---|---|---|",
+        "| round | incidents | right at first | wrong culprit | another cause | no cause | right today | wrong culprit "
+        "| proven | rank named |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, results in scored.items():
-        counts = Counter(result.outcome for result in results)
+        today = Counter(result.outcome for result in results)
         known = [result for result in results if result.incident.ranks]
-        proof = f"{sum(result.is_proven for result in results)} | {sum(r.names_rank for r in known)} of {len(known)}"
-        rows = {f"{name}, when first scored": (FIRST_SCORE[name], " | ")} if name in FIRST_SCORE else {}
-        for label, (found, last) in (*rows.items(), (f"{name}, today", (counts, proof))):
-            right, wrong, other, none = (
-                found.get(outcome, 0) for outcome in ("right", "wrong culprit", "other cause", "no cause")
-            )
-            share = f"{right} ({right / len(results):.0%})"
-            lines.append(f"| {label} | {len(results)} | {share} | {wrong} | {other} | {none} | {last} |")
+        lines.append(f"| {name} | {len(results)} | {_first(name, len(results))} | {_share(today['right'], len(results))} | "
+                     f"{today['wrong culprit']} | {sum(result.is_proven for result in results)} | "
+                     f"{sum(result.names_rank for result in known)} of {len(known)} |")  # fmt: skip
     return lines
+
+
+def _first(name: str, number: int) -> str:
+    """The four cells of a round's first scoring; the first round had none."""
+    if name not in FIRST_SCORE:
+        return "- | - | - | -"
+    first = FIRST_SCORE[name]
+    counts = [str(first.get(outcome, 0)) for outcome in ("wrong culprit", "other cause", "no cause")]
+    return " | ".join([_share(first.get("right", 0), number), *counts])
+
+
+def _share(right: int, number: int) -> str:
+    return f"{right} ({right / number:.0%})"
 
 
 def _pairs(pairs: Iterable[tuple[str, str, int]]) -> str:

@@ -1,4 +1,4 @@
-"""Every line of a step in docs/other-runs.md is read as the page says."""
+"""Every line in step_lines.md is read as it says, and docs/other-runs.md names its program and fields."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ _FIELDS = {
     "step": "step", "loss": "loss", "gradient norm": "grad_norm", "learning rate": "lr", "duration": "duration_ns",
     "data time": "data_ns", "throughput": "throughput", "skipped steps": "skipped", "progress bar": "bar",
 }  # fmt: skip
-EXAMPLES = _EXAMPLE.findall((Path(__file__).parents[4] / "docs" / "other-runs.md").read_text(encoding="utf-8"))
+LINES = (Path(__file__).parent / "step_lines.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "other-runs.md").read_text(encoding="utf-8")
+EXAMPLES = _EXAMPLE.findall(LINES)
+PROGRAMS = dict(re.findall(r"\*\*(.+?)\*\*\n\n(.*?)(?=\n\*\*|\Z)", LINES, re.DOTALL))
 
 
-def test_fifteen_programs_are_on_the_page() -> None:
+def test_fifteen_programs_have_examples() -> None:
+    assert len(PROGRAMS) >= 15
     assert len(EXAMPLES) >= 18
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_page_names_the_program_and_all_that_is_read(program: str) -> None:
+    fields = dict.fromkeys(name for _, names in _EXAMPLE.findall(PROGRAMS[program]) for name in names.split(", "))
+    assert f"| {program} | {', '.join(fields)} |" in PAGE
+
+
 @pytest.mark.parametrize(("line", "names"), EXAMPLES, ids=lambda text: text[:30])
-def test_a_line_is_read_as_the_page_says(line: str, names: str) -> None:
+def test_a_line_is_read_as_stated(line: str, names: str) -> None:
     found = read_step(line)
     assert found is not None
     assert {name for name, field in _FIELDS.items() if getattr(found, field) is not None} == set(names.split(", "))

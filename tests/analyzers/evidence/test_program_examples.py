@@ -1,4 +1,4 @@
-"""docs/other-runs.md: each program's example is recognised as its heading says, and judged as the page says."""
+"""program_examples.md: each example is recognised as its heading says, and judged as it says."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from store.readers import programs
 from store.readers.programs.registry import name_of, program_of
 from tests.analyzers.evidence.written import diagnosed
 
-PAGE = Path(__file__).parents[3] / "docs" / "other-runs.md"
+EXAMPLES = Path(__file__).parent / "program_examples.md"
 _SECTION = re.compile(r"^### ([^\n]+)\n\n```text\n(.*?)```\n\n([^\n]+)\n", re.MULTILINE | re.DOTALL)
-SECTIONS = {heading: (example, found) for heading, example, found in _SECTION.findall(PAGE.read_text(encoding="utf-8"))}
+SECTIONS = {
+    heading: (example, found) for heading, example, found in _SECTION.findall(EXAMPLES.read_text(encoding="utf-8"))
+}
 BINARY = {"event file of TensorBoard", "run of W&B (.wandb)"}
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
-def test_the_example_of_a_program_is_read_and_judged_as_the_page_says(tmp_path: Path, heading: str) -> None:
+def test_the_example_of_a_program_is_read_and_judged_as_stated(tmp_path: Path, heading: str) -> None:
     example, found = SECTIONS[heading]
     program = program_of(example.encode())
     assert program is not None
@@ -27,7 +29,7 @@ def test_the_example_of_a_program_is_read_and_judged_as_the_page_says(tmp_path: 
     assert any(found in finding.summary for finding in diagnosis.findings), [f.summary for f in diagnosis.findings]
 
 
-def test_every_reader_of_a_program_has_its_example_on_the_page() -> None:
+def test_every_reader_of_a_program_has_an_example() -> None:
     modules = [path for path in Path(programs.__path__[0]).glob("*.py") if "\nNAME = " in path.read_text()]
     names = {name_of(path.stem) for path in modules}
     assert names == {*SECTIONS, *BINARY}
