@@ -17,8 +17,8 @@ HEAD = """\
 
     python -m benchmarks.incidents > docs/incidents.md
 
-Public threads rewritten as minimal logs, with the cause and, where the log shows one, the rank that the thread settled on
-(`benchmarks/incidents/`, a file a topic). Each round after the first was held out, scored once, and its misses fixed
+Public threads rewritten as minimal logs, with the cause and, where the log shows one, the rank that the thread settled
+on (`benchmarks/incidents/`, a file a topic). Each round after the first was held out, scored once, and its misses fixed
 afterwards: **only the first scoring of a round is a test**. *Wrong culprit*: a rank that is not to blame is named or
 suspected. *Proven*: verdicts that a line states; *rank named*: of the logs that show it. `--verdicts` prints all.
 
@@ -58,9 +58,12 @@ def _table(scored: dict[str, list[Result]]) -> list[str]:
     for name, results in scored.items():
         today = Counter(result.outcome for result in results)
         known = [result for result in results if result.incident.ranks]
-        lines.append(f"| {name} | {len(results)} | {_first(name, len(results))} | {_share(today['right'], len(results))} | "
-                     f"{today['wrong culprit']} | {sum(result.is_proven for result in results)} | "
-                     f"{sum(result.names_rank for result in known)} of {len(known)} |")  # fmt: skip
+        cells = [
+            name, len(results), _first(name, len(results)), _share(today["right"], len(results)),
+            today["wrong culprit"], sum(result.is_proven for result in results),
+            f"{sum(result.names_rank for result in known)} of {len(known)}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
 
