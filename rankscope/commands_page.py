@@ -23,7 +23,7 @@ _KINDS = {int: "N", float: "NUMBER"}
 _SEVERAL = 3
 """Commands from which a parameter of the same meaning is explained once for all."""
 
-_EXAMPLES = 3
+_EXAMPLES = 2
 """Examples of a command on the page; `--help` has all."""
 
 _HEAD = """# Commands

@@ -156,7 +156,7 @@ is ingested, and only hangs and deaths are still found.
 * A step runs again with the same number after a rollback; a restart begins a new `attempt`.
 * A table `..._open` or `..._done` is half of the view without the suffix; `ingest_...` belong to the writer
   (`ingest_problems`: files that could not be read completely).
-* [In brackets](#where-each-record-is-shown): where the columns of a table are shown, and those columns that differ.
+* [In brackets](#where-each-record-is-shown): where a table is shown; S marks columns that only SQL reaches.
 
 <a id="where-each-record-is-shown"></a>
 
@@ -228,9 +228,8 @@ def _of_column(table: Table, column: Column) -> str:
 
 
 def _shown(table: Table, column: Column) -> str:
-    """`` [FG]``: letters of the surfaces that show the column, where they are not those of the table."""
-    letters = _of_column(table, column)
-    return "" if letters == _usual(table) else f" [{letters}]"
+    """`` [S]`` behind a column that only SQL reaches, in a table that is shown elsewhere."""
+    return " [S]" if _of_column(table, column) == "S" != _usual(table) else ""
 
 
 def _letters(surfaces: Iterable[str]) -> str:
