@@ -42,10 +42,6 @@ def main() -> int:
     for name, results in scored.items():
         if lines := _round(name, results, show_all=options.verdicts):
             print("\n".join(lines))
-    right = Counter[str]()
-    for results in scored.values():
-        right.update({accepted: count for accepted, found, count in confusion(results) if found == accepted})
-    print(f"\n## Right today\n\n{', '.join(f'{cause} {right[cause]}' for cause in sorted(right))}.")
     return int(any(result.outcome == "wrong culprit" for results in scored.values() for result in results))
 
 

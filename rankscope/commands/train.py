@@ -12,7 +12,6 @@ import typer
 
 from rankscope import __version__
 from rankscope.terminal import console, echo, fail
-from trainer.faults.catalogue import CATALOGUE
 
 __all__ = ["EPILOG", "too_old_torch", "train"]
 
@@ -43,7 +42,7 @@ def train(
         typer.Option(
             "--fault",
             metavar="KIND@step=N,rank=R",
-            help=f"Inject a fault; repeatable. KIND: {', '.join(CATALOGUE)}. See `drill --list`.",
+            help="Inject a fault; repeatable. `drill --list` names the kinds.",
         ),
     ] = None,
     resume: Annotated[
