@@ -32,7 +32,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "* *live*: `watch` judges it while the run trains, every few seconds or each second, or only `analyze`;"
     yield "* *lasts*: `watch` reports when it is over. All others are incidents, which have happened;"
-    yield "* *same*: fields in which two reports of one finding agree; they make its id. Else attempt, first step, ranks."
+    yield "* *same*: fields in which two reports of one finding agree (its id). Else attempt, first step, ranks"
     yield ""
     live = {kind: analysis.live for analysis in analyses() for kind in analysis.kinds}
     for kind in (kind for kind in KINDS.values() if kind.package):
