@@ -32,23 +32,23 @@ def held_out_error(graph: Graph, measured_ms: float) -> float | None:
     calls = {(key[0], key[1]): number for key, (_, number) in work.items()}
     before = {later: earlier for earlier, later in zip(graph.steps[::2], graph.steps[1::2], strict=False)}
     ranks = list(graph.programs)
-    alike = {
+    similar = {
         later: earlier
         for later, earlier in before.items()
         if all(calls.get((rank, later)) == calls.get((rank, earlier)) for rank in ranks)
     }
-    if not alike or not measured_ms:
+    if not similar or not measured_ms:
         return None
     predicted = list(graph.work_ms)
     given: set[Key] = set()
     for number, (rank, step, place) in enumerate(graph.work_at):
-        if step not in alike:
+        if step not in similar:
             continue
-        target, _ = work.get((rank, alike[step], place), (0.0, 0))
+        target, _ = work.get((rank, similar[step], place), (0.0, 0))
         total, _ = work[rank, step, place]
         if total > 0:
             predicted[number] = graph.work_ms[number] / total * target
         elif (rank, step, place) not in given:
             predicted[number] = target
         given.add((rank, step, place))
-    return abs(replay(graph, predicted) / measured_ms - 1) * len(graph.steps) / len(alike)
+    return abs(replay(graph, predicted) / measured_ms - 1) * len(graph.steps) / len(similar)

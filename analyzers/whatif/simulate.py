@@ -55,9 +55,9 @@ class Graph:
     """(steps, ranks) numbers of the work before the one call of each step, which all make and wait for at once; None
     for every other graph. Such a one is replayed without going through the programs."""
 
-    def new_call(self, alike: Key, transfer_ms: float) -> int:
+    def new_call(self, kind_of_call: Key, transfer_ms: float) -> int:
         """A call; returns its number."""
-        self.call_of.append(alike)
+        self.call_of.append(kind_of_call)
         self.transfer_ms.append(transfer_ms)
         self.members.append(0)
         return len(self.members) - 1

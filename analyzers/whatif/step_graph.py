@@ -249,8 +249,8 @@ def _calls(graph: Graph, calls: dict[str, Any]) -> list[int]:
         if len(members) > 1:
             first = members[0]
             kind = key[0] if key[0] == "p2p" else str(key[0]).partition(":")[0]
-            alike: Key = (kind, "p2p" if kind == "p2p" else ops[first], sizes[first])
-            number[key] = graph.new_call(alike, max(0.0, float(took[members].min())))
+            kind_of_call: Key = (kind, "p2p" if kind == "p2p" else ops[first], sizes[first])
+            number[key] = graph.new_call(kind_of_call, max(0.0, float(took[members].min())))
     return [number.get(key, -1) for key in keys]
 
 

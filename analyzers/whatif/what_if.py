@@ -131,20 +131,21 @@ def measure_graph(
     found: StepGraph,
     attempt: int,
     stage: Mapping[int, int],
-    beside: Mapping[int, Key],
+    lane_of: Mapping[int, Key],
     policy: WhatIfPolicy | None = None,
 ) -> WhatIf:
-    """S, S_w, M_W and M_S of a graph; `stage` of each rank, and `beside`: its place in all other dimensions. Pure."""
+    """S, S_w, M_W and M_S of a graph; `stage` of each rank, and `lane_of`: its place in all
+    other dimensions. Pure."""
     policy = policy or WhatIfPolicy()
     graph = found.graph
     ranks = sorted(graph.programs)
     own = np.array(graph.work_ms)
-    alike = _ideal_work(graph, stage)
+    ideal_work = _ideal_work(graph, stage)
     transfer = _median_transfers(graph)
     of_work = np.array([rank for rank, _, _ in graph.work_at])
-    ran, ideal = replay(graph), max(replay(graph, alike, transfer), 1e-9)
-    lanes = {rank: beside.get(rank, (rank,)) for rank in ranks}
-    excess = np.bincount(of_work, weights=own - alike)
+    ran, ideal = replay(graph), max(replay(graph, ideal_work, transfer), 1e-9)
+    lanes = {rank: lane_of.get(rank, (rank,)) for rank in ranks}
+    excess = np.bincount(of_work, weights=own - ideal_work)
     by_lane: dict[Key, float] = {}
     by_stage: dict[int, float] = {}
     size = sum(len(program) for program in graph.programs.values())
@@ -152,10 +153,10 @@ def measure_graph(
     for rank in sorted(ranks, key=lambda r: -excess[r])[:num_replayed]:
         if lanes[rank] not in by_lane:
             kept = [r for r in ranks if lanes[r] == lanes[rank]]
-            by_lane[lanes[rank]] = replay(graph, _mixed(own, alike, of_work, kept), transfer) / ideal
+            by_lane[lanes[rank]] = replay(graph, _mixed(own, ideal_work, of_work, kept), transfer) / ideal
         if stage.get(rank, 0) not in by_stage:
             kept = [r for r in ranks if stage.get(r, 0) == stage.get(rank, 0)]
-            by_stage[stage.get(rank, 0)] = replay(graph, _mixed(own, alike, of_work, kept), transfer) / ideal
+            by_stage[stage.get(rank, 0)] = replay(graph, _mixed(own, ideal_work, of_work, kept), transfer) / ideal
     num_stages = len({stage.get(rank, 0) for rank in ranks})
     by_rank = {
         rank: min(by_lane[lanes[rank]], by_stage[stage.get(rank, 0)]) if num_stages > 1 else by_lane[lanes[rank]]
@@ -177,10 +178,12 @@ def measure_graph(
         slowdown=ran / ideal,
         by_rank=by_rank,
         worst_ranks=worst,
-        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, worst)),
-        last_stage_ratio=_removed(graph, ran, ideal, _mixed(alike, own, of_work, last)) if num_stages > 1 else None,
+        worst_ranks_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, own, of_work, worst)),
+        last_stage_ratio=_removed(graph, ran, ideal, _mixed(ideal_work, own, of_work, last))
+        if num_stages > 1
+        else None,
         launch_delay_ratio=found.launch_delay_ratio,
-        lasting_slowdown=replay(graph, alike * _lasting(graph, stage, of_work), transfer) / ideal,
+        lasting_slowdown=replay(graph, ideal_work * _lasting(graph, stage, of_work), transfer) / ideal,
         withheld=why_withheld(found),
     )
 
@@ -214,14 +217,14 @@ def without(
     work = np.array(graph.work_ms)
     scale: dict[Key, float] = {}
     for rank in ranks:
-        beside = [peer for peer in peers.get(rank, ()) if peer not in ranks] or [
+        compared = [peer for peer in peers.get(rank, ()) if peer not in ranks] or [
             peer for peer in peers.get(rank, ()) if peer != rank
         ]
         excess: dict[Key, list[float]] = {}
         own = {key: total for key, total in totals.items() if key[0] == rank}
         typical: dict[Key, float] = {}
         for (_, step, place), (total, number) in own.items():
-            there = [totals[peer, step, place] for peer in beside if (peer, step, place) in totals]
+            there = [totals[peer, step, place] for peer in compared if (peer, step, place) in totals]
             same = [other for other, count in there if count == number]
             if same:
                 typical[step, place] = float(np.median(same))
@@ -235,8 +238,8 @@ def without(
     for number, at in enumerate(graph.work_at):
         work[number] *= scale.get(at, 1.0) * (faster_ranks or {}).get(at[0], 1.0)
     transfer = np.array(graph.transfer_ms)
-    for number, alike in enumerate(graph.call_of):
-        transfer[number] *= (faster_calls or {}).get(str(alike[0]), 1.0)
+    for number, (dimension, *_) in enumerate(graph.call_of):
+        transfer[number] *= (faster_calls or {}).get(str(dimension), 1.0)
     return found.measured_ms * replay(graph, work, transfer) / max(replay(graph), 1e-9)
 
 
@@ -296,11 +299,11 @@ def _ideal_work(graph: Graph, stage: Mapping[int, int]) -> Floats:
 
 
 def _median_transfers(graph: Graph) -> Floats:
-    """Every transfer at the median of those like it."""
-    alike: dict[Key, list[float]] = {}
+    """Every transfer at the median of its kind of call."""
+    by_kind: dict[Key, list[float]] = {}
     for key, ms in zip(graph.call_of, graph.transfer_ms, strict=True):
-        alike.setdefault(key, []).append(ms)
-    middle = {key: float(np.median(values)) for key, values in alike.items()}
+        by_kind.setdefault(key, []).append(ms)
+    middle = {key: float(np.median(values)) for key, values in by_kind.items()}
     return np.array([middle[key] for key in graph.call_of])
 
 
