@@ -193,7 +193,7 @@ def conclude(
     *,
     closed: Mapping[str, str] = MappingProxyType({}),
 ) -> Diagnosis:
-    """The findings in order and the sentence on top; also for input that is no run of ours (`sources`).
+    """The findings in order and the sentence on top; also for input that Rankscope did not record (`sources`).
 
     `closed`: {id: why} of findings that are over. What is still wrong comes before them, here and on the pages.
     """

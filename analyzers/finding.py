@@ -110,7 +110,7 @@ class Finding:
         *,
         attempt: int | None = None,
     ) -> Finding:
-        """The same, as "<what>: <why>."; an analysis binds the first three once."""
+        """Like `insufficient`, with the summary "<what>: <why>."; an analysis binds the first three arguments once."""
         return cls.insufficient(analyzer, kind, f"{what}: {why}.", evidence=evidence or {}, attempt=attempt)
 
     @classmethod

@@ -9,7 +9,7 @@ more severe or twice as large, and once more with status `ok` when it is over. A
 than a hang.
 
 `standstill_findings` are the hang and the lost ranks, `plugin_findings` those of plug-ins, `record_findings` all
-others: `watch` asks for the three in threads of their own, from sources of their own. The first must not wait for a
+others: `watch` asks for the three in separate threads, from separate sources. The first must not wait for a
 store, and nothing must wait for a plug-in.
 """
 

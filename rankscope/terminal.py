@@ -57,7 +57,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def wants_json(output: str) -> bool:
-    """Whether `--format` asks for JSON; exits with 2 for a format that there is not."""
+    """Return True for `--format json`; exit with 2 on an unknown format."""
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
     return output == "json"

@@ -1,4 +1,4 @@
-"""What a path or address that a user names is: a run, a folder of runs, an address, a shared run, or other files.
+"""Classify a path or address given by a user: run, folder of runs, address, shared run, or other files.
 
     found = what_is(Path("runs"))
     found.kind, found.run, found.run_ids     # "runs", runs/demo-2, ("demo-2", "demo-1"): the newest first
@@ -30,7 +30,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is at a path."""
+    """Kind and location of what a path names."""
 
     path: Path
     kind: Kind
@@ -40,7 +40,7 @@ class Found:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether Rankscope recorded what is there."""
+        """Return True if Rankscope recorded it."""
         return self.kind in ("address", "run", "runs", "shared")
 
     @property

@@ -1,4 +1,4 @@
-"""How the time after a signal is divided. All of it is below `recovery.grace_s`.
+"""Division of the time after a signal, all within `recovery.grace_s`.
 
     rank_grace_s(20.0)       # 13: ranks end their step and save a checkpoint
     budget_s(20.0)           # 18: their records are read, and the launcher ends whatever is left

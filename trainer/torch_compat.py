@@ -54,7 +54,7 @@ def graph_task_id() -> int:
 
 
 def storage_info(**place: Any) -> Any:
-    """Where a tensor of a distributed checkpoint is: relative_path, offset, length."""
+    """Place of a tensor in a distributed checkpoint: relative_path, offset, length."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo  # costs the launcher its start
 
     return _StorageInfo(**place)

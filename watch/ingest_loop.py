@@ -133,7 +133,7 @@ class IngestLoop:
 
     def leave(self) -> None:
         """Record that ranks are watched no longer. The round that is under way may last for many seconds on a crowded
-        machine, and the ranks of an interrupted job end meanwhile: that is no silence of theirs."""
+        machine, and the ranks of an interrupted job end meanwhile: that is no silence of the ranks."""
         if not self._has_left:
             self._has_left = True
             self._events.write(event_kinds.WATCH_STOPPED, pid=os.getpid())

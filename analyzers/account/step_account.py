@@ -6,7 +6,7 @@
 Own work is by phase and by gap between phases (`time_classes`). Waits are for a late rank or for the transfer itself
 (`wait_split`); a stage of a pipeline that has nothing to do is idle. What no column accounts for was not measured. The
 classes add up to the step whatever was recorded: where the columns of a step claim more than the step took, all of
-them are shortened alike.
+them are shortened by the same share.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def saved_checkpoints(source: Source, scope: Scope) -> list[Finding]:
 
 
 def _time_of_saves(source: Source) -> list[Finding]:
-    """Of an attached loop: its saves are phases of steps, and nothing is known of their files."""
+    """Attached loops: saves are phases of steps, and their files are unknown."""
     ((num_saves,),) = source.rows("SELECT count(DISTINCT step) FROM steps WHERE checkpoint_ns > 0")
     at_end = not lacking(source, spans=("kind", "step")) and source.rows(
         "SELECT 1 FROM spans WHERE kind = 'checkpoint' AND step > (SELECT max(step) FROM steps) LIMIT 1"

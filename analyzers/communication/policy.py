@@ -23,15 +23,15 @@ class CommunicationPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLinkPolicy:
-    """When a link is slow. "Beside it": groups of the same dimension, operation and size, or pairs of the same size."""
+    """When a link is slow, compared with groups of one dimension, operation and size, or pairs of the same size."""
 
     min_excess_ms: float = 0.5
     """Smallest excess per step (ms)."""
     crossing_factor: float = 1.3
-    """Transfer / that of those beside it of a group that shares one member with a slow group. It only has to tell
+    """Transfer / that of comparable groups, of a group that shares one member with a slow group. It only has to tell
     which member is slow, no longer whether one is."""
     min_windows_unsure: int = 4
-    """The same with a single group beside it, where only time shows which of the two is the unusual one; of a slowdown
+    """The same with a single comparable group, where only time shows which of the two is the unusual one; of a slowdown
     that is over; and where ranks wait for cores so long that this alone may slow transfers."""
     min_rise_s: float = 5.0
     """How long transfers must have been slow where no other group or pair can be compared with (s): another job, or

@@ -38,7 +38,7 @@ class SlowLink:
     excess_ms: float
     transfer_ms: float
     others_ms: float
-    """Transfer of the groups or pairs beside it; where `has_peers` is False, its own before the onset."""
+    """Transfer of comparable groups or pairs; where `has_peers` is False, its own before the onset."""
     first_step: int
     last_step: int
     is_ongoing: bool
@@ -145,7 +145,7 @@ def join_with_pairs(links: Sequence[SlowLink], pairs: Sequence[SlowLink]) -> lis
 
 
 def _slower_groups(groups: Groups, link: SlowLink, policy: SlowLinkPolicy) -> list[str]:
-    """Groups whose transfers are slower than those beside them while the link is slow."""
+    """Groups whose transfers are slower than comparable ones while the link is slow."""
     windows = next(iter(groups.values()))
     usual = np.median([window.num_calls for window in windows.values()])
     # A newest window that is not half full says little.

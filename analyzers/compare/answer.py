@@ -1,4 +1,4 @@
-"""Which of two runs is better, in two or three sentences: speed first, then the loss.
+"""Say which of two runs is better, in two or three sentences: speed first, then the loss.
 
     answer("before", "after", speed, loss)
     # "after is better than before. It takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses are

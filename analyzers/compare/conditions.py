@@ -36,7 +36,7 @@ class Run:
 
 
 def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
-    """What differs between the machines and the work of the two runs."""
+    """Differences between the machines and the work of the two runs."""
     found: list[Difference] = []
     for name, of in (("ranks", _ranks), ("mesh", _mesh), ("device", _devices), ("hosts", _hosts)):
         pair = of(a), of(b)

@@ -1,4 +1,4 @@
-"""Which of two runs is better, and what differs: speed, loss, settings, conditions, phases, account, findings, advice.
+"""Compare two runs: which is better, speed, loss, settings, conditions, phases, account, findings, advice.
 
     comparison = compare(Side(source=a, manifest=..., diagnosis=...), Side(source=b, manifest=..., diagnosis=...))
     comparison.sentence             # "B is faster than A: 12.0 % less time per token (...). The losses are ..."

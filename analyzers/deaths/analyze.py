@@ -6,7 +6,7 @@
    connections were lost, or that to the rendezvous store. An error that may be a rank's own is taken as the root first.
 4. Records that stop on all ranks at nearly the same time, without an error, are a run that was killed whole, or one
    whose disk took no more records: no rank is named.
-5. Where a launcher was lost, its ranks ended with it: nothing of theirs is a cause (`launcher_loss`). The same holds
+5. Where a launcher was lost, its ranks ended with it: their errors are no cause (`launcher_loss`). The same holds
    for a node that stopped as a whole (`node_loss`).
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
 7. An attempt that began and of which no record is left was lost whole (`unrecorded_attempts`).

@@ -226,7 +226,7 @@ def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = Non
     if not timed:
         return list(ranks)
     limit_s = min(ended.times_s[rank] for rank in timed) + policy.same_second_s
-    # Whom the launcher ended by SIGTERM after the first failure is listed in the same second, and is none of the first.
+    # Ranks that the launcher ended by SIGTERM after the first failure are listed in the same second; none is the first.
     stopped = {rank for rank, (signal, _) in ended.signals.items() if signal == "SIGTERM"}
     innocent = stopped | ended.victims.keys()
     return [rank for rank, seen_s in ended.times_s.items() if seen_s < limit_s and rank not in innocent]

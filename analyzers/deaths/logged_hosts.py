@@ -318,7 +318,7 @@ def _links(book: LogBook) -> Iterator[Candidate]:
 
 
 def _file_systems(book: LogBook) -> Iterator[Candidate]:
-    """A server or disk that the kernel had trouble with: processes then wait for it, without a word in their logs."""
+    """A server or disk that the kernel reports as failing: processes wait for it and log nothing."""
     lines = [entry for entry in book.of("file_system") if _when(entry, book) != "another time"]
     back = {entry.text("server"): book.position(entry) for entry in lines if entry.text("state") == "OK"}
     open_ = [entry for entry in lines if entry.text("state") != "OK"

@@ -270,7 +270,7 @@ def _nccls(book: LogBook) -> list[Candidate]:
 
 
 def _connections(book: LogBook, ended: Ended) -> Candidate:
-    """Everybody lost somebody: who is missing among those who say so is suspected, if it is known who there was."""
+    """All ranks lost a peer: suspect the ranks that do not report it, if all ranks are known."""
     victims = tuple(sorted(ended.victims))
     size = book.world_size
     missing = tuple(rank for rank in range(min(size or 0, 4096)) if rank not in ended.victims)

@@ -75,7 +75,7 @@ def _of_log(finding: Finding, are_lines: bool = False) -> Finding:
 
 
 def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Where a log has a throughput and no time, the change is known and no duration."""
+    """Steps of a log with a throughput and no time: relative durations only."""
     if not any(row.get("is_relative") for row in steps):
         return list(findings)
     return [

@@ -31,7 +31,7 @@ MAX_CELLS_WITH_TEXT = 256
 TEXT_WIDTH, CHARACTER = 420, 6.5
 """Pixels for the texts of a row of cells, and of a character: a longer text is shrunk beyond reading."""
 MAX_RUNS, MAX_RUNS_HOVER = 2, 24
-"""Runs of ranks that are listed in a cell and beside the mouse; of more, how many ranks the rest are."""
+"""Ranges of ranks that a cell and its hover text list; the others are counted."""
 
 
 def draw(places: Mapping[str, Any], values: Floats, *, rows: str, columns: str, unit: str) -> Figure:

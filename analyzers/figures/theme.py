@@ -46,7 +46,7 @@ CALL = {
     "all_gather": _BLUE, "reduce_scatter": _VIOLET, "all_reduce": _TEAL, "broadcast": _LIGHT, "barrier": _BROWN,
     "all_to_all": _RUST, "send": _PALE, "recv": _GREY,
 }  # fmt: skip
-"""Colours of collectives by operation. In a timeline they have a lane of their own, below that of the phases."""
+"""Colours of collectives by operation. In a timeline their lane is below that of the phases."""
 SEVERITY = {"critical": _RED, "warning": _ORANGE, "info": _BLUE}
 ACCUSED = (_ORANGE, _RED, _VIOLET, _RUST)
 """Colours of what a finding names, before the blue of the others."""

@@ -10,7 +10,7 @@ first death (a kill by `watch`, a timeout of the others, the end of the launcher
 4. `device_evidence` joins what the culprits' devices and hosts recorded, and names the link that a call stands on.
 5. `stacks` groups the stacks of all ranks, those that differ from their peers first.
 6. Dead ranks are `deaths`; a hang is processes that live and stand still. While the run lives a death is left to the
-   launchers. Not so where a node was lost: ranks that still wait for it hang, whoever else has died of it.
+   launchers. Not so where a node was lost: ranks that still wait for it hang, whichever others have died of it.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _in_threads(source: Source, place: Sequence[Any], ranks: Sequence[int]) -> b
 
 
 def _has_usual_phases(source: Source, attempt: int, sides: tuple[int, int], step: int) -> bool:
-    """Return True if two ranks have the same phases in a step, or each those of its own step before."""
+    """Return True if two ranks have the same phases in a step, or each the same as in its step before."""
     if not source.has("spans"):
         return True
     rows = source.rows(
@@ -272,7 +272,7 @@ def _finding(
 def _odd_call(source: Source, place: Sequence[Any], change: Change, sides: tuple[int, int]) -> Call:
     """The first call that one side made in the step and the other did not.
 
-    Where several calls of a step are alike, it is the one at which the order of the two sides parts.
+    Where several calls of a step are equal, it is the one at which the order of the two sides parts.
     """
     attempt, group, _ = place
     rows = source.rows(

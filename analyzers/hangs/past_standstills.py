@@ -1,7 +1,7 @@
 """Standstills that ended: a step in which a rank stood still for longer than a hang, and then went on.
 
 1. A rank's own time in a step: without waiting in collectives, without waiting for a core that others had, and without
-   checkpoints and evaluation, which have limits of their own. It stood still where that is more than
+   checkpoints and evaluation, which have separate limits. It stood still where that is more than
    `StallPolicy.floor_s`, `step_factor` median steps and twice its longest steps shortly before. An
    attempt's first step compiles and warms up.
 2. Other ranks waited for it in collectives meanwhile, in the same step or, where it stood between two, in the next one.
@@ -110,7 +110,7 @@ def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
 
 
 def _placed(source: Source, still: _Still) -> _Still:
-    """The same, with the compiler as its place where that was at work for most of the time."""
+    """Set the place to the compiler if it was at work for most of the time."""
     ((compile_ns,),) = source.rows(
         "SELECT coalesce(sum(end_ns - start_ns), 0) FROM spans "
         "WHERE kind = 'compile' AND attempt = ? AND step = ? AND rank = ?",
@@ -176,7 +176,7 @@ def _finding(own: Sequence[_Still], waiting: Sequence[int], reports: Sequence[Fi
 
 
 def _reported(first: _Still, ranks: Sequence[int], reports: Sequence[Finding]) -> Finding | None:
-    """What `watch` reported while it lasted: of that step or the next, and of the same ranks."""
+    """Live report of the same ranks, at that step or the next."""
     for report in reports:
         same_step = report.first_step is not None and 0 <= report.first_step - first.step <= 1
         if same_step and report.attempt == first.attempt and set(report.ranks) & set(ranks):

@@ -249,7 +249,7 @@ def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
 
 
 def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
-    """Ranks that must exist, of whom no line of any file is."""
+    """Ranks that must exist and have no line in any file."""
     size = book.world_size or max(members) + 1
     known = {*book.seen, *members}
     return tuple(rank for rank in range(size) if rank not in known) if size <= 4096 else ()

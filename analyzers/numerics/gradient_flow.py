@@ -189,7 +189,7 @@ def _trend(points: Sequence[tuple[int, float]], policy: GradientFlowPolicy) -> t
 def _vanished_behind(
     wrong: dict[str, Wrong], alive: Mapping[str, float], policy: GradientFlowPolicy
 ) -> dict[str, Wrong]:
-    """The same, but where a row of blocks before the output is far above the rest, the rest vanishes."""
+    """Like above, but if a row of blocks before the output is far above the rest, the rest vanishes."""
     for chain in _chains(alive):
         high = [b for b in chain if b in wrong and (wrong[b].kind, wrong[b].cause) == ("exploding_gradients", "layer")]
         rest = chain[: len(chain) - len(high)]

@@ -37,7 +37,7 @@ __all__ = ["Noise", "Samples", "gradient_noise", "noise_scale", "samples"]
 MAX_POINTS = 10
 """Windows of the noise scale's course over the run."""
 
-_ONE_DATA_RANK = "one data rank has no local gradient beside the global one"
+_ONE_DATA_RANK = "with one data rank the local gradient is the global one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def contradicted_values(source: Source, scope: Scope) -> list[Finding]:
 
 
 def _factors(source: Source, attempt: int) -> Mapping[str, float]:
-    """What the job explains: {words: factor}."""
+    """Factors that the job's layout explains: {words: factor}."""
     ((ranks,),) = source.rows("SELECT count(DISTINCT rank) FROM steps WHERE attempt = ?", [attempt])
     micro = 1
     if source.has("spans"):

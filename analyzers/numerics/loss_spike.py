@@ -1,6 +1,6 @@
 """Loss spikes of a recorded run: the verdicts of the streaming detector, grouped into findings with a cause.
 
-1. The loss of a step is the mean over the ranks that have one: in an attached loop each has that of its own batch, with
+1. The loss of a step is the mean over the ranks that have one: in an attached loop each has that of its batch, with
    larger outliers than those of all (the trainer's ranks and those of a pipeline's last stage agree anyway). The newest
    steps wait until all these ranks have recorded them.
 2. It is fed to a `SpikeDetector` in the order in which the steps ran. Where the step counter goes back, by a rollback

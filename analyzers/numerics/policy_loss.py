@@ -3,7 +3,7 @@
     attempts = policy_attempts(source)
 
 The loss of PPO, GRPO and their relatives is a surrogate: near 0, of either sign, of another scale with each batch of
-completions; that of a value function follows the rewards that the policy meets, and a target of its own making. Their
+completions; that of a value function follows the rewards that the policy meets, and its own bootstrapped target. Their
 size is no measure of progress, so neither a jump nor a climb of it means anything. Nor does it where models are trained
 in turn against each other: a discriminator's loss rises because the generator has learned.
 """

@@ -5,7 +5,7 @@
 
 1. The run of the step with the highest loss (it may have run again after a rollback) against the median loss of the
    `history_steps` committed steps before it.
-2. Data ranks: each one's own loss at the step less the median of its own before; its share of all that rose. Ranks that
+2. Data ranks: each one's own loss at the step less its median before; its share of all that rose. Ranks that
    read the same rows count once.
 3. Samples: losses of single sequences from the replay of a refused step (`analyzers.numerics.replay_result`); the share
    is that of the batch's loss.

@@ -39,7 +39,7 @@ def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
 
 
 def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:
-    """What a plug-in did not judge, and why."""
+    """Finding for what a plug-in did not judge, with the reason."""
     said = Finding.insufficient(
         plugin.name, "records", f"Plug-in {plugin.name}: {reason}.", evidence={"plugin": plugin.name, "error": reason}
     )

@@ -36,7 +36,7 @@ class _Calls:
         self._names = {kind["name"] for kind in self._kinds}
 
     def describe(self) -> dict[str, Any]:
-        """What it declares, and which of it is not used."""
+        """Declared kinds and analyses, and the problems that keep some of them from use."""
         problems = list(self._problems)
         analyses = []
         for number, analysis in enumerate(self._analyses):

@@ -1,4 +1,4 @@
-"""The JSON Schema of `rankscope analyze --format json`, for whoever reads it by program.
+"""The JSON Schema of `rankscope analyze --format json`, for programs that read it.
 
     python -m analyzers.report.json_schema > docs/report.schema.json
 

@@ -1,4 +1,4 @@
-"""Order of a pipeline whose ranks recorded no place in a mesh, from who sends to whom.
+"""Order of a pipeline whose ranks recorded no place in a mesh, from senders and receivers.
 
     stages_of_messages(store, attempt=0)         # {0: 0, 1: 1, 2: 2, 3: 3}
 
@@ -15,7 +15,7 @@ from analyzers.source import Source
 __all__ = ["stages_of_messages"]
 
 FIRST_STEPS = 2
-"""Steps at the start of an attempt that are read: who sends to whom does not change."""
+"""Steps at the start of an attempt that are read; senders and receivers do not change."""
 
 
 def stages_of_messages(source: Source, attempt: int) -> dict[int, int]:

@@ -6,7 +6,7 @@
 1. The leader's `watch` recorded that a node's digests stopped, and they did not come again within the attempt.
 2. Nothing of that node recorded an end: no rank of it closed, failed or was seen to exit. What a process does by itself
    is recorded by its launcher or `watch`; only what ends the whole node leaves nothing.
-3. No rank of another node failed of its own before the silence began. A standstill that began well before it is not of
+3. No rank of another node failed before the silence began. A standstill that began well before it is not of
    the node's loss either.
 4. Ranks that go on well after it show that only `watch` or its link failed there.
 """

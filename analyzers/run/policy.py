@@ -42,7 +42,7 @@ class StallPolicy:
     """In a span `compile` (seconds). Source: convention; torch.compile of a large model takes minutes."""
     span_s: float = 120.0
     """In a span `checkpoint`, `evaluate`, which may leave no record inside, `replay` or `profile` (seconds). Source:
-    convention; a slow file system is a fault of its own, not a hang. Checking every operation takes several times a
+    convention; a slow file system is another fault, not a hang. Checking every operation takes several times a
     step, and torch.profiler 10 us an event on a crowded machine when it stops: a capture may hold millions."""
     unwatched_s: float = 60.0
     """Silence (seconds) after which a run without a `watch` counts as dead, and gap with steps in it between the
@@ -54,7 +54,7 @@ class StallPolicy:
     have lost no node. Source: twice its longest pause on a busy machine."""
     sign_of_life_s: float = 5.0
     """Longest median period of readings of a host that show whether its `watch` lives (seconds). Source: convention;
-    five of ours, 1 s."""
+    five of this policy, 1 s."""
 
     def of_phase(self, phase: str) -> float:
         """Limit of a span's kind (seconds); 0 where it has none."""

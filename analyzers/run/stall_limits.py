@@ -118,7 +118,7 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
 
 
 def next_launch_ns(view: AttemptView, log: EventLog) -> int:
-    """Time at which the run was launched anew after an attempt; what a later launch records is no end of this one.
+    """Time at which the run was launched again after an attempt; what a later launch records is no end of this one.
 
     A node that joins launches nothing: only the first node's launches count.
     """
@@ -133,7 +133,7 @@ def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
     or if ranks have recorded since.
 
     A launcher that is interrupted may take long to end after its ranks, and so may the last round of its watch: that is
-    no silence of theirs.
+    no silence of the ranks.
     """
     started, stopped = log.of(event_kinds.WATCH_STARTED), log.of(event_kinds.WATCH_STOPPED)
     if Counter(event.integer("pid") for event in started) != Counter(event.integer("pid") for event in stopped):

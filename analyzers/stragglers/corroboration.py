@@ -84,7 +84,7 @@ class Counters:
     def has_own_core(self, policy: CorroborationPolicy) -> bool:
         """Return True if it waits for a core for much longer than its peers, and than all do at other times.
 
-        Where several ranks share too few cores, one has a core of its own for some seconds: then the other is no slower
+        Where several ranks share too few cores, one has a core to itself for some seconds: then the other is no slower
         than usual, or slower for as long. What is not known decides nothing.
         """
         if self.run_delay_ms is None or self.own_run_delay_ms is None:

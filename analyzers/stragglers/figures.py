@@ -51,7 +51,7 @@ def work(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 
 def link(source: Source, finding: Finding) -> Iterator[Drawing]:
-    """Transfers of a slow link and of the links beside it, in windows of a few steps."""
+    """Transfers of a slow link and of comparable links, in windows of a few steps."""
     groups = [str(group) for group in finding.evidence.get("process_groups", ())]
     attempt = attempt_of(source, finding)
     if not groups or attempt is None or not source.has("collectives"):
@@ -101,7 +101,7 @@ def _transfers(source: Source, attempt: int, finding: Finding, groups: Sequence[
 
 
 def _aligned(found: dict[str, dict[int, float]]) -> tuple[Ints, dict[str, Floats]]:
-    """The same windows for all of them; NaN where a link has none."""
+    """Align the links on common windows; NaN where a link has none."""
     windows = sorted({step // WINDOW_STEPS for of in found.values() for step in of})
     place = {window: i for i, window in enumerate(windows)}
     lines: dict[str, Floats] = {}

@@ -83,7 +83,7 @@ class CorroborationPolicy:
 
     crowded_s: float = 10.0
     """Seconds for which a rank must wait for a core on a crowded machine: on clean loops with ten jobs a core one of
-    two ranks had a core of its own for up to 4 s."""
+    two ranks had a core to itself for up to 4 s."""
     crowded_cpu_ratio: float = 0.15
     """CPU time over the peers', less one, up to which a rank of a crowded machine need not work more. In 354 stretches
     of 20 steps of healthy ranks (the demo on two cores with a load of 12 to 18) it was up to 0.11, with an excess of up

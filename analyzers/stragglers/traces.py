@@ -87,7 +87,7 @@ def _read(path: Path, *, is_only: bool) -> RankTrace:
 def _joined(
     a: tuple[RankTrace, dict[str, Floats]], b: tuple[RankTrace, dict[str, Floats]]
 ) -> tuple[RankTrace, dict[str, Floats]]:
-    """Two cycles of the profiler's schedule, each a file of its own, as one trace of more steps."""
+    """Two cycles of the profiler's schedule, each in a separate file, as one trace of more steps."""
     steps = np.concatenate([a[0].steps, b[0].steps])
     order = np.argsort(steps)
     parts = {part: np.concatenate([a[1][part], b[1][part]])[order] for part in PARTS}

@@ -108,7 +108,7 @@ def ranks(view: View) -> None:
 
 
 def _caption(matrix: Any) -> str:
-    """How the cells were made of ranks and steps."""
+    """Caption: how cells aggregate ranks and steps."""
     parts = []
     if isinstance(matrix, Excess):
         largest = int(matrix.members.max(initial=1))

@@ -173,7 +173,7 @@ def _stat(pid: int, field: int) -> int:
 
 
 def _name_of_job() -> str:
-    """What the launcher calls the job, if no other launch has that name; empty where it does not say."""
+    """Job id of the launcher if it is unique to the launch, else an empty string."""
     environment = os.environ
     step = environment.get("SLURM_STEP_ID")
     if "SLURM_JOB_ID" in environment and step is not None:

@@ -1,4 +1,4 @@
-"""How this process ends: an exception, `sys.exit` with a code or a text, an interrupt, or simply at its end.
+"""Detect how this process ends: exception, `sys.exit` with a code or text, interrupt, or end of the script.
 
     end = ProcessEnd(recorder, loop_thread)
     undo = end.hook()            # sys.excepthook, threading.excepthook, sys.exit

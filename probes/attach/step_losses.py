@@ -81,7 +81,7 @@ class StepLosses:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the model was called for training in this step, or the loop has logged a value of it."""
+        """Return True if the model ran in training mode in this step, or the loop logged a value for it."""
         return self._forwards > 0 or bool(self._losses) or bool(self._logged)
 
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
@@ -110,7 +110,7 @@ class StepLosses:
 
 
 def _factor(root: Tensor) -> float:
-    """What the last operations of the graph multiply the loss by; 1 where they are of another kind."""
+    """Factor by which the graph's last multiplications and divisions scale the loss; 1 if there are none."""
     return _product(root.grad_fn)
 
 

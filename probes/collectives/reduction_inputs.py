@@ -57,7 +57,7 @@ class ReductionInputs:
             self._of_steps[-1][1].extend(foreach_norm(list(gradients), math.inf))
 
     def nonfinite(self, step: int) -> bool | None:
-        """Whether any was NaN or Inf in any computation of a step; None if that is not known."""
+        """Return True if any input was NaN or Inf in this step; None if unknown."""
         with failing_open("collectives.reduction_inputs"):
             largest = [value for of, values in self._of_steps if of == step for value in values]
             if largest:

@@ -1,4 +1,4 @@
-"""What torch.compile compiled again and why, and where it broke a graph: as events, each once.
+"""Events for recompilations and graph breaks of torch.compile, each once.
 
     log = CompileLog(recorder)
     log.write()                 # after a compilation: what is new since the last time

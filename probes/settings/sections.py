@@ -33,7 +33,7 @@ Answer = Literal["report", "exclude", "replace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbesSettings:
-    """What is recorded, and for how long it is kept."""
+    """Recording and retention."""
 
     section: ClassVar[str] = "probes"
     sample_stacks: bool = True
@@ -71,7 +71,7 @@ class ProfilerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverySettings:
-    """What the run does about what is found."""
+    """Reactions to findings."""
 
     section: ClassVar[str] = "recovery"
     enabled: bool = True
@@ -122,7 +122,7 @@ class OtelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishSettings:
-    """Where `watch` publishes the records of its node."""
+    """Address to which `watch` publishes the records of its node."""
 
     section: ClassVar[str] = "publish"
     address: str = ""

@@ -89,7 +89,7 @@ def export(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exported:
-    """What was written: lines for a person, values for a program."""
+    """Written files: lines to print and values for JSON."""
 
     lines: tuple[str, ...]
     values: dict[str, object]

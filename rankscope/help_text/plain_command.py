@@ -121,7 +121,7 @@ def _option(param: Any, ctx: Any) -> str:
 
 
 def _value(param: Any, ctx: Any) -> str:
-    """What stands for the value of an option."""
+    """Placeholder of an option's value in the help."""
     choices = _choices(param, ctx)
     if choices:
         joined = "|".join(choices)

@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 
 
 class _EndRequest(KeyboardInterrupt):
-    """What ends at Ctrl-C ends at these, too. Of the class itself that passes through `exec`, as it does where modules
-    are imported, CPython makes an end by SIGINT."""
+    """Raised on SIGTERM and SIGHUP; handlers of Ctrl-C handle it, too. It is a subclass since CPython turns a plain
+    KeyboardInterrupt that passes through `exec` (imports) into an end by SIGINT."""
 
 
 class _Received:

@@ -61,15 +61,15 @@ class Channel:
             self.send({"part": part})
 
     def query(self, sql: str, params: Any = ()) -> Any:
-        """As `analyzers.source.Source.query`."""
+        """See `analyzers.source.Source.query`."""
         return self._ask("query", sql, list(params or ()))
 
     def rows(self, sql: str, params: Any = ()) -> Any:
-        """As `analyzers.source.Source.rows`."""
+        """See `analyzers.source.Source.rows`."""
         return self._ask("rows", sql, list(params or ()))
 
     def has(self, table: str) -> bool:
-        """As `analyzers.source.Source.has`."""
+        """See `analyzers.source.Source.has`."""
         return bool(self._ask("has", table))
 
     def _ask(self, what: str, *arguments: Any) -> Any:

@@ -28,7 +28,7 @@ HEAD_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginRows:
-    """What a plug-in read from one file."""
+    """Rows that a plug-in read from one file."""
 
     plugin: str
     tables: dict[str, Rows] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class PluginRows:
 
     @property
     def has_records(self) -> bool:
-        """Whether there is more than events of a log."""
+        """Return True if there are rows other than log events."""
         return any(rows for table, rows in self.tables.items() if table != "log_events")
 
 

@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?:[^{}'\"‘’“”=:]|:(?! ))+")
 
 
 def unknown_document(path: Path) -> str:
-    """What a text file is, where it is no log: a document in which no line is known. Raises SourceError."""
+    """Raise SourceError with the kind of a text file in which no line is known (source code, document, ...)."""
     first = head(path, HEAD_BYTES)
     if not first.strip():
         return EMPTY

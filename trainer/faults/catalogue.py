@@ -41,7 +41,7 @@ CATALOGUE: dict[str, Kind] = {
     "exception": Kind(fault_id="F4", what="a rank raises RuntimeError", expected=(_RAISED,), recovery="restarts"),
     "exit": Kind(
         fault_id="F4",
-        what="a rank leaves with exit code 1, without a word",
+        what="a rank exits with code 1 and no message",
         expected=(Expected(("rank_lost",), ("exit",)),),
         recovery="restarts",
     ),

@@ -44,7 +44,7 @@ PLAIN_LINE_S = 5.0
 
 
 class ProgressView:
-    """Follows a run in a thread of its own between `__enter__` and `__exit__`."""
+    """Follows a run in a separate thread between `__enter__` and `__exit__`."""
 
     def __init__(self, run: RunDir, *, steps: int, plan: Plan, console: Console, node_rank: int = 0) -> None:
         self.run = run

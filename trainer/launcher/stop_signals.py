@@ -46,7 +46,7 @@ _CLOSE = 0
 
 
 class StopActions(Protocol):
-    """What a launcher does on a stop; called in the thread of `StopSignals`."""
+    """Actions of a launcher on a stop; called in the thread of `StopSignals`."""
 
     def announce(self, number: int) -> None:
         """Record that the run is being stopped."""

@@ -53,7 +53,7 @@ class _StopRequested(BaseException):
 
 
 class _Stop:
-    """What `train` does on a signal: record it, print what was found, end ranks and watch where that is due."""
+    """Actions of `train` on a signal: record it, print findings, end ranks and watch when due."""
 
     def __init__(
         self, run: RunDir, node: Node, events: EventWriter, keeper: WatchKeeper, ranks: RankProcesses, console: Console

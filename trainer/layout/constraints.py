@@ -80,8 +80,8 @@ def _context(config: Config, plan: Plan) -> None:
         )
     if ring and config.model.num_experts and config.model.expert_routing == "expert":
         raise ConfigError(
-            "parallel.cp_exchange = 'ring': not with model.expert_routing = 'expert' (of tokens that are alike the "
-            "earlier ones are taken, and a rank has an early and a late chunk); allowed: gather"
+            "parallel.cp_exchange = 'ring': not with model.expert_routing = 'expert' (equal tokens are "
+            "taken in their order, and a rank has an early and a late chunk); allowed: gather"
         )
     pieces = cp * (2 if ring else 1) * (plan.tp if config.parallel.sequence_parallel or config.model.num_experts else 1)
     if config.data.seq_len % pieces:

@@ -1,4 +1,4 @@
-"""Whether a loss is taken in chunks, and how many tokens a chunk has (`trainer.model.chunked_loss`)."""
+"""Decide if the loss is computed in chunks, and how many tokens a chunk has (`trainer.model.chunked_loss`)."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Plan:
         return "none"
 
     def chunks(self, rank: int, exchange: str) -> tuple[tuple[int, ...], int]:
-        """Which chunks of each sequence a rank has, of how many equal ones; see `parallel.cp_exchange`.
+        """Chunks of each sequence that a rank has, of how many equal ones; see `parallel.cp_exchange`.
 
         In a ring the first tokens would leave a rank idle while the last keep another busy: each has an early and a
         late chunk.

@@ -29,7 +29,7 @@ __all__ = ["Softmax", "chunked_loss"]
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """What is computed of a chunk's logits; compiled where the blocks are: each part is one pass over them then."""
+    """Computations on a chunk's logits, compiled if the blocks are: then each is one pass over them."""
 
     whole: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     peak: Callable[[Tensor], Tensor]

@@ -24,7 +24,7 @@ __all__ = ["OutputLoss"]
 
 @dataclass(slots=True)
 class OutputLoss:
-    """How the loss is computed of one model part."""
+    """Loss computation of one model part."""
 
     softmax: Softmax = field(default_factory=Softmax.eager)
     reader: Callable[[Tensor], None] | None = None

@@ -1,4 +1,4 @@
-"""What compression did not send in a step, kept by parameter and added to the next gradient (error feedback).
+"""Error feedback: what compression did not send in a step is kept by parameter and added to the next gradient.
 
     errors = ErrorFeedback(module, rank)
     corrected = errors.corrected(bucket)       # gradient and error of a bucket, flat: a new tensor

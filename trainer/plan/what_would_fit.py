@@ -1,4 +1,4 @@
-"""What would make room where no layout fits: more devices, the host's memory, larger devices, 4-bit weights.
+"""Suggest changes where no layout fits: more devices, the host's memory, larger devices, 4-bit weights.
 
     for line in what_would_fit(config, hardware, num_gpus=8): print(line)
 

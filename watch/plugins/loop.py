@@ -49,19 +49,19 @@ class QueriedStore:
         self._running: Store | None = None
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
-        """As `Store.query`."""
+        """See `Store.query`."""
         with self._opened() as store:
             self._running = store
             return store.query(sql, params)
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """As `Store.rows`."""
+        """See `Store.rows`."""
         with self._opened() as store:
             self._running = store
             return store.rows(sql, params)
 
     def has(self, table: str) -> bool:
-        """As `Store.has`."""
+        """See `Store.has`."""
         with self._opened() as store:
             return store.has(table)
 

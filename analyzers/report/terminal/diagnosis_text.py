@@ -278,7 +278,7 @@ def _indented(text: str, style: str) -> Any:
 
 
 def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
-    """Names and values, two pairs a line where there is room; a value that has none beside its name has a line."""
+    """Names and values, two pairs a line where there is room; a value too long for that has its own line."""
     from rich.padding import Padding
     from rich.table import Table
 

@@ -36,7 +36,7 @@ class FittedTable:
     """Style and cells of each row."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """As rich asks for it."""
+        """Rich's rendering protocol."""
         from rich.text import Text
 
         widths = [max(map(_width, (name, *cells))) for name, cells in zip(self.names, self._columns(), strict=True)]

@@ -2,7 +2,7 @@
 
     console.print(rank_table(rank_rows(store, findings, now_ns=now_ns), heading, max_rows=40))
 
-Ranks in trouble keep a row of their own. The others are folded by what they are doing, or by host where all of them do
+Ranks in trouble keep their rows. The others are folded by what they are doing, or by host where all of them do
 the same; with one group left, as many of its ranks as fit are shown.
 """
 
@@ -66,7 +66,7 @@ def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> Renderabl
 
 
 def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[RankRow]]]:
-    """The ranks that keep a row of their own, and groups of the others, `max_rows` rows together."""
+    """Ranks that keep their rows, and groups of the others, `max_rows` rows together."""
     rows = found.rows
     if len(rows) <= max_rows:
         return rows, []

@@ -45,7 +45,7 @@ class AlertLinks:
 
     @property
     def runbook_prefix(self) -> str:
-        """What stands before an anchor: on a page with all sections, or on the dashboard's Runbook page."""
+        """Address before an anchor: a page with all sections, or the dashboard's Runbook page."""
         if self.runbook_url:
             return f"{self.runbook_url.partition('#')[0]}#"
         return f"{self.dashboard_url}/runbook?section=" if self.dashboard_url else ""
@@ -61,7 +61,7 @@ def alert_links(manifest: Mapping[str, Any]) -> AlertLinks:
 
 
 def finding_path(facts: Mapping[str, Any], finding: Finding) -> str:
-    """Path and query of the page that shows the finding; empty if the run (`diagnosis.run`) is none of ours.
+    """Path and query of the page that shows the finding; empty if Rankscope did not record the run (`diagnosis.run`).
 
     Nothing in either name can leave the query.
     """

@@ -1,4 +1,4 @@
-"""What every line of a file begins with, whatever program put it there: learned from the lines themselves.
+"""Learn the prefix that all lines of a file share, whatever program wrote it.
 
     pattern = common_prefix(lines)            # of a sample of lines: the longest begin that nearly all share
     pattern = prefix_before(line, at)         # of one line whose own begin is known: what stands before it

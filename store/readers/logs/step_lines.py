@@ -53,7 +53,7 @@ _BATCH = re.compile(
     r"\b[Ee]poch\b[ :=#\[(|-]{1,4}(?P<epoch>\d{1,7})(?![\d.])[^\n]{0,24}?\b(?:[Bb]atch|[Ss]tep|[Ii]ter(?:ation)?)"
     r"\b[ :=#\[(|-]{1,4}(?P<step>\d{1,12}) *(?:/|of) *(?P<total>\d{1,12})"
 )
-"""A loop that somebody wrote: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
+"""Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""

@@ -19,7 +19,7 @@ def recognise(first: bytes) -> bool:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """As many lines as the file has."""
+    """Yield one log line for each line of the file."""
     pod, container, state = "", "", ""
     for line in read_text(path, REPORT_BYTES).splitlines():
         field = _FIELD.match(line)

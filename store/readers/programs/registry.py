@@ -39,12 +39,12 @@ def program_of(first: bytes) -> str | None:
 
 
 def name_of(program: str) -> str:
-    """What the files of a program are, in words."""
+    """Describe the files of a program in words."""
     return str(_modules()[program].NAME)
 
 
 def wraps_text(program: str) -> bool:
-    """Whether a program's files are the lines of a text log in another form."""
+    """Return True if a program's files hold the lines of a text log in another form."""
     return hasattr(_modules()[program], "lines")
 
 

@@ -34,7 +34,7 @@ _BY_NAME = {name: column for column, names in _COLUMNS.items() for name in names
 
 @dataclass(slots=True)
 class Point:
-    """What one row of metrics says of a step."""
+    """Values of a step in one row of metrics."""
 
     step: int
     wall_ns: int | None = None

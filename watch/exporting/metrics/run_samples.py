@@ -131,7 +131,7 @@ def expert_samples(source: Source) -> Iterator[Sample]:
 
 
 def planned_bubble_samples(source: Source, manifest: Mapping[str, Any]) -> Iterator[Sample]:
-    """What the schedule of the run's configuration leaves idle; nothing for other loops, and without a closed form."""
+    """Idle share of the configured pipeline schedule; none for other loops and schedules without a closed form."""
     parallel = read(ParallelFacts, manifest)
     if not parallel.schedule or missing_tables(source, "spans", "ranks"):
         return
