@@ -129,7 +129,7 @@ def _all_entered(found: HangCause, who: str, call: str, at: str) -> str:
 
 
 def _all_entered_cause(found: HangCause, *, many: bool) -> str:
-    """Possible causes of a call that all entered and none left; a device too, if only hosts are known to have entered."""
+    """Possible causes of a call that all entered and none left; a device too, if only hosts are known to be in it."""
     if found.call is None or not found.call.host_only:
         return "the network or the backend is stuck"
     device = "the device of one of them" if many else "its device"

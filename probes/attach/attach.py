@@ -171,7 +171,7 @@ class Attached:
         self._undo_records.append(self._close)
         self._undo_records.append(register(run, self.recorder.attempt, identity.rank))
         assert isinstance(self.recorder, TapeRecorder)
-        has_plugin = record_nccl(self.recorder, says_so=identity.local_rank == 0)
+        has_plugin = record_nccl(self.recorder, log_status=identity.local_rank == 0)
         if gpu_is_present():
             offer_dump_pipe(run, self.recorder.attempt)
         install(self.recorder, has_plugin=has_plugin)

@@ -1,10 +1,10 @@
-"""Settings of an attached run: what the launcher was told, over what the script says, over what attaching stands for.
+"""Settings of an attached run: the launcher's options override the script's, which override the defaults.
 
 os.environ[VARIABLE] = json.dumps({"publish": {"address": "s3://lake/rankscope"}})     # rankscope run --set
 attached_config({"probes": {"retain": "window"}})     # both, and {"recovery": {"enabled": False}}
 
-The launcher has checked what it was told. What a script says is checked by the trainer's configuration, in a process of
-its own: its models need packages that a user's process need not load, and names that may be taken there.
+The launcher has checked its options. Those of the script are checked in a separate process by the trainer's
+configuration, whose models need packages and module names that a user's process should not load.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ CHECK_S = 30.0
 """Limit of the check, which takes half a second."""
 
 
-def attached_config(config: Mapping[str, Any], *, tells: bool = True) -> dict[str, Any]:
-    """The run's configuration, merged setting by setting, without settings that cannot be: those have the default.
+def attached_config(config: Mapping[str, Any], *, warn: bool = True) -> dict[str, Any]:
+    """Merge the configuration setting by setting; invalid settings get their defaults.
 
-    `tells`: a warning names each of them.
+    `warn`: a warning names each of them.
     """
     given = _merged(config, json.loads(os.environ.get(VARIABLE) or "{}"))
     if any(section in config for section in SECTIONS):
         with failing_open("attach.config"):
-            given |= _usable({section: given[section] for section in SECTIONS if section in given}, tells=tells)
+            given |= _usable({section: given[section] for section in SECTIONS if section in given}, warn=warn)
     # Only now: where `recovery.enabled` is left out, it is off, and not what `watch` takes for a missing setting.
     return _merged(_DEFAULTS, given)
 
 
-def _usable(given: Mapping[str, Any], *, tells: bool) -> dict[str, Any]:
+def _usable(given: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
     """The sections without wrong settings; one that is wrong as a whole is empty. Raises if they cannot be checked."""
     command, environment = own_process("trainer.config.attached_settings")
     done = subprocess.run(
@@ -51,7 +51,7 @@ def _usable(given: Mapping[str, Any], *, tells: bool) -> dict[str, Any]:
         timeout=CHECK_S, check=True,
     )  # fmt: skip
     checked = json.loads(done.stdout)
-    for problem in checked["problems"] if tells else ():
+    for problem in checked["problems"] if warn else ():
         logger.warning("rankscope ignores a setting of attach(config=...): %s", problem)
     return {section: checked["settings"].get(section, {}) for section in given}
 

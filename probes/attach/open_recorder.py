@@ -45,7 +45,7 @@ def open_recorder(
     config: dict[str, Any],
 ) -> tuple[TapeRecorder, RunDir] | None:
     """Open this rank's recorder in the run; None, with a warning, where the folder is of no use or taken."""
-    config = attached_config(config, tells=identity.rank == 0)
+    config = attached_config(config, warn=identity.rank == 0)
     manifest = {
         "config": config,
         "attached": True,

@@ -72,7 +72,7 @@ def watch_fsdp_reductions() -> ReductionInputs | None:
         return None
     with failing_open("collectives.reduction_inputs"):
         fsdp, inputs = fsdp_param_group(), ReductionInputs()
-        setattr(fsdp, _REDUCE, _looked_at(getattr(fsdp, _REDUCE), inputs))
+        setattr(fsdp, _REDUCE, _checking(getattr(fsdp, _REDUCE), inputs))
         return inputs
     return None
 
@@ -84,7 +84,7 @@ def watch_first_layer(model: nn.Module) -> ReductionInputs:
     return inputs
 
 
-def _looked_at(real: Callable[..., Any], inputs: ReductionInputs) -> Callable[..., Any]:
+def _checking(real: Callable[..., Any], inputs: ReductionInputs) -> Callable[..., Any]:
     real = getattr(real, "__wrapped__", real)
 
     @functools.wraps(real)

@@ -49,14 +49,16 @@ class CompileLog:
             file, line = getattr(metrics, "co_filename", "") or "", getattr(metrics, "co_firstlineno", 0) or 0
             function = getattr(metrics, "co_name", "") or ""
             if self._is_new(str(getattr(metrics, "compile_id", "")), file, line):
-                self._recorder.event(event_kinds.RECOMPILE, file=file, line=line, function=function, guard=_said(guard))
+                self._recorder.event(
+                    event_kinds.RECOMPILE, file=file, line=line, function=function, guard=_shortened(guard)
+                )
 
     def _broke(self, reason: Any) -> None:
         frame = reason.user_stack[-1] if reason.user_stack else None
         file, line = (frame.filename, frame.lineno or 0) if frame is not None else ("", 0)
         function = frame.name if frame is not None else ""
         if self._is_new(file, line, reason.reason):
-            why = _said(reason.reason)
+            why = _shortened(reason.reason)
             self._recorder.event(event_kinds.GRAPH_BREAK, file=file, line=line, function=function, reason=why)
 
     def _is_new(self, *key: object) -> bool:
@@ -66,5 +68,5 @@ class CompileLog:
         return True
 
 
-def _said(text: object) -> str:
+def _shortened(text: object) -> str:
     return " ".join(str(text).split())[:MAX_CHARACTERS]

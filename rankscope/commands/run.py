@@ -116,14 +116,14 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--run-dir", default="", metavar="DIR")
     parser.add_argument("--run-name", default="", metavar="NAME")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    told = io.StringIO()
+    message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):  # argparse writes a page of usage before its one line
+        with contextlib.redirect_stderr(message):  # argparse writes a page of usage before its one line
             options: argparse.Namespace = parser.parse_args(words)
     except SystemExit as ended:
         if not ended.code:
             raise
-        mistake = told.getvalue().strip().rpartition(": error: ")[2].replace(", training_script_args", "")
+        mistake = message.getvalue().strip().rpartition(": error: ")[2].replace(", training_script_args", "")
         fail(f"{mistake.replace('training_script', 'SCRIPT')}. See `rankscope run --help`.")
     try:
         is_usable = determine_local_world_size(options.nproc_per_node) > 0

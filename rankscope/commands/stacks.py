@@ -48,12 +48,12 @@ def stacks(
     if as_json:
         import json
 
-        told = [
+        processes = [
             {"name": stack.name, "pid": stack.pid, "rank": stack.rank, "stopped": stack.is_stopped, "odd": stack in odd,
              "problem": stack.problem, "frames": [str(frame) for frame in stack.frames]}
             for stack in taken
         ]  # fmt: skip
-        echo(json.dumps({"verdict": verdict, "processes": told}, indent=2))
+        echo(json.dumps({"verdict": verdict, "processes": processes}, indent=2))
         return
     for found in groups:
         first = found.members[0]

@@ -167,8 +167,8 @@ def _unquoted(text: str) -> str:
 def _describe(error: ErrorDetails) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "value_error":  # most of our validators name the key
-        told = _one_line(str(error["ctx"]["error"]))
-        return told if key in told else f"{key}: {told}"
+        line = _one_line(str(error["ctx"]["error"]))
+        return line if key in line else f"{key}: {line}"
     shown = REDACTED if _may_be_secret(error["loc"]) else _shown(error["input"])
     if error["type"] == "extra_forbidden":
         return f"{key} = {shown}: unknown key; {_allowed_names(error['loc'])}"

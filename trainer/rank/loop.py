@@ -181,10 +181,10 @@ def _evaluate(session: Session, step: int) -> None:
         else:  # one set without a name
             session.recorder.event(event_kinds.EVALUATION, loss=mean)
     if session.prints_progress:
-        told = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name)
+        by_set = "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items() if name)
         mean = sum(losses.values()) / len(losses)
         sys.stdout.write(f"step {step}/{session.training.config.train.steps}  validation loss {mean:.4f}")
-        sys.stdout.write(f"  ({told})\n" if told else "\n")
+        sys.stdout.write(f"  ({by_set})\n" if by_set else "\n")
         sys.stdout.flush()
 
 

@@ -138,7 +138,7 @@ def _train(setup: _Setup, stop: StopRequest, recorder: Recorder) -> int:
         if config.probes.collectives:
             has_plugin = False
             if isinstance(recorder, TapeRecorder):
-                has_plugin = record_nccl(recorder, says_so=identity.local_rank == 0)
+                has_plugin = record_nccl(recorder, log_status=identity.local_rank == 0)
                 if device.type == "cuda":
                     offer_dump_pipe(run, recorder.attempt)
             install(recorder, check_nonfinite=config.probes.nonfinite_flags, has_plugin=has_plugin)

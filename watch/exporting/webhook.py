@@ -107,8 +107,8 @@ class FindingHook:
                 self._lose(finding, f"more than {self._at_most} findings in an hour")
                 continue
             self._reported.add(key)
-            told = self._redact.within(finding.to_json())
-            body = {"run_id": self._run_id, "finding": told, "left_out": self._left_out,
+            redacted = self._redact.within(finding.to_json())
+            body = {"run_id": self._run_id, "finding": redacted, "left_out": self._left_out,
                     "dashboard_url": self._links.finding(self._run_id, finding),
                     "runbook_url": self._links.runbook(finding.advice),
                     "explain": explain_command(finding.advice) if finding.advice else ""}  # fmt: skip

@@ -1,6 +1,6 @@
 """Have NCCL load the profiler plugin: set its variables before the first communicator of the process.
 
-    record_nccl(recorder, says_so=local_rank == 0)               # a rank with torch
+    record_nccl(recorder, log_status=local_rank == 0)               # a rank with torch
     loading = load_plugin(directory, rank=3, attempt=0)          # any process
     loading.is_set, loading.reason            # False, "NCCL_PROFILER_PLUGIN names another plugin: ..."
 
@@ -53,22 +53,22 @@ class Loading:
         return self.state == "set"
 
     @property
-    def is_worth_a_line(self) -> bool:
+    def should_log(self) -> bool:
         """True if something that could be recorded is not, so that the user should know."""
         return self.state not in ("set", "off", "no_gpu")
 
 
-def record_nccl(recorder: TapeRecorder, *, says_so: bool) -> bool:
+def record_nccl(recorder: TapeRecorder, *, log_status: bool) -> bool:
     """Load the plugin for a rank, write the event that tells whether, and log one line where it could not be.
 
-    Returns True if NCCL loads it. Call it before the process groups are made; `says_so` is true on one rank of a node.
+    Returns True if NCCL loads it. Call it before the process groups are made; `log_status`: on one rank of a node.
     """
     is_set = False
     with failing_open("nccl_plugin"):
         loading = load_plugin(recorder.directory, rank=recorder.rank, attempt=recorder.attempt)
         if loading.state != "no_gpu":
             recorder.event(event_kinds.NCCL_PLUGIN, state=loading.state, reason=loading.reason or None)
-        if says_so and loading.is_worth_a_line:
+        if log_status and loading.should_log:
             logger.warning("rankscope does not record NCCL below Python: %s", loading.reason)
         is_set = loading.is_set
     return is_set

@@ -68,7 +68,7 @@ def test_right_settings_and_those_of_the_script_are_left_alone(caplog: pytest.Lo
 
 
 def test_one_rank_tells(caplog: pytest.LogCaptureFixture) -> None:
-    assert attached_config({"probes": {"retian": "window"}}, tells=False)["probes"] == {}
+    assert attached_config({"probes": {"retian": "window"}}, warn=False)["probes"] == {}
     assert not caplog.records
 
 

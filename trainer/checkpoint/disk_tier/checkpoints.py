@@ -396,5 +396,5 @@ class DiskCheckpoints:
             self.recorder.event(event_kinds.CHECKPOINT, step=step, tier="disk", state=state, path=path, **detail)
 
     def _report_problem(self, reason: str, step: int | None = None) -> None:
-        told = {"tier": "disk", "state": "failed", "path": self.folder.name, "reason": reason}
-        self.recorder.event(event_kinds.CHECKPOINT, step=step, **told)
+        detail = {"tier": "disk", "state": "failed", "path": self.folder.name, "reason": reason}
+        self.recorder.event(event_kinds.CHECKPOINT, step=step, **detail)

@@ -57,7 +57,7 @@ def test_variables_are_set_for_the_rank(built: Path, tmp_path: Path) -> None:
 def test_without_a_gpu_nothing_happens(built: Path, tmp_path: Path) -> None:
     loading = load_plugin(tmp_path, rank=0, attempt=0, has_gpu=False)
     assert loading.state == "no_gpu"
-    assert not loading.is_worth_a_line
+    assert not loading.should_log
     assert "NCCL_PROFILER_PLUGIN" not in os.environ
 
 
@@ -73,7 +73,7 @@ def test_another_nccl_plugin_is_left_alone(built: Path, tmp_path: Path, monkeypa
     loading = load_plugin(tmp_path, rank=0, attempt=0, has_gpu=True)
     assert loading.state == "other_plugin"
     assert "inspector" in loading.reason
-    assert loading.is_worth_a_line
+    assert loading.should_log
     assert os.environ["NCCL_PROFILER_PLUGIN"].endswith("inspector.so")
 
 
@@ -116,7 +116,7 @@ def test_turned_off(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RANKSCOPE_NCCL_EVENTS", "none")
     loading = load_plugin(tmp_path, rank=0, attempt=0, has_gpu=True)
     assert loading.state == "off"
-    assert not loading.is_worth_a_line
+    assert not loading.should_log
 
 
 def test_machine_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +169,9 @@ def test_rank_says_why_it_does_not_record(
     monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "other")
     recorder = TapeRecorder(tmp_path, rank=1, attempt=0)
     with caplog.at_level(logging.WARNING):
-        record_nccl(recorder, says_so=False)
+        record_nccl(recorder, log_status=False)
         assert not caplog.records
-        record_nccl(recorder, says_so=True)
+        record_nccl(recorder, log_status=True)
     recorder.close()
     [record] = caplog.records
     assert "NCCL_PROFILER_PLUGIN names another plugin, other" in record.getMessage()
