@@ -78,7 +78,7 @@ class QueryResult:
         return pl.DataFrame([pl.Series(name, self[name], dtype=types.get(name), strict=False) for name in self.columns])
 
     def _known_types(self) -> Iterator[tuple[str, tuple[str, str, str]]]:
-        """Columns whose type is one of the plain ones: all others are what their values are."""
+        """Yield (column, type) for columns of basic types; other types are inferred from the values."""
         for name, kind in zip(self.columns, self.types, strict=False):
             if (known := _TYPES.get(kind)) is not None:
                 yield name, known

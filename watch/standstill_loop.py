@@ -135,8 +135,8 @@ class StandstillLoop:
 
     @property
     def _judges_all(self) -> bool:
-        """True where the tapes of other nodes are to be judged too, as far as they lie in this run's folder: no other
-        watch judges this node's ranks, or the other nodes train on in an attempt without this one."""
+        """Return True if tapes of other nodes in this folder are judged too: no other watch judges this node's ranks, or
+        the other nodes continue in an attempt without this one."""
         if self._job is None:
             return True
         if self._job.leads:
@@ -162,7 +162,7 @@ class StandstillLoop:
             if received is not None and self._confirms(received):
                 verdicts, stands = [*verdicts, received], True
         if not (self._tapes.has_ended or self._tapes.is_stopping):  # the launcher ends them
-            # Ranks that record do not wait, whatever was found about others.
+            # Ranks that still record are not waiting: do not kill them.
             stands &= self._is_quiet
             self._culprits.act(verdicts, attempt, self._tapes.processes, self._tapes.placed, stands=stands)
 
@@ -172,9 +172,9 @@ class StandstillLoop:
         return self._tapes.quiet_s >= self._floor_s / 2
 
     def _confirms(self, verdict: Verdict) -> bool:
-        """Return True unless the ranks of this node are recording: no rank of a job that hangs does.
+        """Return True unless the ranks of this node are recording, which contradicts a hang.
 
-        The verdict came over the network, and what it asks for is a kill.
+        The verdict came over the network and asks for a kill, so it is checked.
         """
         if self._is_quiet:
             return True

@@ -62,7 +62,7 @@ class Identity:
         )
 
     def in_group(self) -> Identity:
-        """This, corrected by the default process group if there is one: `mp.spawn` sets no variables."""
+        """Return the identity corrected by the default process group, if any: `mp.spawn` sets no variables."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized():
@@ -99,9 +99,8 @@ class Identity:
     def job(self) -> str:
         """A name of the launch that each rank finds by itself, the same over the launcher's restarts.
 
-        On one node it is the process that started all ranks, which no other process of that start time has been.
-        Over several, or from containers that do not see it, it is what the launcher calls the job; where that may come
-        again, a word that the ranks leave in their process group's store.
+        On one node: pid and start time of the process that started all ranks. On several nodes, or in containers that do
+        not see it: the launcher's job id; if that may be reused, a random word from the process group's store.
         """
         if self.is_one_node():
             pid = launcher_pid() if self.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
@@ -126,7 +125,7 @@ def launcher_pid() -> int:
 
 
 def _launched() -> int:
-    """Processes that torchrun has started, of which a node has one; 0 where it has several, or under another launcher.
+    """Number of ranks that this node's torchrun has started; 0 with several torchruns or another launcher.
 
     Not from WORLD_SIZE: a script that starts its ranks may set it for them.
     """
@@ -140,7 +139,7 @@ def _is_alone(size: int, launched: int) -> bool:
 
 
 def _of_schedulers() -> list[str]:
-    """Their variables of a rank, unless they are those of a larger thing: a shell in which a launcher was started."""
+    """Rank variables of schedulers, unless they belong to an enclosing allocation in which a launcher was started."""
     size = os.environ.get("WORLD_SIZE")
     return [rank for rank, ranks in _OF_SCHEDULERS.items() if size is None or os.environ.get(ranks) == size]
 

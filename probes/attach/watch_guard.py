@@ -1,8 +1,8 @@
-"""Supervise a `watch` that our launcher does not: restart it after a kill, stop or crash.
+"""Supervise a `watch` under other launchers: restart it after a kill, stop or crash.
 
     python -m probes.attach.watch_guard RUN NODE_RANK LAUNCHER_PID NUM_NODES DIGESTS     (`watch_process.leave_watch`)
 
-A separate process and no thread of the rank: it costs the training nothing, and it works while the rank hangs with
+It is a separate process, not a thread of the rank: it costs the training nothing, and works while the rank hangs with
 Python's lock held, and over the restarts of its ranks. It imports the standard library alone.
 
 It ends with its watch: where that ended by itself (the run is over, it was asked to stop), where another watch of the

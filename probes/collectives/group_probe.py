@@ -1,4 +1,4 @@
-"""State shared by the recorded process groups of one recorder: their labels, and what releases them.
+"""State shared by the recorded process groups of one recorder: their labels, and how they are released.
 
 probe = GroupProbe(recorder, check_nonfinite=True)
 probe.made(group)
@@ -37,12 +37,12 @@ class GroupProbe:
         self._made: list[weakref.ref[Any]] = []
 
     def made(self, group: Any) -> None:
-        """Remember the order in which groups are made, which is the same on all their members; also to release them."""
+        """Register a new group. All members create groups in the same order."""
         self._unlabelled.append(weakref.ref(group))
         self._made.append(weakref.ref(group))
 
     def release(self) -> None:
-        """No group records from here on."""
+        """Stop recording in all groups."""
         for reference in self._made:
             if (group := reference()) is not None:
                 group.pass_on()
@@ -67,7 +67,7 @@ class GroupProbe:
         label = self._announced(group, members, "wrapper")
         group.calls.members = members
         kind = label.partition(":")[0]
-        # A mesh of one dimension has the world's group: there only what the backward pass reduces is a gradient.
+        # A one-dimensional mesh uses the world group, in which only reductions of the backward pass are gradients.
         group.calls.dimension = kind if kind.startswith("dp_") or kind == "world" else ""
         group.calls.label = self.recorder.name(label)
 

@@ -1,4 +1,4 @@
-"""The files of a run on disk, and nothing else knows their names.
+"""Layout of a run's folder: all file names are defined here.
 
 run = RunDir.create(Path("runs"), name="demo", manifest={...})
 run = RunDir.open(Path("runs/latest"))
@@ -74,9 +74,9 @@ class RunDir:
 
     @classmethod
     def join(cls, runs_dir: Path, job: str, name: str) -> tuple[RunDir, bool]:
-        """The run of a launch: the one that its first rank has named, or `name`; and whether we are the first.
+        """Open the run of a launch, created under `name` by its first rank. Returns (run, True if this rank is first).
 
-        Who is first has to write the manifest. Raises OSError where nothing can be written.
+        The first rank has to write the manifest. Raises OSError if the folder is not writable.
         """
         launches = runs_dir / ".launches"
         launches.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ class RunDir:
 
     @classmethod
     def adopt(cls, path: Path) -> tuple[RunDir, bool]:
-        """The run in this very folder, and whether there was none: its manifest is to be written then.
+        """Use exactly this folder. Returns (run, True if it is new and needs a manifest).
 
         Raises RunError if the folder holds something else, OSError where it cannot be made.
         """
@@ -191,7 +191,7 @@ class RunDir:
                 yield int(match[1]), path
 
     def event_files(self) -> Iterator[Path]:
-        """Files of events of all node processes and ranks, those that are not there too."""
+        """Paths of the event files of all node processes and ranks; they need not exist."""
         for folder in [path for _, path in self.node_dirs()] + [path for _, _, path in self.rank_dirs()]:
             yield folder / "events.jsonl"
 
@@ -293,7 +293,7 @@ class RunDir:
 def make_private(path: Path) -> None:
     """Make the folder of a new run, or close an empty one to others. Raises OSError where it cannot be made.
 
-    What another user owns, or a disk that knows no modes, stays as it is: the run is recorded all the same.
+    Folders of other users and file systems without modes are left as they are.
     """
     path.mkdir(parents=True, exist_ok=True, mode=PRIVATE)
     with contextlib.suppress(OSError):

@@ -87,7 +87,7 @@ def suspicious_hosts(path: Path) -> dict[str, str]:
 
 
 def _histories(folder: RunsFolder) -> list[RunHistory]:
-    """One a run; those that cannot be read are named."""
+    """Return one history for each run; name those that cannot be read."""
     from analyzers.fleet.remembered import read_histories
 
     found = read_histories(folder)

@@ -205,8 +205,8 @@ class Transformer(nn.Module):
         return self.output_loss.of(x, self.head.weight, targets)
 
     def _of_chunks(self, length: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Angles of the positions of the chunks that come in, `length` together, and their mask over the whole
-        sequence: (1, 1, length, seq); none for a ring, which masks by itself."""
+        """Rotary angles of this rank's chunks (`length` positions in all) and their mask over the whole sequence,
+        (1, 1, length, seq); no mask for a ring, which masks by itself."""
         size = length // len(self.chunks)
         parts = [slice(chunk * size, (chunk + 1) * size) for chunk in self.chunks]
         cos, sin = (torch.cat([angles[part] for part in parts]) for angles in (self.cos, self.sin))

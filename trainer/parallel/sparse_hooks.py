@@ -6,8 +6,8 @@
 int8    Sums of int8 overflow, so ranks reduce a part each. Every rank sends each other rank its part in int8, with a
         float32 scale for 256 numbers; that rank adds them up in float32, rounds the mean in the same way and sends it
         to all. A quarter of the bytes of an all-reduce in float32, whatever the number of ranks. What the rank lost of
-        its own numbers is its error, and what it lost of the mean times the number of ranks, since its error will be
-        divided by that.
+        its own numbers is its error, plus its loss of the mean times the number of ranks, by which errors are
+        divided later.
 top-k   Every rank sends the `ratio` of its numbers that are the farthest from zero, with their places; what it did not
         send is its error. All add up all lists in the order of the ranks. Bytes grow with the number of ranks: 8 for a
         number and rank, so a ratio of 1 % pays below a hundred ranks.

@@ -4,10 +4,10 @@
     requester.poll(store, attempt, now_ns)                    # once a tick
 
 A straggler acts once it has been reported for long enough and, judged again at that moment, is still slow for a cause
-that lies in its device and costs enough. What is kept in spite of a report is an event with the reason.
+that lies in its device and costs enough. A rank that is reported and kept is an event with the reason.
 
-The watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records. Two that ask would
-leave out two ranks in one cool-down: each knows its own requests alone.
+The watch of node 0 asks for all ranks, another node's only where node 0's cannot see its records. Two that ask could
+exclude two ranks in one cool-down, since neither knows the other's requests.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class ExclusionRequester:
         return self._acted_s is not None and self._clock_s() - self._acted_s < self._policy.cooldown_s
 
     def _last_request_s(self) -> float | None:
-        """When a watch before this one last asked, by this one's clock."""
+        """Time of the last request by an earlier watch of this node, on this process's clock."""
         if not self._events.path.exists():
             return None
         found = [

@@ -67,5 +67,5 @@ def _judge(run: RunDir, store: Store, phase: RunPhase) -> Diagnosis:
 
 
 def _explains_end(found: Finding) -> bool:
-    """Return True if it says how a rank ended; that one is gone is no explanation."""
+    """Return True if the finding says how a rank ended; `vanished` does not."""
     return found.kind in EXPLAINS_END and found.cause != "vanished"

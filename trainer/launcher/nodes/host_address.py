@@ -1,11 +1,11 @@
-"""Under which address the other nodes reach this one. Its name may well mean 127.0.1.1 here, as Debian sets it up.
+"""Find the address by which other nodes reach this one: its host name may resolve to 127.0.1.1 (Debian's default).
 
     is_own("10.0.0.1")                   # True on the machine that has this address, whatever its name resolves to
     own_address("10.0.0.1", 29500)       # "10.0.0.7": the address from which that endpoint is reached
     gloo_interface("10.0.0.7")           # "eth1" if gloo, which resolves the name, would take the loopback; else None
 
-torch compares the endpoint with the addresses of the host's name: by it a node at the endpoint may not know that it is
-there, so that no node keeps the store, and the ranks of other nodes connect to themselves.
+torch compares the endpoint with the addresses of the host's name. With a loopback name the endpoint's node does not
+recognise itself, no node hosts the store, and ranks of other nodes connect to themselves.
 """
 
 from __future__ import annotations
