@@ -133,7 +133,7 @@ def _output(commands: Sequence[Sequence[str]]) -> tuple[bytes, str]:
         if done.returncode == 0 and done.stdout:
             return done.stdout[-TAIL_BYTES:], ""
     names = " and ".join(command[0] for command in commands)
-    return b"", f"{names}: not installed, or nothing to say"
+    return b"", f"{names}: not installed, or no output"
 
 
 def _stacks(pids: Sequence[int]) -> tuple[bytes, str]:

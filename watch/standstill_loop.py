@@ -120,7 +120,7 @@ class StandstillLoop:
         if not self._run.path.is_dir():
             return False  # the run was deleted
         if problem := self._held.problem():
-            logger.error("%s%s. This watch ends, and writes into neither.", problem[:1].upper(), problem[1:])
+            logger.error("%s%s. This watch ends and writes into neither folder.", problem[:1].upper(), problem[1:])
             return False
         if self._tapes.is_running:
             self._gone_since_s = None
@@ -135,7 +135,7 @@ class StandstillLoop:
 
     @property
     def _judges_all(self) -> bool:
-        """Return True if tapes of other nodes in this folder are judged too: no other watch judges this node's ranks, or
+        """Return True to judge other nodes' tapes in this folder too: no other watch judges this node's ranks, or
         the other nodes continue in an attempt without this one."""
         if self._job is None:
             return True

@@ -30,7 +30,7 @@ class Histories:
 
 
 def read_histories(folder: RunsFolder) -> Histories:
-    """Read each run, from the memory where it has not changed since. A damaged run does not hide the others."""
+    """Read each run, from `.fleet` if it has not changed since. A damaged run does not hide the others."""
     found = Histories()
     for name in folder.run_ids():
         try:

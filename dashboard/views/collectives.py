@@ -51,7 +51,7 @@ def load_exposed_calls(source: Source) -> Any:
 
 
 def load_below(source: Source) -> dict[str, Any]:
-    """{heading: rows}: sums of steps whose calls were taken out, and what NCCL did below its calls."""
+    """{heading: rows}: sums of steps whose calls were taken out, and the NCCL plugin's records."""
     return {
         "Older steps in sums": call_queries.older_totals(source), "As NCCL ran them": call_queries.nccl_kernels(source),
         "Channels of NCCL": call_queries.nccl_channels(source), "Network links": call_queries.nccl_transfers(source),

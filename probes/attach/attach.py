@@ -312,7 +312,7 @@ def attach(
     if _current is not None:
         if late := sorted(set(config or {}) & set(SECTIONS)):
             logger.warning(
-                "config of attach() comes too late for %s: the run has begun; rankscope run --set SECTION.KEY=VALUE",
+                "attach(config=...) ignores %s: the run has already begun; use rankscope run --set SECTION.KEY=VALUE",
                 ", ".join(late),
             )
         _current.watch(_several(model), _several(optimizer), gradient_interval=gradient_interval)

@@ -99,7 +99,7 @@ class Identity:
     def job(self) -> str:
         """A name of the launch that each rank finds by itself, the same over the launcher's restarts.
 
-        On one node: pid and start time of the process that started all ranks. On several nodes, or in containers that do
+        On one node: pid and start time of the process that started all ranks. On several, or in containers that do
         not see it: the launcher's job id; if that may be reused, a random word from the process group's store.
         """
         if self.is_one_node():

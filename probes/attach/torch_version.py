@@ -22,7 +22,7 @@ def warn_if_untried(version: str) -> bool:
         return False
     oldest, newest = (".".join(map(str, tried)) for tried in TRIED)
     logger.warning(
-        "rankscope was not tried with torch %s (tried: %s to %s); what it cannot hook is left out",
+        "rankscope is not tested with torch %s (tested: %s to %s); what it cannot hook is not recorded",
         version, oldest, newest,
     )  # fmt: skip
     return True

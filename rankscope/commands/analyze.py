@@ -105,7 +105,7 @@ def _diagnosis(paths: Sequence[Path], why_spike: str) -> tuple[Diagnosis, WhySpi
     runs = [found for found in given if found.kind in ("address", "run", "shared")]
     files = [found.path for found in given if found not in runs]
     if why_spike and (files or len(runs) != 1):
-        fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is no run of Rankscope")
+        fail(f"--why-spike {why_spike}: {files[0] if files else 'more than one path'} is not a recorded run")
     if not files and len(runs) == 1:
         return _of_run(runs[0], why_spike)
     from analyzers.evidence.diagnose_files import diagnose_files

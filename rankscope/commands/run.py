@@ -148,7 +148,7 @@ def _checked(overrides: list[str]) -> dict[str, dict[str, Any]]:
     except ConfigError as error:
         fail(str(error))
     if others := sorted(set(given) - set(SECTIONS)):
-        fail(f"--set {others[0]}....: a section of `rankscope train`; a script's own are {', '.join(SECTIONS)}")
+        fail(f"--set {others[0]}....: only `rankscope train` has this section; a script has {', '.join(SECTIONS)}")
     return given
 
 

@@ -143,11 +143,7 @@ class ProgressView:
         """Line on a first attempt that has fewer ranks than planned, else ""."""
         if self._num_ranks >= self.plan.world_size:
             return ""
-        spare = (
-            f" {counted(num_spare, 'rank')} more than it can use waits."
-            if isinstance(num_spare, int) and num_spare
-            else ""
-        )
+        spare = f" {counted(num_spare, 'rank')} left over." if isinstance(num_spare, int) and num_spare else ""
         return f"[cyan]Started {counted(self._num_ranks, 'rank')} of {self.plan.world_size}.[/]{spare}"
 
     def _print_events(self) -> None:

@@ -100,7 +100,7 @@ class Zygote:
         if self._ready:
             return
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise ZygoteError("the kernel makes this process no reaper of its descendants")
+            raise ZygoteError("prctl(PR_SET_CHILD_SUBREAPER) failed")
         self._channel.settimeout(IMPORT_TIMEOUT_S)
         problem = json.loads(self._channel.recv(MAX_MESSAGE_BYTES) or b'{"problem": "the zygote died"}')["problem"]
         if problem:

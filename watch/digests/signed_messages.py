@@ -63,10 +63,10 @@ class Signer:
     def open(self, purpose: str, data: bytes, *, sender: int, to: int) -> Message:
         """Check the signature alone. Raises MessageRefused."""
         if len(data) < _HEAD.size + _MAC_BYTES or data[: len(_MAGIC)] != _MAGIC:
-            raise MessageRefused("no message of this version of rankscope")
+            raise MessageRefused("not a message of this version of rankscope")
         signed, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(purpose, sender, to, signed)):
-            raise MessageRefused("its signature is not of this job's secret")
+            raise MessageRefused("it is not signed with this job's secret")
         _, session, echo, counter = _HEAD.unpack_from(signed)
         return Message(session=session, echo=echo, counter=counter, body=signed[_HEAD.size :])
 

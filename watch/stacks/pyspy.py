@@ -51,7 +51,7 @@ def take(pid: int) -> Stack:
     except subprocess.TimeoutExpired:
         threads, problem = None, f"py-spy did not answer within {DUMP_S:.0f} s"
     except ValueError:
-        threads, problem = None, "py-spy's answer cannot be read"
+        threads, problem = None, "py-spy's output cannot be parsed"
     frames = _frames(threads) if isinstance(threads, list) else ()
     return Stack(pid=pid, rank=rank, frames=frames, os_state=state, problem=problem)
 

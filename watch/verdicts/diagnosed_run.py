@@ -62,7 +62,9 @@ def _judge(run: RunDir, store: Store, phase: RunPhase) -> Diagnosis:
     if phase.word != "ending" or any(_explains_end(found) for found in diagnosis.fired):
         return diagnosis
     have = "has" if len(phase.ended) == 1 else "have"
-    text = f"{STILL_READING}: {ranks_text(phase.ended)} {have} ended, and how is not recorded yet. Analyze again soon."
+    text = (
+        f"{STILL_READING}: {ranks_text(phase.ended)} {have} ended; the cause is not recorded yet. Analyze again soon."
+    )
     return replace(diagnosis, verdict=text, run={**diagnosis.run, "still_reading": True})
 
 

@@ -20,7 +20,7 @@ _Entry = tuple[int | None, int | None, dict[str, Any], int | None]
 
 
 def recognise(first: bytes) -> bool:
-    """Return True where most lines are MLPerf's: those within a longer log are read with that."""
+    """Return True where most lines are MLPerf's: MLPerf lines inside another log are read with that log."""
     lines = [line for line in first.splitlines()[:200] if line.strip()]
     return bool(lines) and 2 * sum(_MARK in line for line in lines) > len(lines)
 
