@@ -11,6 +11,7 @@ the copies, and nothing waits for the device.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict, deque
 from typing import Any
 
@@ -20,10 +21,14 @@ from torch import Tensor
 from .device.capture import is_capturing
 from .fail_open import failing_open, record_error
 from .tape.schema import TABLES
+from .tape.writer import COMPLETE
 from .tape_recorder import TapeRecorder
-from .user_scalars import UserScalars
 
 __all__ = ["StepScalars", "read_back"]
+
+logger = logging.getLogger("rankscope.probes")
+MAX_NAMES = 256
+MAX_NAME_CHARS = 200
 
 MAX_IN_FLIGHT = 64
 _COLUMNS = {column.name for column in TABLES["steps"].columns} - {"step", "start_ns", "duration_ns"}
@@ -158,3 +163,36 @@ def read_back(values: Tensor) -> tuple[Tensor, Any]:
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()
     return pinned, arrived
+
+
+class UserScalars:
+    """The user's scalars of one recorder.
+
+    A name is kept in the rank's names for good, so their number is limited: a loop that makes up a name in each step
+    loses the later ones, and is told so once.
+    """
+
+    def __init__(self, recorder: TapeRecorder) -> None:
+        self._recorder = recorder
+        self._names: dict[str, int] = {}
+        self._is_full = False
+
+    def write(self, step: int, /, **values: float) -> None:
+        """Append one record each."""
+        with failing_open("scalars"):
+            for name, value in values.items():
+                number = self._number(name)
+                if number is not None:
+                    self._recorder.tape("scalars").append(COMPLETE, step, number, float(value))
+
+    def _number(self, name: str) -> int | None:
+        known = self._names.get(name)
+        if known is not None:
+            return known
+        if len(self._names) >= MAX_NAMES:
+            if not self._is_full:
+                self._is_full = True
+                logger.warning("rankscope.log: more than %d names; %s and later ones are not kept", MAX_NAMES, name)
+            return None
+        self._names[name] = number = self._recorder.name(name[:MAX_NAME_CHARS])
+        return number

@@ -39,7 +39,6 @@ from watch.exporting.exports import exports
 from watch.exporting.prometheus.endpoint import listen_address
 from watch.exporting.prometheus.server import Listen, ListenError
 from watch.health.node_sources import node_health
-from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
@@ -50,7 +49,7 @@ from watch.records.retention import Retention
 from watch.records.tape_sync import TapeSync
 from watch.standstill_loop import StandstillLoop
 
-__all__ = ["main"]
+__all__ = ["Heartbeat", "main"]
 
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
@@ -212,6 +211,22 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> No
         else:  # a watch that cannot judge is to be replaced; its launcher's patience outlasts a few failures
             heartbeat.beat()
         time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
+
+
+class Heartbeat:
+    """Sign of life to the launcher: one byte a second through a pipe, which no disk can delay."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        if fd >= 0:
+            os.set_blocking(fd, False)
+            os.set_inheritable(fd, False)  # not for the trackers and commands that watch starts
+
+    def beat(self) -> None:
+        """Write a byte; a full pipe or a lost launcher is ignored."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, b".")
 
 
 if __name__ == "__main__":

@@ -29,11 +29,13 @@ from .announcement import announce
 from .attached_config import attached_config
 from .identity import Identity, launcher_pid
 from .joining import join_run
-from .torch_version import warn_if_untried
 
-__all__ = ["open_recorder"]
+__all__ = ["open_recorder", "warn_if_untried"]
 
 logger = logging.getLogger("rankscope.probes")
+
+TRIED = ((2, 8), (2, 15))
+"""Oldest and newest: docs/compatibility.md says what was run with which."""
 
 
 def open_recorder(
@@ -128,3 +130,16 @@ def _device_of(models: list[nn.Module]) -> str:
     if parameter is not None:
         return str(parameter.device)
     return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+
+
+def warn_if_untried(version: str) -> bool:
+    """Return True, and log a line, for a version outside of those that were tried."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or TRIED[0] <= (int(found[1]), int(found[2])) <= TRIED[1]:
+        return False
+    oldest, newest = (".".join(map(str, tried)) for tried in TRIED)
+    logger.warning(
+        "rankscope is not tested with torch %s (tested: %s to %s); what it cannot hook is not recorded",
+        version, oldest, newest,
+    )  # fmt: skip
+    return True

@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tests.programs import needs, program
 from tests.waiting import wait_for
 from watch.exporting.metrics.catalogue import Sample
-from watch.exporting.prometheus.scrape_targets import announced
+from watch.exporting.prometheus.endpoint import announced
 from watch.exporting.prometheus.server import Listen, Snapshot, serve
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from tests.factories import make_run
-from tests.rankscope.mcp_agent import Agent
 from tests.support.recorded_gpu import copy_gpu_run
 
 MOST_CHARS = 24_000
@@ -120,3 +120,42 @@ def test_every_mistake_has_its_reason_and_no_answer_is_cut_silently(folder: Path
             assert (await call("runbook", {"anchor": printed})).startswith("**")
 
     assert with_server(folder, work) == ""
+
+
+@dataclass(slots=True)
+class Agent:
+    """Counts what it asks and reads.
+
+    The policy is what a prompt would say: list, verdict, the worst finding with its runbook section, and where that
+    names a hang the stacks, a straggler the account and a query for its steps.
+    """
+
+    call: Callable[[str, dict[str, Any]], Awaitable[str]]
+    calls: list[str] = field(default_factory=list)
+    num_chars: int = 0
+
+    async def ask(self, name: str, **arguments: Any) -> Any:
+        """One call; the answer as JSON, or as the text that it is."""
+        text = await self.call(name, arguments)
+        self.calls.append(name)
+        self.num_chars += len(text)
+        return json.loads(text) if text[:1] in "[{" else text
+
+    async def diagnose(self, name: str) -> dict[str, Any]:
+        """What the tools let it conclude."""
+        listed = await self.ask("list_runs")
+        assert name in [*(one["run"] for one in listed["runs"]), *listed["files"]]
+        verdict = await self.ask("verdict", run=name)
+        if not verdict["findings"]:
+            return {"kind": "", "verdict": verdict["verdict"]}
+        worst = verdict["findings"][0]
+        whole = await self.ask("finding", run=name, finding_id=worst["id"])
+        told = {**{key: worst[key] for key in ("kind", "ranks", "step", "cause", "next")}, "runbook": whole["runbook"]}
+        if worst["kind"] == "hang":
+            told["stacks"] = await self.ask("stacks", run=name)
+        if worst["kind"] == "straggler":
+            told["account"] = await self.ask("account", run=name)
+            own = "forward_ns - coalesce(forward_wait_ns, 0) + backward_ns - coalesce(backward_wait_ns, 0)"
+            statement = f"SELECT rank, median({own}) / 1e6 AS ms FROM steps GROUP BY rank ORDER BY 2 DESC"
+            told["slowest"] = (await self.ask("sql", run=name, statement=statement))["rows"][0][0]
+        return told

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rankscope.mcp_server.answers import MAX_ANSWER_CHARS, compact
+from rankscope.mcp_server.server import MAX_ANSWER_CHARS, compact
 
 
 @pytest.mark.parametrize(

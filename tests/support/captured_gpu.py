@@ -8,7 +8,7 @@ from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from tests.support.recorded_gpu import copy_gpu_run, gpu_recording
-from watch.profiling.trace_summary import summarise
+from watch.profiling.trace_reader import summarise
 
 __all__ = ["with_captures"]
 

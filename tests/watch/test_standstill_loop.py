@@ -29,11 +29,10 @@ from watch import node_process
 from watch.culprit import OTHERS_S
 from watch.digests.link import Verdict
 from watch.exporting.exports import Exports
-from watch.heartbeat import Heartbeat
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
-from watch.node_process import _EndRequest, _run_until_needed, _tick_on
+from watch.node_process import Heartbeat, _EndRequest, _run_until_needed, _tick_on
 from watch.plugins.loop import PluginLoop
 from watch.recent_records import RecentRecords
 from watch.standstill_loop import StandstillLoop

@@ -13,17 +13,18 @@ import sys
 import time
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 
 from analyzers.report.terminal.safe_console import SafeConsole
 from trainer.drills.drill import Drill
 from trainer.drills.execute import Base
-from trainer.drills.page import drill_page
 from trainer.drills.scenario import DrillPlan
 from trainer.drills.table import DrillView, print_result
+from trainer.drills.tally import Tally
 from trainer.exit_codes import EXIT_FAILED
 
-__all__ = ["run_drill"]
+__all__ = ["drill_page", "run_drill"]
 
 _INTERRUPTED = 130
 _PLAIN_WIDTH = 130
@@ -59,3 +60,17 @@ def run_drill(
 def _console(*, to_stderr: bool) -> Console:
     console = SafeConsole(stderr=to_stderr)
     return console if console.is_terminal else SafeConsole(width=_PLAIN_WIDTH, no_color=True, stderr=to_stderr)
+
+
+def drill_page(tally: Tally, plan: DrillPlan, *, title: str, interrupted: bool = False) -> str:
+    """The whole page.
+
+    Whatever comes from a run (names, messages) is escaped.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["share"] = lambda value: "-" if value is None else f"{100 * value:.1f} %"
+    environment.filters["seconds"] = lambda value: "-" if value is None else f"{value:.1f} s"
+    template = environment.get_template("page.html.j2")
+    return template.render(tally=tally, plan=plan, title=title, interrupted=interrupted)

@@ -10,7 +10,7 @@ fp16 and bf16 keep nothing from one step to the next. PowerSGD (Vogels et al. 20
 step is added to the next gradient, on each rank its own, and its matrices start from those before. torch keeps both by
 bucket, and DDP cuts its buckets again after the first step of a process; so they are handed out by parameter here
 (`tensors`), go through copies, rollbacks and checkpoints like the optimizer's state, and are put together again for
-whatever buckets there are. int8 and top-k keep such errors too (`trainer.parallel.error_feedback`).
+whatever buckets there are. int8 and top-k keep such errors too (`ErrorFeedback`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.parallel import ParallelConfig
-from trainer.parallel.error_feedback import ErrorFeedback, error_name
 from trainer.parallel.sparse_hooks import reduce_int8, reduce_largest
 from trainer.torch_compat import GradBucket
 
@@ -215,3 +214,52 @@ def _compressed(parameters: list[Tensor], rank: int) -> Iterator[tuple[Tensor, i
 def _left_factors(parameters: list[Tensor], rank: int) -> Tensor:
     sizes = [rows * own for rows, _, own in (_matrix(parameter, rank) for parameter in parameters)]
     return parameters[0].new_empty(sum(sizes))
+
+
+def error_name(rank: int, parameter: str) -> str:
+    """Name of the error of a rank, in copies and checkpoints."""
+    return f"compression.error.{rank}.{parameter}"
+
+
+class ErrorFeedback:
+    """What compression did not send, by parameter; added to the next gradient.
+
+    DDP rebuilds its buckets after the first step of a process, so errors are stored by parameter (`tensors`), under
+    each rank's number, and concatenated for the current buckets.
+    """
+
+    def __init__(self, module: nn.Module, rank: int) -> None:
+        self._names: dict[Tensor, str] = {
+            parameter: error_name(rank, name) for name, parameter in module.named_parameters()
+        }
+        self._errors: dict[str, Tensor] = {}
+
+    def corrected(self, bucket: GradBucket) -> Tensor:
+        """The bucket's gradients with what they lack of before, in float32."""
+        flat = bucket.buffer().float()
+        lacking = [self._errors.get(self._names[p]) for p in bucket.parameters()]
+        if all(error is None for error in lacking):
+            return flat.clone() if flat is bucket.buffer() else flat
+        errors = [
+            flat.new_zeros(p.numel()) if e is None else e for p, e in zip(bucket.parameters(), lacking, strict=True)
+        ]
+        return flat + torch.cat(errors)
+
+    def keep(self, bucket: GradBucket, error: Tensor) -> None:
+        """Remember the error of a bucket for the next step; views into `error`."""
+        parts = torch.split(error, [p.numel() for p in bucket.parameters()])
+        self._errors |= {self._names[p]: part for p, part in zip(bucket.parameters(), parts, strict=True)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, live."""
+        return dict(sorted(self._errors.items()))
+
+    def allocate(self, saved: Container[str]) -> None:
+        """Make room for what of `saved` belongs here, to be filled by the caller."""
+        self.forget()
+        for parameter, name in self._names.items():
+            if name in saved:
+                self._errors[name] = torch.zeros_like(parameter, dtype=torch.float32).flatten()
+
+    def forget(self) -> None:
+        self._errors = {}

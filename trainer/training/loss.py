@@ -1,6 +1,6 @@
 """Loss of a language model: cross-entropy per token, whole or split along the vocabulary.
 
-A model computes it itself, from its hidden states, where it is taken in chunks (`trainer.model.output_loss`).
+A model computes it itself, from its hidden states, where it is taken in chunks (`trainer.model.transformer`).
 """
 
 from __future__ import annotations

@@ -11,21 +11,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.source import Source
 from probes.profiling.request import CaptureRequest
+from probes.settings.section import read
+from probes.settings.sections import ProfilerSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import RunDir
 from watch.digests.link import LEADER
 from watch.profiling.next_steps import ask, next_step, nodes_of, peer_of
-from watch.profiling.policy import CapturePolicy, capture_policy
 
-__all__ = ["CaptureRequester"]
+__all__ = ["CapturePolicy", "CaptureRequester", "capture_policy"]
 
 logger = logging.getLogger("rankscope.watch")
+
+_DEFAULT = ProfilerSettings()
 KINDS = ("straggler", "throughput", "data_bound", "loss_spike", "exploding_gradients", "divergence")
 """Kinds of findings that the operators of the next steps may explain."""
 
@@ -117,3 +122,25 @@ class CaptureRequester:
             if event["kind"] == event_kinds.PROFILE_REQUESTED
         ]
         return len(found), self._clock_s() - max(0.0, (time.time_ns() - max(found)) / 1e9) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturePolicy:
+    """Settings `profiler.*` of the run; those of the defaults where it has none, as an attached run."""
+
+    on_anomaly: bool = _DEFAULT.on_anomaly
+    num_steps: int = _DEFAULT.anomaly_steps
+    cooldown_s: float = _DEFAULT.cooldown_s
+    """Between two requests (seconds). Source: convention; a capture makes its steps slower."""
+    max_captures: int = _DEFAULT.max_captures
+
+
+def capture_policy(manifest: Mapping[str, Any]) -> CapturePolicy:
+    """The settings that a run was configured with."""
+    given = read(ProfilerSettings, manifest)
+    return CapturePolicy(
+        on_anomaly=given.on_anomaly and given.on_request,
+        num_steps=given.anomaly_steps,
+        cooldown_s=given.cooldown_s,
+        max_captures=given.max_captures,
+    )

@@ -201,7 +201,7 @@ def test_what_is_logged_after_the_update_is_of_its_step(tmp_path: Path) -> None:
 def test_a_loop_that_makes_up_names_does_not_fill_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probes.user_scalars.MAX_NAMES", 3)
+    monkeypatch.setattr("probes.step_scalars.MAX_NAMES", 3)
     loop = Loop()
     attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
     for number, (x, y) in enumerate(loop.loader):

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from probes.attach.torch_version import warn_if_untried
+from probes.attach.open_recorder import warn_if_untried
 from rankscope.commands.train import too_old_torch
 
 

@@ -6,8 +6,8 @@ import traceback
 
 import pytest
 
+from probes.attach.process_end import without_our_frames
 from probes.attach.replaced import replaced
-from probes.attach.user_traceback import without_our_frames
 
 
 class Library:

@@ -13,8 +13,7 @@ import torch
 from analyzers.run.policy import StallPolicy
 from probes.profiling.attach import profile_steps
 from probes.profiling.request import CaptureRequest, write_request
-from probes.profiling.step_profiler import StepProfiler
-from probes.profiling.trace_files import TraceFiles
+from probes.profiling.step_profiler import StepProfiler, TraceFiles
 from probes.settings.section import read_config
 from probes.settings.sections import ProfilerSettings
 from probes.tape.events import read_events

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.tape.source_commit import source_commit
+from probes.tape.run_facts import source_commit
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from trainer.config.config import Config
-from trainer.drills.page import drill_page
+from trainer.drills.command import drill_page
 from trainer.drills.scenario import DrillPlan, Scenario, plan_drill
 from trainer.drills.score import Answer, Score, Statement
 from trainer.drills.table import print_result

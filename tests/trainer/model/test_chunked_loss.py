@@ -93,7 +93,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_of_a_step_is_as_large_as_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.model.output_loss.tokens_at_once", lambda vocab_size: 8)
+    monkeypatch.setattr("trainer.model.transformer.tokens_at_once", lambda vocab_size: 8)
     config = ModelConfig(vocab_size=300, dim=16, num_layers=1, num_heads=2, hidden_dim=32)
     model = Transformer(config)
     initialise(model, config, seed=0)

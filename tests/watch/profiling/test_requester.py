@@ -19,8 +19,7 @@ from store import Store
 from tests.factories import RankWriter, empty_run, make_run
 from tests.waiting import wait_for
 from watch.profiling.next_steps import next_step, peer_of
-from watch.profiling.policy import CapturePolicy, capture_policy
-from watch.profiling.requester import CaptureRequester
+from watch.profiling.requester import CapturePolicy, CaptureRequester, capture_policy
 from watch.profiling.trace_reader import TraceReader
 
 PLACES = {rank: {"node_rank": rank // 2, "pp": rank % 2} for rank in range(4)}

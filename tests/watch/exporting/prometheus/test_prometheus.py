@@ -23,7 +23,7 @@ from tests.programs import needs, program
 from tests.waiting import wait_for
 from watch.exporting.metrics.catalogue import METRICS, Sample
 from watch.exporting.prometheus import server
-from watch.exporting.prometheus.scrape_targets import TARGETS_FILE, announced
+from watch.exporting.prometheus.endpoint import TARGETS_FILE, announced
 from watch.exporting.prometheus.server import Endpoint, Listen, ListenError, Snapshot, serve
 
 COMMON = {"run_id": "demo", "node": "0"}
