@@ -66,7 +66,7 @@ class Signer:
             raise MessageRefused("not a message of this version of rankscope")
         signed, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(purpose, sender, to, signed)):
-            raise MessageRefused("it is not signed with this job's secret")
+            raise MessageRefused("its signature is not made with this job's secret")
         _, session, echo, counter = _HEAD.unpack_from(signed)
         return Message(session=session, echo=echo, counter=counter, body=signed[_HEAD.size :])
 
