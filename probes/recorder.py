@@ -56,7 +56,7 @@ class Recorder(Protocol):
         """Begin step `number` now, or at `start_ns` (monotonic): for a loop that cannot be put into a `with`."""
 
     def discard_step(self) -> None:
-        """Take back the current step, which no other will follow: it turned out to be none."""
+        """Drop the current, last step: the loop ended before it began to train."""
 
     def end_step(self, end_ns: int = 0) -> None:
         """Complete the current step now, or at `end_ns` (monotonic)."""

@@ -26,7 +26,7 @@ def fail(message: str) -> NoReturn:
 
 
 def refuse_missing_folder(option: str, path: Path | None) -> None:
-    """Exit with 2 if the folder of an output file is missing: a misspelt one would get the file unseen."""
+    """Exit with 2 if the folder of an output file is missing: a misspelt folder would be created silently."""
     if path is not None and not path.parent.is_dir():
         fail(f"{option} {path}: there is no folder {path.parent}")
 

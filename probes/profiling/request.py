@@ -35,7 +35,7 @@ class CaptureRequest:
 
 
 class RequestFile:
-    """Polled by a rank. What an earlier attempt was asked for is not answered."""
+    """Polled by a rank. Requests to earlier attempts are ignored."""
 
     def __init__(self, run: RunDir, *, node_rank: int, attempt: int, rank: int) -> None:
         self._poll, self._attempt, self._rank = RequestPoll(run.node_dir(node_rank) / NAME), attempt, rank

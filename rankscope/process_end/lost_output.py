@@ -1,4 +1,4 @@
-"""Standard output that takes nothing more (a full disk, `/dev/full`): one line instead of a traceback.
+"""Report a failing standard output (a full disk, `/dev/full`) in one line instead of a traceback.
 
 if problem := lost_output(error):       # "No space left on device", where it is standard output's error
     ...
@@ -18,7 +18,7 @@ _ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def lost_output(error: OSError | None = None) -> str:
-    """Reason why standard output takes nothing more, or "" where it does, or where `error` is another file's.
+    """Return why standard output cannot be written; "" if it can, or if `error` concerns another file.
 
     Afterwards nothing is left in it that would fail at the exit.
     """

@@ -5,7 +5,7 @@
     kept.recomputed       # of a block that recomputes: its input, and with `selective` the results of its products
 
 The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes a token and layer for GPT in 16
-bits, without attention's square) for the layer that we have: RMSNorm, grouped queries, SwiGLU, no bias, attention that
+bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, attention that
 keeps its output and one logarithm a row instead of the square; under context parallel also the mask, and the keys and
 values of the whole sequence, but in a ring. A loss in chunks keeps the hidden states, their gradient, and for a moment
 the logits of a chunk. Experts keep each row that is sent to them on its way in, in their middle, and on its way out;

@@ -2,8 +2,8 @@
 
     host_counters(Path("/"))["infiniband_downs_total"]
 
-A counter that the host does not have is left out. An EFA adapter is listed with those of InfiniBand, with counters of
-its own: failed reads, writes and peers are its errors, timeouts that change the path and throttled connections its
+A counter that the host does not have is left out. EFA adapters are listed with InfiniBand's:
+failed reads, writes and peers count as errors, timeouts that change the path and throttled connections as
 congestion.
 """
 
@@ -54,7 +54,7 @@ def _pressure(root: Path) -> Iterator[tuple[str, float]]:
 
 
 def _cgroup(root: Path) -> Iterator[tuple[str, float]]:
-    """Left out where no period has begun: then no limit is set, and the zero says nothing of the groups below."""
+    """CPU throttling of the cgroup; empty without a limit, since the zero then does not cover nested groups."""
     lines = (line.split() for line in _text(root / "sys/fs/cgroup/cpu.stat").splitlines())
     counts = {words[0]: words[1] for words in lines if len(words) == 2}
     stopped_us = counts.get("throttled_usec", "")

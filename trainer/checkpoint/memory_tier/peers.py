@@ -104,8 +104,8 @@ class PeerCopies:
     # The training thread.
 
     def offer(self, slot: Slot) -> Future[None] | None:
-        """Send a sealed copy to the partner in the background; None where there is no partner, or where the copy
-        before is still on its way: this one is left out then, so that never more than one buffer waits."""
+        """Send a sealed copy to the partner in the background. Returns None without a partner, or if the copy before
+        is still being sent: this one is skipped, so that at most one buffer waits."""
         if self.partner is None:
             return None
         if self._sending is not None and not self._sending.done():
@@ -157,7 +157,7 @@ class PeerCopies:
     def send(self, slot: Slot, *, owner: int, to: int, name: str = "") -> int:
         """Send a sealed copy of a rank to a rank, which keeps it under `name` (the slot's own); returns its bytes.
 
-        Raises OSError or CheckpointError, with one line that says what the other side did not like.
+        Raises OSError or CheckpointError, with one line that gives the receiver's reason.
         """
         peer = self._ranks[to]
         header = json.dumps(
@@ -256,7 +256,7 @@ def _listen() -> tuple[socket.socket, str]:
         own = probe.getsockname()[0]
     if own != address[0]:
         return socket.create_server((own, 0), family=family), own
-    # This is the store's own node. The others know it by that name, which may mean something else here.
+    # This node hosts the store. Others reach it by that name, which may resolve to loopback here.
     bound = own if ipaddress.ip_address(own).is_loopback else ""
     return socket.create_server((bound, 0), family=family), store_host
 
