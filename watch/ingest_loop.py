@@ -196,14 +196,14 @@ class IngestLoop:
             self._ingester.mark_ingested(now_ns)
 
     def _advice(self, store: Source, *, is_last: bool = False) -> list[Finding]:
-        """Advice after the first steps, once a job: where another watch leads, that one gives it."""
+        """Advice after the first steps, once per job, from the leading watch."""
         if self._job is not None and self._job.is_led:
             return []
         return self._judge.advice(store, self._run.manifest, self._ingested_ns, is_last=is_last)
 
     def open_store(self) -> Store:
-        """The store with all that this watch can see; with its own node alone while another watch leads, unless the
-        other nodes train on in an attempt without this one."""
+        """Open the stores of all visible nodes; only this node's while another watch leads, unless the other nodes
+        continue in an attempt without this one."""
         is_led = self._job is not None and self._job.is_led
         own_only = is_led and newest_attempt(self._run, default=0) <= self._tapes.attempt
         return Store.open(self._run, catch_up=False, node=self._node_rank if own_only else None, threads=1)

@@ -1,4 +1,4 @@
-"""Places of ranks in the mesh of a loop of the user's own: given in one call, or derived from what torch knows.
+"""Mesh coordinates of the ranks of an attached loop: given in one call, or derived from what torch knows.
 
     describe(recorder, mesh)                     # a DeviceMesh, or {"pp": 2, "dp": 4}: names as in DeviceMesh
     derive(recorder)                             # once, after the first step: named groups, stages of a pipeline
@@ -45,7 +45,7 @@ _STAGES = "torch.distributed.pipelining.stage"
 
 
 def dimension_of(name: str) -> str | None:
-    """The column of `ranks` that a mesh dimension is; None for a name that says nothing."""
+    """Column of `ranks` for a mesh dimension; None for an unknown name."""
     plain = name.lower().removeprefix("mesh_")
     return plain if plain in DIMENSIONS else _OTHER_NAMES.get(plain)
 
@@ -103,7 +103,7 @@ def _of_groups(rank: int) -> dict[str, int]:
 
 
 def _of_the_world() -> dict[str, int]:
-    """The coordinate in the named dimension of a DeviceMesh that holds all ranks: its group is the world's own."""
+    """Coordinate in a one-dimensional DeviceMesh of all ranks, which uses the world group."""
     made = (found for found in gc.get_objects() if issubclass(type(found), DeviceMesh))
     for found in made:
         for name, size in zip(found.mesh_dim_names or (), found.mesh.shape, strict=False):

@@ -99,7 +99,7 @@ class _StartedRanks:
         }
 
     def report(self) -> None:
-        """Record how they ended: who starts a process is told its exit code."""
+        """Record exit codes of the started processes, which only their parent gets."""
         with failing_open("attach.started"):
             places = self.places()
             codes = {pid: code for pid in places if (code := _exit_code(self._processes[pid])) is not None}
@@ -129,7 +129,7 @@ def _exit_code(process: BaseProcess) -> int | None:
 
 
 def has_started_ranks(run: RunDir, attempt: int, rank: int, pid: int) -> bool:
-    """Return True if the process that a launcher started as this rank has started it itself, in another process."""
+    """Return True if the launcher's process of this rank started the rank in a child process."""
     pids = pids_of_rank(run.rank_dir(attempt, rank) / "events.jsonl")
     return pid in pids and pids[-1] != pid
 

@@ -1,6 +1,6 @@
 """Was this rank's own gradient finite before it was reduced? Kept on the device, read only when a step is refused.
 
-    inputs = watch_fsdp_reductions()              # None where this torch's FSDP2 is another one
+    inputs = watch_fsdp_reductions()              # None if this torch's FSDP2 is not supported
     inputs.begin(step)                            # before the forward pass
     loss.backward()                               # one norm over the gradients of each reduce-scatter
     inputs.nonfinite(step)                        # True, False, None: not known. Waits for the device.

@@ -88,7 +88,7 @@ class WatchKeeper:
         )
 
     def _has_left_the_store(self) -> bool:
-        """It may stay a little longer, to be scraped once more."""
+        """Return True if watch no longer holds the store; it may live on for a last scrape."""
         if is_watched(self.run.stores()):
             return False
         events = read_events(self.run.node_dir(self.node.rank) / "events.jsonl")[0]

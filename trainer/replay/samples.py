@@ -102,7 +102,7 @@ def excerpt(tokens: Tensor) -> str:
 
 
 def differing_rows(training: Training, batch: Batch) -> list[int]:
-    """Sample ids of rows that are not what the data set says when it is read once more: changed on their way."""
+    """Sample ids of rows that differ from the data set when it is read again: they were corrupted in between."""
     again = training.own_piece(training.stream.batch(batch.index, training.data_rank, training.plan.data_size))
     if again.sample_ids != batch.sample_ids:
         return list(batch.sample_ids)

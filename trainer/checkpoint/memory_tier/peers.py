@@ -87,7 +87,7 @@ class PeerCopies:
     # All ranks.
 
     def connect(self) -> None:
-        """Listen, and learn how the others are reached. Collective. An address that fails shows when it is used."""
+        """Listen, and learn how the others are reached. Collective. A bad address fails at first use."""
         host, port = "", 0
         try:
             listener, host = _listen()

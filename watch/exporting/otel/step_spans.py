@@ -115,7 +115,7 @@ class StepSpans:
         )
         if self._strategy == "all_ranks":
             return [int(rank) for rank, _ in rows]
-        # `_done` is a start on a rank that was sent: on other ranks alone, a step may be later than it and come again
+        # `_done` is the start on a rank already sent; steps of other ranks may start later and would be sent again
         sent = self._sent.get(attempt, [])
         rows.sort(key=lambda row: row[0] not in sent)
         ranks = [int(rank) for rank, _ in rows]
