@@ -89,13 +89,13 @@ def lacking(source: Source, **needed: Sequence[str]) -> list[str]:
 
 
 def every_kth(source: Source, table: str, max_rows: int, max_steps: int) -> int:
-    """k, so that every k-th step of a table is little enough to be looked at."""
+    """Return k such that every k-th step of a table is few enough rows to read."""
     ((num_rows, first, last),) = source.rows(f"SELECT count(*), min(step), max(step) FROM {table}")
     num_steps = (last or 0) - (first or 0) + 1
     return int(max(1, -(-num_rows // max_rows), -(-num_steps // max_steps)))
 
 
 def every_kth_rank(source: Source, table: str, max_rows: int = 4_000_000) -> int:
-    """k, so that every k-th rank's rows are little enough: where a rhythm of steps must not be cut."""
+    """Return k such that every k-th rank's rows are few enough, for analyses that need all steps."""
     ((num_rows,),) = source.rows(f"SELECT count(*) FROM {table}")
     return max(1, -(-int(num_rows) // max_rows))

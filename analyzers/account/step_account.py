@@ -65,7 +65,7 @@ class Coverage:
 
     @property
     def unjudged_ratio(self) -> float:
-        """Both together."""
+        """Share that is not measured or not compared."""
         return self.not_measured_ratio + self.not_compared_ratio
 
 
@@ -142,7 +142,7 @@ def step_accounts(source: Source, attempt: int | None = None, since_step: int = 
 
 
 def coverage(source: Source) -> Coverage | None:
-    """Measure it over all ranks and attempts; None without finished steps."""
+    """Coverage over all ranks and attempts; None without finished steps."""
     accounts = step_accounts(source)
     total = sum(account.duration_ns for account in accounts)
     if total <= 0:

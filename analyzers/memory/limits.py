@@ -24,7 +24,7 @@ __all__ = ["limits"]
 
 
 def limits(source: Source) -> list[Finding]:
-    """At most one finding of hosts and one of devices: a warning of retries stands in the place of the advice."""
+    """At most one finding for hosts and one for devices; a warning about allocator retries replaces the advice."""
     short = _retries(source)
     return short + [found for found in _readings(source) if not short or found.status != "advice"]
 
@@ -46,7 +46,7 @@ def _readings(source: Source) -> list[Finding]:
 
 
 def _recorded_bytes(source: Source, ranks: Sequence[int]) -> int | None:
-    """The most that the tensors of these ranks held, each at its highest; None where it was not recorded."""
+    """Sum of the ranks' peak tensor memory; None if not recorded."""
     most: dict[int, int] = {}
     for event in EventLog.load(source, (event_kinds.MEMORY_PEAK,)).of(event_kinds.MEMORY_PEAK):
         most[event.rank] = max(most.get(event.rank, 0), event.integer("allocated_bytes", 0))

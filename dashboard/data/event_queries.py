@@ -53,7 +53,7 @@ def events(source: Source, kinds: tuple[str, ...], ranks: Ranges, steps: Ranges,
 
 
 def event_text(detail: str | None) -> str:
-    """The fields of an event's own as `name=value, ...`; those that every event has are columns."""
+    """Fields of an event's kind as `name=value, ...`; the common fields are columns."""
     fields: Mapping[str, Any] = parsed_detail(detail)
     if not fields:
         return (detail or "")[:MAX_VALUE_CHARS]

@@ -115,7 +115,7 @@ def _answer(view: View, run: RunAccess, base: RunAccess, name: str) -> dict[str,
 
 
 def _summary(baseline: str, found: dict[str, dict[str, Any]]) -> None:
-    """One row a run: its difference from the baseline, and whether that is one."""
+    """One row per run: its difference from the baseline, and whether it exceeds the noise."""
     comparisons: dict[str, Comparison] = {name: answer["comparison"] for name, answer in found.items()}
     first = next(iter(comparisons.values()))
     rows: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Rows of a former store into a new one, where the tapes that they came from are retired.
+"""Copy rows of a former store into a new one if their tapes are retired.
 
     carry_over(Path("telemetry.duckdb.quarantine"), Path("telemetry.duckdb"))
 

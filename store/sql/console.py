@@ -52,7 +52,7 @@ def run(
     max_rows: int,
     limit_s: float,
 ) -> ConsoleAnswer:
-    """The answer to one reading statement. Raises StoreError with DuckDB's own words, or ours."""
+    """Answer one reading statement. Raises StoreError with DuckDB's message or this module's."""
     import duckdb
 
     began = time.monotonic()
@@ -96,7 +96,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _explained(connection: DuckDBPyConnection, sql: str) -> str:
-    """The kind of what EXPLAIN stands before. EXPLAIN ANALYZE carries it out, and COPY may write to attached files."""
+    """Kind of the statement behind EXPLAIN. EXPLAIN ANALYZE carries it out, and COPY may write to attached files."""
     import duckdb
 
     parts = _EXPLAIN.fullmatch(sql)

@@ -177,7 +177,7 @@ def _describe(error: ErrorDetails) -> str:
 
 
 def _may_be_secret(where: tuple[int | str, ...]) -> bool:
-    """Return True for a secret setting, its whole section, and an unknown key there: it may be its name, misspelt."""
+    """Return True for a secret setting, its section, and unknown keys in it, which may be misspelt secrets."""
     public = {("alerts", name) for name in AlertsConfig.model_fields} - set(SECRET_SETTINGS)
     return where[:1] == ("alerts",) and where[:2] not in public
 

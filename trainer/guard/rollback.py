@@ -118,7 +118,7 @@ class Rollback:
         return restored
 
     def give_up(self, reason: str, verdict: Verdict) -> RunStopped:
-        """End the run for a reason that the guard's policy does not know; returns what is to be raised."""
+        """Prepare to end the run for a reason outside the guard's policy; returns the exception to raise."""
         stopped = self.guard.give_up(reason)
         self._report_stop(str(stopped), verdict)
         return RunStopped(f"{stopped}. {TO_GO_ON}")

@@ -1,10 +1,10 @@
-"""Why a checkpoint was condemned: a note in its folder, for the next attempt and for people.
+"""Note in a condemned checkpoint's folder with the reason, for the next attempt and for users.
 
     note_reason(folder, "__0_0.distcp has 7 bytes, not 9", is_damaged=True)
     condemned_as_damaged(checkpoints)           # ["step-00000050.condemned"]
 
-A checkpoint that the guard left behind, because it holds a poisoned update, is no loss: the run goes on from before it.
-One whose files are damaged is: where no other is left, only the user may decide to start over.
+A checkpoint condemned by the guard for a bad update costs nothing: the run continues from an earlier one. If damaged
+files leave no other checkpoint, only the user may decide to start over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def note_reason(folder: Path, reason: str, *, is_damaged: bool) -> None:
 
 
 def condemned_as_damaged(checkpoints: Path) -> list[str]:
-    """Names of condemned folders whose note does not say that they are whole, oldest first.
+    """Names of condemned folders that may be damaged, oldest first.
 
     Raises OSError if that cannot be read now.
     """

@@ -1,4 +1,4 @@
-"""torch's rendezvous state without the power of a pickle: what comes from the store may name its own classes only.
+"""Load torch's rendezvous state safely: its pickle may name the rendezvous' classes only.
 
     backend = SafeStateBackend(C10dRendezvousBackend(store, "rankscope"))
 
