@@ -19,7 +19,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .device.gpu_uuid import device_uuid
 from .fail_open import error_counts, failing_open, record_error
 from .step_clock import NO_PHASE, PHASE_COLUMNS, PhaseColumns, StepClock
 from .tape import event_kinds
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from .profiling.ranges import Ranges
     from .profiling.step_profiler import StepProfiler
 
-__all__ = ["MAX_REMEMBERED", "TapeRecorder"]
+__all__ = ["MAX_REMEMBERED", "TapeRecorder", "device_uuid", "nvml_name"]
 
 _UNSET_I32 = int(UNSET["i32"])
 _UNSET_I64 = int(UNSET["i64"])
@@ -311,3 +310,24 @@ class _Span:
                 clock.add_phase(self._known[2], self._start_ns, end, self._wait_start_ns, waited)
         except Exception as failure:
             record_error("recorder.span", failure)
+
+
+def device_uuid(device: str) -> str:
+    """Return the UUID; empty for a CPU, and where this torch does not report it.
+
+    The ordinal of a device says nothing outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA orders
+    them by speed where NVML orders them by their place on the bus.
+    """
+    if not device.startswith("cuda"):
+        return ""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    is_slice = " MIG " in f" {getattr(properties, 'name', '')} "
+    return nvml_name(getattr(properties, "uuid", None), is_slice=is_slice)
+
+
+def nvml_name(uuid: Any, *, is_slice: bool = False) -> str:
+    """CUDA's UUID as NVML writes it: of a GPU, or of a slice of one (MIG)."""
+    text = str(uuid or "")
+    return text if not text or text.startswith(("GPU-", "MIG-")) else f"{'MIG' if is_slice else 'GPU'}-{text}"

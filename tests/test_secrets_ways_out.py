@@ -26,8 +26,8 @@ from store.runs_folder import RunsFolder
 from tests.factories import make_run
 from tests.probes.tape.secret_forms import BODIES, BODY, FORMS
 from tests.watch.exporting.otel.collector import collector
+from watch.exporting.exports import otel_export
 from watch.exporting.metrics.node_metrics import NodeMetrics
-from watch.exporting.otel.export import otel_export
 from watch.exporting.webhook import finding_hook
 
 SECRETS = {place: f"Zq{number:02d}swordfish{number:02d}" for number, place in enumerate((

@@ -18,7 +18,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from analyzers.report.terminal.lost_terminal import leave_lost_terminal
@@ -38,7 +39,11 @@ from watch.exclusion.requester import ExclusionRequester
 from watch.exporting.exports import exports
 from watch.exporting.prometheus.endpoint import listen_address
 from watch.exporting.prometheus.server import Listen, ListenError
-from watch.health.node_sources import node_health
+from watch.health import nvml
+from watch.health.dcgm import Dcgm
+from watch.health.device import Source
+from watch.health.host import Host
+from watch.health.sampler import sampling
 from watch.ingest_loop import IngestLoop
 from watch.live import LiveJudge
 from watch.live_tapes import LiveTapes
@@ -227,6 +232,29 @@ class Heartbeat:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._fd, b".")
+
+
+@contextmanager
+def node_health(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[None]:
+    """Sample until the block ends; a source that fails is reported as an event, and the run goes on.
+
+    Without either, only the host is read. `probes.health = false` in the configuration turns it off.
+    """
+    probes = read(ProbesSettings, run.manifest())
+    sources: list[Source] = [Host(run.path)]
+    xids: nvml.Xids | None = None
+    if probes.dcgm_url:
+        sources.append(Dcgm(probes.dcgm_url))
+    elif nvml.has_driver():
+        sources.append(nvml.Nvml())
+        xids = nvml.Xids()
+    with ExitStack() as stack:
+        if probes.health:
+            try:
+                stack.enter_context(sampling(run.node_dir(node_rank), sources, events, xids=xids))
+            except OSError as error:  # a full disk: the run goes on without readings
+                events.write(event_kinds.HEALTH_FAILED, source="tape", reason=str(error))
+        yield
 
 
 if __name__ == "__main__":

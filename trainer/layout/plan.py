@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
 from trainer.layout.constraints import CHECKS
-from trainer.layout.stages import Stages, split_layers
 
-__all__ = ["MESH_DIMS", "Plan", "fitting_world", "resolve"]
+__all__ = ["MESH_DIMS", "Plan", "fitting_world", "resolve", "split_layers"]
 
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 
@@ -260,3 +259,60 @@ def _check_microbatches(config: Config, count: int, pp: int, micro: int) -> None
         raise ConfigError(f"{where}; schedule {schedule} needs a multiple of {count // pp} rounds of pp = {pp}")
     if schedule == "zbv_zero_bubble" and count < 2 * pp:
         raise ConfigError(f"{where}; schedule {schedule} needs at least 2 x parallel.pp = {2 * pp}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Layers by stage and stages by pipeline rank.
+
+    `loop`: rank r has the stages r, r + pp, ... `v`: rank r has the stages r and 2 pp - 1 - r, so that the first and
+    the last stage are on one rank.
+    """
+
+    layers: tuple[tuple[int, ...], ...]
+    of_rank: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.layers)
+
+
+def split_layers(num_layers: int, pp: int, per_rank: int, style: str, costs: list[float]) -> Stages:
+    """Cut `num_layers` into `pp * per_rank` runs of neighbours so that the dearest stage is as cheap as it can be.
+
+    `costs` is one number a layer; empty means equal layers.
+    """
+    count = pp * per_rank
+    layers = _cheapest_cut(costs or [1.0] * num_layers, count)
+    if style == "v":
+        of_rank: tuple[tuple[int, ...], ...] = tuple((rank, count - 1 - rank) for rank in range(pp))
+    else:
+        of_rank = tuple(tuple(range(rank, count, pp)) for rank in range(pp))
+    return Stages(layers=layers, of_rank=of_rank)
+
+
+def _cheapest_cut(costs: list[float], count: int) -> tuple[tuple[int, ...], ...]:
+    """Dynamic programming: best[k][j] = lowest (dearest stage, sum of squares) for the first j layers in k stages."""
+    size = len(costs)
+    total = [0.0]
+    for cost in costs:
+        total.append(total[-1] + cost)
+    never = (float("inf"), float("inf"))
+    best = [[never] * (size + 1) for _ in range(count + 1)]
+    cut = [[0] * (size + 1) for _ in range(count + 1)]
+    best[0][0] = (0.0, 0.0)
+    for stage in range(1, count + 1):
+        for last in range(stage, size + 1):
+            for first in range(stage - 1, last):
+                before, cost = best[stage - 1][first], total[last] - total[first]
+                # The sum of squares spreads what is left: 3 3 2 2 layers, not 3 3 3 1.
+                candidate = (max(before[0], cost), before[1] + cost * cost)
+                # On a tie the later cut: early stages take the extra layer, the head makes the last stage dear.
+                if candidate <= best[stage][last]:
+                    best[stage][last], cut[stage][last] = candidate, first
+    bounds, last = [size], size
+    for stage in range(count, 0, -1):
+        last = cut[stage][last]
+        bounds.append(last)
+    bounds.reverse()
+    return tuple(tuple(range(bounds[i], bounds[i + 1])) for i in range(count))

@@ -24,10 +24,12 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config.config import ModelConfig
 from trainer.layout.loss_chunks import tokens_at_once
 from trainer.model.chunked_loss import Softmax, chunked_loss
-from trainer.model.documents import document_attention, document_numbers
 from trainer.model.experts import MixtureOfExperts
 
-__all__ = ["Block", "Transformer"]
+__all__ = ["Block", "Transformer", "document_attention", "document_numbers"]
+
+DOCUMENT_ROWS = 512
+"""Queries of a block."""
 
 
 def rotary_angles(head_dim: int, seq_len: int, theta: float) -> tuple[Tensor, Tensor]:
@@ -253,3 +255,40 @@ class OutputLoss:
         if self.reader is not None:
             self.reader(of_token.view_as(targets))
         return loss
+
+
+def document_numbers(tokens: Tensor, separator: int) -> Tensor:
+    """Number of the document of each token, within its sequence. A separator belongs to the document that it ends."""
+    ends = tokens == separator
+    return ends.cumsum(dim=1, dtype=torch.int32) - ends.int()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch: no types
+def document_attention(query: Tensor, key: Tensor, value: Tensor, numbers: Tensor) -> Tensor:
+    """(batch, heads, seq, head_dim) of each; fewer heads of `key` and `value` are shared by several of `query`.
+
+    A block of queries at a time attends to the keys up to its last, under the mask of that block; backward makes it
+    again. So what exists at once is a block's rows, and nothing of it is kept: the price is that backward computes
+    attention once more, where there is more than one block.
+    """
+    seq = query.shape[2]
+    if seq <= DOCUMENT_ROWS:
+        return _rows(query, key, value, numbers, numbers, 0)
+    parts = []
+    for start in range(0, seq, DOCUMENT_ROWS):
+        stop = min(start + DOCUMENT_ROWS, seq)
+        given = (query[:, :, start:stop], key[:, :, :stop], value[:, :, :stop])
+        of = (numbers[:, start:stop], numbers[:, :stop], start)
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(_rows, *given, *of, use_reentrant=False))
+        else:
+            parts.append(_rows(*given, *of))
+    return torch.cat(parts, dim=2)
+
+
+def _rows(query: Tensor, key: Tensor, value: Tensor, own: Tensor, others: Tensor, start: int) -> Tensor:
+    same = own.unsqueeze(2) == others.unsqueeze(1)
+    earlier = torch.ones_like(same[0]).tril(start)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=(same & earlier).unsqueeze(1), enable_gqa=query.shape[1] != key.shape[1]
+    )

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from probes.device.gpu_uuid import device_uuid, nvml_name
 from probes.tape.events import read_events
-from probes.tape_recorder import TapeRecorder
+from probes.tape_recorder import TapeRecorder, device_uuid, nvml_name
 from watch.health.nvml import Nvml
 
 

@@ -68,13 +68,13 @@ def _strike_in(phase: str, number: int) -> None:
     from trainer.checkpoint.memory_tier.copies import MemoryCopies
     from trainer.checkpoint.memory_tier.host_copy import HostCopy
     from trainer.guard import state_copies
-    from trainer.rank import stop_request
+    from trainer.rank import worker
 
     def kill() -> None:
         os.kill(os.getpid(), number)
 
     def again_later() -> None:
-        stop_request.IMPATIENCE_S = 0.0  # a second, after which a signal that comes again means: at once
+        worker.IMPATIENCE_S = 0.0  # a second, after which a signal that comes again means: at once
         kill()
         kill()
 

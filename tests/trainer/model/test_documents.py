@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.model import documents
-from trainer.model.documents import document_attention, document_numbers
+from trainer.model import transformer
+from trainer.model.transformer import document_attention, document_numbers
 
 SEQ, SEPARATOR = 96, 7
 
@@ -42,7 +42,7 @@ def test_a_separator_belongs_to_the_document_that_it_ends() -> None:
 
 @pytest.mark.parametrize("rows", [16, 40, SEQ, 1000])
 def test_blocks_of_queries_give_what_one_mask_gives(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "ROWS", rows)
+    monkeypatch.setattr(transformer, "DOCUMENT_ROWS", rows)
     parts, numbers = inputs()
     mask = (numbers.unsqueeze(2) == numbers.unsqueeze(1)) & torch.ones(SEQ, SEQ, dtype=torch.bool).tril()
     expected = F.scaled_dot_product_attention(*parts, attn_mask=mask.unsqueeze(1), enable_gqa=True)
@@ -57,11 +57,11 @@ def test_blocks_of_queries_give_what_one_mask_gives(rows: int, monkeypatch: pyte
 
 
 def test_nothing_is_as_large_as_the_square_of_a_sequence() -> None:
-    seq = 8 * documents.ROWS
+    seq = 8 * transformer.DOCUMENT_ROWS
     parts, numbers = inputs(seq, heads=2, width=4)
     with Largest() as largest:
         document_attention(*parts, numbers).sum().backward()
-    assert largest.numel <= 2 * documents.ROWS * seq
+    assert largest.numel <= 2 * transformer.DOCUMENT_ROWS * seq
     with torch.no_grad(), Largest() as largest:
         document_attention(*parts, numbers)
-    assert largest.numel <= 2 * documents.ROWS * seq
+    assert largest.numel <= 2 * transformer.DOCUMENT_ROWS * seq

@@ -10,8 +10,7 @@ from tests.depth import tried, usually
 from tests.processes import run_ranks
 from tests.trainer.layouts import Outcome, compare, tiny, train_alone, train_layouts
 from trainer.config.load import ConfigError
-from trainer.layout.plan import resolve
-from trainer.layout.stages import split_layers
+from trainer.layout.plan import resolve, split_layers
 
 pytestmark = pytest.mark.timeout(300)
 
