@@ -97,6 +97,7 @@ about a second behind. Another DuckDB (1.4 or newer) can open it once the run ha
   by durations and sequence numbers.
 * A column without a type is a BIGINT. `sum` of integers is HUGEINT; cast it where a client knows no such type.
 * NULL: not recorded, or not known yet. A loss or norm that is NaN is a NaN, not a NULL (`isnan(loss)`).
+* Ranks write a table unless another writer is named.
 * A table marked "open rows" gets a row at the beginning; columns known only at its end are NULL until then.
 * A step runs again with the same number after a rollback; a restart begins a new `attempt`.
 * A table `..._open` or `..._done` is half of the view without the suffix; `ingest_...` belong to the writer
@@ -116,7 +117,7 @@ about a second behind. Another DuckDB (1.4 or newer) can open it once the run ha
 """
 
 _WRITERS = {
-    "tape": "Written by the rank.", "event": "Written as events `{kind}`.", "watch": "Written by watch.",
+    "tape": "", "event": "Written as events `{kind}`.", "watch": "Written by watch.",
     "reader": "Written by readers of files.", "derived": "Written by watch while it ingests.",
 }  # fmt: skip
 
@@ -136,7 +137,7 @@ def _lines(table: Table, described: set[tuple[str, str]]) -> Iterator[str]:
     yield ""
     usual = _usual(table)
     written = _WRITERS[table.source].format(kind=table.event_kind)
-    yield f"{table.help} {written}{' Open rows.' * table.can_be_open} [{usual}]"
+    yield " ".join([table.help, *([written] if written else []), *["Open rows."] * table.can_be_open, f"[{usual}]"])
     yield ""
     known = [column for column in store_columns(table) if (column.name, column.help) in described]
     if known:
