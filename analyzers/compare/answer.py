@@ -19,13 +19,13 @@ from analyzers.stragglers.throughput import Change
 __all__ = ["answer", "loss_sentence", "speed_words"]
 
 FACTOR_FROM = 1.5
-"""Ratio of times from which a factor is said, not a percentage."""
+"""Ratio of times from which a factor is printed instead of a percentage."""
 
 
 def answer(
     run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = ""
 ) -> str:
-    """Which run is better, and why: B against A. `against_a`, `against_b`: why that run is not called better."""
+    """Return which run is better and why, B against A. `against_a`, `against_b`: why that run is not called better."""
     faster = 0 if speed is None or speed.low <= 1 <= speed.high else 1 if speed.high < 1 else -1
     learns = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
     parts = []

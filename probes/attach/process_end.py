@@ -31,7 +31,6 @@ from ..tape import event_kinds
 from ..tape.run_facts import described, package_of_program
 from .replaced import replaced
 from .update_line import Lines, lines_of_error, lines_of_stack
-from .user_traceback import without_our_frames
 
 __all__ = ["EXIT_TYPE", "ProcessEnd", "without_our_frames"]
 
