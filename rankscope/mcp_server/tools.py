@@ -15,7 +15,7 @@ from typing import Any
 from rankscope.api import Evidence, Run
 from rankscope.query_result import distinct_names
 from store.runs_folder import RunsFolder
-from watch.exporting.prometheus.scrape_targets import TARGETS_FILE
+from watch.exporting.prometheus.endpoint import TARGETS_FILE
 
 __all__ = ["Tools"]
 
