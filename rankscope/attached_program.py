@@ -102,7 +102,7 @@ class _Record:
         directory.mkdir(parents=True, exist_ok=True)
         self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=identity.rank)
         self._loading = load_plugin(directory, rank=identity.rank, attempt=attempt)
-        if self._loading.is_worth_a_line and identity.local_rank == 0:
+        if self._loading.should_log and identity.local_rank == 0:
             logger.warning("NCCL calls are not recorded: %s", self._loading.reason)
 
     def started(self, pid: int, launcher_pid: int) -> None:

@@ -112,6 +112,7 @@ class Comparison:
             "run_b": self.run_b,
             "sentence": self.sentence,
             "most_of_it": self.most_of_it,
+            "shortcomings": [*self.shortcomings],
             "speed": None if self.speed is None else asdict(self.speed),
             "loss": None if self.loss is None else asdict(self.loss),
             **{name: [{"name": n, "a": a, "b": b} for n, a, b in getattr(self, name)] for name in _NAMED},

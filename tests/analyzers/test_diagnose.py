@@ -211,10 +211,10 @@ def test_causes_in_logs_have_a_kind_and_a_next_step() -> None:
     folder = ROOT / "analyzers"
     of_texts = ("deaths/logged_*.py", "hangs/logged_calls.py", "hangs/watchdogs.py", "evidence/log_*.py")
     source = "".join(path.read_text() for glob in of_texts for path in folder.glob(glob))
-    literal = dict(re.findall(r'cause="(\w+)",\s+kind="(\w+)"', source))
-    hangs = {cause for cause, kind in literal.items() if kind == "hang"}
-    hangs |= set(re.findall(r'(?:_candidate\(\s*|_differing\(members, \w+, )"(\w+)"', source))
-    lost = {cause for cause, kind in literal.items() if kind == "rank_lost"}
+    literal = re.findall(r'from_lines\(\s*"(\w+)",\s+\w+,\s+rank_class="(\w+)",(?!\s+kind=)', source)
+    hangs = {cause for cause, rank_class in literal if rank_class in ("mismatch", "hang")}
+    hangs |= set(re.findall(r'[ (]_candidate\(\s*"(\w+)"', source))
+    lost = {cause for cause, rank_class in literal if rank_class not in ("mismatch", "hang", "numerics")}
     assert len(hangs) >= 5
     assert len(lost) >= 6
     assert hangs <= names("hang")

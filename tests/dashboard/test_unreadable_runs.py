@@ -64,13 +64,13 @@ READ_ANYHOW = {
 
 
 HOLDER = """
-import duckdb, sys, time
+import duckdb, sys
 while True:
     try:
         held = duckdb.connect({path})
         break
     except duckdb.IOException:  # the page keeps it open for a moment
-        time.sleep(0.05)
+        pass
 print("held", flush=True)
 sys.stdin.read()
 """

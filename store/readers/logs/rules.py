@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from store.readers.logs.line_filter import LiteralIndex
 
-__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules", "most_specific"]
+__all__ = ["Block", "Role", "Rule", "cause_of", "load_rules", "most_specific", "rules_by_literal"]
 
 Role = Literal[
     "root", "victim", "hang", "death", "kernel", "outside", "numerics", "nccl", "hint", "context", "exception"
@@ -146,3 +146,11 @@ def _with_causes() -> tuple[tuple[Rule, ...], LiteralIndex]:
     pairs = [(literal, rule) for rule in load_rules() if rule.role in ("root", "victim", "nccl", "numerics")
              for literal in rule.literals]  # fmt: skip
     return tuple(rule for _, rule in pairs), LiteralIndex([literal for literal, _ in pairs])
+
+
+@cache
+def rules_by_literal() -> tuple[tuple[bytes, ...], tuple[Rule, ...], LiteralIndex]:
+    """All literals of rules, the rule of each, and their index."""
+    pairs = [(literal, rule) for rule in load_rules() for literal in rule.literals]
+    literals = tuple(literal for literal, _ in pairs)
+    return literals, tuple(rule for _, rule in pairs), LiteralIndex(literals)

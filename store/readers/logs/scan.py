@@ -17,7 +17,6 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,10 @@ from store.readers.logs.blocks import (
 )
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
-from store.readers.logs.line_filter import LineFilter, LiteralIndex
+from store.readers.logs.line_filter import LineFilter
 from store.readers.logs.plain_text import plain_chunks
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
-from store.readers.logs.rules import Rule, load_rules, most_specific
+from store.readers.logs.rules import Rule, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, read_step
 from store.readers.logs.timestamps import Clock
 
@@ -158,14 +157,6 @@ def _windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
         yield kept, len(kept)
 
 
-@cache
-def _rules_by_literal() -> tuple[tuple[bytes, ...], tuple[Rule, ...], LiteralIndex]:
-    """All literals of rules, the rule of each, and their index."""
-    pairs = [(literal, rule) for rule in load_rules() for literal in rule.literals]
-    literals = tuple(literal for literal, _ in pairs)
-    return literals, tuple(rule for _, rule in pairs), LiteralIndex(literals)
-
-
 class _Scan:
     """The state of one file's reading."""
 
@@ -180,7 +171,7 @@ class _Scan:
         """Lines on which a step is reported that the step line before it did not report."""
         self._constant: list[re.Pattern[str]] = []
         """What the file's lines begin with besides the prefixes that are known."""
-        self._filter = LineFilter(_rules_by_literal()[0])
+        self._filter = LineFilter(rules_by_literal()[0])
 
     def take(self, window: bytes, end: int) -> None:
         """Read the lines that begin before `end`."""
@@ -199,7 +190,7 @@ class _Scan:
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
         """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
         found: dict[int, list[Rule | None]] = {}
-        literals, rules, index = _rules_by_literal()
+        literals, rules, index = rules_by_literal()
         for first, last in self._filter.lines(window, end):
             for place in index.held(window[first:last]):
                 self._find(window, first, last, literals[place], rules[place], found)

@@ -85,7 +85,7 @@ def test_page_and_report_have_one_order_of_findings_that_are_over() -> None:
     assert current_findings(known, [], newest_attempt=1).findings == list(known.fired)
     first, second = known.verdict.splitlines()
     assert first == slow.summary, "what is still wrong comes first, although the other was worse"
-    assert second == f"Over: {lost.summary}"
+    assert second == f"Already over: {lost.summary}"
 
 
 def test_what_watch_has_seen_end_is_closed_until_it_is_said_again() -> None:

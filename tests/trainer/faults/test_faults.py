@@ -146,10 +146,13 @@ def test_the_lock_of_python_is_held_while_the_process_lives() -> None:
     code = (
         "import os, threading, trainer.faults.injectors.process as p\n"
         "threading.Thread(target=lambda: (os.read(0, 1), os.write(1, b'ran')), daemon=True).start()\n"
+        "os.write(1, b'go')\n"
         "p._ACTIONS['gil'](None)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.read(2) == b"go", "imports are done: threads that they start have ended"
     wait_for(lambda: _waits_in(child.pid, child.pid) == FUTEX, "the main thread to wait for its mutex")
     (other,) = (int(task.name) for task in Path(f"/proc/{child.pid}/task").iterdir() if int(task.name) != child.pid)
     child.stdin.write(b"x")
