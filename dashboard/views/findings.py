@@ -31,7 +31,7 @@ from dashboard.drawing.elements import (
     with_runbook_links,
 )
 from dashboard.finding_link import page_link
-from dashboard.frame import View, framed
+from dashboard.frame import View, framed, runs_folder
 from probes.tape.printable import visible
 
 __all__ = ["as_of", "card", "findings", "verdict_text"]
@@ -161,7 +161,8 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
     reason = _why(finding)
     if reason != finding.summary:
         st.markdown(f"**Why** &nbsp; {markdown_text(reason)}")
-    st.markdown(f"**Next** &nbsp; {with_runbook_links(markdown_text(next_step(finding)))}")
+    following = next_step(finding, runs_folder().path / view.run_id)
+    st.markdown(f"**Next** &nbsp; {with_runbook_links(markdown_text(following))}")
     proof = _evidence_of(view, finding)
     for number, (heading, figure) in enumerate(proof["drawings"] if proof else ()):
         import plotly.graph_objects as go

@@ -70,7 +70,7 @@ class Tools:
             "findings": [
                 {"id": finding.id, "kind": finding.kind, "severity": finding.severity, "status": finding.status,
                  "ranks": list(finding.ranks), "step": finding.first_step, "cause": finding.cause,
-                 "summary": finding.summary, "why": why(finding), "next": next_step(finding)}
+                 "summary": finding.summary, "why": why(finding), "next": next_step(finding, run)}
                 for finding in diagnosis.cards
             ],
             "not_judged": [finding.summary for finding in diagnosis.not_judged],
