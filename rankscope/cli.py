@@ -87,7 +87,7 @@ _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "da
 def main() -> None:
     """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
     try:
-        # Without a word, the list of commands.
+        # Without arguments: the list of commands.
         code = run_to_signal(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except TyperException as error:
         if message := error.format_message():

@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        """Which run is better, speed and loss of B against A, and where the time differs, as every output has it."""
+        """Summary for all outputs: which run is better, speed and loss of B against A, ranks and phases that differ."""
         against_a, against_b = self.shortcomings
         found = answer(self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b)
         return " ".join(part for part in (found, self.most_of_it) if part)

@@ -1,10 +1,10 @@
-"""Whose a line without a rank is, where the launcher saw one rank alone end as the process of such a line ends.
+"""Assign a line without a rank to the only rank that, as the launcher saw, ended as the process of such a line ends.
 
 candidates = of_the_only_end(candidates, book, ended)
 
 1. A device's error makes the runtime abort its own process: it is of the only rank that aborted.
-2. An exception ends its process with code 1, and whom the launcher then ends by SIGTERM writes no traceback: the only
-   traceback is of the only rank that ended so.
+2. An exception ends its process with code 1, and a process that the launcher then ends by SIGTERM writes no traceback:
+   the only traceback is that of the only rank that ended so.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How a log ends that names no cause: finished, still running where it was cut, or ended without a reason; and how the
-attempts before the last one ended.
+"""Classify the end of a log that names no cause (finished, still running where it was cut, ended without a reason), and
+list the ends of earlier attempts.
 
 outcome = outcome_of(book, logs, steps)
 outcome.ended, outcome.text       # "finished", "The job finished: ..."

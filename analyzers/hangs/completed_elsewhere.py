@@ -1,14 +1,14 @@
-"""A hang of dumps whose call others completed: the device of those who did not has stopped, and it is no network.
+"""A hang in dumps whose call other members completed: a device has stopped, and the network has not failed.
 
     hang = with_stuck_device(hang, world)
 
-1. Looked at are the oldest open calls of every dumped rank in each of its groups, of operations that nobody leaves
+1. The oldest open calls of every dumped rank in each of its groups are examined, of operations that no rank leaves
    before all have entered. The hang analyzer has found no rank that stayed away (`all_entered`), only ranks without a
    dump (`not_seen`), or the same devices, of which the dumps tell that they started the call.
 2. A member that has no open call up to that number, and later ones or a completed one at it, has completed it. So the
    call's data had arrived everywhere.
-3. So what keeps the members that have it open is their own: a kernel that does not end, a GPU that is gone, a watchdog
-   that stopped. There may be several, in calls of different groups.
+3. So the members that have it open are held by something on their side: a kernel that does not end, a GPU that is gone,
+   a watchdog that stopped. There may be several, in calls of different groups.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ _OTHERS = re.compile(
 )
 """Parts of a message about the fault of another rank."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
-"""Libraries of communication: an error of theirs that names no cause, out of a call that waits."""
+"""Communication libraries: an error in a waiting call that names no cause."""
 _NO_WORDS = re.compile(
     r"terminate called after throwing an instance of|\w+WithTimeout\b|"
     r"(?:NCCL|[Pp]rocess group) watchdog thread terminated with exception"

@@ -1,4 +1,4 @@
-"""How findings of plug-ins are told: whose they are, and how many of one plug-in.
+"""Name the plug-in of a finding, and limit how many findings of one plug-in a list shows.
 
 plugin_name(finding)            # "plateau"; empty for a finding of Rankscope
 folded(findings, 3)             # of each kind of a plug-in the first three, and "17 more" on the third

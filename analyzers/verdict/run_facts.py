@@ -124,7 +124,7 @@ def _utilisation(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
 
 
 def _unstarted(source: Source, log: EventLog, ended: Sequence[Event]) -> dict[str, Any]:
-    """How a launch ended of which no rank recorded anything; empty for any other."""
+    """Facts about the end of a launch in which no rank recorded anything; empty for any other."""
     if not log.of(event_kinds.RUN_STARTED) or attempts(source):
         return {}
     last = ended[-1] if ended else None

@@ -8,7 +8,7 @@ files of 256 ranks. So a store stays open for the queries of one page. No writer
 run that may grow is closed with the last query that reads it.
 
 The tapes of a run without a `watch` are ingested first: every few seconds while it may grow, and once it has ended
-only when a process has written something since. Many tapes without a store are ingested by a process of their own.
+only when a process has written something since. Many tapes without a store are ingested by a child process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from store import Store, is_watched
 __all__ = ["CATCH_UP_S", "SharedStore", "files_version"]
 
 APART_BYTES = 16 << 20
-"""Size of tapes without a store from which they are ingested by a process of their own."""
+"""Size of tapes without a store from which a child process ingests them."""
 CATCH_UP_S = 4.0
 """Seconds between two ingests of a run without a watch."""
 WAIT_S = 3.0

@@ -44,7 +44,7 @@ def lines_of_error(error: BaseException) -> Lines:
 
 
 class UpdateLine:
-    """Where the loop made its newest update."""
+    """Stack of the loop's newest update."""
 
     def __init__(self) -> None:
         self._lines: Lines = ()

@@ -70,7 +70,7 @@ def _tool(method: Callable[..., Any]) -> Tool:
 
 
 def _mistake(tool: Tool, problems: Sequence[Mapping[str, Any]]) -> str:
-    """What is wrong with the arguments of a call, and which there are, in one line."""
+    """One line about wrong arguments of a call, with the arguments that the tool takes."""
     said = []
     for one in problems[:3]:
         name = visible(".".join(map(str, one["loc"])))[:100]

@@ -222,7 +222,7 @@ def error_name(rank: int, parameter: str) -> str:
 
 
 class ErrorFeedback:
-    """What compression did not send, by parameter; added to the next gradient.
+    """Part of each gradient that compression did not send, by parameter; added to the next gradient.
 
     DDP rebuilds its buckets after the first step of a process, so errors are stored by parameter (`tensors`), under
     each rank's number, and concatenated for the current buckets.

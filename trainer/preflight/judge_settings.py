@@ -1,4 +1,4 @@
-"""Say which settings of the communication library made the all-reduce faster than its own choice.
+"""Name settings of the communication library that made the all-reduce faster than the library's choice.
 
 A setting is faster where each of its readings is shorter than each one without it: two readings of the same setting
 differ, and the fastest of ten is fast by chance.
@@ -42,7 +42,7 @@ def setting_lines(readings: Readings) -> Iterator[Line]:
 
 
 def _compared(size: int, usual: Sequence[SettingReading], readings: Readings) -> str:
-    """The fastest setting of a size beside the library's own choice."""
+    """Compare the fastest setting of a size with the library's choice."""
     own = [reading.seconds[size] for reading in usual]
     by_setting: dict[str, list[float]] = {}
     for reading in readings.settings:

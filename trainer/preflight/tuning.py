@@ -65,7 +65,7 @@ def parse(texts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def named(variables: Mapping[str, str]) -> str:
-    """As a shell takes it."""
+    """`NAME=VALUE NAME=VALUE`, as a shell accepts it."""
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 
@@ -110,7 +110,7 @@ def _agreed(chosen: list[Mapping[str, str]], place: Place) -> list[Mapping[str, 
 def _in_new_processes(
     variables: Mapping[str, str], place: Place, name: str, *, nccl: bool, sizes: Sequence[int]
 ) -> SettingReading | None:
-    """Start this rank's process and wait for it; then for those of the others, which use the same devices."""
+    """Start this rank's process and wait for it, then for those of the other ranks."""
     request = json.dumps({"name": name, "nccl": nccl, "sizes": sizes})
     # The store is the parents': no child makes one.
     own = {**os.environ, **variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -135,7 +135,7 @@ def _in_new_processes(
 
 
 def _last_line(text: str) -> str:
-    """What a traceback ends with, or the library's own last words."""
+    """Last line of a traceback, else of everything that the process printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line.partition(":")[0]]
     return (errors or lines or [""])[-1][:200]
