@@ -146,20 +146,20 @@ class Run(_Diagnosed):
             return folder_state(self._folder, store, policy, now_ns=time.time_ns())
 
     def diagnose(self) -> Diagnosis:
-        """Judge what is recorded now; the last diagnosis is kept while no record is added."""
+        """Judge what is recorded now; the last diagnosis is kept while no record is added.
+
+        It is that of `rankscope analyze`: of a run that is ending it waits some seconds for the last records."""
         from analyzers.account.long_run import MEMORY_BYTES
-        from analyzers.diagnose import diagnose
-        from store import Store, is_watched
-        from store.published.copy_time import stored_until_ns
+        from store import is_watched
+        from watch.verdicts.diagnosed_run import diagnosed_run
+        from watch.verdicts.run_phase import run_phase
 
         folder = self._folder
-        with Store.open(folder, memory_bytes=MEMORY_BYTES, spills=True) as store:
-            watched = is_watched(folder.stores())
-            version = None if watched else self._version()
-            if self._known is not None and version is not None and self._known[0] == version:
-                return self._known[1]
-            now_ns = stored_until_ns(folder) if watched else None
-            diagnosis = diagnose(store, folder.manifest(), now_ns=now_ns, stacks_dir=folder.stacks)
+        is_over = run_phase(folder).word == "ended" and not is_watched(folder.stores())
+        if self._known is not None and is_over and self._known[0] == self._version():
+            return self._known[1]
+        with diagnosed_run(folder, memory_bytes=MEMORY_BYTES, spills=True) as (_, diagnosis):
+            pass
         self._known = (self._version(), diagnosis)
         return diagnosis
 

@@ -27,7 +27,7 @@ def address() -> str:
 
 @ray.remote(max_retries=0)
 def launch(words: list[str]) -> int:
-    return subprocess.run(["rankscope", "train", *words], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "rankscope", "train", *words], check=False).returncode
 
 
 def main() -> int:

@@ -91,17 +91,15 @@ def _compare(runs: Sequence[Path], html: Path | None) -> tuple[Comparison | None
     from analyzers.compare.scaling import ScalingError, scaling_of
     from analyzers.compare.two_runs import Side
     from analyzers.compare.two_runs import compare as compare_sides
-    from analyzers.diagnose import diagnose
     from probes.tape.rundir import RunDir
-    from store import Store
+    from watch.verdicts.diagnosed_run import diagnosed_run
 
     comparison, scaling, num_bytes = None, None, 0
     with ExitStack() as stores:
         sides = []
         for path in runs:
             folder = RunDir.open(path)
-            store = stores.enter_context(Store.open(folder))
-            diagnosis = diagnose(store, folder.manifest(), stacks_dir=folder.stacks)
+            store, diagnosis = stores.enter_context(diagnosed_run(folder))  # a run that trains is no run that died
             sides.append(Side(source=store, manifest=folder.manifest(), diagnosis=diagnosis))
         if len(sides) == 2:
             comparison = compare_sides(sides[0], sides[1])
