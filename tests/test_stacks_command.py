@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from analyzers.hangs.stacks import Stack, group, odd_ones
 from tests.e2e.launched import rankscope
+from tests.rankscope.test_json_schema import checked
 from tests.waiting import wait_for
 from watch.processes import os_state
 
@@ -64,6 +66,8 @@ def test_who_is_elsewhere_or_stopped_is_named(ranks: list[subprocess.Popen[str]]
     assert "wait_for_the_others" in first
     assert "load_batch" in second
     assert "odd one out" in second
+    checked("stacks", as_json := json.loads(rankscope("stacks", *pids, "--format", "json").stdout))
+    assert [one["rank"] for one in as_json["processes"] if one["odd"]] == [2]
 
     ranks[1].send_signal(signal.SIGSTOP)
     wait_for(lambda: os_state(ranks[1].pid)[0] == "T", "the stop of rank 1")

@@ -69,7 +69,7 @@ class Tools:
             "verdict": diagnosis.verdict,
             "findings": [
                 {"id": finding.id, "kind": finding.kind, "severity": finding.severity, "status": finding.status,
-                 "ranks": list(finding.ranks), "step": finding.first_step, "cause": finding.cause,
+                 "ranks": list(finding.ranks), "first_step": finding.first_step, "cause": finding.cause,
                  "summary": finding.summary, "why": why(finding), "next": next_step(finding, run)}
                 for finding in diagnosis.cards
             ],

@@ -13,6 +13,7 @@ from tests.depth import later
 from tests.e2e.preflight_runs import ROOT, bad, environment
 from tests.forked import run_python
 from tests.ports import free_port
+from tests.rankscope.test_json_schema import checked
 from trainer.preflight.report import EXIT_FAILED, EXIT_PASSED
 
 TIMED = {"links", "all-reduce", "clocks", "matrix products"}
@@ -32,6 +33,7 @@ def test_ranks_of_one_machine(tmp_path: Path, launcher: str, num_ranks: int) -> 
     options = ["--format", "json", "--runs", str(tmp_path), "--env", "PREFLIGHT_TOKEN"]
     done = run_python(["-m", launcher, *words, *options], cwd=ROOT, env=environment(PREFLIGHT_TOKEN="a-secret-of-mine"))
     report = json.loads(done.stdout[done.stdout.index("{") :])
+    checked("preflight", report)
     failed = {check for check, line in bad(report).items() if line["status"] == "fail"}
     assert failed <= TIMED
     assert done.returncode == (EXIT_FAILED if failed else EXIT_PASSED), done.stderr
@@ -56,6 +58,7 @@ def test_rank_that_never_comes_is_named(tmp_path: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
+    checked("preflight", json.loads(done.stdout))
     assert bad(json.loads(done.stdout))["ranks"]["text"] == "Rank 1 of 2 did not answer."
 
 
@@ -65,6 +68,7 @@ def test_the_all_reduce_is_measured_under_settings(tmp_path: Path) -> None:
     words = ["-m", "rankscope", "preflight", "--nproc-per-node", "2", "--format", "json", "--runs", str(tmp_path)]
     done = run_python([*words, *tuned], cwd=ROOT, env=environment())
     report = json.loads(done.stdout[done.stdout.index("{") :])
+    checked("preflight", report)
     readings = report["readings"]["settings"]
     assert [reading["variables"] for reading in readings[:3]] == [
         {}, {"GLOO_SOCKET_IFNAME": "lo"}, {"GLOO_SOCKET_IFNAME": "missing0"}

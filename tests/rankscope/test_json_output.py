@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from probes.profiling.request import RequestFile
 from rankscope.cli import app
 from tests.factories import make_run, still_training
+from tests.rankscope.test_json_schema import checked
 from tests.support.recorded_gpu import copy_gpu_run
 from trainer.data.prepare import progress_view
 
@@ -21,6 +22,7 @@ def printed(*words: str) -> dict[str, object]:
     done = CliRunner().invoke(app, list(words), catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found: dict[str, object] = json.loads(done.stdout)
+    checked(words[0], found)
     return found
 
 

@@ -150,7 +150,10 @@ class Agent:
             return {"kind": "", "verdict": verdict["verdict"]}
         worst = verdict["findings"][0]
         whole = await self.ask("finding", run=name, finding_id=worst["id"])
-        told = {**{key: worst[key] for key in ("kind", "ranks", "step", "cause", "next")}, "runbook": whole["runbook"]}
+        told = {
+            **{key: worst[key] for key in ("kind", "ranks", "first_step", "cause", "next")},
+            "runbook": whole["runbook"],
+        }
         if worst["kind"] == "hang":
             told["stacks"] = await self.ask("stacks", run=name)
         if worst["kind"] == "straggler":

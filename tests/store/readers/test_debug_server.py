@@ -15,12 +15,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from analyzers.evidence.diagnose_files import diagnose_files
+from rankscope.cli import app
 from store.readers import debug_server
 from store.readers.debug_server import DebugServerError, fetch_dumps
 from tests.e2e.launched import rankscope
 from tests.ports import free_port
+from tests.rankscope.test_json_schema import checked
 from tests.support.simulator.recorder_dumps import START_NS, Job
 from tests.waiting import wait_for
 
@@ -116,6 +119,15 @@ def test_ranks_that_do_not_answer_are_named(tmp_path: Path) -> None:
     assert fetched.ranks == [0]
     assert fetched.silent[1] == "Timeout: b"
     assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["rank_0.json"]
+
+
+def test_the_command_names_them_as_json(tmp_path: Path) -> None:
+    with answering(200, PAGE.encode()) as address:
+        words = ["dumps", address, "--into", str(tmp_path / "dumps"), "--format", "json"]
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 1, done.output
+    checked("dumps", told := json.loads(done.stdout))
+    assert (told["ranks"], told["silent"]) == ([0], {"1": "Timeout: b"})
 
 
 @pytest.mark.parametrize(

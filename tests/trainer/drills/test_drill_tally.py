@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from tests.rankscope.test_json_schema import checked
 from trainer.config.config import Config
 from trainer.drills.command import drill_page
 from trainer.drills.scenario import DrillPlan, Scenario, plan_drill
@@ -86,6 +87,7 @@ def test_nothing_gives_no_ratio() -> None:
 
 def test_json_has_the_totals_on_top() -> None:
     shown = json.loads(json.dumps(tally(GOOD, UNSEEN, ALARMED).to_json()))
+    checked("drill", shown)
     assert [shown[key] for key in ("recall", "precision", "right_rank", "unrecovered")] == [0.5, 0.5, 1.0, 0]
     assert [run["fault"] for run in shown["runs"]] == ["kill", "nan_grad", "pause"]
     assert shown["runs"][0]["answers"][0]["finding_s"] == 0.5

@@ -16,6 +16,7 @@ from probes.tape.rundir import RunDir
 from rankscope.cli import app
 from tests.depth import later
 from tests.processes import run_ranks
+from tests.rankscope.test_json_schema import checked
 from tests.trainer.training_runs import run_loop, small, with_steps
 from trainer.config.config import Config
 
@@ -54,7 +55,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def replayed(path: Path, step: int, *more: str) -> Any:
     done = CliRunner().invoke(app, ["replay", str(path), "--step", str(step), "--device", "cpu", *more])
     assert done.exit_code == 0, done.output
-    return json.loads(done.stdout) if "json" in more else done.stdout
+    if "json" not in more:
+        return done.stdout
+    checked("replay", told := json.loads(done.stdout))
+    return told
 
 
 def files_of(path: Path) -> dict[str, int]:

@@ -1,0 +1,237 @@
+"""The JSON Schema of every command with `--format json`, for programs that read them.
+
+    python -m rankscope.json_schema > docs/commands.schema.json
+
+`docs/commands.schema.json` is this module's output: `$defs` has an entry for each command. That of `rankscope analyze`
+is `docs/report.schema.json`. Keys may be added; none is renamed or removed within a minor version.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, get_args
+
+from analyzers.account.goodput import CATEGORIES
+from analyzers.compare.loss_change import LossChange
+from analyzers.compare.scaling import Point
+from analyzers.compare.step_parts import PLACES
+from analyzers.fleet.fleet import Fleet
+from analyzers.report.json_schema import schema as report_schema
+from analyzers.stragglers.throughput import Change
+from rankscope.type_schema import INTEGER, NUMBER, STRING, any_of, array, by_name, obj, of_type, or_null
+
+__all__ = ["schema"]
+
+_COUNT = {"type": "integer", "minimum": 0}
+_TEXTS = array(STRING)
+_FINDINGS = array({"$ref": "#/$defs/finding"})
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema, draft 2020-12: `$defs` by command, and `finding`, which some of them hold."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rankscope COMMAND --format json: see $defs/COMMAND; of analyze, report.schema.json",
+        "$defs": {"finding": _finding(), **commands()},
+    }
+
+
+def commands() -> dict[str, dict[str, Any]]:
+    """The schema of each command."""
+    return {
+        "collect-evidence": obj(archive=STRING, missing=by_name(STRING, "why a source of evidence is not there")),
+        "compare": _compare(),
+        "doctor": _doctor(),
+        "drill": any_of(_drill(), _script_drill()),
+        "dumps": obj(into=STRING, ranks=array(INTEGER), silent=by_name(STRING, "ranks that did not answer, and why")),
+        "explain": any_of(
+            array(obj(section=STRING, title=STRING, chapter=STRING)),
+            obj(section=STRING, title=STRING, chapter=STRING, text=STRING),
+        ),
+        "export": _export(),
+        "fleet": _fleet(),
+        "note": array(obj(run=STRING, tags=_TEXTS, text=STRING)),
+        "plan": _plan(),
+        "preflight": _preflight(),
+        "prepare": obj(
+            folder=STRING,
+            num_tokens=_COUNT,
+            dtype=STRING,
+            num_documents=_COUNT,
+            num_shards=_COUNT,
+            num_skipped=_COUNT,
+            num_empty=_COUNT,
+            num_unknown=_COUNT,
+            was_complete={"type": "boolean"},
+            shards_kept=_COUNT,
+            vocab_size=_COUNT,
+        ),
+        "profile": obj(
+            run=STRING,
+            first_step=INTEGER,
+            steps=INTEGER,
+            traces=array(obj(rank=INTEGER, path=or_null(STRING, "null: larger than profiler.budget_mb"))),
+        ),
+        "rebuild": obj(store=STRING, rows=by_name(_COUNT, "rows of each table"), kept=_TEXTS, problems=_TEXTS),
+        "replay": _replay(),
+        "report": obj(run=STRING, verdict=STRING, files=array(obj(path=STRING, bytes=_COUNT))),
+        "share": obj(run=STRING, file=STRING, bytes=_COUNT, texts=_COUNT, verdict=STRING, skipped=_TEXTS),
+        "sql": array({"type": "object", "description": "one row: columns by name; null where NULL"}),
+        "stacks": obj(
+            verdict=STRING,
+            processes=array(
+                obj(
+                    name=STRING,
+                    pid=INTEGER,
+                    rank=or_null(INTEGER),
+                    stopped={"type": "boolean"},
+                    odd={"type": "boolean"},
+                    problem=STRING,
+                    frames=_TEXTS,
+                )
+            ),
+        ),
+        "version": obj(rankscope=STRING),
+    }
+
+
+def _finding() -> dict[str, Any]:
+    found = report_schema()["$defs"]["finding"]
+    own = {name: each for name, each in found["properties"].items() if name not in ("link", "closed")}
+    return {"type": "object", "required": list(own), "properties": own}
+
+
+def _compare() -> dict[str, Any]:
+    difference = array(obj(name=STRING, a=or_null(STRING), b=or_null(STRING)))
+    both = obj(a=or_null(NUMBER), b=or_null(NUMBER))
+    two_runs = obj(
+        run_a=STRING, run_b=STRING,
+        sentence=STRING | {"description": "which is better, speed and loss of B against A"},
+        most_of_it=STRING | {"description": "ranks and parts that explain the difference; empty: none do"},
+        shortcomings={"type": "array", "items": STRING, "minItems": 2, "maxItems": 2,
+                      "description": "why A, and B, is not called better; empty: no reason"},
+        speed=or_null(of_type(Change), "B's time over A's, with its 95 % interval; null: too few steps"),
+        loss=or_null(of_type(LossChange), "B's loss minus A's; null: fewer than 20 common steps"),
+        settings=difference, versions=difference, conditions=difference, advice=difference,
+        phases=obj(**dict.fromkeys(PLACES, both)) | {"description": "milliseconds of a step, mean over the ranks"},
+        validation=by_name(both, "last and lowest validation loss"),
+        goodput=obj(**dict.fromkeys(CATEGORIES, both)) | {"description": "shares of the wall time"},
+        only_a=_FINDINGS, only_b=_FINDINGS, both=_FINDINGS,
+        findings=_FINDINGS | {"description": "a regression of the speed, if its interval leaves no doubt"},
+    )  # fmt: skip
+    point = of_type(Point)
+    point["properties"]["lost_to"] = STRING | {"description": "largest part of a step besides training"}
+    point["required"].append("lost_to")
+    scaling = obj(kind={"enum": ["strong", "weak", "mixed"]}, points=array(point))
+    two_runs["properties"]["scaling"] = scaling  # of two runs with other numbers of ranks
+    return any_of(two_runs, obj(scaling=scaling))
+
+
+def _doctor() -> dict[str, Any]:
+    from trainer.doctor.check import SCHEMA_VERSION, STATUSES, Check
+
+    return obj(schema_version={"const": SCHEMA_VERSION}, worst={"enum": [*STATUSES]}, checks=array(of_type(Check)))
+
+
+def _drill() -> dict[str, Any]:
+    answer = obj(
+        fault=STRING, rank=INTEGER, seen=STRING, right_rank=_or_unknown(), right_cause=_or_unknown(),
+        finding_s=or_null(NUMBER), kind=or_null(STRING), cause=or_null(STRING), ranks=array(INTEGER), summary=STRING,
+    )  # fmt: skip
+    run = obj(
+        fault=STRING, fault_ids=_TEXTS, mesh=STRING, seed=INTEGER, injected=_TEXTS, struck={"type": "boolean"},
+        good={"type": "boolean"}, answers=array(answer),
+        false_alarms=array(obj(kind=STRING, cause=STRING, ranks=array(INTEGER), summary=STRING)),
+        recovered={"type": "boolean"}, ended=or_null(STRING), training_s=or_null(NUMBER), steps_lost=or_null(INTEGER),
+        goodput=or_null(NUMBER), wall_s=NUMBER, run=or_null(STRING), trouble=_TEXTS,
+    )  # fmt: skip
+    from trainer.drills.tally import SCHEMA_VERSION
+
+    share = or_null(NUMBER, "share of the faults or runs, 0 to 1; null: of none")
+    return obj(
+        schema_version={"const": SCHEMA_VERSION}, recall=share, precision=share, right_rank=share, right_cause=share,
+        unrecovered=_COUNT, goodput=share, median_finding_s=or_null(NUMBER), median_training_s=or_null(NUMBER),
+        num_runs=_COUNT, wall_s=NUMBER, runs=array(run),
+    )  # fmt: skip
+
+
+def _script_drill() -> dict[str, Any]:
+    from trainer.drills.script.score import ScriptRow
+
+    row = of_type(ScriptRow)
+    row["properties"]["is_right"] = {"type": "boolean"}
+    row["required"].append("is_right")
+    return obj(schema_version={"const": 1}, is_right={"type": "boolean"}, runs=array(row))
+
+
+def _or_unknown() -> dict[str, Any]:
+    return or_null({"type": "boolean"}, "null: not seen, or not asked for")
+
+
+def _export() -> dict[str, Any]:
+    return any_of(
+        obj(path=STRING, step=INTEGER, num_parameters=_COUNT, num_tensors=_COUNT, bytes=_COUNT,
+            newest_confirmed_step=or_null(INTEGER, "null: later steps confirm this checkpoint")),
+        obj(path=STRING, events=_COUNT, bytes=_COUNT),
+        obj(path=STRING, rows=_COUNT, files=_COUNT, bytes=_COUNT),
+        obj(path=STRING, steps=_COUNT, findings=_COUNT),
+    )  # fmt: skip
+
+
+def _fleet() -> dict[str, Any]:
+    found = of_type(Fleet)
+    found["properties"]["mtbf_h"] = or_null(NUMBER, "hours between failures; null: there was none")
+    found["required"].append("mtbf_h")
+    return found
+
+
+def _plan() -> dict[str, Any]:
+    expected = obj(
+        world_size=_COUNT, mesh=by_name(INTEGER, "size by dimension"), num_parameters=_COUNT, flops_per_token=NUMBER,
+        fits=or_null({"type": "boolean"}), memory_bytes=by_name(NUMBER, "bytes of the fullest device, by use; `peak`"),
+        fullest_pp_rank=INTEGER, float8=or_null({"type": "object"}), step_s=or_null(NUMBER), compute_s=or_null(NUMBER),
+        tokens_per_s=or_null(NUMBER), mfu_ratio=or_null(NUMBER), communication_ratio=or_null(NUMBER),
+        bubble_ratio=or_null(NUMBER), tape_bytes_per_step=NUMBER, store_bytes_per_step=NUMBER,
+        record_bytes_per_hour=or_null(NUMBER), flops_per_memory_byte=or_null(NUMBER),
+        ridge_flops_per_byte=or_null(NUMBER),
+        collectives=array(
+            obj(dimension=STRING, op=STRING, what=STRING, members=_COUNT, calls_per_step=NUMBER, bytes_per_step=NUMBER,
+                seconds=or_null(NUMBER), exposed_s=or_null(NUMBER), beyond_node={"type": "boolean"})
+        ),
+    )["properties"]  # fmt: skip
+    found = obj(hardware={"type": "object"}, **expected, warnings=_TEXTS)
+    found["properties"] |= {  # not with --no-ladder
+        "layouts": array(obj(name=STRING, set=_TEXTS, **expected)),
+        "impossible": array(obj(name=STRING, why=STRING)),
+        "would_fit": _TEXTS,
+        "simplest": or_null(STRING),
+        "fastest": or_null(STRING),
+    }
+    return found
+
+
+def _preflight() -> dict[str, Any]:
+    from trainer.preflight.readings import Readings
+    from trainer.preflight.report import SCHEMA_VERSION, Line, Status
+
+    return obj(
+        schema_version={"const": SCHEMA_VERSION},
+        worst={"enum": list(get_args(Status))},
+        lines=array(of_type(Line)),
+        readings=of_type(Readings),
+    )
+
+
+def _replay() -> dict[str, Any]:
+    return obj(
+        step=INTEGER, attempt=INTEGER, batch_index=or_null(INTEGER), was=STRING, loss_recorded=or_null(NUMBER),
+        grad_norm_recorded=or_null(NUMBER), loss=or_null(NUMBER), grad_norm=or_null(NUMBER), state_step=INTEGER,
+        steps_taken_again=_COUNT, worst_way_ratio=or_null(NUMBER), data_differs={"type": ["boolean", "null"]},
+        num_processes=_COUNT, duration_s=NUMBER, samples=array({"type": "object"}),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    json.dump(schema(), sys.stdout, indent=2)
+    sys.stdout.write("\n")

@@ -1,0 +1,97 @@
+"""What commands print with `--format json` is what docs/commands.schema.json says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from rankscope.cli import app
+from rankscope.json_schema import commands, schema
+from tests.factories import make_run
+from trainer.drills.script.drill import to_json
+from trainer.drills.script.score import ScriptRow
+
+PAGE = Path(__file__).parents[2] / "docs" / "commands.schema.json"
+
+
+def checked(command: str, told: Any) -> None:
+    """Raises jsonschema.ValidationError if the command would not print this."""
+    whole: Mapping[str, Any] = schema()
+    jsonschema.validate(told, {**whole, "$ref": f"#/$defs/{command}"})
+
+
+def printed(*words: str) -> Any:
+    done = CliRunner().invoke(app, [*words, "--format", "json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_the_page_is_what_the_module_prints() -> None:
+    assert PAGE.read_text() == json.dumps(schema(), indent=2) + "\n", (
+        "python -m rankscope.json_schema > docs/commands.schema.json"
+    )
+    jsonschema.Draft202012Validator.check_schema(schema())
+
+
+def test_every_command_with_json_has_a_schema() -> None:
+    group = typer.main.get_command(app)
+    found = {
+        name
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+        if any("--format" in option.opts for option in command.params)
+    }
+    assert found - {"analyze"} == commands().keys()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, ranks in (("a", 2), ("b", 2), ("c", 4)):
+        run = make_run(folder, name=name, ranks=ranks, steps=60)
+        (folder / name).symlink_to(run.path)
+    return folder
+
+
+@pytest.mark.parametrize("names", ["ab", "ac", "abc"])
+def test_comparisons_are_valid(names: str, runs: Path) -> None:
+    told = printed("compare", *(str(runs / name) for name in names))
+    checked("compare", told)
+    assert ("sentence" in told, "scaling" in told) == (len(names) == 2, "c" in names)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor"], ["explain"], ["explain", "hang-not_entered"], ["fleet", "runs"], ["note", "a", "b"], ["rebuild", "a"],
+        ["sql", "a", "FROM steps LIMIT 2"], ["version"], ["plan", "gpt2-124m", "--gpus", "2"],
+        ["plan", "gpt2-124m", "--gpus", "2", "--no-ladder"], ["export", "a", "--to", "parquet"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_commands_print_is_valid(words: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    checked(words[0], printed(*words))
+
+
+def test_a_drill_of_a_script_is_valid() -> None:
+    rows = [
+        ScriptRow(fault="none", what="nothing", rank=-1),
+        ScriptRow(fault="kill", what="SIGKILL", rank=1, seen="live"),
+    ]
+    checked("drill", json.loads(json.dumps(to_json(rows))))
+
+
+@pytest.mark.parametrize(
+    ("command", "broken"),
+    [("compare", {"sentence": None}), ("note", [{"run": "a"}]), ("doctor", {"checks": []}), ("version", {})],
+)
+def test_a_schema_refuses_what_it_should(command: str, broken: Any) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        checked(command, broken)
