@@ -64,6 +64,8 @@ def compare(
     refuse_missing_folder("--html", html)
     if len(runs) > 2 and (html is not None or fail_on):
         fail("--html and --fail-on compare two runs: name two")
+    if fail_on and runs[0].resolve() == runs[1].resolve():  # a candidate that was never made must not pass
+        fail(f"{runs[0]} and {runs[1]} are the same run: --fail-on compares two")
     from analyzers.compare.scaling import ScalingError
     from analyzers.report.files import ReportError
     from probes.tape.reader import TapeError

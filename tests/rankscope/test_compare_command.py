@@ -33,3 +33,12 @@ def test_a_run_that_trains_is_not_taken_for_one_that_died(tmp_path: Path) -> Non
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert json.loads(done.stdout)["only_b"] == []
     assert done.exit_code == 0, done.output
+
+
+def test_a_gate_does_not_pass_a_run_that_is_compared_with_itself(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=40)
+    latest = tmp_path / "runs" / "newest"
+    latest.symlink_to(run.path)
+    done = CliRunner().invoke(app, ["compare", str(run.path), str(latest), "--fail-on", "slower"])
+    assert done.exit_code == 2, done.output
+    assert "are the same run" in done.output

@@ -69,8 +69,8 @@ def test_comparisons_are_valid(names: str, runs: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["doctor"], ["explain"], ["explain", "hang-not_entered"], ["fleet", "runs"], ["note", "a", "b"], ["rebuild", "a"],
-        ["sql", "a", "FROM steps LIMIT 2"], ["version"], ["plan", "gpt2-124m", "--gpus", "2"],
+        ["doctor"], ["explain"], ["explain", "hang-not_entered"], ["fleet", "runs"], ["note", "a", "b"],
+        ["rebuild", "a"], ["sql", "a", "FROM steps LIMIT 2"], ["version"], ["plan", "gpt2-124m", "--gpus", "2"],
         ["plan", "gpt2-124m", "--gpus", "2", "--no-ladder"], ["export", "a", "--to", "parquet"],
     ],
     ids=" ".join,
@@ -81,11 +81,9 @@ def test_what_commands_print_is_valid(words: list[str], runs: Path, monkeypatch:
 
 
 def test_a_drill_of_a_script_is_valid() -> None:
-    rows = [
-        ScriptRow(fault="none", what="nothing", rank=-1),
-        ScriptRow(fault="kill", what="SIGKILL", rank=1, seen="live"),
-    ]
-    checked("drill", json.loads(json.dumps(to_json(rows))))
+    clean = ScriptRow(fault="none", what="nothing", rank=-1)
+    killed = ScriptRow(fault="kill", what="SIGKILL", rank=1, seen="live", finding_s=0.5, summary="Rank 1 ended.")
+    checked("drill", json.loads(json.dumps(to_json([clean, killed]))))
 
 
 @pytest.mark.parametrize(
