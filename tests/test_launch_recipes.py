@@ -5,6 +5,7 @@ The models of Kubeflow Trainer's own API (kubeflow-trainer-api) check the TrainJ
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -171,6 +172,11 @@ def test_ray_starts_a_launcher_on_each_node() -> None:
     assert {
         one for one in re.findall(r'\["(--[a-z-]+)"|"(--n[a-z-]+|--rdzv-endpoint)"', text) if one[0] not in helped
     } == set()
+    started = [node.args[0] for node in ast.walk(ast.parse(text))
+               if isinstance(node, ast.Call) and ast.unparse(node.func) == "subprocess.run"]  # fmt: skip
+    assert [ast.unparse(words)[:39] for words in started] == ["[sys.executable, '-m', 'rankscope', 'tr"], (
+        "workers of Ray have the PATH of `ray start`, not that of the environment that runs the script"
+    )
 
 
 @pytest.mark.parametrize("role", ["Master", "Worker"])
