@@ -5,9 +5,9 @@
     #  bitwise identical in 60 steps."
 
 A difference whose interval or noise allows for none decides nothing; where speed and loss disagree, only the
-reader can weigh them. A run that did not finish, or has a critical finding that the other has not, is faster but not
-better (`analyzers.compare.shortcomings`). Where the steps have other numbers of tokens, the loss at equal steps decides
-nothing.
+reader can weigh them. A run that did not finish, has a critical finding that the other has not
+(`analyzers.compare.shortcomings`), or trains another model, is faster but not better. Where the steps have other
+numbers of tokens, the loss at equal steps decides nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ FACTOR_FROM = 1.5
 
 
 def answer(
-    run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = ""
-) -> str:
-    """Return which run is better and why, B against A. `against_a`, `against_b`: why that run is not called better."""
+    run_a: str, run_b: str, speed: Change | None, loss: LossChange | None, *, against_a: str = "", against_b: str = "",
+    against_either: str = "",
+) -> str:  # fmt: skip
+    """Return which run is better and why, B against A. `against_a`, `against_b`: why that run is not called better;
+    `against_either`: why none is."""
     faster = 0 if speed is None or speed.low <= 1 <= speed.high else 1 if speed.high < 1 else -1
     learns = 0 if loss is None or not loss.is_real or not loss.equal_tokens else 1 if loss.difference < 0 else -1
     parts = []
@@ -34,7 +36,7 @@ def answer(
         parts.append(f"{fast} is faster, {low} has the lower loss.")
     elif faster + learns:
         better, worse = (run_b, run_a) if faster + learns > 0 else (run_a, run_b)
-        but = against_b if better == run_b else against_a
+        but = " and ".join(filter(None, (against_b if better == run_b else against_a, against_either)))
         if but:
             gained = " and has the lower loss" if faster and learns else ""
             ahead = f"{better} is faster than {worse}{gained}" if faster else f"{better} has the lower loss"

@@ -91,7 +91,12 @@ class Comparison:
     def sentence(self) -> str:
         """Summary for all outputs: which run is better, speed and loss of B against A, ranks and phases that differ."""
         against_a, against_b = self.shortcomings
-        found = answer(self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b)
+        sizes = [(a, b) for name, a, b in self.versions if name == "num_parameters" and a and b]
+        other_model = f"trains another model (parameters: {sizes[0][0]} in A, {sizes[0][1]} in B)" if sizes else ""
+        found = answer(
+            self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,
+            against_either=other_model,
+        )  # fmt: skip
         return " ".join(part for part in (found, self.most_of_it) if part)
 
     def __repr__(self) -> str:

@@ -55,6 +55,15 @@ def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
     assert "losses are bitwise identical in 80 steps" in text_of(found)
 
 
+def test_a_smaller_model_is_faster_and_not_better(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", steps=80, step_ms=60.0, **config(), num_parameters=869_504)
+    for same, word in ((869_504, "is better than"), (455_520, "is faster than")):
+        b = make_run(tmp_path / f"b{same}", steps=80, step_ms=30.0, **config(), num_parameters=same)
+        found = compared(a, b).sentence
+        assert f"{b.run_id} {word} {a.run_id}" in found, found
+    assert "but trains another model (parameters: 869504 in A, 455520 in B)." in found
+
+
 def test_what_changed_is_listed(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", steps=100, loss=wobbling, **config(lr=1e-3, decay=0.1))
     b = make_run(
