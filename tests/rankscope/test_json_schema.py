@@ -13,7 +13,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from rankscope.cli import app
-from rankscope.json_schema import commands, schema
+from rankscope.schemas.commands import commands, schema
 from tests.factories import make_run
 from trainer.drills.script.drill import to_json
 from trainer.drills.script.score import ScriptRow
@@ -35,7 +35,7 @@ def printed(*words: str) -> Any:
 
 def test_the_page_is_what_the_module_prints() -> None:
     assert PAGE.read_text() == json.dumps(schema(), indent=2) + "\n", (
-        "python -m rankscope.json_schema > docs/commands.schema.json"
+        "python -m rankscope.schemas.commands > docs/commands.schema.json"
     )
     jsonschema.Draft202012Validator.check_schema(schema())
 

@@ -1,6 +1,6 @@
 """The JSON Schema of every command with `--format json`, for programs that read them.
 
-    python -m rankscope.json_schema > docs/commands.schema.json
+    python -m rankscope.schemas.commands > docs/commands.schema.json
 
 `docs/commands.schema.json` is this module's output: `$defs` has an entry for each command. That of `rankscope analyze`
 is `docs/report.schema.json`. Keys may be added; none is renamed or removed within a minor version.
@@ -19,7 +19,7 @@ from analyzers.compare.step_parts import PLACES
 from analyzers.fleet.fleet import Fleet
 from analyzers.report.json_schema import schema as report_schema
 from analyzers.stragglers.throughput import Change
-from rankscope.type_schema import INTEGER, NUMBER, STRING, any_of, array, by_name, obj, of_type, or_null
+from rankscope.schemas.types import INTEGER, NUMBER, STRING, any_of, array, by_name, obj, of_type, or_null
 
 __all__ = ["schema"]
 
