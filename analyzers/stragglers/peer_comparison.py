@@ -122,10 +122,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
             for row, straggler in _steady(timings, peers[rows], cause, values, (whole[rows], together[rows]), policy):
                 ranks.setdefault(int(rows[row]), []).append(straggler)
         for row, straggler in _in_one_place(timings, peers, (whole, together), policy):
-            if row not in ranks:
-                ranks[row] = [straggler]
-            else:
-                ranks[row] = [_placed(known, straggler) for known in ranks[row]]
+            ranks[row] = _with_place(ranks.get(row, []), straggler)
         all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
         excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
         for segment in find_pauses(excess_ms / whole, policy.pauses):
@@ -212,6 +209,16 @@ def _has_moved(in_place_ms: Vector, in_all_ms: Vector) -> bool:
     return most_ms < -SHARED.explained_ratio * float(np.median(in_place_ms))
 
 
+def _with_place(known: list[Straggler], in_place: Straggler) -> list[Straggler]:
+    """The causes of a rank with the place where it is slow. Where it loses more in the place than in the steps in which
+    all of its work shows it, noise of its other work hides the rest of those steps: the place dates it."""
+    computing = [one for one in known if one.cause != "data"]
+    lost_ms = sum(one.excess_ms * one.num_steps for one in computing)
+    if in_place.excess_ms * in_place.num_steps > lost_ms:
+        return [in_place, *(one for one in known if one.cause == "data")]
+    return [_placed(one, in_place) for one in known]
+
+
 def _placed(known: Straggler, in_place: Straggler) -> Straggler:
     """Name the place of a slow rank whose other phases are too noisy to tell, if it holds most of the excess."""
     if known.cause == "data" or known.place():
@@ -223,7 +230,8 @@ def _placed(known: Straggler, in_place: Straggler) -> Straggler:
 def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
     """Decide whether a place holds so much of a typical rank's work that its noise is that of all work."""
     usual = np.quantile(values, 0.25, axis=1) / np.maximum(np.quantile(together, 0.25, axis=1), 1e-3)
-    return bool(np.median(usual) > policy.small_place_ratio)
+    # Of two ranks the lesser: the median would hold the slow rank itself.
+    return bool(np.quantile(usual, 0.5, method="lower") > policy.small_place_ratio)
 
 
 def with_median_rest(values: Matrix, together: Matrix) -> Matrix:

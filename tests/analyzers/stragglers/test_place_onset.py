@@ -55,3 +55,19 @@ def test_a_rank_that_is_slow_in_all_its_work_has_no_place() -> None:
     timings = replace(timings, own=slower)
     slow = found(timings)[0]
     assert with_place_onset(timings, slow, RANKS) is slow
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_two_ranks_one_that_sleeps_in_every_step_does_not_pause_now_and_then(seed: int) -> None:
+    """The backward pass of both takes from none to ten times as long: only the gap shows that no step is spared."""
+    timings = simulate(seed, ranks=2, steps=300, machine="crowded")
+    dice = np.random.default_rng(seed)
+    shape = timings.own["backward"].shape
+    gap: Matrix = dice.uniform(0, 0.2, shape).astype(np.float32)
+    gap[1, timings.steps >= 60] += 30.0
+    backward: Matrix = (timings.own["backward"] * dice.uniform(0.1, 3.0, shape)).astype(np.float32)
+    timings = replace(timings, own={**timings.own, "backward": backward, "before_forward": gap})
+    (slow,) = found(timings)
+    assert (slow.rank, slow.place(), slow.paused_ratio) == (1, "before_forward", 0)
+    dated = with_place_onset(timings, slow, [0, 1])
+    assert (dated.first_step, dated.ongoing, len(dated.segments)) == (60, True, 1)
