@@ -187,12 +187,14 @@ def _device(
 
 def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
     findings = []
-    for node, least, newest, rate, over_s, waiting, load, cpus in source.rows(
+    for node, least, newest, rate, steadiness, over_s, waiting, load, cpus in source.rows(
         """
         SELECT node, min(disk_free_bytes), arg_max(disk_free_bytes, sample_ns),
                regr_slope(disk_free_bytes, sample_ns / 1e9) FILTER (
                    sample_ns >= (SELECT max(sample_ns) FROM health) - 600000000000),
-               (max(sample_ns) - min(sample_ns)) / 1e9,
+               regr_r2(disk_free_bytes, sample_ns / 1e9) FILTER (
+                   sample_ns >= (SELECT max(sample_ns) FROM health) - 600000000000),
+               least(600, (max(sample_ns) - min(sample_ns)) / 1e9),
                avg(CASE WHEN load_1m > ? * num_cpus THEN 1.0 WHEN load_1m IS NOT NULL THEN 0.0 END),
                median(load_1m), max(num_cpus)
         FROM health WHERE device = 'host' GROUP BY node ORDER BY node
@@ -200,9 +202,13 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
         [policy.crowded_load_ratio],
     ):
         is_trend = rate is not None and rate < 0 and over_s >= policy.disk_rate_over_s
-        soon_s = newest / -rate if newest is not None and is_trend else None
-        if newest is not None and (newest < policy.disk_free_bytes or (soon_s or 1e18) < policy.disk_soon_s):
-            until = "" if soon_s is None or soon_s > 86400 else f", full in {soon_s / 60:.0f} min at the present rate"
+        is_steady = is_trend and (steadiness or 0.0) >= policy.disk_steady_ratio
+        soon_s = newest / -rate if newest is not None and is_steady else None
+        is_soon = soon_s is not None and soon_s < min(policy.disk_soon_s, policy.disk_reach_factor * over_s)
+        is_low = newest is not None and newest < policy.disk_free_bytes
+        if is_low or is_soon:
+            until = f"full in {soon_s / 60:.0f} min at the present rate" if is_soon else ""
+            risk = "a checkpoint may not fit" if is_low else ""
             findings.append(
                 Finding(
                     analyzer="health",
@@ -210,8 +216,8 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
                     severity="warning",
                     status="fired",
                     cause="disk",
-                    summary=f"Host {node} has {newest / 2**30:.1f} GiB free for the run{until}: "
-                    "a checkpoint may not fit.",
+                    summary=f"Host {node} has {newest / 2**30:.1f} GiB free for the run"
+                    f"{f', {until}' if until else ''}{f': {risk}' if risk else ''}.",
                     evidence={"node": node, "disk_free_bytes": newest, "disk_free_lowest_bytes": least,
                               "time_until_full_s": None if soon_s is None else round(soon_s, 1)},
                     advice="host-pressure-disk",

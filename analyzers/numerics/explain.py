@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.finding import Finding
+from analyzers.numerics.nonfinite_origin import NORM
 from analyzers.wording import counted, group_text, is_number, listed, number, percent, ranks_text
 
 __all__ = ["NEXT", "WHY"]
@@ -26,6 +27,8 @@ def _non_finite(finding: Finding) -> str:
         return f"Before the reduction {inputs} held NaN or Inf{first}{f', and {origin}' if origin else ''}."
     if origin:
         return f"{origin[0].upper()}{origin[1:]}."
+    if of.get("named_by") == NORM:
+        return "Every rank counted its gradients' NaN and Inf elements: there were none."
     if of.get("ranks_with_nonfinite_local_loss"):
         shared = ", which sum over their tensor-parallel group" if of.get("named_by") == "tensor_parallel_group" else ""
         return f"The local loss was NaN or Inf on {ranks_text(of['ranks_with_nonfinite_local_loss'])}{shared}."
@@ -103,6 +106,8 @@ def _after_non_finite(finding: Finding) -> str:
     fine = "" if batch is None else f" Batch {batch} was probably fine."
     if finding.cause == "reduction" and not finding.evidence.get("judgement"):
         return "Reduce gradients in fp32, or lower the loss scale in fp16: each rank's gradient was finite."
+    if finding.evidence.get("named_by") == NORM:
+        return "Lower the loss scale, or clip harder: squares of the gradients pass the largest float32."
     return {
         "transient": f"If {ranks} {'does' if len(finding.ranks) == 1 else 'do'} this again, test the device.{fine}",
         "batch": "Inspect the samples named, or those with the highest loss.",

@@ -29,7 +29,7 @@ from analyzers.account.timings import TP, load_places
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
 from analyzers.numerics.loss_scale import dropped_for_overflow
-from analyzers.numerics.nonfinite_origin import Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
+from analyzers.numerics.nonfinite_origin import NORM, Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
 from analyzers.numerics.replay_result import REPLAY_EVENTS, Origin, ReplayResult, find_replay
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
@@ -247,7 +247,7 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
         on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     elif replayed is not None and _is_by_reduction(replayed, where, evidence):
         where = replace(where, phase="reduction", how="replay")
-    named = bool(where.ranks) or where.phase == "reduction"
+    named = bool(where.ranks) or where.phase == "reduction" or where.how == NORM
     if where.how == "local_loss" and _share_sums(source, episode.attempt, where.ranks):
         where = replace(where, how=WITHIN_GROUP)
     again = "" if replayed is None else f" {replayed.text(() if on_all else where.ranks)}"
@@ -305,6 +305,8 @@ def _summary(where: Location, step: int, episode: _Episode, who: str, response: 
         "reduction": f"Finite gradients overflowed in their reduction {when}",
         "unknown": f"Values of {who} were NaN or Inf {when}",
     }[where.phase]
+    if where.how == NORM:
+        what = f"The gradient norm overflowed to Inf {when}, over gradients that were all finite"
     return f"{what}{parameter}.{again} {response.text}"
 
 

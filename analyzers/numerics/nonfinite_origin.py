@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Flag", "Location", "Phase", "RankStep", "StepEvidence", "is_bad", "locate"]
+__all__ = ["NORM", "Flag", "Location", "Phase", "RankStep", "StepEvidence", "is_bad", "locate"]
 
 Phase = Literal["forward", "backward", "reduction", "unknown"]
+NORM = "finite_gradients"
+"""`how` of a norm that overflowed over gradients that were all finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,8 @@ def locate(evidence: StepEvidence) -> Location:
     bad_loss = tuple(sorted(row.rank for row in evidence.rows if is_bad(row.local_loss)))
     good_loss = [row.rank for row in evidence.rows if row.local_loss is not None and not is_bad(row.local_loss)]
     flagged = [flag for flag in evidence.flags if flag.nonfinite]
+    if not flagged and not bad_loss and _only_norm(evidence):
+        return Location(ranks=(), phase="unknown", parameter="", how=NORM, others=others)
     if flagged and not bad_loss and (_only_after_reduction(evidence, flagged) or _by_sharding(evidence, flagged)):
         return Location(ranks=(), phase="reduction", parameter=parameter, how="all_inputs_finite", others=others)
     if flagged:
@@ -113,6 +117,13 @@ def locate(evidence: StepEvidence) -> Location:
     reported = evidence.reported_phase
     phase = "backward" if reported == "backward" or parameter else "forward" if reported == "forward" else "unknown"
     return Location(ranks=(), phase=phase, parameter=parameter, how="nothing", others=others)
+
+
+def _only_norm(evidence: StepEvidence) -> bool:
+    """True if every rank counted its gradients' NaN and Inf and found none: only the norm of them is past the largest
+    number of its type."""
+    has_bad_norm = any(is_bad(row.grad_norm) for row in evidence.rows)
+    return has_bad_norm and all(row.nonfinite_count == 0 for row in evidence.rows) and not evidence.parameters
 
 
 def _only_after_reduction(evidence: StepEvidence, flagged: Sequence[Flag]) -> bool:

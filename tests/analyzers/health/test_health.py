@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -308,6 +309,25 @@ def test_a_disk_that_fills_up_is_told_once_its_rate_is_a_trend(tmp_path: Path, s
         node.read("host", second, **{**HOST, "disk_free_bytes": (100 << 30) - second * (100 << 20)})
     found = [finding for finding in node.findings() if finding.kind == "host_pressure"]
     assert [finding.cause for finding in found] == ["disk"] * fires
+    assert [finding.summary for finding in found] == [
+        "Host node-0 has 70.8 GiB free for the run, full in 12 min at the present rate."
+    ] * fires
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        lambda second: (30 << 30) - (second > 90) * (5 << 30),  # another program installed something
+        lambda second: (28 << 30) - second * (10 << 20),  # 48 min to go, seen for 3 min
+    ],
+)
+def test_a_disk_is_not_said_to_fill_up_from_one_drop_or_a_short_look(
+    tmp_path: Path, free: Callable[[int], int]
+) -> None:
+    node = Node(tmp_path)
+    for second in range(0, 180):
+        node.read("host", second, **{**HOST, "disk_free_bytes": free(second)})
+    assert [finding for finding in node.findings() if finding.kind == "host_pressure"] == []
 
 
 @pytest.mark.parametrize(("xid", "expected"), [(64, True), (79, False), (13, False), (None, False), (9999, False)])

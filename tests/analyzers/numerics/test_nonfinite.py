@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from analyzers.finding import Finding
+from analyzers.numerics.explain import NEXT, WHY
 from analyzers.numerics.nonfinite import non_finite_values
 from analyzers.numerics.nonfinite_origin import Flag, RankStep, StepEvidence, locate
 from analyzers.scope import Scope
@@ -94,6 +95,31 @@ def test_a_batch_that_is_bad_for_all_names_all_tensor_parallel_groups() -> None:
 def test_finite_inputs_and_a_bad_result_is_the_reduction() -> None:
     where = locate(StepEvidence(rows=rows(), flags=[flag(r, 1, False) for r in range(4)]))
     assert (where.ranks, where.phase) == ((), "reduction")
+
+
+@pytest.mark.parametrize("counted", [0, None])
+def test_a_norm_over_finite_gradients_is_no_overflow_of_their_reduction(counted: int | None) -> None:
+    steps = [RankStep(rank=r, local_loss=2e30, grad_norm=math.inf, nonfinite_count=counted) for r in range(4)]
+    where = locate(StepEvidence(rows=steps, flags=[flag(r, 1, False) for r in range(4)], data_parallel=True))
+    assert (where.ranks, where.phase) == ((), "reduction" if counted is None else "unknown")
+
+
+def test_a_norm_that_overflows_is_named_with_what_to_do() -> None:
+    store = MemoryStore()
+    for rank in range(2):
+        for step in range(1, 21):
+            bad = step in (12, 13)
+            store.add("steps", [{
+                "attempt": 0, "rank": rank, "step": step, "start_ns": step * STEP_NS, "duration_ns": STEP_NS - 1000,
+                "loss": 2.0, "local_loss": 2.0, "grad_norm": math.inf if bad else 1.0, "committed": True,
+                "nonfinite_count": 0 if bad else None,
+            }])  # fmt: skip
+    finding = only(non_finite(store))
+    assert finding.summary.startswith(
+        "The gradient norm overflowed to Inf from step 12 to 13, over gradients that were all finite."
+    )
+    assert WHY["non_finite"](finding) == "Every rank counted its gradients' NaN and Inf elements: there were none."
+    assert NEXT["non_finite"](finding).startswith("Lower the loss scale, or clip harder")
 
 
 def test_a_sum_that_overflows_is_the_reduction_though_the_norm_that_follows_is_flagged() -> None:
