@@ -8,6 +8,7 @@ import time
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
@@ -28,11 +29,15 @@ __all__ = ["home"]
 MAX_SUMMARIES = 100
 """Runs whose records are read, the newest that match the filter; older ones are listed by name."""
 MAX_PROBLEMS = 3
+MAX_WHOLE = 20
+"""Rows of a table without a scroll bar."""
 _HIDDEN = ["name", "problem", "pending", "is_live", "last_ns", "is_settled"]
 _WIDTHS = {"state": 90, "severity": 75, "step": 65, "step time": 80, "tokens/s": 70, "loss": 65}
 """Pixels of columns: the browser fits them to the first cells, which are empty while the runs are being read."""
 MAX_KEPT = 2_000
 """Ended runs whose cells are kept."""
+_SHOWN_NAME = "(?:run=|#)([^#]*)$"
+"""Part of an address that the table shows, decoded."""
 
 
 def home() -> None:
@@ -73,23 +78,25 @@ def _table() -> bool:
     if not rows:
         empty_state("No run matches the filter.")
         return is_pending
-    frame = pd.DataFrame(rows).drop(columns=_HIDDEN)
+    frame = pd.DataFrame([row | {"run": _address(row["name"])} for row in rows]).drop(columns=_HIDDEN)
     frame = frame.drop(columns=[name for name in ("tags", "note") if not any(row[name] for row in rows)])
     # Above the table: its toolbar, which appears under the pointer, covers what stands there.
     st.caption(
-        f"Select one run to open it, two to {MAX_RUNS} to compare them. A live run shows what watch "
+        f"A run's name opens it in a new tab. Select one to open it here, two to {MAX_RUNS} to compare them. "
+        "A live run shows what watch "
         "reported, an ended one its diagnosis, which is made in the background. "
         "Tags and notes: `rankscope note RUN --tag baseline --text '...'`."
     )
     # Selected are places in the table: with other rows they would be other runs.
     place = hash(tuple(row["name"] for row in rows))
     chosen = st.dataframe(
-        frame, hide_index=True, key=f"runs-table-{place}", height=min(800, 38 + 35 * len(rows)), on_select="rerun",
-        selection_mode="multi-row",
+        frame, hide_index=True, key=f"runs-table-{place}", on_select="rerun",
+        height="content" if len(rows) <= MAX_WHOLE else 800, selection_mode="multi-row",
         column_config={
             **{name: st.column_config.Column(width=width) for name, width in _WIDTHS.items()},
             "losses": st.column_config.LineChartColumn("loss curve", width=80),
-            "run": st.column_config.TextColumn("run", width="medium", pinned=True),
+            "run": st.column_config.LinkColumn("run", width="medium", pinned=True, alignment="left",
+                                               display_text=_SHOWN_NAME),
             "finding": st.column_config.TextColumn("worst finding", width=120),
             "age": st.column_config.TextColumn("last record", width=115),
             "tags": st.column_config.ListColumn("tags"),
@@ -99,6 +106,13 @@ def _table() -> bool:
     for row in [row for row in rows if row["problem"]][:MAX_PROBLEMS]:
         st.caption(markdown_text(f"{row['run']}: {row['problem']}", 400))
     return is_pending
+
+
+def _address(name: str) -> str:
+    """Address of a run's Overview, relative to this page; a name that is not shown as it is follows as it is shown."""
+    shown = visible(name)
+    address = f"overview?run={quote(name, safe='')}"
+    return address if shown == name else f"{address}#{quote(shown, safe='')}"
 
 
 def _matches(row: dict[str, Any], words: list[str]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -11,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.data.background_answers import Answers
 from dashboard.data.run_access import RunAccess
 from dashboard.views import home
+from probes.tape.printable import visible
 from store.runs.run_notes import RunNotes, write_notes
 from store.runs_folder import RunsFolder
 from tests.dashboard.opened import open_page, shown
@@ -20,7 +23,13 @@ from tests.waiting import wait_for
 
 def names(app: AppTest) -> list[str]:
     assert not app.exception, [error.value for error in app.exception]
-    return sorted(app.dataframe[0].value["run"]) if app.dataframe else []
+    return sorted(shown_name(address) for address in app.dataframe[0].value["run"]) if app.dataframe else []
+
+
+def shown_name(address: str) -> str:
+    """The name that the table shows of a link, as the browser takes it from the address."""
+    found = re.search(home._SHOWN_NAME, address)
+    return unquote(found[1]) if found else address
 
 
 def test_runs_are_found_by_tag_and_note(tmp_path: Path) -> None:
@@ -35,7 +44,8 @@ def test_runs_are_found_by_tag_and_note(tmp_path: Path) -> None:
     write_notes(runs["third"], RunNotes(tags=("baseline-2",), text="<b>bold</b> \u202eback"))
     app = open_page(folder, "home")
     assert names(app) == ["first", "second", "third"]
-    table = app.dataframe[0].value.set_index("run")
+    table = app.dataframe[0].value
+    table = table.set_index(table["run"].map(shown_name))
     assert list(table.loc["first", "tags"]) == ["baseline"]
     assert "\u202e" not in table.loc["third", "note"]
     for words, expected in (
@@ -45,6 +55,17 @@ def test_runs_are_found_by_tag_and_note(tmp_path: Path) -> None:
         app = open_page(folder, "home", filter=words)
         wait_for(lambda app=app, expected=expected: names(app) == expected, f"the runs of {words}")
     assert "No run matches" in shown(open_page(folder, "home", filter="tag:base"))
+
+
+@pytest.mark.parametrize("name", ["first", "a b+c", "50%&x=1", "n\u00e4chste", "back\u202ewards", "a#b?c"])
+def test_the_name_of_a_run_is_a_link_to_its_overview(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path, ranks=1, steps=5)
+    run.path.rename(run.path.with_name(name))
+    app = open_page(run.path.parent, "home")
+    (address,) = app.dataframe[0].value["run"]
+    parts = urlsplit(address)
+    assert (parts.path, parse_qs(parts.query)) == ("overview", {"run": [name]})
+    assert shown_name(address) == visible(name)
 
 
 def test_an_ended_run_has_one_version_before_and_after_its_state_is_known(tmp_path: Path) -> None:

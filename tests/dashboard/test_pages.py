@@ -93,7 +93,7 @@ def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: Laun
 def test_the_table_of_runs_has_state_finding_and_loss_of_each(runs: Path, finished_run: LaunchedRun) -> None:
     app = open_page(runs, "home")
     wait_for(lambda: (app.dataframe[0].value["state"] != "").all() or (app.run() and False), "the summaries")
-    line = app.dataframe[0].value.set_index("run").loc[finished_run.run.run_id]
+    line = app.dataframe[0].value.set_index("run").loc[f"overview?run={finished_run.run.run_id}"]
     assert (line["state"], line["severity"], line["finding"], line["step"]) == (
         "finished",
         "warning",

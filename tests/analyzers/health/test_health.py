@@ -325,7 +325,7 @@ def test_a_disk_is_not_said_to_fill_up_from_one_drop_or_a_short_look(
     tmp_path: Path, free: Callable[[int], int]
 ) -> None:
     node = Node(tmp_path)
-    for second in range(0, 180):
+    for second in range(180):
         node.read("host", second, **{**HOST, "disk_free_bytes": free(second)})
     assert [finding for finding in node.findings() if finding.kind == "host_pressure"] == []
 
