@@ -143,6 +143,15 @@ class View:
             self.awaited.append(answer.pending)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """Places of the head that are filled when the run's state is known."""
+
+    badge: Any
+    since: Any
+    reason: Any
+
+
 def framed(title: str) -> Callable[[Callable[[View], None]], Callable[[], None]]:
     """Decorate a function that draws a View as a page."""
 
@@ -170,8 +179,10 @@ def _page(title: str, body: Callable[[View], None]) -> None:
     polls = st.session_state.get("polls", True)
 
     def part() -> None:
+        place = _head(title, access)
         view, being_read = _view(access)
-        _head(title, access, view)
+        if view is not None:
+            _state(place, view.state)
         if view is None:
             pending, live = True, False
             if being_read is not None and _has_arrived([being_read]):
@@ -228,22 +239,26 @@ def _view(access: RunAccess) -> tuple[View | None, Future[None] | None]:
     return View(access=access, state=answer.value, is_pending=answer.error is not None, manifest=manifest), None
 
 
-def _head(title: str, access: RunAccess, view: View | None) -> None:
-    """Draw the title on the left and the run's state on the right."""
+def _head(title: str, access: RunAccess) -> _Places:
+    """Draw the title on the left and the run's name on the right, before any record is read; returns the places of its
+    state, age and reason."""
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", key="head"):
         st.title(title, anchor=False, width="content")
-        if view is None:
-            return
-        state = view.state
         with st.container(horizontal=True, vertical_alignment="center", width="content", gap="small"):
-            colour, icon = _STATE_COLOURS.get(state.word, "gray"), _STATE_ICONS.get(state.word)
-            st.badge(markdown_text(state.word, 30), color=colour, icon=icon, help="State")
+            badge = st.container(width="content", key="head-state")
             st.markdown(f"**{markdown_text(access.run.run_id, 60)}**", width="content")
-            if since := _since(state):
-                st.markdown(since, width="content")
-    reason = st.empty()
+            since = st.container(width="content", key="head-since")
+    return _Places(badge=badge, since=since, reason=st.container(key="head-reason"))
+
+
+def _state(places: _Places, state: RunState) -> None:
+    """Draw the run's state into the head."""
+    colour, icon = _STATE_COLOURS.get(state.word, "gray"), _STATE_ICONS.get(state.word)
+    places.badge.badge(markdown_text(state.word, 30), color=colour, icon=icon, help="State")
+    if since := _since(state):
+        places.since.markdown(since, width="content")
     if state.reason and state.word != "finished":
-        reason.caption(markdown_text(state.reason, 300))
+        places.reason.caption(markdown_text(state.reason, 300))
 
 
 def _since(state: RunState) -> str:

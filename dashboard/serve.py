@@ -12,9 +12,11 @@ import ctypes
 import os
 import signal
 import sys
+import threading
+from importlib import import_module
 from pathlib import Path
 
-__all__ = ["end_with"]
+__all__ = ["end_with", "import_pages"]
 
 APP = Path(__file__).parent / "app.py"
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +29,13 @@ def end_with(parent: int) -> None:
         raise SystemExit(0)
 
 
+def import_pages() -> threading.Thread:
+    """Import in the background what the pages need, seconds of work that the first visitor would wait for."""
+    thread = threading.Thread(target=import_module, args=("dashboard.navigation",), name="import-pages", daemon=True)
+    thread.start()
+    return thread
+
+
 if __name__ == "__main__":
     if sys.platform == "linux":
         end_with(int(os.environ["RANKSCOPE_DASHBOARD_PARENT"]))
@@ -35,5 +44,6 @@ if __name__ == "__main__":
     from dashboard.request_site import check_every_request
 
     check_every_request()
+    import_pages()
     sys.argv = ["streamlit", "run", str(APP), *sys.argv[1:]]
     cli.main()

@@ -38,6 +38,8 @@ def test_a_command_that_is_killed_hard_leaves_no_server_behind(tmp_path: Path) -
                 assert status(port, path, f"127.0.0.1:{port}") == 200
                 assert status(port, path, f"evil.example:{port}") == 403, "DNS rebinding"
             (server,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            maps = Path(f"/proc/{server}/maps")
+            wait_for(lambda: "/pandas/" in maps.read_text(), "the pages' libraries, before the first visitor")
             process.send_signal(signal.SIGKILL)
             process.wait(60)
             wait_for(lambda: is_gone(int(server)), "the end of the server")
