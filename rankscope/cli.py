@@ -137,7 +137,7 @@ def _help_of(error: TyperException) -> str:
 
 def _sentence(message: str) -> str:
     """The message on one line, with a full stop."""
-    text = " ".join(message.split())
+    text = " ".join(message.split()).replace(": Value error, ", ": ")
     return text if text.endswith((".", "?")) else f"{text}."
 
 

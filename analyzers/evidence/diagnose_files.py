@@ -276,7 +276,8 @@ def _nothing(paths: Sequence[Path], files: _Files) -> str:
     shown, problems = visible(str(paths[0])), files.problems.problems
     known = "no run, no text log, no flight-recorder dumps and no profiler traces"
     if len(paths) == 1 and not paths[0].is_dir():
-        reason = f"{visible(problems[0]['problem'])}; it " if problems else ""
+        is_unknown = files.other and len(problems) == 1
+        reason = f"{visible(problems[0]['problem'])}; it " if problems and not is_unknown else ""
         return f"{shown} {reason}is {known.replace('dumps', 'dump').replace('traces', 'trace')}. {_READ}"
     unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
     return f"{shown} holds {known}{unread}. {_READ}"

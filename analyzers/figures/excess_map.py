@@ -90,11 +90,12 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
         if text:
             begins = [mark.first_step for mark in marks if mark.rank == rank]
             begin, first, last = min(begins, default=int(excess.steps[0])), int(excess.steps[0]), int(excess.steps[-1])
-            # On the quiet cells before the box, where they are wide enough for it; else over its beginning.
+            # On the quiet cells before the box, where they are wide enough for it; else over its beginning. From the
+            # first step on: on a narrow page it would reach over the rank's number if it ended at the box.
             is_before = begin - first > BEFORE_RATIO * (last - first)
             figure.add_annotation(
-                x=begin - half, y=row, yref=axis, text=label(text, 60), showarrow=False,
-                xanchor="right" if is_before else "left", xshift=-4 if is_before else 4,
+                x=(first if is_before else begin) - half, y=row, yref=axis, text=label(text, 60), showarrow=False,
+                xanchor="left", xshift=4,
                 font={"size": 11, "color": "#ffffff"}, bgcolor=MARK, borderpad=2,
             )  # fmt: skip
     return figure

@@ -27,6 +27,8 @@ from store.readers.logs.timestamps import Clock
 
 __all__ = ["LogLine", "RunLogs", "lines_at", "run_logs"]
 
+WATCH = "watch-node"
+"""Begin of the names of the logs of `watch`."""
 MAX_FILES = 4_096
 MAX_FILE_BYTES = 1 << 20
 MAX_BYTES = 24 << 20
@@ -59,7 +61,7 @@ class RunLogs:
 
     lines: tuple[LogLine, ...] = ()
     num_files: int = 0
-    """Files that were found, empty ones included."""
+    """Files that were found, empty ones included, without that of `watch`: an attached script prints elsewhere."""
     num_cut: int = 0
     """Files of which only the end was read."""
     problems: tuple[str, ...] = ()
@@ -89,7 +91,12 @@ def run_logs(source: Source, path: str) -> RunLogs:
         )
     if len(files) > MAX_FILES:
         problems.append(f"{len(files) - MAX_FILES:,} more files were not read")
-    return RunLogs(lines=tuple(lines), num_files=len(files), num_cut=num_cut, problems=tuple(problems))
+    return RunLogs(
+        lines=tuple(lines),
+        num_files=sum(not file.name.startswith(WATCH) for file, *_ in files),
+        num_cut=num_cut,
+        problems=tuple(problems),
+    )
 
 
 def lines_at(lines: Sequence[LogLine], *, rank: int, step: int, attempt: int) -> list[LogLine]:

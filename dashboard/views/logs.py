@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import streamlit as st
 
 from analyzers.source import Source
+from analyzers.wording import counted
 from dashboard.data.run_logs import LogLine, RunLogs, run_logs
 from dashboard.data.step_range import contains, numbers
 from dashboard.drawing.elements import empty_state, markdown_text, table
@@ -103,13 +104,14 @@ def _nothing(found: RunLogs, *, of_address: bool) -> None:
         )
     elif found.num_files:
         empty_state(
-            f"The processes of this run printed nothing: {found.num_files} log files are empty.",
+            f"The ranks of this run printed nothing: {counted(found.num_files, 'log file')} without a line.",
             "What a training script prints stands here; the trainer itself writes to its tapes (see Events).",
         )
     else:
         empty_state(
             "The folder of this run holds no logs.",
-            "`rankscope train` keeps what its ranks print. Where another launcher started them, it has their output "
+            "`rankscope train` keeps what its ranks print. Where `rankscope run` or another launcher started them, it "
+            "has their output "
             "(torchrun: `--log-dir`): give that folder and the run to `rankscope analyze`.",
         )
 

@@ -90,7 +90,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
     goodput_ratio = diagnosis.goodput.goodput_ratio if diagnosis is not None and diagnosis.goodput else None
     planned = _planned_steps(view.manifest)
     step = max((number for number in (view.state.step, pulse["step"]) if number is not None), default=None)
-    done = f"of {planned:,}" if planned else None
+    done = f"of {planned:,}" if planned and (step or 0) <= planned else None
     fullest = pulse["memory_rank"]
     numbers = [
         ("Step", units.amount(step) if step is None else f"{step:,.0f}", done, None),

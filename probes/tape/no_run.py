@@ -18,7 +18,8 @@ _MADE = "it is made by the first `rankscope train` or `rankscope run`"
 
 def no_folder(runs: Path) -> str:
     """Say that there is no folder of runs, whole: as long as nothing was trained that is no mistake."""
-    return f"no folder {runs}: {_MADE}; elsewhere name the folder that holds the runs"
+    made = f" ({_MADE})" if runs.name == "runs" else ""
+    return f"no folder {runs}{made}: name the folder that holds the runs"
 
 
 def where_else(missing: Path) -> str:

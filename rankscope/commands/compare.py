@@ -61,6 +61,8 @@ def compare(
         fail(f"--fail-on {error}")
     if len(runs) < 2:
         fail(f"{runs[0]}: name a second run to compare it with")
+    if len({path.resolve() for path in runs}) < len(runs):
+        fail(f"{' '.join(map(str, runs))}: name different runs")
     refuse_missing_folder("--html", html)
     if len(runs) > 2 and (html is not None or fail_on):
         fail("--html and --fail-on compare two runs: name two")

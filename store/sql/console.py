@@ -92,7 +92,8 @@ def _one_line(error: Exception) -> str:
     """DuckDB's words without the picture of the statement: what, the names that are near, and the line."""
     text, _, place = str(error).partition("\n\nLINE ")
     line = f" (line {number})" if (number := place.partition(":")[0]).isdecimal() and number != "1" else ""
-    return "; ".join(part.strip() for part in text.splitlines() if part.strip())[:2000] + line
+    parts = [part.strip() for part in text.splitlines() if part.strip()]
+    return "; ".join(part.rstrip("!") for part in parts)[:2000] + line
 
 
 def _explained(connection: DuckDBPyConnection, sql: str) -> str:

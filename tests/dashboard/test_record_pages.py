@@ -114,4 +114,8 @@ def test_a_run_without_logs_settings_or_versions_says_what_is_missing(tmp_path: 
     silent = make_run(tmp_path / "silent", ranks=1, steps=3)
     (silent.path / "logs").mkdir()
     (silent.path / "logs" / "launcher.log").touch()
-    assert "printed nothing" in shown(page(silent, "logs"))
+    assert "printed nothing: 1 log file without a line" in shown(page(silent, "logs"))
+    attached = make_run(tmp_path / "attached", ranks=1, steps=3)
+    (attached.path / "logs").mkdir()
+    (attached.path / "logs" / "watch-node0.log").touch()
+    assert "holds no logs" in shown(page(attached, "logs")), "watch's alone says nothing about what a script printed"

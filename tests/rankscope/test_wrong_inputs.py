@@ -22,6 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
     (path / "empty").mkdir()
     (path / "broken.toml").write_text("steps = = 3\n")
+    (path / "random.bin").write_bytes(bytes(range(256)) * 8)
     empty_run(path, name="bare", world_size=1)
     return path
 
@@ -68,18 +69,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["analyze"], ["PATH..."]),
         (["analyze", "nowhere"], ["no run at nowhere", "no log or folder", "see `ls .`"]),
         (["analyze", "empty", "job.log"], ["no run at job.log"]),
+        (["analyze", "random.bin"], ["random.bin is no run, no text log"]),
         (["analyze", "empty"], ["empty holds no run, no text log"]),
         (["analyze", RUN, "--format", "xml"], ["--format xml", "text or json"]),
         (["analyze", RUN, "--fail-on", "never"], ["--fail-on never"]),
         (["analyze", RUN, "--why-spike", "soon"], ["--why-spike soon", "step number"]),
         (["report", "nowhere"], ["no run at nowhere"]),
         (["compare", "nowhere", RUN], ["no run at nowhere"]),
+        (["compare", RUN, f"{RUN}/"], ["name different runs"]),
+        (["export", RUN, "--to", "nothing"], ["'--to': 'nothing' is not one of"]),
         (["rebuild", "empty"], ["empty holds no run"]),
         (["replay", RUN], ["--step"]),
         (["export", RUN], ["--out is missing"]),
         (["sql", RUN], ["give a statement"]),
         (["sql", RUN, "DELETE FROM steps"], ["DELETE is not allowed"]),
-        (["sql", RUN, "SELECT nothing FROM steps"], ["nothing"]),
+        (["sql", RUN, "SELECT nothing FROM steps"], ["nothing", "clause; Candidate"]),
         (["sql", RUN, "FROM '/etc/passwd'"], ["passwd"]),
         (["sql", RUN, "FROM steps", "--format", "xml"], ["--format xml"]),
         (["top", "nowhere"], ["no run at nowhere"]),
@@ -90,7 +94,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["share", RUN, "--last-steps", "0"], ["--last-steps"]),
         (["stacks", "4194304999"], ["4194304999"]),
         (["drill", "debug", "--faults", "nan_grd"], ["nan_grd"]),
-        (["dashboard", "nowhere"], ["no folder nowhere", "made by the first `rankscope train`", "name the folder"]),
+        (["dashboard", "nowhere"], ["no folder nowhere: name the folder that holds the runs"]),
         (["dashboard", "broken.toml"], ["broken.toml is a file", "name the folder"]),
         (["run", "nothing.py"], ["nothing.py"]),
         (["run"], ["name a script"]),

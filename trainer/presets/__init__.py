@@ -35,6 +35,6 @@ def config_path(name: str | Path) -> Path:
         return _presets()[str(name)]
     if not path.exists():
         near = difflib.get_close_matches(path.stem, preset_names(), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"{name}: no such file or preset; {hint}Presets: {', '.join(preset_names())}.")
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ConfigError(f"{name}: no such file or preset{hint} Presets: {', '.join(preset_names())}.")
     return path

@@ -112,7 +112,7 @@ def test_what_is_shared_takes_as_many_processes_as_the_run_had_ranks(runs: Path,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{runs}/nan", "--step", "900"], "has no record of this step (steps 1 to 14 are)."),
+        (["{runs}/nan", "--step", "900"], "nan: it has steps 1 to 14."),
         (["{runs}/nowhere", "--step", "1"], "nowhere"),
         (["{runs}/nan", "--step", "3", "--device", "tpu"], "choose auto, cpu or cuda"),
         (["{runs}/nan", "--step", "3", "--format", "xml"], "choose text or json"),
