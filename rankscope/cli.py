@@ -93,7 +93,9 @@ def main() -> None:
         if message := error.format_message():
             from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names
 
-            sys.stderr.write(f"rankscope: {visible(_sentence(message))} See {_help_of(error)}\n")
+            sys.stderr.write(
+                f"rankscope: {visible(_sentence(message.rstrip('. ') + _example(error)))} See {_help_of(error)}\n"
+            )
         code = error.exit_code
     except typer.Abort:
         code = 1
@@ -133,6 +135,16 @@ def _help_of(error: TyperException) -> str:
     named = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     names = {command.name for command in app.registered_commands}
     return f"`rankscope {named} --help`" if named in names else "`rankscope --help`"
+
+
+def _example(error: TyperException) -> str:
+    """The first example of the command, where an argument or option is missing."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ != "MissingParameter" or context is None:
+        return ""
+    _, _, examples = (context.command.epilog or "").partition("Examples:\n")
+    first = examples.partition("\n")[0].strip()
+    return f", for example `{first}`" if first else ""
 
 
 def _sentence(message: str) -> str:

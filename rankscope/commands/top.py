@@ -56,7 +56,8 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
     """Redraw until Ctrl-C or the end of the run, and leave the last table on the terminal."""
     from rich.live import Live
 
-    drawn = _rank_screen(folder, screen, name)
+    with screen.status("Reading the run…"):  # minutes, where many ranks of an ended run are diagnosed
+        drawn = _rank_screen(folder, screen, name)
     with suppress(KeyboardInterrupt), Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live:
         while drawn.is_live:
             time.sleep(every_s)

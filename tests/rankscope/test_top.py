@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from analyzers.finding import Finding
 from analyzers.report.rank_rows import RankRow, RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, fold, rank_table
+from probes.tape.events import EventWriter
+from probes.tape.rundir import NODE_RANK
 from rankscope.cli import app
 from store import Store
 from tests.factories import make_run
@@ -131,6 +133,19 @@ def test_a_run_that_has_ended_shows_the_findings_of_its_diagnosis(tmp_path: Path
     assert "Rank 3 has been slow" in done.output
     table = done.output[done.output.index("own work") :]
     assert re.search(r"^ *3 +ended.*straggler", table, flags=re.MULTILINE), table
+
+
+def test_ranks_that_were_killed_do_not_run_once_the_run_has_ended(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=30, hang={2: 20})
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    events.write("run_ended", attempt=0, reason="interrupted", exit_code=130)
+    events.close()
+    done = CliRunner().invoke(app, ["top", str(run.path)])
+    assert done.exit_code == 0, done.output
+    assert "running" not in done.output
+    table = done.output[done.output.index("own work") :]
+    assert re.search(r"^ *2 +ended .*backward", table, flags=re.MULTILINE), table
+    assert re.search(r"^ *0 +ended .*all_reduce", table, flags=re.MULTILINE), "what it did last"
 
 
 def test_it_prints_once_into_a_pipe(tmp_path: Path) -> None:

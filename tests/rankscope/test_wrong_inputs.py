@@ -86,6 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["sql", RUN, "SELECT nothing FROM steps"], ["nothing", "clause; Candidate"]),
         (["sql", RUN, "FROM '/etc/passwd'"], ["passwd"]),
         (["sql", RUN, "FROM steps", "--format", "xml"], ["--format xml"]),
+        (["top"], ["Missing argument 'RUN', for example `rankscope top runs/latest`."]),
         (["top", "nowhere"], ["no run at nowhere"]),
         (["top", "runs"], ["runs is a folder of runs", "for example runs/latest"]),
         (["top", "s3://lake/runs/a"], ["no run at s3:/lake/runs/a", "an address is read by"]),

@@ -52,8 +52,9 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
         found = rank_rows(
             store, findings, now_ns=state.as_of_ns if state.is_live else (state.last_ns or state.as_of_ns)
         )
-    if ended is not None:  # the report's number
-        found = replace(found, step_ms=ended.run.get("step_ms_median"))
+    if ended is not None:  # the report's number; a rank that was killed wrote no end
+        rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
+        found = replace(found, step_ms=ended.run.get("step_ms_median"), rows=rows)
     steps = read(TrainFacts, manifest).steps
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:
