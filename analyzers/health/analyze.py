@@ -207,7 +207,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
         is_soon = soon_s is not None and soon_s < min(policy.disk_soon_s, policy.disk_reach_factor * over_s)
         is_low = newest is not None and newest < policy.disk_free_bytes
         if is_low or is_soon:
-            until = f"full in {soon_s / 60:.0f} min at the present rate" if is_soon else ""
+            until = f"full in {soon_s / 60:.0f} min at the present rate" if soon_s is not None and is_soon else ""
             risk = "a checkpoint may not fit" if is_low else ""
             findings.append(
                 Finding(
