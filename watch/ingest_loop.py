@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager
 
 from analyzers.finding import Finding
 from analyzers.run.live_ranks import stale_ranks
+from analyzers.run.remembered import Remembered
 from analyzers.source import Source
 from probes.settings.section import read
 from probes.settings.sections import ProbesSettings
@@ -104,7 +105,8 @@ class IngestLoop:
         """One round. Raises StoreError if the store cannot be read or written at the moment."""
         start = time.monotonic()
         self._ingest()
-        with self.open_store() as store:
+        with self.open_store() as opened:
+            store = Remembered(opened)  # analyses and exporters ask much of the same
             stale = stale_ranks(store, self._node_rank)
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._pace.num_ticks)
             advice = self._advice(store)
@@ -146,22 +148,29 @@ class IngestLoop:
             if self._job is not None:
                 self._job.close()
         self._ingest(thorough=True)
-        with self.open_store() as store:
-            kill_stale(self._run, stale_ranks(store, self._node_rank), self._events)
-            has_read = self._traces.finish(store, self._tapes.placed)
-        if has_read:
-            self._ingest()
-        for _ in range(2):  # how an attempt ended is reported by the second run of the analyzers that sees the next one
-            with self.open_store() as store:
-                findings = self._judge.findings(store, self._ingested_ns)
-            if self._judge.report(findings):
+        # How an attempt ended is reported by the second run of the analyzers that sees the next one.
+        last = [self._end_ranks, self._judge_last, self._judge_last, self._advise_last]
+        while last:
+            has_written = False
+            with self.open_store() as opened:
+                store = Remembered(opened)
+                while last and not has_written:
+                    has_written = last.pop(0)(store)
+            if has_written:
                 self._ingest()
-        self._ingest()
-        with self.open_store() as store:
-            advice = self._advice(store, is_last=True)
+
+    def _end_ranks(self, store: Source) -> bool:
+        """End processes of older attempts and read the last traces; returns True if there were any."""
+        kill_stale(self._run, stale_ranks(store, self._node_rank), self._events)
+        return self._traces.finish(store, self._tapes.placed)
+
+    def _judge_last(self, store: Source) -> bool:
+        return self._judge.report(self._judge.findings(store, self._ingested_ns))
+
+    def _advise_last(self, store: Source) -> bool:
+        if self._exports.is_read:
             self._export(store, measure_now=True)
-        if self._judge.report_advice(advice):
-            self._ingest()
+        return self._judge.report_advice(self._advice(store, is_last=True))
 
     def _run_until(self, stop: threading.Event) -> None:
         yield_to_ranks()

@@ -46,6 +46,11 @@ class Exports:
         self._metrics, self._tracking, self._hook, self._otel = metrics, tracking, hook, otel
         self._reporting = threading.Lock()
 
+    @property
+    def is_read(self) -> bool:
+        """True if a last measurement of the run has a reader: a collector, or a scraper that has come before."""
+        return self._otel is not None or (self._metrics is not None and self._metrics.is_scraped(time.time_ns()))
+
     def tick(self, source: Source, facts: TickFacts, *, measure_now: bool) -> None:
         """Measure and send what is new; `measure_now` does not wait for the next interval."""
         if self._metrics is not None:

@@ -74,10 +74,7 @@ class Metrics:
 
     def tick(self, source: Source, now_ns: int, facts: TickFacts, *, measure_now: bool = False) -> None:
         """Measure: each tick while the node is scraped, else every `UNSCRAPED_EVERY_S`, within the limit of cost."""
-        if self.snapshot.num_scrapes != self._num_scrapes:
-            self._num_scrapes, self._scraped_ns = self.snapshot.num_scrapes, now_ns
-        is_scraped = now_ns - self._scraped_ns < SCRAPED_FOR_S * 1e9
-        pause_s = COST_FACTOR * self._cost_s if is_scraped else UNSCRAPED_EVERY_S
+        pause_s = COST_FACTOR * self._cost_s if self.is_scraped(now_ns) else UNSCRAPED_EVERY_S
         if not self.is_wanted or not (measure_now or now_ns - self._measured_ns >= pause_s * 1e9):
             return
         start = time.monotonic()
@@ -89,6 +86,12 @@ class Metrics:
         self.snapshot.replace(self.samples)
         self._num_scrapes_before = self.snapshot.num_scrapes
         self._cost_s = time.monotonic() - start
+
+    def is_scraped(self, now_ns: int) -> bool:
+        """Return True if there was a scrape since the last call or within `SCRAPED_FOR_S`."""
+        if self.snapshot.num_scrapes != self._num_scrapes:
+            self._num_scrapes, self._scraped_ns = self.snapshot.num_scrapes, now_ns
+        return now_ns - self._scraped_ns < SCRAPED_FOR_S * 1e9
 
     def linger(self) -> None:
         """After the run: wait until its end has been scraped, if the node was scraped recently."""

@@ -1,0 +1,73 @@
+"""The last round of a watch: everything is judged, and no more is done than has a reader."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from analyzers.run.policy import stall_policy
+from probes.tape.events import EventWriter
+from probes.tape.rundir import NODE_RANK, RunDir
+from store import Ingester, Store
+from tests.factories import make_run
+from watch.exporting.exports import Exports
+from watch.exporting.prometheus.endpoint import Metrics
+from watch.ingest_loop import IngestLoop
+from watch.live import LiveJudge
+from watch.live_tapes import LiveTapes
+
+
+def close_watch(run: RunDir, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the last round; returns how often it opened the store."""
+    exports = Exports(metrics, None, None, None)
+    opened: list[Store] = []
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    with contextlib.closing(events), Ingester(run, 0) as ingester:
+        tapes = LiveTapes(run)
+        tapes.poll()
+        judge = LiveJudge(run.manifest(), events, exports)
+        ingest = IngestLoop(run, ingester, tapes, judge, exports, events)
+        real = ingest.open_store
+
+        def open_store() -> Store:
+            opened.append(real())
+            return opened[-1]
+
+        monkeypatch.setattr(ingest, "open_store", open_store)
+        ingest.close()
+    return len(opened)
+
+
+@pytest.mark.parametrize("is_scraped", [True, False])
+def test_the_end_of_a_run_is_measured_for_a_node_that_is_scraped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_scraped: bool
+) -> None:
+    run = make_run(tmp_path, steps=5)
+    metrics = Metrics(run, 0, stall_policy(run.manifest()))
+    metrics.is_wanted = True
+    if is_scraped:
+        list(metrics.snapshot.collect())
+    close_watch(run, metrics, monkeypatch)
+    states = [sample for sample in metrics.samples if sample.name == "rankscope_run_state" and sample.value]
+    assert [sample.labels["state"] for sample in states] == (["finished"] if is_scraped else [])
+
+
+def test_the_store_is_opened_again_only_after_something_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path, steps=5)
+    num_opened = close_watch(run, Metrics(run, 0, stall_policy(run.manifest())), monkeypatch)
+    with Store.open(run) as store:
+        ((num_written,),) = store.rows("SELECT count(*) FROM events WHERE kind IN ('finding', 'advice')")
+    assert num_opened == 1 + (num_written > 0)
+
+
+def test_a_finding_of_the_last_round_is_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, steps=60, slow={2: 40.0}, nan={1: 30})
+    num_opened = close_watch(run, Metrics(run, 0, stall_policy(run.manifest())), monkeypatch)
+    with Store.open(run, catch_up=False) as store:
+        kinds = [kind for (kind,) in store.rows("SELECT finding_kind FROM findings")]
+    assert "non_finite" in kinds
+    assert num_opened > 1
