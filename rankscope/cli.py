@@ -8,9 +8,12 @@ Each command imports what it needs when it runs, so `rankscope analyze` starts w
 
 from __future__ import annotations
 
+import copy
+import functools
 import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -87,8 +90,8 @@ _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "da
 def main() -> None:
     """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
     try:
-        # Without arguments: the list of commands.
-        code = run_to_signal(lambda: app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        words = sys.argv[1:] or ["--help"]  # without arguments: the list of commands
+        code = run_to_signal(lambda: _command(words[0])(words, standalone_mode=False))
     except TyperException as error:
         if message := error.format_message():
             from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names
@@ -112,6 +115,14 @@ def main() -> None:
     if problem := lost_output():
         code = _report_lost_output(problem)
     sys.exit(code)
+
+
+@functools.cache
+def _command(name: str) -> Callable[..., Any]:
+    """All commands, or the named one alone: to make the options of the others takes longer than many a command."""
+    some = copy.copy(app)
+    some.registered_commands = [one for one in app.registered_commands if one.name == name] or app.registered_commands
+    return typer.main.get_command(some)
 
 
 def _report_lost_output(problem: str) -> int:

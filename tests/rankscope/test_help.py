@@ -9,6 +9,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from rankscope import cli
 from rankscope.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,13 @@ def test_each_example_is_what_a_shell_takes_as_one_line(name: str) -> None:
     lines = [" ".join(line.split()) for line in printed.replace("\\\n", " ").splitlines()]
     for example in COMMANDS[name].epilog.splitlines()[1:]:
         assert example in lines
+
+
+def test_a_command_is_made_without_the_others() -> None:
+    """To make the options of all takes as long as the rest of a short command."""
+    assert [*cli._command("sql").commands] == ["sql"]  # type: ignore[attr-defined]
+    for word in ("--help", "anlyze"):  # of which all are listed, or the nearest one named
+        assert cli._command(word).commands.keys() >= COMMANDS.keys()  # type: ignore[attr-defined]
 
 
 def test_examples_begin_with_a_heading_and_are_commands() -> None:
