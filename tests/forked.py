@@ -7,7 +7,8 @@ Most of the time of a short process is its imports: 2 to 4 CPU-seconds for torch
 pid, environment, folder, session, signals, output and `__main__`, and ends as an interpreter does. Where a test is
 about imports, about variables that are read at an import, or about the parent of a process, it starts an interpreter.
 
-`forks=True` is for a process that forks others itself: it is given a channel to the same server.
+`forks=True` is for a process that forks others itself: it is given a channel to the same server. With
+`forks_python=True` the watch and the ranks of scripts that a launcher starts are forks, too (`tests.local_forks`).
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class ForkedPython(subprocess.Popen[Any]):
 
     _status = -1
 
-    def __init__(self, arguments: Sequence[str], *, forks: bool = False, **options: Any) -> None:
-        self._forks = forks
+    def __init__(
+        self, arguments: Sequence[str], *, forks: bool = False, forks_python: bool = False, **options: Any
+    ) -> None:
+        self._forks, self._forks_python = forks, forks_python
         super().__init__([str(argument) for argument in arguments], **options)
 
     def _execute_child(self, *given: Any) -> None:
@@ -52,6 +55,7 @@ class ForkedPython(subprocess.Popen[Any]):
             "cwd": str(asked["cwd"] or Path.cwd()),
             "environment": dict(os.environ if asked["env"] is None else asked["env"]),
             "forks": self._forks,
+            "forks_python": self._forks_python,
         }
         status, status_end = os.pipe()
         try:
@@ -94,13 +98,19 @@ def forks_cpu_s() -> float:
 
 
 def run_python(
-    arguments: Sequence[str], *, cwd: Path | None = None, env: dict[str, str] | None = None, timeout_s: float = 100.0
+    arguments: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    timeout_s: float = 100.0,
+    forks_python: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end, whatever that is; its output as text. Killed and TimeoutExpired when the time is up."""
     pipe = subprocess.PIPE
     with ForkedPython(
-        arguments, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+        arguments, forks_python=forks_python, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+        text=True,
+    ) as process:  # fmt: skip
         try:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except BaseException:

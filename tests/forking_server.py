@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -32,9 +33,10 @@ MAX_MESSAGE_BYTES = 1 << 20
 CHANNEL = "TESTS_FORKING_CHANNEL"
 """Variable of a process that has a channel: its pid and the channel's number."""
 PRELOADED = (
-    "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
+    "torch", "torch._inductor.compile_fx", "functorch.compile", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
     "trainer.launcher.start", "trainer.launcher.launch", "trainer.rank.worker",
     "tests.trainer.training_runs",
+    "watch.node_process", "analyzers.live", "analyzers.settings.live_advice",
     "rankscope.cli", "analyzers.diagnose", "duckdb", "rich.console", "pytest", "hypothesis",
 )  # fmt: skip
 
@@ -47,6 +49,7 @@ def serve(channel: socket.socket) -> None:
     with one_thread():
         for name in PRELOADED:
             importlib.import_module(name)
+        importlib.import_module("analyzers.analysis").our_analyses()  # each of them imports its module
     _keep_ends()
     gc.collect()
     gc.freeze()
@@ -83,7 +86,7 @@ def serve(channel: socket.socket) -> None:
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                _become(request, files, theirs if request["forks"] else None)
+                become(request, files, theirs if request["forks"] else None)
             reports[pid], asked[pid] = report, asking
             os.write(report, f"{pid}\n".encode())
             for fd in files:
@@ -124,15 +127,16 @@ def _report_ends(reports: dict[int, int]) -> None:
             os.close(report)
 
 
-def _become(request: dict[str, Any], files: list[int], channel: socket.socket | None) -> NoReturn:
-    """Run what the interpreter would run, and end as it would."""
+def become(request: dict[str, Any], files: list[int], channel: socket.socket | None = None) -> NoReturn:
+    """Run what the interpreter would run, and end as it would. `files`: its input, output, errors and `pass_fds`."""
     from trainer.launcher.zygote import reset_after_fork
 
-    stdin, stdout, stderr = files
-    keep = [stdin] if channel is None else [stdin, channel.fileno()]
+    stdin, stdout, stderr, *passed = files
+    keep = [stdin, *passed] if channel is None else [stdin, *passed, channel.fileno()]
     reset_after_fork(keep, stdout=stdout, stderr=stderr)
     os.dup2(stdin, 0)
     os.close(stdin)
+    _place(passed, request.get("pass_fds", []))
     code = 1
     try:
         os.chdir(request["cwd"])
@@ -141,7 +145,11 @@ def _become(request: dict[str, Any], files: list[int], channel: socket.socket | 
         if channel is not None:
             os.environ[CHANNEL] = f"{os.getpid()} {channel.detach()}"
         _draw_anew()
-        _run(request["arguments"])
+        if request.get("forks_python"):
+            from tests.local_forks import fork_python
+
+            fork_python()
+        _run(request["arguments"], safe_path=request.get("safe_path", False))
         code = 0
     except SystemExit as end:
         if isinstance(end.code, str):
@@ -163,6 +171,16 @@ def _become(request: dict[str, Any], files: list[int], channel: socket.socket | 
     os._exit(code & 0xFF)
 
 
+def _place(fds: list[int], numbers: list[int]) -> None:
+    """Move files to the numbers that they have where they come from."""
+    apart = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + max([*fds, *numbers])) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(apart, numbers, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
 def _draw_anew() -> None:
     import numpy as np
 
@@ -170,7 +188,7 @@ def _draw_anew() -> None:
     np.random.seed()
 
 
-def _run(arguments: list[str]) -> None:
+def _run(arguments: list[str], *, safe_path: bool) -> None:
     sys.path[1:1] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     kind = arguments[0]
     if kind == "-c":
@@ -181,6 +199,8 @@ def _run(arguments: list[str]) -> None:
     elif kind == "-m":
         sys.path[0] = str(Path.cwd())
         sys.argv = arguments[1:]
+        if safe_path:
+            del sys.path[0]
         sys.modules.pop(arguments[1], None)  # what is preloaded would be told as run twice
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:

@@ -199,7 +199,11 @@ def _launch(runs: Path, arguments: Sequence[str], *, fresh: bool = False) -> Lau
         "cwd": runs.parent, "env": {**os.environ, "RANKSCOPE_FAIL_LOUD": "1"}, "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace",
     }  # fmt: skip
-    process = subprocess.Popen([sys.executable, *arguments], **options) if fresh else ForkedPython(arguments, **options)
+    process: subprocess.Popen[Any] = (
+        subprocess.Popen([sys.executable, *arguments], **options)
+        if fresh
+        else ForkedPython(arguments, forks_python=True, **options)
+    )
     run = LaunchedRun(process, runs)
     STARTED.append(run)
     return run

@@ -22,6 +22,7 @@ def drill(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     changes = [part for setting in settings for part in ("--set", setting)]
     return ForkedPython(
         ["-m", "rankscope", "drill", *changes, *arguments],
+        forks_python=True,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -64,7 +64,9 @@ def test_ranks_of_the_trainer_save_and_end_with_their_launcher(tmp_path: Path) -
 def test_ranks_of_a_script_end_with_their_launcher(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = ["-m", "rankscope", "run", "--nproc-per-node", "2", "train.py"]
-    launcher = ForkedPython(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    launcher = ForkedPython(
+        command, forks_python=True, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     latest = tmp_path / "runs" / "latest"
     wait_for(lambda: latest.exists() and len(_pids(RunDir(latest))) == 2, "the ranks")
     run = RunDir.open(latest)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +29,8 @@ def test_ranks_of_one_machine(tmp_path: Path, launcher: str, num_ranks: int) -> 
     words = ["--standalone"] if launcher == "torch.distributed.run" else ["run", "--run-dir", str(tmp_path / "run")]
     words += ["--nproc-per-node", str(num_ranks), "-m", "rankscope", "preflight"]
     options = ["--format", "json", "--runs", str(tmp_path), "--env", "PREFLIGHT_TOKEN"]
-    done = run_python(["-m", launcher, *words, *options], cwd=ROOT, env=environment(PREFLIGHT_TOKEN="a-secret-of-mine"))
+    variables = environment(PREFLIGHT_TOKEN="a-secret-of-mine")
+    done = run_python(["-m", launcher, *words, *options], cwd=ROOT, env=variables, forks_python=True)
     report = json.loads(done.stdout[done.stdout.index("{") :])
     checked("preflight", report)
     failed = {check for check, line in bad(report).items() if line["status"] == "fail"}
@@ -52,10 +51,9 @@ def test_ranks_of_one_machine(tmp_path: Path, launcher: str, num_ranks: int) -> 
 
 def test_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    done = subprocess.run(
-        [sys.executable, "-m", "rankscope", "preflight", "--timeout", "2", "--format", "json", "--runs", str(tmp_path)],
-        cwd=ROOT, env=environment(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", **master), capture_output=True, text=True,
-        check=False,
+    done = run_python(
+        ["-m", "rankscope", "preflight", "--timeout", "2", "--format", "json", "--runs", str(tmp_path)],
+        cwd=ROOT, env=environment(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", **master),
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     checked("preflight", json.loads(done.stdout))

@@ -8,17 +8,26 @@ from pathlib import Path
 from probes.tape.rundir import RunDir
 from tests.depth import usually
 from tests.e2e.launched import OF_SPEED
+from tests.forked import run_python
 from trainer.drills.script.drill import script_drill
 from trainer.drills.script.execute import Plan
 from trainer.drills.script.score import ScriptRow
 from watch.verdicts.diagnosed_run import diagnosed_run
 
-LOOPS = Path(__file__).parents[2] / "benchmarks" / "strangers"
+ROOT = Path(__file__).parents[2]
+LOOPS = ROOT / "benchmarks" / "strangers"
+DRILL = f"import sys; from {__name__} import drill_loop; drill_loop(sys.argv[1])"
 
 
 def test_each_fault_is_found_and_a_clean_run_is_silent(tmp_path: Path) -> None:
+    done = run_python(["-c", DRILL, str(tmp_path)], cwd=ROOT, timeout_s=280, forks_python=True)
+    assert done.returncode == 0, done.stderr
+
+
+def drill_loop(folder: str) -> None:
+    """In a process that lets the launches, their ranks and watches be forks."""
     plan = Plan(words=(str(LOOPS / "manual_allreduce.py"),), num_ranks=2, step=10, steps_after=20)
-    all_right(plan, [*usually({"kill": 0, "wrong_size": 0}, later=["kill"])], tmp_path)
+    all_right(plan, [*usually({"kill": 0, "wrong_size": 0}, later=["kill"])], Path(folder))
 
 
 def all_right(plan: Plan, faults: list[str], folder: Path) -> None:

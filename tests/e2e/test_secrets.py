@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train", ["train", "my.toml", *options, "--fault", "nan_grad@step=6,rank=0"]),
         ("run", ["run", "train.py", *script]),
     ):
-        done = run_python(["-m", "rankscope", *words], cwd=folder, env=environment, timeout_s=200)
+        done = run_python(["-m", "rankscope", *words], cwd=folder, env=environment, timeout_s=200, forks_python=True)
         (folder / f"{name}.printed").write_text(done.stdout + done.stderr)
         assert done.returncode == 0, done.stderr[-2000:]
     return folder
