@@ -91,7 +91,7 @@ def main() -> None:
     """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
     try:
         words = sys.argv[1:] or ["--help"]  # without arguments: the list of commands
-        code = run_to_signal(lambda: _command(words[0])(words, standalone_mode=False))
+        code = run_to_signal(lambda: _entry(words[0])(words, standalone_mode=False))
     except TyperException as error:
         if message := error.format_message():
             from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 @functools.cache
-def _command(name: str) -> Callable[..., Any]:
+def _entry(name: str) -> Callable[..., Any]:
     """All commands, or the named one alone: to make the options of the others takes longer than many a command."""
     some = copy.copy(app)
     some.registered_commands = [one for one in app.registered_commands if one.name == name] or app.registered_commands

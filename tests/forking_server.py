@@ -33,7 +33,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 CHANNEL = "TESTS_FORKING_CHANNEL"
 """Variable of a process that has a channel: its pid and the channel's number."""
 PRELOADED = (
-    "torch", "torch._inductor.compile_fx", "functorch.compile", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
+    "torch", "torch._inductor.compile_fx", "functorch.compile",
+    "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
     "trainer.launcher.start", "trainer.launcher.launch", "trainer.rank.worker",
     "tests.trainer.training_runs",
     "watch.node_process", "analyzers.live", "analyzers.settings.live_advice",

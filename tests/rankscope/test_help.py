@@ -26,9 +26,9 @@ def test_each_example_is_what_a_shell_takes_as_one_line(name: str) -> None:
 
 def test_a_command_is_made_without_the_others() -> None:
     """To make the options of all takes as long as the rest of a short command."""
-    assert [*cli._command("sql").commands] == ["sql"]  # type: ignore[attr-defined]
+    assert [*cli._entry("sql").commands] == ["sql"]  # type: ignore[attr-defined]
     for word in ("--help", "anlyze"):  # of which all are listed, or the nearest one named
-        assert cli._command(word).commands.keys() >= COMMANDS.keys()  # type: ignore[attr-defined]
+        assert cli._entry(word).commands.keys() >= COMMANDS.keys()  # type: ignore[attr-defined]
 
 
 def test_examples_begin_with_a_heading_and_are_commands() -> None:
