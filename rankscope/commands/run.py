@@ -56,6 +56,7 @@ def run(
     from probes.attach.attached_config import VARIABLE as ATTACH_CONFIG
     from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
     from trainer.launcher.loopback_store import torch_stores_on_loopback
+    from trainer.launcher.nodes.method_names import name_methods_cheaply
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
     from trainer.launcher.stop_signals import StopSignals
@@ -77,6 +78,7 @@ def run(
     if options.run_name:
         os.environ["RANKSCOPE_RUN_NAME"] = options.run_name
     _start_attached(options)
+    name_methods_cheaply()
     sys.argv = [sys.argv[0], *words]
     launch: Callable[[argparse.Namespace], None] = torchrun  # torch does not annotate it
     followed = FollowedRun(SafeConsole(stderr=True))

@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 from trainer.launcher.loopback_store import loopback_store
 from trainer.launcher.node import Node, NodeRendezvousError
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
+from trainer.launcher.nodes.method_names import name_methods_cheaply
 from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
 from trainer.launcher.nodes.safe_state import SafeStateBackend
 from trainer.torch_compat import Store
@@ -69,6 +70,7 @@ class NodeRendezvous:
             keep_alive_max_attempt=HEARTBEATS_MISSED,
             **here,
         )
+        name_methods_cheaply()
         try:
             backend, self._store = _connected(parameters, may_follow=not shared) if many else _own(parameters)
         except (RendezvousError, ValueError) as error:
