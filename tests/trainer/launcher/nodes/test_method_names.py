@@ -52,4 +52,4 @@ def test_a_rendezvous_reads_no_source(torch_names: None, monkeypatch: pytest.Mon
     rendezvous.handler.next_rendezvous()
     rendezvous.handler.shutdown()
     assert read == []
-    assert any(name.endswith("._mark_rendezvous_complete") or name.endswith(".next_rendezvous") for name in recorded)
+    assert any(name.endswith(("._mark_rendezvous_complete", ".next_rendezvous")) for name in recorded)
