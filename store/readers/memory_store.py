@@ -7,10 +7,15 @@ with MemoryStore() as store:
 
 from __future__ import annotations
 
+import atexit
+import functools
+import itertools
 import json
+import os
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,21 +24,47 @@ from probes.tape.schema import TABLES, Column
 from store.database import connect_memory, interruptible
 from store.ddl import SQL_TYPES, quoted, store_columns
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
 __all__ = ["MemoryStore"]
 
 _NUMPY: dict[str, Any] = {"i64": np.int64, "i32": np.int32, "f64": np.float64, "bool": np.bool_}
 BATCH_ROWS = 50_000
+_CREATE = "; ".join(
+    f"CREATE TABLE {quoted(table.name)} ("
+    + ", ".join(f"{quoted(column.name)} {SQL_TYPES[column.type]}" for column in store_columns(table))
+    + ")"
+    for table in TABLES.values()
+)
+_NUMBERS = itertools.count()
+
+
+@functools.cache
+def _instance(pid: int) -> DuckDBPyConnection:
+    """DuckDB, started once a process, with empty tables to copy: a start takes as long as to judge a small log."""
+    connection = connect_memory()
+    connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")
+    atexit.register(_instance.cache_clear)  # DuckDB's module complains of objects that outlive it
+    return connection
+
+
+def _forget(connection: DuckDBPyConnection, name: str) -> None:
+    connection.execute(f"USE memory; DETACH {name}")
+    connection.close()
 
 
 class MemoryStore:
     """Fits `analyzers.source.Source`. A table that was never filled is empty, and `has` says that it is not there."""
 
     def __init__(self) -> None:
-        self._connection = connect_memory()
+        name = f"store{next(_NUMBERS)}"
+        self._connection = _instance(os.getpid()).cursor()
+        self._connection.execute(f"ATTACH ':memory:' AS {name}; COPY FROM DATABASE empty TO {name} (SCHEMA)")
+        self._connection.execute(f"USE {name}")
         self._filled: set[str] = set()
-        for table in TABLES.values():
-            columns = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table))
-            self._connection.execute(f"CREATE TABLE {quoted(table.name)} ({columns})")
+        self._free = weakref.finalize(self, _forget, self._connection, name)
+        self._free.atexit = False
 
     def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows; a column that a row does not name is NULL, `attempt` is 0 unless it says otherwise."""
@@ -74,7 +105,7 @@ class MemoryStore:
 
     def close(self) -> None:
         """Free the memory."""
-        self._connection.close()
+        self._free()
 
     def __enter__(self) -> MemoryStore:
         return self
