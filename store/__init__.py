@@ -5,14 +5,20 @@ with Ingester(run) as ingester:           # the writer: `watch`
 with Store.open(run) as store:            # readers: analyze, dashboard
     store.query("SELECT step, max(duration_ns) AS slowest_ns FROM steps GROUP BY step ORDER BY step")
 rebuild(run)                              # the store is only a copy: make it again
+
+A name is imported when it is first asked for: the process of a plug-in needs a part that costs a quarter of all.
 """
 
 from __future__ import annotations
 
-from store.database import StoreBusyError, StoreCorruptError, StoreError, StoreLockedError, is_watched
-from store.ingest.ingest import Ingester, TickResult
-from store.reader import Store
-from store.rebuild import RebuildResult, rebuild
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from store.database import StoreBusyError, StoreCorruptError, StoreError, StoreLockedError, is_watched
+    from store.ingest.ingest import Ingester, TickResult
+    from store.reader import Store
+    from store.rebuilding import RebuildResult, rebuild
 
 __all__ = [
     "Ingester",
@@ -26,3 +32,22 @@ __all__ = [
     "is_watched",
     "rebuild",
 ]
+_PLACES = {
+    "Ingester": "store.ingest.ingest",
+    "RebuildResult": "store.rebuilding",
+    "Store": "store.reader",
+    "StoreBusyError": "store.database",
+    "StoreCorruptError": "store.database",
+    "StoreError": "store.database",
+    "StoreLockedError": "store.database",
+    "TickResult": "store.ingest.ingest",
+    "is_watched": "store.database",
+    "rebuild": "store.rebuilding",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    return found

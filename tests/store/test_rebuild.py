@@ -110,7 +110,7 @@ def test_a_store_that_is_open_elsewhere_is_left_alone(
 ) -> None:
     if is_retired:
         retire_first(run)
-    monkeypatch.setattr(importlib.import_module("store.rebuild"), "WAIT_S", 0.1)
+    monkeypatch.setattr(importlib.import_module("store.rebuilding"), "WAIT_S", 0.1)
     with held_open(run.store()):
         before = files(run)
         assert "telemetry.duckdb.wal" in before
