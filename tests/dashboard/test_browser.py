@@ -15,6 +15,7 @@ import pytest
 
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import PAGES, SETTLED, browser_path
+from tests.dashboard.questions import BROWSER
 from tests.depth import usually
 from tests.e2e.launched import LaunchedRun, kill, start, unhurried
 from tests.waiting import wait_for
@@ -100,7 +101,7 @@ def visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
     try:
         wait_for(lambda: run.run.stores(), "the store", run)
         with DashboardServer(run.runs_dir, port=0) as server, playwright.sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+            browser = driver.chromium.launch(executable_path=browser_path(), args=BROWSER)
             found = Visit(browser.new_page(viewport={"width": 1280, "height": 1000}), server.url, run)
             found.page.set_default_timeout(LONGEST_MS)
             found.page.on("pageerror", lambda error: found.complaints.append(str(error)))

@@ -14,7 +14,7 @@ import pytest
 
 from dashboard.launch import DashboardServer
 from dashboard.screenshots import browser_path
-from tests.dashboard.questions import LONGEST_MS, MAX_CLICKS, Question, evidence_of, menu, read, time_went
+from tests.dashboard.questions import BROWSER, LONGEST_MS, MAX_CLICKS, Question, evidence_of, menu, read, time_went
 from tests.dashboard.test_pipeline_page import pipelined
 from tests.depth import usually
 from tests.factories import make_run
@@ -79,7 +79,7 @@ class Readers:
 @pytest.fixture(scope="module")
 def readers(folder: Path) -> Iterator[Readers]:
     with DashboardServer(folder, port=0) as server, playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=browser_path(), args=BROWSER)
         asking, pasting = (browser.new_context(viewport={"width": 1440, "height": 1000}).new_page() for _ in range(2))
         yield Readers(server.url, asking, pasting)
         browser.close()
