@@ -109,9 +109,16 @@ class Finding:
         evidence: Mapping[str, Any] | None = None,
         *,
         attempt: int | None = None,
+        in_part: bool = False,
     ) -> Finding:
-        """Like `insufficient`, with the summary "<what>: <why>."; an analysis binds the first three arguments once."""
-        return cls.insufficient(analyzer, kind, f"{what}: {why}.", evidence=evidence or {}, attempt=attempt)
+        """Like `insufficient`, with the summary "<what>: <why>."; an analysis binds the first three arguments once.
+
+        With `in_part` the check was made on the other records: finding nothing there means something.
+        """
+        more = {"checked_in_part": True} if in_part else {}
+        return cls.insufficient(
+            analyzer, kind, f"{what}: {why}.", evidence={**(evidence or {}), **more}, attempt=attempt
+        )
 
     @classmethod
     def advise(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:

@@ -24,7 +24,7 @@ from analyzers.diagnose import Diagnosis, conclude, diagnose
 from analyzers.evidence.joining import join
 from analyzers.evidence.log_findings import analyze as judge_logs
 from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of
-from analyzers.evidence.printed_steps import judge_steps
+from analyzers.evidence.printed_steps import can_be_judged, judge_steps
 from analyzers.evidence.program_records import ReadPrograms
 from analyzers.finding import Finding
 from analyzers.hangs.dumps import judge_dumps
@@ -85,7 +85,7 @@ def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -
         if unjudged and not diagnosis.fired:  # logs that name no cause are no proof that there was none
             return replace(diagnosis, verdict=unjudged[0].summary)
         outcome = facts.get("logs", {}).get("outcome")
-        if outcome and not diagnosis.fired and facts["input"] == "log":
+        if outcome and not diagnosis.fired and facts["input"] in ("log", "program"):
             return replace(diagnosis, verdict=outcome)
         return diagnosis
 
@@ -167,7 +167,7 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
     _read_plugin_files(files)
     if any(rows.has_records for rows in files.plugin_rows):
         findings["plugin"], facts, what_if = _judge_plugin_rows(files.plugin_rows, facts)
-    findings |= files.programs.findings()
+    findings |= {source: found for source, found in files.programs.findings().items() if found is not None}
     if any(files.by_format[one] for one in ("log", "ras", "plugin", "program")):
         findings["log"], of_logs = _judge_logs(files, progress)
         facts = {**of_logs, **{key: value for key, value in facts.items() if value is not None}}
@@ -180,6 +180,12 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         ):
             findings["log"] = [Finding.insufficient("logs", "rank_lost", facts["logs"].pop("silence"))]
         facts["logs"].pop("silence", None)
+        has_judged_steps = facts.pop("has_judged_steps")
+        if not (findings["log"] or has_judged_steps or facts["logs"]["outcome"]):
+            del findings["log"]  # no line and no step in it that an analysis could use
+            if facts["steps"]:
+                text = "The steps were not checked: they have no loss, no gradient norm and too few durations."
+                findings["steps"] = [Finding.insufficient("spike", "loss_spike", text)]
     for one, judge in _JUDGES.items():
         if files.by_format[one]:
             found = Survey(paths=files.by_format[one])
@@ -190,6 +196,7 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
             facts["num_ranks"] = num_ranks
             files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
+    facts["is_judged"] = any(map(_is_judged, findings.values()))
     facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs
                            if one not in ("program", "plugin")}  # fmt: skip
     facts["files_read"] |= Counter(f"file of plug-in {one.plugin}" for one in files.plugin_rows)
@@ -199,6 +206,13 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
     facts["file_problems"] = sorted(files.problems.problems, key=lambda problem: problem["path"])
     return join(findings), facts, what_if
+
+
+def _is_judged(findings: Sequence[Finding]) -> bool:
+    """Return True if a check was made: nothing was found, or something, or the rest of the files was checked."""
+    return not findings or any(
+        one.status != "insufficient_data" or one.evidence.get("checked_in_part") for one in findings
+    )
 
 
 def _read_plugin_files(files: _Files) -> None:
@@ -243,11 +257,13 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         store.add("steps", steps)
         findings = judge_logs(store)
         findings += judge_steps(store, findings, steps)
+        findings += [_left_open(log) for log in logs if log.unjudged]
         book = LogBook.load(store)
         outcome = outcome_of(book, logs, steps)
         facts = {
             "num_ranks": book.world_size or len(book.seen) or None,
             "steps": num_steps(steps),
+            "has_judged_steps": can_be_judged(steps),
             "ended": ended_text(book, findings, outcome.ended),
             "logs": {
                 "files": len(paths),
@@ -262,6 +278,11 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
             },
         }
     return findings, facts
+
+
+def _left_open(log: ReadLog) -> Finding:
+    what = "Hangs were not fully checked" if log.is_compared else "Hangs were not checked"
+    return Finding.not_judged("hang", "hang", what, log.unjudged, in_part=log.is_compared)
 
 
 _JUDGES: Mapping[Format, Callable[..., tuple[Any, ...]]] = {

@@ -25,7 +25,7 @@ from analyzers.stragglers.periodic_steps import periodic_slow_steps
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import throughput_drops
 
-__all__ = ["judge_steps"]
+__all__ = ["can_be_judged", "judge_steps"]
 
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
 """A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
@@ -38,6 +38,14 @@ MANY_SPIKES = 3
 """Findings of a loss that rose from which they are one: it diverged, or is noisy."""
 STAYED_RATIO = 1.15
 """Loss at the end / level before the first spike from which it did not come back."""
+
+
+def can_be_judged(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if the steps have a value that an analysis judges: a loss, a norm, or durations of a few blocks."""
+    if any(row.get("loss") is not None or row.get("grad_norm") is not None for row in steps):
+        return True
+    timed = sum(row.get("duration_ns") is not None for row in steps)
+    return timed >= FEW_LINES.skip_first + FEW_LINES.block * FEW_LINES.min_blocks
 
 
 def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:

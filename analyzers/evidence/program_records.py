@@ -18,7 +18,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.hangs.stacks import Stack, StackGroup, group, is_library, odd_ones
-from analyzers.health.analyze import device_health
+from analyzers.health.analyze import NUM_CHECKS, device_health, unread_of_devices
 from analyzers.scope import Scope
 from analyzers.wording import ranks_text, sentence
 from store.readers.external_files import SourceError, Survey
@@ -81,11 +81,11 @@ class ReadPrograms:
                 known |= {name: value for name, value in row.items() if known.get(name) is None}
         return list(kept.values())
 
-    def findings(self) -> dict[str, list[Finding]]:
-        """Findings of readings and stacks, by source."""
+    def findings(self) -> dict[str, list[Finding] | None]:
+        """Findings of readings and stacks, by source; None where there are none of them."""
         health = [row for rows in self.rows.values() for row in rows.health]
         stacks = [stack for rows in self.rows.values() for stack in rows.stacks]
-        return {"health": _health(health) if health else [], "stacks": _stacks(stacks) if stacks else []}
+        return {"health": _health(health) if health else None, "stacks": _stacks(stacks) if stacks else None}
 
 
 def _differs(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
@@ -98,7 +98,13 @@ def _differs(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
 def _health(rows: Sequence[dict[str, Any]]) -> list[Finding]:
     with MemoryStore() as store:
         store.add("health", rows)
-        return [one for one in device_health(store, Scope()) if one.status in ("fired", "suspect")]
+        wrong = [one for one in device_health(store, Scope()) if one.status in ("fired", "suspect")]
+        unread = unread_of_devices(store)
+    if wrong or not unread:
+        return wrong
+    text, in_part = f"the readings lack {', '.join(unread)}", len({*unread, "temperature"}) < NUM_CHECKS
+    what = "GPUs were not fully checked" if in_part else "GPUs were not checked"
+    return [Finding.not_judged("health", "health", what, text, in_part=in_part)]
 
 
 def _stacks(read: Sequence[StackOfProcess]) -> list[Finding]:

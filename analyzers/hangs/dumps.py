@@ -75,7 +75,7 @@ def _worth(dump: RankDump) -> tuple[int, bool, int]:
 
 def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
     if not any(dump.num_entries for dump in dumps):
-        return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)"), *_absent(world)]
+        return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)")]
     hang = _hang(world)
     if hang is None:
         return _absent(world)
@@ -86,7 +86,7 @@ def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
         missing = [rank for rank in hang.evidence["unseen_ranks"] if rank in world.rows.undumped]
         where = hang.evidence.get("op", "a collective")
         unsure = f"whether {ranks_text(missing)} entered {where} is unknown without a dump"
-        return [_lost(world, missing, hang), _insufficient(unsure)]
+        return [_lost(world, missing, hang), _in_part(unsure)]
     return [with_calls_of_each(hang, world), *_absent(world)]
 
 
@@ -183,7 +183,7 @@ def _absent(world: DumpedWorld) -> list[Finding]:
     absent = world.rows.undumped
     if not absent:
         return []
-    return [_insufficient(f"there is no dump of {ranks_text(absent)}")]
+    return [_in_part(f"there is no dump of {ranks_text(absent)}")]
 
 
 def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None) -> dict[str, Any]:
@@ -205,4 +205,5 @@ def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None) -> d
     return facts
 
 
-_insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked")
+_insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not checked")
+_in_part = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked", in_part=True)

@@ -65,8 +65,12 @@ def _findings(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
             num_compared += len(made) > 1
             if len(set(made.values())) > 1 and (found := compare_calls(_calls(group, seq, made))):
                 return [_mismatch(found, is_counted=is_counted)]
-    same = f"{num_compared:,} collectives of {ranks_text(sorted(traces))} agree, and execution traces have no times"
-    return [_insufficient(same)]
+    ranks = ranks_text(sorted(traces))
+    if not num_compared:
+        return [_insufficient(f"the execution traces of {ranks} have no collective in common")]
+    same = "1 collective" if num_compared == 1 else f"{num_compared:,} collectives"
+    agree = f"{same} of {ranks} agree{'s' * (num_compared == 1)}, and execution traces have no times"
+    return [_in_part(agree)]
 
 
 def _calls(group: str, seq: int, made: Mapping[int, TracedCall]) -> list[Call]:
@@ -91,4 +95,5 @@ def _mismatch(found: Mismatch, *, is_counted: bool) -> Finding:
     )
 
 
-_insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked")
+_insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not checked")
+_in_part = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked", in_part=True)

@@ -29,7 +29,7 @@ from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 
-__all__ = ["ANALYSES", "THROTTLE_BITS", "device_health"]
+__all__ = ["ANALYSES", "NUM_CHECKS", "THROTTLE_BITS", "device_health", "unread_of_devices"]
 
 THROTTLE_BITS = {
     0x08: ("hardware", "a hardware slowdown"),
@@ -47,7 +47,8 @@ _READINGS = {
     "PCIe replays": ("pcie_replay_total",),
     "NVLink errors": ("nvlink_errors_total",),
 }
-"""Checks of a GPU, and the columns that they need."""
+"""Checks of a GPU, and the columns that they need; no verdict follows from a temperature alone."""
+NUM_CHECKS = len(_READINGS)
 _HOST_READINGS = {
     "load_1m": "load",
     "num_cpus": "number of CPUs",
@@ -251,14 +252,8 @@ def _not_read(source: Source) -> list[Finding]:
     )
     if on_gpu and not devices:
         findings.append(_insufficient("The health of GPUs was not checked: only hosts have readings."))
-    if devices:
-        columns = [column for needed in _READINGS.values() for column in needed]
-        there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
-        (found,) = source.rows(f"SELECT {there} FROM health WHERE device <> 'host'")
-        has = dict(zip(columns, found, strict=True))
-        absent = [name for name, needed in _READINGS.items() if not all(has[column] for column in needed)]
-        if absent:
-            findings.append(_insufficient(f"The GPUs' {', '.join(absent)} are unknown: not read or not supported."))
+    if devices and (absent := unread_of_devices(source)):
+        findings.append(_insufficient(f"The GPUs' {', '.join(absent)} are unknown: not read or not supported."))
     if not hosts:
         findings.append(_insufficient("The health of hosts was not checked: only GPUs have readings."))
     else:
@@ -268,6 +263,15 @@ def _not_read(source: Source) -> list[Finding]:
         if absent:
             findings.append(_insufficient(f"These readings of the hosts are unknown: {', '.join(absent)}."))
     return findings
+
+
+def unread_of_devices(source: Source) -> list[str]:
+    """Checks of GPUs whose readings no device has."""
+    columns = [column for needed in _READINGS.values() for column in needed]
+    there = ", ".join(f"bool_or({column} IS NOT NULL)" for column in columns)
+    (found,) = source.rows(f"SELECT {there} FROM health WHERE device <> 'host'")
+    has = dict(zip(columns, found, strict=True))
+    return [name for name, needed in _READINGS.items() if not all(has[column] for column in needed)]
 
 
 def _ranks_of_devices(source: Source) -> dict[str, tuple[int, ...]]:

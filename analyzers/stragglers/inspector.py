@@ -60,9 +60,10 @@ def judge_inspector(found: Survey, *, name: str) -> tuple[list[Finding], dict[st
             "last_completed": {str(rank): int(calls.seq.max()) for rank, calls in sorted(largest.items())[:MAX_LISTED]},
         },
     }
-    if len(largest) < size:
-        worst.append(_insufficient(f"files of {len(largest)} of {size} ranks are there"))
-    return worst or _unjudged(groups), facts
+    unjudged = _unjudged(groups)
+    if len(largest) < size and not unjudged:
+        unjudged = [_in_part(f"files of {len(largest)} of {size} ranks are there")]
+    return [*worst, *unjudged], facts
 
 
 def _size(members: Calls) -> tuple[int, int]:
@@ -72,6 +73,9 @@ def _size(members: Calls) -> tuple[int, int]:
 def _unjudged(groups: Mapping[str, Calls]) -> list[Finding]:
     policy = InspectorPolicy()
     if all(len(_common(members)[0]) < policy.min_calls for members in groups.values()):
+        there = sum(len(members) for members in groups.values())
+        if there == len(groups):
+            return [_insufficient("the files are of one rank, and late is a rank only against others")]
         return [_insufficient(f"no communicator has {policy.min_calls} collectives that all its ranks completed")]
     return []
 
@@ -123,4 +127,5 @@ def _late(
     )
 
 
-_insufficient = partial(Finding.not_judged, "straggler", "straggler", "Late ranks were not fully checked")
+_insufficient = partial(Finding.not_judged, "straggler", "straggler", "Late ranks were not checked")
+_in_part = partial(Finding.not_judged, "straggler", "straggler", "Late ranks were not fully checked", in_part=True)

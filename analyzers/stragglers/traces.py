@@ -123,20 +123,21 @@ def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Find
         findings, _ = slow_ranks(no_records, timings, policy)
     if len(ranks) > 1:
         findings += _exposed(timings)
-    compared = {trace.rank for trace, _ in ranks}
-    if short := [trace.rank for trace, _ in every if trace.marked and trace.rank not in compared]:
-        findings.append(_insufficient(f"the traces of {ranks_text(short)} lack most steps of the others"))
-    if unmarked:
-        findings.append(_insufficient(f"no ProfilerStep# marks on {ranks_text(unmarked)}"))
-    absent = _absent(every)
-    if absent:
-        findings.append(_insufficient(f"there is no trace of {ranks_text(absent)}"))
+    remark = _in_part
     if not any(len(peers) > 1 for peers in timings.peers):
+        remark = _insufficient
         findings.append(_insufficient("traces of two ranks with the same work are needed"))
     elif len(timings.steps) < SHARED.min_steps:
-        needed = SHARED.min_steps
-        too_few = f"only {len(timings.steps)} steps are in all traces. Record {needed} with schedule(active={needed})"
-        findings.append(_insufficient(too_few))
+        remark, few, needed = _insufficient, len(timings.steps), SHARED.min_steps
+        steps = "only 1 step is" if few == 1 else f"only {few} steps are" if few else "no step is"
+        findings.append(_insufficient(f"{steps} in all traces. Record {needed} with schedule(active={needed})"))
+    compared = {trace.rank for trace, _ in ranks}
+    if short := [trace.rank for trace, _ in every if trace.marked and trace.rank not in compared]:
+        findings.append(remark(f"the traces of {ranks_text(short)} lack most steps of the others"))
+    if unmarked:
+        findings.append(remark(f"no ProfilerStep# marks on {ranks_text(unmarked)}"))
+    if absent := _absent(every):
+        findings.append(remark(f"there is no trace of {ranks_text(absent)}"))
     return findings
 
 
@@ -238,4 +239,5 @@ def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> d
     }
 
 
-_insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared in full")
+_insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared")
+_in_part = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared in full", in_part=True)

@@ -71,18 +71,17 @@ def verdict(
     ]
     seen = f" ({', '.join(extent)})" if extent else ""
     unjudged_time = _unjudged_time(facts) or _not_recorded(findings, unjudged, facts)
-    dumps = facts.get("dumps")
-    if isinstance(dumps, Mapping) and not dumps.get("entries"):  # unreadable or empty: not judged is not healthy
-        return " ".join(part for part in ("Nothing was judged: the dumps hold no readable call.", missing) if part)
     clean = f"Nothing was found{seen}, but {unjudged_time}." if unjudged_time else f"No problems found{seen}."
+    if "files_read" in facts and unjudged:
+        clean = f"Nothing was found{seen} in what could be judged."
     if gain and not unjudged_time:
         clean = f"Nothing was found{seen}."
     if incomplete:
         clean = f"Nothing was found{seen} in the records that are left."
     if "straggler" in unjudged and not facts.get("steps"):
         clean = f"Nothing was found{seen}, but no step is recorded."
-    if not extent and _nothing_read(facts):
-        clean = "Nothing was judged: what is in these files is not known, or cannot be read."
+    if facts.get("is_judged") is False or (not extent and _nothing_read(facts)):
+        clean, missing = _nothing_judged(findings, facts), ""
     if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and its records do not show why. Read the logs of its ranks."
@@ -145,6 +144,16 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
     name, others = str(first["path"]).removesuffix("#checksum"), len(problems) - 1
     more = f", and {others} more file{'s' * (others > 1)}" if others else ""
     return f"{INCOMPLETE}{name} {first['problem']}{more}."
+
+
+def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
+    """The reason why no check was made on the files: that of the checks, else what is wrong with a file."""
+    reasons = list(dict.fromkeys(one.summary for one in findings if one.status == "insufficient_data"))
+    if reasons:
+        more = f" {_checks(len(reasons) - 1)} more data: {LISTED_BELOW}." if len(reasons) > 1 else ""
+        return f"Nothing was judged. {reasons[0]}{more}"
+    problem = next((f": {one['path']} {one['problem']}" for one in facts.get("file_problems") or ()), "")
+    return f"Nothing was judged{problem or ': what is in these files is not known, or cannot be read'}."
 
 
 def _nothing_read(facts: Mapping[str, Any]) -> bool:

@@ -4,7 +4,8 @@
     log.events[0].kind, log.events[0].fields      # "ras_state", {"ranks": "3", "launched": 6, "most_launched": 7}
 
 The same events as of its text form. RAS numbers the ranks of each communicator: the largest one's are those of the job,
-and of the others host, process and device tell which they are.
+and of the others host, process and device tell which they are. Where no rank is behind, missing or failed, `unjudged`
+is what the answer leaves open: one answer does not show whether the calls end.
 """
 
 from __future__ import annotations
@@ -48,7 +49,29 @@ def read_ras(path: Path) -> ReadLog:
     ranks_of = _ranks_by_process(communicators)
     for place, about in enumerate(communicators):
         log.events += _events(about, place + 1, ranks_of)
+    if not log.events:
+        log.unjudged, log.is_compared = _left_open(communicators)
     return log
+
+
+def _left_open(communicators: list[Mapping[str, Any]]) -> tuple[str, bool]:
+    """What an answer without a failure does not show, and whether it shows that ranks have launched as much."""
+    several = [ranks for about in communicators if len(ranks := list(_listed(about))) > 1]
+    counted = [sum(1 for rank in ranks if isinstance(rank.get("collective_counts"), dict)) for ranks in several]
+    if not several:
+        return "the answer lists no communicator of two ranks or more", False
+    counts = [
+        counts for ranks in several for rank in ranks if isinstance(counts := rank.get("collective_counts"), dict)
+    ]
+    if counts and not any(whole_number(count) for one in counts for count in one.values()):
+        return "the ranks have launched no call yet", False
+    if max(counted) < 2:
+        return "the answer does not state how many calls the ranks have launched", False
+    least = "all ranks" if counted == [len(ranks) for ranks in several] else "the ranks whose calls are counted"
+    return (
+        f"{least} answered and have launched equally many calls, and one answer does not show whether the last one "
+        "ends. Ask again after some seconds"
+    ), True
 
 
 def _ranks_by_process(communicators: list[Mapping[str, Any]]) -> dict[tuple[str, int, int], int]:

@@ -126,6 +126,10 @@ class ReadLog:
     """How the file ends."""
     given_up: list[str] = field(default_factory=list)
     problem: str = ""
+    unjudged: str = ""
+    """What the file cannot show, where it shows no failure; a text log shows how far it goes by its last lines."""
+    is_compared: bool = False
+    """With `unjudged`: a part of it was checked."""
 
 
 def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> ReadLog:
