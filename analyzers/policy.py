@@ -91,7 +91,8 @@ class SharedPolicy:
     """Newest steps (count) over which a slow change is read: an allocator fills in the first hundred, the noise scale
     grows tenfold in them. Source: measured."""
     cost_ratio: float = 0.1
-    """Part of the time from which a cost, or time that was not measured, matters (ratio). Source: convention."""
+    """Part of the time from which a cost, or time that was not measured, matters (ratio). Source: convention; of a
+    job's slowdown Lin et al., OSDI 2025."""
     large_share_ratio: float = 0.2
     """Part of a whole that is a large one (ratio), as of the time from which an alert is a warning. Source: convention;
     a cache is rarely five times what it ever held."""

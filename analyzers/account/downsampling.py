@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.time_classes import OWN_WORK
+from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.source import Source
 
@@ -38,7 +39,6 @@ NEWEST_STEPS = 300
 AROUND_STEPS = 75
 MAX_EDGES = 6
 SIGMAS = 6.0
-MIN_CHANGE_RATIO = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def changes(least: npt.NDArray[np.float32]) -> list[int]:
     if not steps.size:
         return []
     height = np.abs(steps)
-    rows, columns = np.nonzero(height > max(SIGMAS * sigma(steps, center=0.0), MIN_CHANGE_RATIO))
+    rows, columns = np.nonzero(height > max(SIGMAS * sigma(steps, center=0.0), SHARED.min_change_ratio))
     order = np.argsort(-height[rows, columns])
     found: list[int] = []
     for place in columns[order].tolist():

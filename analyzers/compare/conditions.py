@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from analyzers.policy import SHARED
 from analyzers.source import Source, missing_tables
 from analyzers.stragglers.throughput import StepTimes
 
-__all__ = ["SAME_RATIO", "Difference", "Run", "conditions", "tokens_of_step"]
+__all__ = ["Difference", "Run", "conditions", "tokens_of_step"]
 
 Difference = tuple[str, str | None, str | None]
 """(name, value in A, value in B); None: not recorded."""
 MAX_NAMES = 4
-SAME_RATIO = 0.02
-"""Numbers that differ by less are listed as equal ones are: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,11 @@ def conditions(a: Run, b: Run) -> tuple[Difference, ...]:
         before, after = values
         if before is None and after is None:
             continue
-        is_equal = before is not None and after is not None and abs(after - before) <= SAME_RATIO * max(before, after)
+        is_equal = (
+            before is not None
+            and after is not None
+            and abs(after - before) <= SHARED.min_change_ratio * max(before, after)
+        )
         if is_always or not is_equal:
             found.append((name, None if before is None else text(before), None if after is None else text(after)))
     return tuple(found)

@@ -16,6 +16,7 @@ from statistics import median
 import numpy as np
 
 from analyzers.account.time_classes import GAPS_WORK, OWN_PHASES, TRAINING, WAITED, own
+from analyzers.policy import SHARED
 from analyzers.source import READ_ROWS, Source, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import Change
@@ -25,10 +26,6 @@ __all__ = ["PLACES", "WAITING", "StepParts", "most_of_it", "step_parts"]
 WAITING = "waiting"
 PLACES = (*OWN_PHASES, "between phases", WAITING)
 MAX_NAMED = 2
-LEAST_PART = 0.1
-"""Share of the change of a step below which a part is not named."""
-MOST = 0.5
-"""Share of the change that the named parts explain together, and that a rank explains alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +105,10 @@ def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[
         return {}, ""
     changes = {rank: _work_changes(before.by_rank[rank], parts) for rank, parts in after.by_rank.items()}
     shares = {rank: sum(places.values()) / growth for rank, places in changes.items()}
-    ranks = [rank for rank, share in shares.items() if share >= MOST]
+    most = SHARED.explained_ratio
+    ranks = [rank for rank, share in shares.items() if share >= most]
     others = [share for rank, share in shares.items() if rank not in ranks]
-    if not 0 < len(ranks) <= len(others) or median(others) > MOST * min(shares[rank] for rank in ranks):
+    if not 0 < len(ranks) <= len(others) or median(others) > most * min(shares[rank] for rank in ranks):
         return {}, ""
     named = [_explaining(changes[rank], growth) for rank in ranks]
     if len(ranks) > 1 and any(each.keys() != named[0].keys() for each in named):
@@ -128,5 +126,5 @@ def _explaining(changes: Mapping[str, float], growth: float) -> dict[str, float]
     """The largest changes in the direction of the step's; empty where they explain less than most of it."""
     sign = 1 if growth > 0 else -1
     largest = sorted(changes, key=lambda place: -sign * changes[place])[:MAX_NAMED]
-    named = {place: changes[place] for place in largest if changes[place] / growth >= LEAST_PART}
-    return named if sum(named.values()) / growth >= MOST else {}
+    named = {place: changes[place] for place in largest if changes[place] / growth >= SHARED.cost_ratio}
+    return named if sum(named.values()) / growth >= SHARED.explained_ratio else {}

@@ -18,9 +18,10 @@ from typing import Any
 from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.answer import answer
 from analyzers.compare.arguments import arguments
-from analyzers.compare.conditions import SAME_RATIO, Run, conditions, tokens_of_step
+from analyzers.compare.conditions import Run, conditions, tokens_of_step
 from analyzers.compare.shortcomings import shortcoming
 from analyzers.compare.step_parts import PLACES, StepParts, most_of_it, step_parts
+from analyzers.policy import SHARED
 from analyzers.run.evaluations import evaluations
 from analyzers.source import Source
 from probes.tape.printable import escaped
@@ -169,7 +170,7 @@ def _key(finding: Finding) -> tuple[object, ...]:
 def _equal_tokens(a: StepTimes | None, b: StepTimes | None) -> bool:
     """False only where both say how many tokens a step has, and these differ."""
     before, after = (tokens_of_step(times) for times in (a, b))
-    return before is None or after is None or abs(after - before) <= SAME_RATIO * before
+    return before is None or after is None or abs(after - before) <= SHARED.min_change_ratio * before
 
 
 def _advice(a: Diagnosis, b: Diagnosis) -> tuple[Difference, ...]:

@@ -19,6 +19,7 @@ from analyzers.finding import Finding
 from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.numerics.printed_values import judge_scale, judge_skipped, nonfinite
+from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.stragglers.periodic_steps import periodic_slow_steps
@@ -34,8 +35,6 @@ FEW_LINES = replace(THROUGHPUT, block=3)
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
-MANY_SPIKES = 3
-"""Findings of a loss that rose from which they are one: it diverged, or is noisy."""
 STAYED_RATIO = 1.15
 """Loss at the end / level before the first spike from which it did not come back."""
 
@@ -122,7 +121,7 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
                 f"the log, with {num} steps far above those before them.",
             )
         ]
-    if len(spikes) > MANY_SPIKES:
+    if len(spikes) > SHARED.min_times:  # the loss is noisy
         worst = max(spikes, key=lambda one: float(one.evidence.get("loss_z") or 0))
         more = f" It is the largest of {len(spikes)} spikes between steps {first.first_step} and {last.last_step}."
         return [replace(worst, summary=_of_log(worst).summary + more)]

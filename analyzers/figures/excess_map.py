@@ -33,8 +33,8 @@ GROUND = 0.2
 ROW_PX, GAP_PX = 26, 14
 MAP_PX = 520
 TICKS = (1, 2, 3, 5)
-BEFORE_RATIO = 0.4
-"""Part of the steps that the text of a finding takes at the usual width."""
+TEXT_WIDTH_RATIO = 0.4
+"""Width of a finding's text / that of the map, at the usual size of a page."""
 
 
 def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
@@ -92,7 +92,7 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
             begin, first, last = min(begins, default=int(excess.steps[0])), int(excess.steps[0]), int(excess.steps[-1])
             # On the quiet cells before the box, where they are wide enough for it; else over its beginning. From the
             # first step on: on a narrow page it would reach over the rank's number if it ended at the box.
-            is_before = begin - first > BEFORE_RATIO * (last - first)
+            is_before = begin - first > TEXT_WIDTH_RATIO * (last - first)
             figure.add_annotation(
                 x=(first if is_before else begin) - half, y=row, yref=axis, text=label(text, 60), showarrow=False,
                 xanchor="left", xshift=4,

@@ -43,8 +43,6 @@ _PLACES = {
 }
 _COMPILING = "compiling"
 _WAITS = {name: name.replace("_ns", "_wait_ns") for name in _PLACES}
-_WAIT_RATIO = 0.5
-"""Share of the time that a rank stood still for which another has waited for it."""
 _STEPS_BEFORE = 200
 
 
@@ -133,7 +131,7 @@ def _waiting(source: Source, own: Sequence[_Still]) -> list[int]:
     rows = source.rows(
         "SELECT rank FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? + 1 GROUP BY rank "
         "HAVING max(collective_wait_ns) >= ? ORDER BY rank",
-        [first.attempt, first.step, first.step, _WAIT_RATIO * min(one.own_ns for one in own)],
+        [first.attempt, first.step, first.step, SHARED.explained_ratio * min(one.own_ns for one in own)],
     )
     return [rank for (rank,) in rows if rank not in still]
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from analyzers.finding import Finding
-from analyzers.pipeline.policy import PipelineJobPolicy
 from analyzers.policy import SHARED
 from analyzers.whatif.pipeline_jobs import PASSES, judge_operations
 from analyzers.whatif.what_if import WhatIf
@@ -39,9 +38,8 @@ def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, An
     return [Finding.insufficient("operations", "straggler", "No per-operation table could be read.")], {}, None
 
 
-def _findings(jobs: Operations, what_if: WhatIf, policy: PipelineJobPolicy | None = None) -> list[Finding]:
-    policy = policy or PipelineJobPolicy()
-    if what_if.slowdown < policy.min_slowdown_ratio or not what_if.is_beyond_error:
+def _findings(jobs: Operations, what_if: WhatIf) -> list[Finding]:
+    if what_if.slowdown < 1 + SHARED.cost_ratio or not what_if.is_beyond_error:
         return []
     lost = f"balanced workers would make the step {what_if.slowdown:.2f}x faster"
     stage, worker = what_if.last_stage_ratio or 0.0, what_if.worst_ranks_ratio or 0.0

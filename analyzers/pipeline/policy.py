@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PipelineJobPolicy", "PipelinePolicy"]
+__all__ = ["PipelinePolicy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +14,3 @@ class PipelinePolicy:
 
     excess_ratio: float = 1.15
     """Work / median of the other stages: less than a layer more in ten is how layers divide."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineJobPolicy:
-    """When a slowdown is reported, and what it is put down to."""
-
-    min_slowdown_ratio: float = 1.1
-    """S from which a job counts as straggling. Source: Lin et al., OSDI 2025."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from analyzers.analysis import our_analyses
 from analyzers.finding import Finding
+from analyzers.live import LivePolicy
 from analyzers.run.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.settings.policy import LiveAdvicePolicy
@@ -62,7 +63,7 @@ def live_advice(
     if num_steps < at_steps[0 if is_last else state.judged]:
         return []
     state.judged = sum(each <= num_steps for each in at_steps)
-    since_step = max(0, newest - state.policy.window_steps)
+    since_step = max(0, newest - LivePolicy().window_steps)
     scope = Scope(attempt=known[-1], since_step=since_step, now_ns=now_ns, manifest=manifest())
     news = []
     for finding in _advice(source, scope, state):

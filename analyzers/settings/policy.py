@@ -60,5 +60,3 @@ class LiveAdvicePolicy:
     at_steps: tuple[int, ...] = (20, 80, 320, 1280)
     """Finished steps of an attempt (count). Source: convention; the first number is what the analyses need, and a later
     one sees what needs a minute or a checkpoint. Beyond the last one a change is no advice but a finding."""
-    window_steps: int = 300
-    """Newest steps that are judged (count). Source: as other live analyses."""

@@ -17,7 +17,6 @@ _GAPS = {
     "before_forward": "before forward", "forward_to_backward": "forward to backward",
     "backward_to_optimizer": "backward to optimizer", "after_optimizer": "after optimizer",
 }  # fmt: skip
-_SHOWN_SHARE = 0.1  # of the excess, from which a gap is listed
 
 
 def _straggler(finding: Finding) -> str:
@@ -35,7 +34,7 @@ def _straggler(finding: Finding) -> str:
         if is_number(value) and value < 10
         else f"{_GAPS.get(name, name)} +{number(excess.get(name, 0))} ms"
         for name, value in factors.items()
-        if name not in _GAPS or excess.get(name, 0) >= _SHOWN_SHARE * (of.get("excess_ms") or 0)
+        if name not in _GAPS or excess.get(name, 0) >= SHARED.cost_ratio * (of.get("excess_ms") or 0)
     )
     others = "its own past" if of.get("compared_with") else "its peers"
     caused: Any = of.get("caused_wait_ratio")
