@@ -32,7 +32,7 @@ from analyzers.stragglers import analyze as straggler
 from probes.tape.printable import visible
 from probes.tape.schema import TABLES
 from store.readers.logs.rules import load_rules
-from tests.analyzers.deaths.test_rank_lost import killed
+from tests.analyzers.deaths.lost_ranks import killed
 from tests.analyzers.hangs.test_hang_and_end import hung_killed_and_restarted
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.numerics.test_nonfinite import run_with_nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analyzers.deaths.test_rank_lost import GLOO, lost
+from tests.analyzers.deaths.lost_ranks import GLOO, lost
 from tests.analyzers.standstill import World
 
 

@@ -10,7 +10,7 @@ from analyzers.checkpoints.interval import suggest
 from analyzers.deaths.failed_attempts import failed_attempts
 from analyzers.diagnose import diagnose
 from analyzers.fleet.history import history_of
-from tests.analyzers.deaths.test_rank_lost import killed
+from tests.analyzers.deaths.lost_ranks import killed
 from tests.analyzers.standstill import SECOND, World
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analyzers.deaths.test_rank_lost import lost, traced
+from tests.analyzers.deaths.lost_ranks import lost, traced
 from tests.analyzers.standstill import World
 
 

@@ -32,7 +32,7 @@ def test_every_threshold_is_described() -> None:
 
 
 def test_thresholds_stay_few() -> None:
-    """A new field needs a reason: before one is added, look for a field that means the same, as those of SharedPolicy."""
+    """Before a field is added, look for one that means the same, as those of SharedPolicy."""
     fields = [line for line in thresholds_page.markdown().splitlines() if line.startswith("- `")]
     assert len(fields) < 200
 
