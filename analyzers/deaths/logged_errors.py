@@ -4,6 +4,8 @@
    that waits for others, it is a launcher's summary, or the rank's watchdog had given a call up before.
 2. What the job went on after, what came when the launcher was ending it, and what a thread raised, is no proof.
 3. The same exception on several ranks is one candidate with all of them.
+4. Of a chain of exceptions the last one is what was raised; it is told with the one that it came from. One whose text
+   names a known cause, or that stands before errors of peers, speaks for itself.
 """
 
 from __future__ import annotations
@@ -36,12 +38,23 @@ __all__ = ["process_candidates"]
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
 _UNIQUE_ID = "ing ncclUniqueId from ["
-_NO_EVIDENCE = ("traceback", "type", "message", "ranks", "after_step", "is_warning", "later_steps", "own_rank")
+_NO_EVIDENCE = (
+    "traceback",
+    "type",
+    "message",
+    "ranks",
+    "after_step",
+    "is_warning",
+    "later_steps",
+    "own_rank",
+    "chained",
+)
 
 
 def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     """Every cause that a process or its launcher states."""
     first_timeout = {entry.rank: book.position(entry) for entry in reversed(list(book.of("watchdog_timeout")))}
+    chains = _chains(book)
     found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
     for entry in book.of("exception"):
         if is_launchers(entry) or is_victims(entry) or is_stop(entry):
@@ -55,6 +68,8 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         ):
             continue  # the line itself is judged
         cause = _cause(entry, rule)
+        if cause == "exception" and (last := chains.get((entry.source, entry.line))) and last.line > entry.line:
+            continue
         key = _NUMBERS.sub("#", f"{type_of(entry)}: {entry.text('message')[:120]}") if cause == "exception" else ""
         how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else standing(entry, book)
         found.setdefault((cause, key), []).append((entry, how))
@@ -72,8 +87,28 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         is_over = any(book.of_role("death", "victim"))
         rest += [entry for entry, how in group if how in ("survived", "ignored") and is_over]
         if proven or rest:
-            candidates.append(_candidate(cause, proven or rest, book, is_own=bool(proven)))
+            candidates.append(_candidate(cause, proven or rest, book, chains, is_own=bool(proven)))
     return candidates
+
+
+def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
+    """Exceptions by place: of the last one of a chain the first, of those before it and their last lines the last."""
+    found: dict[tuple[str, int], LogLine] = {}
+    open_chains: dict[tuple[str, int | None], list[LogLine]] = {}
+    for entry in book.of("exception"):
+        chain = open_chains.setdefault((entry.source, entry.rank), [])
+        if not entry.text("traceback"):
+            chain += [entry] if chain and entry.text("type") == chain[-1].text("type") else []
+            continue
+        chain.append(entry)
+        if entry.number("chained"):
+            continue
+        del open_chains[entry.source, entry.rank]
+        says_how = not (is_launchers(entry) or is_victims(entry) or is_stop(entry))
+        if len(chain) > 1 and says_how and _cause(entry, cause_of(words_of(entry))) == "exception":
+            found |= {(one.source, one.line): entry for one in chain[:-1]}
+            found[entry.source, entry.line] = chain[0]
+    return found
 
 
 def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
@@ -107,7 +142,9 @@ def _cause(entry: LogLine, rule: Rule | None) -> str:
     return rule.cause
 
 
-def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool) -> Candidate:
+def _candidate(
+    cause: str, lines: list[LogLine], book: LogBook, chains: dict[tuple[str, int], LogLine], *, is_own: bool
+) -> Candidate:
     ranks = ranks_of(lines)
     first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
     row = CAUSES.get(cause, CAUSES["exception"])
@@ -117,8 +154,12 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
     name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
+    origin = chains.get((first.source, first.line))
     at = own_frame_text(first.text("traceback"))
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
+    if origin is not None:
+        before = f"after {type_of(origin)}: {_one_line(origin.fields.get('message'), cause)[:80]}"
+        at = f"{at}, {before}" if at else before
     subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
     what = (row.text or CAUSES["exception"].text).format(who=subject, error=name, at=f" ({at})" if at else "")
     lies_between = row.blame != "rank" or _compares(text)
@@ -127,7 +168,7 @@ def _candidate(cause: str, lines: list[LogLine], book: LogBook, *, is_own: bool)
         "reported_by_ranks": list(reported_by),
         "error_type": type_of(first) or None,
         "message": text,
-        "raised_at": at or None,
+        "raised_at": own_frame_text(first.text("traceback")) or None,
         "codes": codes or None,
     }
     evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}

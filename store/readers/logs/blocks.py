@@ -47,6 +47,7 @@ _UNCAUGHT = re.compile(r"^(?:Uncaught|Unhandled)(?: exception)?:? ")
 _NEW = re.compile(
     r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Exception raised from)"
 )
+_CHAINED = re.compile(r"^(?:The above exception was the direct|During handling of the above)")
 _ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
 """Begins of lines that no terminal broke off the line before: of a logger, of another exception."""
 _LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
@@ -76,10 +77,16 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
     frames: list[str] = []
     found: dict[str, Any] | None = None
     message: list[str] = []
+    is_over = False
     for prefix, text in lines:
         if prefix.stream != own.stream:
             continue
         line = text.rstrip()
+        if is_over and found is not None:  # the line after an empty one
+            if line:
+                found |= {"chained": 1} if _CHAINED.match(line) else {}
+                break
+            continue
         if found is None:
             raised = _RAISED.match(line.strip("│ ")) if not line.startswith("  ") else None
             if raised is not None:
@@ -97,7 +104,11 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
             or len(message) > MESSAGE_LINES * (8 if is_caught else 1)
             or (prefix.wall_ns is not None)
         ):
-            break
+            if line:
+                found |= {"chained": 1} if _CHAINED.match(line) else {}
+                break
+            is_over = True
+            continue
         if is_caught and (inner := _RAISED.match(line)) is not None:
             found["type"] = inner["type"]
             found["traceback"] = "\n".join(message[1:])[-MAX_FRAMES_TEXT:]

@@ -3,11 +3,13 @@
 rank_of_log(Path("logs/rank_3.log"))                      # 3
 local_rank_of_log(Path("logs/attempt_0/3/stderr.log"))    # 3: torchrun's --log-dir, a number on its node
 host_of_log(Path("gpu-07/dmesg.txt"))                     # "gpu-07"
+host_of_log(Path("incident-17/dmesg.txt"))                # None: of a ticket, a copy, a temporary folder
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 __all__ = ["host_of_log", "is_of_a_later_node", "local_rank_of_log", "rank_of_log"]
@@ -21,12 +23,18 @@ _PER_HOST = re.compile(
 )
 
 
-_FOLDER_OF_HOST = re.compile(
-    r"(?!(?:job|run|attempt|rank|case|exp|logs?|tmp|test|incident|date|slurm|step|epoch|trial|version|v|data|out)[._-]?\d)"
-    r"(?=[\w.-]*\d)[A-Za-z][\w.-]*$",
+_WITH_NUMBER = re.compile(r"(?=[\w.-]*\d)[A-Za-z][\w.-]*$")
+_NO_HOST = re.compile(
+    r"(?:job|run|attempt|rank|case|exp|logs?|tmp|test|incident|ticket|date|slurm|step|epoch|trial|version|v|data|out)"
+    r"[._-]?\d",
     re.IGNORECASE,
 )
-"""A name with a number, as hosts have: `Downloads` is a folder of files from anywhere."""
+_HOST = re.compile(
+    r"(?:[a-z]{1,12}[._-])?(?:(?:gpu|cpu|node|host|worker|compute|server|srv|dgx|hgx|nid|ip|vm|rack|blade|master|login|cn|gn|"
+    r"[abhlvt]\d{2,3}[a-z]?x?\d?|gb\d{3}|mi\d{3}x?|p\d[a-z]+|trn\d)[._-]?){1,3}\d[\d_-]*(?:\.[a-z][\w.-]*)?$",
+    re.IGNORECASE,
+)
+"""Names that are a host's by themselves: `gpu-07`, `dgx-a100-3`, `ip-10-0-3-7`."""
 
 
 def rank_of_log(path: Path) -> int | None:
@@ -53,5 +61,25 @@ def host_of_log(path: Path) -> str | None:
     match = _PER_HOST.match(path.name)
     if match is None:
         return None
-    folder = path.parent.name
-    return match["host"] or (folder if _FOLDER_OF_HOST.match(folder) else None)
+    return match["host"] or _host_of_folder(path)
+
+
+def _host_of_folder(path: Path) -> str | None:
+    """The name of a file's folder if it is a host's, by itself or because a folder with such a file is next to it."""
+    folder = path.parent
+    if not _WITH_NUMBER.match(folder.name) or _NO_HOST.match(folder.name):
+        return None
+    if _HOST.match(folder.name):
+        return folder.name
+    if folder.parent == Path(tempfile.gettempdir()):
+        return None
+    shape = re.sub(r"\d+", "#", folder.name)
+    alike = (other for other in _folders(folder.parent) if re.sub(r"\d+", "#", other.name) == shape)
+    return folder.name if any(other != folder and (other / path.name).exists() for other in alike) else None
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return [path for path in parent.iterdir() if path.is_dir()]
+    except OSError:
+        return []

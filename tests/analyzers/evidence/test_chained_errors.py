@@ -1,0 +1,59 @@
+"""Tracebacks of several exceptions in a log: the one that was raised is quoted, with the one that it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.evidence.written import diagnosed
+
+CAUSED = "The above exception was the direct cause of the following exception:"
+HANDLED = "During handling of the above exception, another exception occurred:"
+
+
+def part(error: str, path: str, line: int) -> list[str]:
+    return ["Traceback (most recent call last):", f'  File "{path}", line {line}, in read', "    do()", error]
+
+
+def chain(join: str, first: str, last: str) -> list[str]:
+    return [*part(first, "/app/data/store.py", 88), "", join, "", *part(last, "/app/data/loader.py", 31)]
+
+
+@pytest.mark.parametrize("join", [CAUSED, HANDLED])
+@pytest.mark.parametrize("prefix", ["[rank2]: ", ""])
+def test_the_raised_exception_is_named_with_its_origin(tmp_path: Path, join: str, prefix: str) -> None:
+    lines = chain(join, "KeyError: 'shard-00017'", "data.loader.DatasetCorrupted: cannot read shard-00017")
+    (finding,) = diagnosed(tmp_path, "train.log", "".join(f"{prefix if line else ''}{line}\n" for line in lines)).fired
+    who = "Rank 2" if prefix else "A rank that the log does not name"
+    assert finding.summary == (
+        f"{who} raised DatasetCorrupted: cannot read shard-00017 (data/loader.py:31 in read, after KeyError: "
+        "'shard-00017')."
+    )
+    assert finding.evidence["raised_at"] == "data/loader.py:31 in read"
+
+
+def test_three_exceptions_name_the_last_and_the_first(tmp_path: Path) -> None:
+    lines = chain(CAUSED, "OSError: [Errno 61] no data available", "app.ShardError: shard 3")
+    lines += ["", HANDLED, "", *part("app.EpochError: epoch 2", "/app/train.py", 140)]
+    (finding,) = diagnosed(tmp_path, "train.log", "".join(f"[rank1]: {line}\n" for line in lines)).fired
+    assert "EpochError: epoch 2 (app/train.py:140 in read, after OSError: [Errno 61]" in finding.summary
+    assert "ShardError" not in finding.summary
+
+
+def test_a_known_cause_below_another_exception_stays_the_cause(tmp_path: Path) -> None:
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    text = "".join(f"[rank1]: {line}\n" for line in chain(CAUSED, memory, "app.EpochError: epoch 2"))
+    assert diagnosed(tmp_path, "train.log", text).fired[0].cause == "out_of_memory"
+
+
+def test_a_lost_peer_does_not_hide_the_exception_before_it(tmp_path: Path) -> None:
+    lost = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:5026"
+    text = "".join(f"[rank1]: {line}\n" for line in chain(HANDLED, "ValueError: bad sample 7", lost))
+    assert "ValueError: bad sample 7" in diagnosed(tmp_path, "train.log", text).fired[0].summary
+
+
+def test_two_programs_that_follow_each_other_are_no_chain(tmp_path: Path) -> None:
+    lines = [*part("KeyError: 'a'", "/app/a.py", 1), "", "Starting again", "", *part("app.B: b", "/app/b.py", 2)]
+    text = "".join(f"{line}\n" for line in lines)
+    assert all("after KeyError" not in one.summary for one in diagnosed(tmp_path, "train.log", text).findings)
