@@ -2,8 +2,11 @@
 
     ANALYSES = (Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),)
 
-Each package of `analyzers` lists its own in `analyze.ANALYSES`; `diagnose` and `live` run them all. An analysis that
-fails costs its own findings (`insufficient_data`, of its first kind), never those of the others.
+    FILES = FileAnalysis(format="inspector", kind="straggler", read=read_inspected, run=late_ranks, facts=facts)
+
+Each package of `analyzers` lists its own in `analyze.ANALYSES`; `diagnose` and `live` run them all. What it asks of
+files that other programs wrote is in the modules that `analyze.OF_FILES` names, imported where there are such files. An
+analysis that fails costs its own findings (`insufficient_data`, of its first kind), never those of the others.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from analyzers.finding import Finding
 from analyzers.kinds import packages
@@ -21,7 +24,12 @@ from analyzers.plugins import InstalledPlugin, installed
 from analyzers.scope import Scope
 from analyzers.source import Source
 
-__all__ = ["Analysis", "Records", "analyses", "our_analyses", "plugin_analyses"]
+if TYPE_CHECKING:
+    from analyzers.whatif.what_if import WhatIf
+    from store.readers.external_files import Survey
+    from store.readers.formats import Format
+
+__all__ = ["Analysis", "FileAnalysis", "Records", "analyses", "file_analyses", "our_analyses", "plugin_analyses"]
 
 Records = Literal["all", "sampled", "compared", "histories"]
 """Which steps of a run of hundreds of millions of rows it reads: all, all ranks at even distances, all ranks where one
@@ -40,6 +48,31 @@ class Analysis:
     """How often `watch` runs it while the run lives; `periodic` costs more and shows over steps, not seconds."""
     advises: bool = False
     """Whether `watch` says its advice once, as soon as the first steps show it (`analyzers.settings.live_advice`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileAnalysis:
+    """A question to the files of one format, which say less than the records of a run: most have no clock."""
+
+    format: Format
+    kind: str
+    """Kind of finding that it is not sure of when it fails."""
+    read: Callable[[Survey], Any]
+    """Rows of the files, joined by rank. What cannot be read is listed in its argument."""
+    run: Callable[[Any], list[Finding]]
+    """Findings over the rows; `insufficient_data` where there are none."""
+    facts: Callable[[Any], dict[str, Any]]
+    what_if: Callable[[Any], WhatIf | None] = lambda rows: None
+
+
+def file_analyses() -> tuple[FileAnalysis, ...]:
+    """Those of files, in the order of the packages."""
+    named = (
+        f"analyzers.{package}.{module}"
+        for package in packages()
+        for module in getattr(importlib.import_module(f"analyzers.{package}.analyze"), "OF_FILES", ())
+    )
+    return tuple(importlib.import_module(module).FILES for module in named)
 
 
 def analyses() -> tuple[Analysis, ...]:

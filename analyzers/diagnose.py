@@ -42,7 +42,7 @@ from .account import goodput
 from .finding import SEVERITIES, Finding, Severity
 from .whatif import what_if as whatif
 
-__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "reaching", "reading_order"]
+__all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "failed_check", "reaching", "reading_order"]
 
 SCHEMA_VERSION = 2
 """Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
@@ -119,7 +119,7 @@ def diagnose(
         try:
             reduced = reduced_views(store)
         except Exception as error:  # no disk for copies: the whole run is read, which takes longer
-            findings.append(_failed("records", error))
+            findings.append(failed_check("records", error))
             return whole_views(source)
         copies: dict[str, Any] = {
             name: source if (view := getattr(reduced, name)) is store else Remembered(view)
@@ -137,7 +137,7 @@ def diagnose(
         try:
             findings += analysis.run(records[analysis.records](), scope)
         except Exception as error:  # a damaged run must still give what the others see
-            findings.append(_failed(analysis.kinds[0], error))
+            findings.append(failed_check(analysis.kinds[0], error))
     try:
         facts = run_facts(source, manifest, views())
         if views().looked_at:  # too many rows to compare every rank in every step
@@ -155,12 +155,12 @@ def diagnose(
             facts = {**facts, "wall_s": round(account.wall_s, 3)}
     except Exception as error:
         account = None
-        findings.append(_failed("goodput", error))
+        findings.append(failed_check("goodput", error))
     try:
         what_if = whatif.measure(views().compared)
     except Exception as error:
         what_if = None
-        findings.append(_failed("straggler", error))
+        findings.append(failed_check("straggler", error))
     with contextlib.suppress(Exception):  # the events cannot be read, which the records say
         findings += recorded_findings(source)
     findings = _told_once(findings)
@@ -245,14 +245,15 @@ def _place_of(kind: str) -> int:
     return next((place for place, name in enumerate(KINDS) if name == kind), len(KINDS))
 
 
-def _failed(kind: str, error: Exception) -> Finding:
+def failed_check(kind: str, error: Exception, of: str = "run") -> Finding:
+    """What an analysis that raised an error leaves: its kind was not judged."""
     message = str(error).strip().rstrip(".").replace(";", ",")[:200]
     return Finding(
         analyzer=kind,
         kind=kind,
         severity="info",
         status="insufficient_data",
-        summary=f"The check for {kind} failed on this run: {type(error).__name__}: {message}.",
+        summary=f"The check for {kind} failed on this {of}: {type(error).__name__}: {message}.",
         evidence={"error_type": type(error).__name__, "error": str(error)[:2000]},
         advice="analyzer-failed",
     )

@@ -20,22 +20,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from analyzers.diagnose import Diagnosis, conclude, diagnose
+from analyzers.analysis import FileAnalysis, file_analyses
+from analyzers.diagnose import Diagnosis, conclude, diagnose, failed_check
 from analyzers.evidence.joining import join
-from analyzers.evidence.log_findings import analyze as judge_logs
+from analyzers.evidence.log_findings import analyze as findings_of_lines
 from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of
-from analyzers.evidence.printed_steps import can_be_judged, judge_steps
+from analyzers.evidence.printed_steps import can_be_judged, printed_step_findings
 from analyzers.evidence.program_records import ReadPrograms
 from analyzers.finding import Finding
-from analyzers.hangs.dumps import judge_dumps
-from analyzers.hangs.execution_traces import judge_execution_traces
 from analyzers.logs.log_events import LogBook
 from analyzers.logs.wording import ANALYZER
-from analyzers.memory.snapshots import judge_memory
-from analyzers.pipeline.operations import judge_jobs
 from analyzers.run.not_recorded import without_switches
-from analyzers.stragglers.inspector import judge_inspector
-from analyzers.stragglers.traces import judge_traces
 from analyzers.whatif.what_if import WhatIf
 from probes.tape.printable import visible
 from store.readers.archives import expand
@@ -186,11 +181,11 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
             if facts["steps"]:
                 text = "The steps were not checked: they have no loss, no gradient norm and too few durations."
                 findings["steps"] = [Finding.insufficient("spike", "loss_spike", text)]
-    for one, judge in _JUDGES.items():
-        if files.by_format[one]:
-            found = Survey(paths=files.by_format[one])
-            findings[one], of_files, *built = judge(found, name=name)
-            what_if = built[0] if built else what_if
+    for analysis in file_analyses():
+        if paths := files.by_format[analysis.format]:
+            found = Survey(paths=paths)
+            findings[analysis.format], of_files, built = _analyzed(analysis, found)
+            what_if = built or what_if
             num_ranks = max(of_files.get("num_ranks") or 0, facts.get("num_ranks") or 0) or None
             facts = {**of_files, **{key: value for key, value in facts.items() if value is not None}}
             facts["num_ranks"] = num_ranks
@@ -206,6 +201,16 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
     facts["file_problems"] = sorted(files.problems.problems, key=lambda problem: problem["path"])
     return join(findings), facts, what_if
+
+
+def _analyzed(analysis: FileAnalysis, found: Survey) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
+    """Findings and facts of the files of one format; an analysis that fails costs its own findings."""
+    rows = analysis.read(found)
+    facts = analysis.facts(rows)
+    try:
+        return analysis.run(rows), facts, analysis.what_if(rows)
+    except Exception as error:
+        return [failed_check(analysis.kind, error, "job's files")], facts, None
 
 
 def _is_judged(findings: Sequence[Finding]) -> bool:
@@ -255,8 +260,8 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
     with MemoryStore() as store:
         store.add("log_events", events)
         store.add("steps", steps)
-        findings = judge_logs(store)
-        findings += judge_steps(store, findings, steps)
+        findings = findings_of_lines(store)
+        findings += printed_step_findings(store, findings, steps)
         findings += [_left_open(log) for log in logs if log.unjudged]
         book = LogBook.load(store)
         outcome = outcome_of(book, logs, steps)
@@ -285,11 +290,6 @@ def _left_open(log: ReadLog) -> Finding:
     return Finding.not_judged("hang", "hang", what, log.unjudged, in_part=log.is_compared)
 
 
-_JUDGES: Mapping[Format, Callable[..., tuple[Any, ...]]] = {
-    "flight_recorder": judge_dumps, "kineto": judge_traces, "operations": judge_jobs, "inspector": judge_inspector,
-    "execution_trace": judge_execution_traces, "memory_snapshot": judge_memory,
-}  # fmt: skip
-"""Formats whose files are read by rank, and judged together: findings, facts, and a what-if where one can be built."""
 _NOTHING_READ = "Nothing was judged: no line or row was read from the files."
 
 

@@ -1,6 +1,6 @@
 """Judge the steps that a trainer printed by the analyses of a run, as far as a log goes.
 
-findings = judge_steps(store, findings_so_far, steps)
+findings = printed_step_findings(store, findings_so_far, steps)
 
 A printed step has a duration and no phases, a loss that rank 0 printed for all, and most often no time of its start.
 """
@@ -15,10 +15,11 @@ from typing import Any
 
 from analyzers.data.analyze import data_bound
 from analyzers.data.policy import DataPolicy
+from analyzers.diagnose import failed_check
 from analyzers.finding import Finding
 from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import loss_spikes
-from analyzers.numerics.printed_values import judge_scale, judge_skipped, nonfinite
+from analyzers.numerics.printed_values import exhausted_scale, left_out_steps, nonfinite
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -26,7 +27,7 @@ from analyzers.stragglers.periodic_steps import periodic_slow_steps
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import throughput_drops
 
-__all__ = ["can_be_judged", "judge_steps"]
+__all__ = ["can_be_judged", "printed_step_findings"]
 
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
 """A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
@@ -47,7 +48,9 @@ def can_be_judged(steps: Sequence[Mapping[str, Any]]) -> bool:
     return timed >= FEW_LINES.skip_first + FEW_LINES.block * FEW_LINES.min_blocks
 
 
-def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def printed_step_findings(
+    source: Source, known: Sequence[Finding], steps: Sequence[Mapping[str, Any]]
+) -> list[Finding]:
     """Findings of the analyses that need no more than loss and duration of a step."""
     if not steps:
         return []
@@ -57,10 +60,10 @@ def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mappin
     )
     checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
         ("loss_spike", lambda: _one_rise([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
-        ("non_finite", lambda: [] if findings or known else judge_skipped(steps)),
+        ("non_finite", lambda: [] if findings or known else left_out_steps(steps)),
         (
             "non_finite",
-            lambda: [] if any(one.kind == "non_finite" for one in (*findings, *known)) else judge_scale(steps),
+            lambda: [] if any(one.kind == "non_finite" for one in (*findings, *known)) else exhausted_scale(steps),
         ),
         ("throughput", lambda: _by_rate(_slower(source), steps)),
         ("data_bound", lambda: data_bound(source, Scope(), DATA)),
@@ -69,7 +72,7 @@ def judge_steps(source: Source, known: Sequence[Finding], steps: Sequence[Mappin
         try:
             findings += [_of_log(one, counted) for one in check() if one.status in ("fired", "suspect")]
         except Exception as error:  # lines of a log may lack any column
-            findings.append(_failed(kind, error))
+            findings.append(failed_check(kind, error, "log"))
     return findings
 
 
@@ -132,9 +135,3 @@ def _slower(source: Source) -> list[Finding]:
     blocks = (THROUGHPUT, FEW_LINES)
     drops = next((found for policy in blocks if (found := throughput_drops(source, Scope(), policy))), [])
     return drops or periodic_slow_steps(source, Scope())
-
-
-def _failed(kind: str, error: Exception) -> Finding:
-    return Finding.insufficient(
-        "logs", kind, f"The check for {kind} could not use the printed steps: {type(error).__name__}."
-    )

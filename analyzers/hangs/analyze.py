@@ -51,7 +51,7 @@ from analyzers.run.stop_requests import before_stop
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
-__all__ = ["ANALYSES", "hang_finding", "hang_of_attempt", "hangs"]
+__all__ = ["ANALYSES", "OF_FILES", "hang_finding", "hang_of_attempt", "hangs"]
 
 
 def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
@@ -200,6 +200,7 @@ def hang_finding(
 
 
 # Live, `watch` judges hangs itself: it joins the digests of the other nodes first (`live`).
+OF_FILES = ("dumps", "execution_traces")
 ANALYSES = (
     Analysis(kinds=("hang",), run=hangs, records="sampled"),
     Analysis(kinds=("standstill",), run=past_standstills, records="sampled"),

@@ -1,7 +1,7 @@
 """Diagnosis of flight-recorder dumps: the hang analyzer's verdict, and which ranks left no dump.
 
-    findings, facts = judge_dumps(survey(folder), name="dumps")
-    findings[0].summary  # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user code. Rank 0 waited..."
+    dumps = FILES.read(survey(folder))
+    hangs_of_dumps(dumps)[0].summary  # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user..."
 
 A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog gave a call up,
 or if ranks made different calls at the same place. Dumps of a healthy run give no finding.
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from analyzers.analysis import FileAnalysis
 from analyzers.finding import Finding, Status
 from analyzers.hangs.analyze import hang_of_attempt
 from analyzers.hangs.completed_elsewhere import with_calls_of_each, with_stuck_device
@@ -25,56 +25,34 @@ from analyzers.hangs.wait_graph import WaitGraph
 from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
 from analyzers.wording import ranks_text, sentence
-from store.readers.external_files import SourceError, Survey, rank_of_name
+from store.readers.external_files import Survey
 from store.readers.flight_recorder import RankDump
-from store.readers.many_dumps import read_many
+from store.readers.many_dumps import read_dumps
 
-__all__ = ["judge_dumps"]
+__all__ = ["FILES", "hangs_of_dumps"]
 
 MAX_LISTED = 16
 
 
-def judge_dumps(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings of the dumps, and facts for the report. What cannot be read is listed in `found.problems`."""
-    dumps = _read(found)
-    if not dumps:
-        return [_insufficient("no dump could be read")], _facts(name, [], None)
-    world = dumped_world(dumps)
-    return _findings(world, dumps), _facts(name, dumps, world)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dumps:
+    """Dumps of a job, one a rank, and the job as they show it."""
+
+    dumps: Sequence[RankDump]
+    world: DumpedWorld | None
 
 
-def _read(found: Survey) -> list[RankDump]:
-    by_rank: dict[int, RankDump] = {}
-    places: list[tuple[Path, int]] = []
-    for path in found.paths:
-        rank = rank_of_name(path)
-        if rank is None:
-            found.add_problem(path, "has no rank in its name: name the dumps by rank (nccl_trace_rank_3)")
-        else:
-            places.append((path, rank))
-    for path, dump in read_many(places):
-        if isinstance(dump, SourceError):
-            found.add_problem(path, str(dump))
-            continue
-        rank = dump.rank
-        if dump.damaged_entries:
-            found.add_problem(path, f"{dump.damaged_entries} damaged entries were left out")
-        other = by_rank.get(rank)
-        if other is not None:
-            better, worse = (dump, other) if _worth(dump) > _worth(other) else (other, dump)
-            found.add_problem(worse.path, f"is a second dump of rank {rank}: {better.path.name} was read instead")
-            dump = better
-        by_rank[rank] = dump
-    return [by_rank[rank] for rank in sorted(by_rank)]
+def _read(found: Survey) -> _Dumps:
+    dumps = read_dumps(found)
+    return _Dumps(dumps=dumps, world=dumped_world(dumps) if dumps else None)
 
 
-def _worth(dump: RankDump) -> tuple[int, bool, int]:
-    """Order of preference among dumps of one rank: the latest, then one with callers."""
-    return (dump.last_ns, dump.has_frames, dump.num_entries)
-
-
-def _findings(world: DumpedWorld, dumps: Sequence[RankDump]) -> list[Finding]:
-    if not any(dump.num_entries for dump in dumps):
+def hangs_of_dumps(read: _Dumps) -> list[Finding]:
+    """The hang that the dumps show, and what they leave open."""
+    world = read.world
+    if world is None:
+        return [_insufficient("no dump could be read")]
+    if not any(dump.num_entries for dump in read.dumps):
         return [_insufficient("the dumps hold no calls (set TORCH_FR_BUFFER_SIZE to 2000)")]
     hang = _hang(world)
     if hang is None:
@@ -186,9 +164,9 @@ def _absent(world: DumpedWorld) -> list[Finding]:
     return [_in_part(f"there is no dump of {ranks_text(absent)}")]
 
 
-def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None) -> dict[str, Any]:
+def _facts(read: _Dumps) -> dict[str, Any]:
+    dumps, world = read.dumps, read.world
     facts: dict[str, Any] = {
-        "run_id": name,
         "num_ranks": len(dumps),
         "ended": "not in the dumps",
         "dumps": {
@@ -207,3 +185,4 @@ def _facts(name: str, dumps: Sequence[RankDump], world: DumpedWorld | None) -> d
 
 _insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not checked")
 _in_part = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked", in_part=True)
+FILES = FileAnalysis(format="flight_recorder", kind="hang", read=_read, run=hangs_of_dumps, facts=_facts)

@@ -1,6 +1,6 @@
 """Comparison of the ranks' execution traces: the first place where they do not make the same collective.
 
-    findings, facts = judge_execution_traces(survey, name="traces")
+    mismatches_of_traces(read_execution_traces(survey(folder)))
 
 The traces have no times and end where the observer was stopped: that a rank made fewer calls says nothing. Other calls
 at one number are a mismatch, proven where the process group numbers them, suspected where they were counted. They fill
@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from analyzers.analysis import FileAnalysis
 from analyzers.finding import Finding
 from analyzers.hangs.analyze import hang_finding
 from analyzers.hangs.culprits import cause_of_mismatch
@@ -21,37 +22,13 @@ from analyzers.hangs.mismatches import Mismatch, compare_calls
 from analyzers.run.recorded_calls import Call
 from analyzers.run.snapshot import AttemptView, RankView
 from analyzers.wording import ranks_text
-from store.readers.confined import confined
-from store.readers.execution_trace import ExecutionTrace, TracedCall, read_execution_trace
-from store.readers.external_files import SourceError, Survey
+from store.readers.execution_trace import ExecutionTrace, TracedCall, read_execution_traces
 
-__all__ = ["judge_execution_traces"]
+__all__ = ["FILES", "mismatches_of_traces"]
 
 
-def judge_execution_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings of the traces, and facts for the report. What cannot be read is listed in `found.problems`."""
-    traces: dict[int, ExecutionTrace] = {}
-    for path in found.paths:
-        try:
-            trace = confined(read_execution_trace, path, is_only=len(found.paths) == 1)
-        except SourceError as error:
-            found.add_problem(path, str(error))
-            continue
-        if trace.problem:
-            found.add_problem(path, f"{trace.problem}: read up to there")
-        if trace.rank in traces:
-            found.add_problem(path, f"is a second execution trace of rank {trace.rank}")
-            continue
-        traces[trace.rank] = trace
-    facts = {
-        "run_id": name,
-        "num_ranks": max((max(trace.sizes.values(), default=0) for trace in traces.values()), default=0) or len(traces),
-        "ended": "not in the execution traces",
-    }
-    return _findings(traces), facts
-
-
-def _findings(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
+def mismatches_of_traces(traces: Mapping[int, ExecutionTrace]) -> list[Finding]:
+    """The first mismatch, or what keeps it from being seen."""
     if len(traces) < 2:
         return [_insufficient("execution traces of two ranks are needed")]
     is_counted = any(trace.is_counted for trace in traces.values())
@@ -97,3 +74,13 @@ def _mismatch(found: Mismatch, *, is_counted: bool) -> Finding:
 
 _insufficient = partial(Finding.not_judged, "hang", "hang", "Hangs were not checked")
 _in_part = partial(Finding.not_judged, "hang", "hang", "Hangs were not fully checked", in_part=True)
+
+
+def _facts(traces: Mapping[int, ExecutionTrace]) -> dict[str, Any]:
+    largest = max((size for trace in traces.values() for size in trace.sizes.values()), default=0)
+    return {"num_ranks": largest or len(traces), "ended": "not in the execution traces"}
+
+
+FILES = FileAnalysis(
+    format="execution_trace", kind="hang", read=read_execution_traces, run=mismatches_of_traces, facts=_facts
+)

@@ -33,7 +33,7 @@ from analyzers.scope import Scope
 from analyzers.source import Floats, Source, floats, ints, lacking
 from analyzers.wording import size_text
 
-__all__ = ["ANALYSES", "Growth", "growth", "memory_use"]
+__all__ = ["ANALYSES", "OF_FILES", "Growth", "growth", "memory_use"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +224,7 @@ def _time(seconds: float) -> str:
 _insufficient = partial(Finding.not_judged, "memory", "memory_growth", "Memory growth was not checked")
 
 
+OF_FILES = ("snapshots",)
 ANALYSES = (
     Analysis(
         kinds=("memory_growth", "memory_limit", "memory_imbalance"),

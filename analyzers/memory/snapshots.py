@@ -1,6 +1,6 @@
 """Diagnosis of snapshots of CUDA memory: what was in use when an allocation failed.
 
-findings, facts = judge_memory(survey, name="rank3.pickle")
+failed_allocations(read_memory_snapshots(survey(folder)))
 
 A failed allocation is in the snapshot's trace; whether its process ended of it is not, so that is suspected. Without
 one the snapshot is of some moment: what it shows is listed, and nothing is judged.
@@ -8,48 +8,42 @@ one the snapshot is of some moment: what it shows is listed, and nothing is judg
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
+from analyzers.analysis import FileAnalysis
 from analyzers.finding import Finding
 from analyzers.memory.snapshot_text import site_text, snapshot_evidence
 from analyzers.wording import size_text
-from store.readers.confined import confined
-from store.readers.external_files import SourceError, Survey, rank_of_name
-from store.readers.memory_snapshot import read_memory_snapshot
+from store.readers.memory_snapshot import read_memory_snapshots
 
-__all__ = ["judge_memory"]
+__all__ = ["FILES", "failed_allocations"]
 
 MAX_LISTED = 4096
 Shown = dict[str, Any]
 
 
-def judge_memory(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings of the snapshots, and facts for the report. What cannot be read is listed in `found.problems`."""
-    findings, shown = [], []
-    for path in found.paths:
-        try:
-            read = confined(read_memory_snapshot, path)
-        except SourceError as error:
-            found.add_problem(path, str(error))
-            continue
-        if read.problem:
-            found.add_problem(path, read.problem)
-        state = read.state
-        about = asdict(state)
-        rank, unused = rank_of_name(path), max(0, state.reserved_bytes - state.allocated_bytes)
-        evidence = {**snapshot_evidence(about, unused_bytes=unused), "memory_snapshot": path.name}
-        shown.append({"path": path.name, "rank": rank, "device": state.device, **evidence})
-        findings.append(_failed(rank, state.device, evidence) if state.is_at_failure else _no_failure(path.name, about))
-    if not findings:
-        findings = [Finding.insufficient("memory", "memory_limit", "No memory snapshot could be read.")]
-    facts = {
-        "run_id": name,
-        "num_ranks": None,
-        "ended": "not in the memory snapshots",
-        "memory_snapshots": shown[:MAX_LISTED],
-    }
-    return findings, facts
+def failed_allocations(shown: Sequence[Shown]) -> list[Finding]:
+    """A finding for each snapshot of a failed allocation, and what the others show."""
+    if not shown:
+        return [Finding.insufficient("memory", "memory_limit", "No memory snapshot could be read.")]
+    return [
+        _failed(one["rank"], one["device"], _evidence(one)) if one["is_at_failure"] else _no_failure(one["path"], one)
+        for one in shown
+    ]
+
+
+def _evidence(about: Shown) -> Shown:
+    unused = max(0, about["reserved_bytes"] - about["allocated_bytes"])
+    return {**snapshot_evidence(about, unused_bytes=unused), "memory_snapshot": about["path"]}
+
+
+def _facts(shown: Sequence[Shown]) -> dict[str, Any]:
+    listed = [
+        {"path": one["path"], "rank": one["rank"], "device": one["device"], **_evidence(one)}
+        for one in shown[:MAX_LISTED]
+    ]
+    return {"num_ranks": None, "ended": "not in the memory snapshots", "memory_snapshots": listed}
 
 
 def _failed(rank: int | None, device: int, evidence: dict[str, Any]) -> Finding:
@@ -77,3 +71,8 @@ def _no_failure(name: str, about: Shown) -> Finding:
         f"{name} shows no allocation that failed: {size_text(about['allocated_bytes'])} of "
         f"{size_text(about['reserved_bytes'])} reserved were in use{most}.",
     )
+
+
+FILES = FileAnalysis(
+    format="memory_snapshot", kind="memory_limit", read=read_memory_snapshots, run=failed_allocations, facts=_facts
+)

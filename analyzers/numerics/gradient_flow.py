@@ -2,7 +2,7 @@
 
 1. Norm of a block in a sampled step: the root of the sum of squares over its parameters, largest over the ranks (each
    rank has its own shards, and shards of one block are similar).
-2. `judge_sample` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
+2. `wrong_blocks` finds the wrong blocks of one step and how they are wrong (the finding's cause): `zero`, no gradient
    at all; `trend`, the norm changes from block to block towards the input, by `trend_factor` over the depth (the
    slope is the median of the slopes between all pairs of blocks, so that single odd blocks do not tilt it); `layer`,
    `factor` away from the median block, or from the trend where there is one. Several blocks in a row before the output
@@ -30,7 +30,7 @@ from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 
-__all__ = ["block_of", "gradient_flow", "judge_sample", "risen_since"]
+__all__ = ["block_of", "gradient_flow", "risen_since", "wrong_blocks"]
 
 MAX_BLOCKS = 16
 """Blocks listed in the evidence."""
@@ -60,7 +60,7 @@ def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = Gra
     )
     samples, totals = _samples(source, attempt, scope.since_step)
     newest = sorted(samples)[-SHARED.window_samples :]
-    judged = [(step, judge_sample(samples[step], policy)) for step in newest if samples[step]]
+    judged = [(step, wrong_blocks(samples[step], policy)) for step in newest if samples[step]]
     findings = []
     for kind in _KINDS:
         steps_of = {
@@ -83,7 +83,7 @@ def block_of(parameter: str) -> str:
     return match[1] if match else ""
 
 
-def judge_sample(norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()) -> dict[str, Wrong]:
+def wrong_blocks(norms: Mapping[str, float], policy: GradientFlowPolicy = GradientFlowPolicy()) -> dict[str, Wrong]:
     """Wrong blocks of one step, from the norm by block; none where there are too few to compare. Pure."""
     if len(norms) < SHARED.min_times:
         return {}

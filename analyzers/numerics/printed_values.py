@@ -8,7 +8,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 
-__all__ = ["DO", "judge_scale", "judge_skipped", "nonfinite"]
+__all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite"]
 
 WARM_UP_LINES = 20
 """Lines in which fp16 searches its loss scale: a gradient norm that overflows there is how it does so."""
@@ -85,7 +85,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     ]
 
 
-def judge_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """A printed fp16 loss scale that fell to its floor: gradients overflow whatever the scale."""
     rows = sorted((row for row in steps if row.get("loss_scale") is not None), key=lambda row: row["step"])
     if not rows or rows[-1]["loss_scale"] > SCALE_FLOOR:
@@ -121,7 +121,7 @@ def _is_bad(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def judge_skipped(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Steps that the trainer left out because their gradients overflowed, beyond the search for a loss scale."""
     rows = sorted((row for row in steps if row.get("skipped") is not None), key=lambda row: row["step"])
     late = [row for row in rows if row["step"] > _WARM_UP_STEPS and row["skipped"]]

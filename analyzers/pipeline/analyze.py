@@ -36,7 +36,7 @@ from analyzers.source import Source, missing_tables
 from probes.settings.described import ParallelFacts
 from probes.settings.section import read
 
-__all__ = ["ANALYSES", "heaviest", "pipeline"]
+__all__ = ["ANALYSES", "OF_FILES", "heaviest", "pipeline"]
 
 
 def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None) -> list[Finding]:
@@ -169,4 +169,5 @@ def _insufficient(attempt: int, why: str) -> Finding:
     )
 
 
+OF_FILES = ("operations",)
 ANALYSES = (Analysis(kinds=("bubble", "stage_imbalance"), run=pipeline),)

@@ -1,31 +1,41 @@
 """Findings of per-operation files: the worker or the stage that the slowdown comes from.
 
-findings, facts, what_if = judge_jobs(survey, name="trace")
+slow_workers(FILES.read(survey(folder)))
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from analyzers.analysis import FileAnalysis
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.whatif.pipeline_jobs import PASSES, judge_operations
+from analyzers.whatif.pipeline_jobs import PASSES, what_if_of_operations
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
 from store.readers.external_files import SourceError, Survey
 from store.readers.operations import Operations, read_operations
 
-__all__ = ["judge_jobs"]
+__all__ = ["FILES", "slow_workers"]
 
 
-def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
-    """Judge the first file that can be read; the others are listed in `found.problems`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """The operations of a job, and its replay."""
+
+    operations: Operations
+    what_if: WhatIf
+
+
+def _read(found: Survey) -> _Job | None:
+    """The first file that can be read; the others are listed in `found.problems`."""
     for path in found.paths:
         try:
             jobs = read_operations(path)
-            what_if = judge_operations(jobs)
+            what_if = what_if_of_operations(jobs)
         except SourceError as error:
             found.add_problem(path, str(error))
             continue
@@ -33,12 +43,15 @@ def judge_jobs(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, An
             found.add_problem(path, f"{jobs.left_out:,} operations without all their numbers were left out")
         for other in found.paths[found.paths.index(path) + 1 :]:
             found.add_problem(other, f"is a second job: {path.name} was read")
-        facts = {"run_id": name, "num_ranks": len(np.unique(jobs.rank)), "steps": len(np.unique(jobs.step))}
-        return _findings(jobs, what_if), facts, what_if
-    return [Finding.insufficient("operations", "straggler", "No per-operation table could be read.")], {}, None
+        return _Job(operations=jobs, what_if=what_if)
+    return None
 
 
-def _findings(jobs: Operations, what_if: WhatIf) -> list[Finding]:
+def slow_workers(job: _Job | None) -> list[Finding]:
+    """The worker or the stage that explains most of the slowdown, if the replay shows one."""
+    if job is None:
+        return [Finding.insufficient("operations", "straggler", "No per-operation table could be read.")]
+    jobs, what_if = job.operations, job.what_if
     if what_if.slowdown < 1 + SHARED.cost_ratio or not what_if.is_beyond_error:
         return []
     lost = f"balanced workers would make the step {what_if.slowdown:.2f}x faster"
@@ -101,3 +114,15 @@ def _work_ms(jobs: Operations) -> list[float]:
 
 def _cost_s(jobs: Operations, what_if: WhatIf) -> float:
     return float((what_if.step_ms - what_if.ideal_step_ms) / 1e3 * len(np.unique(jobs.step)))
+
+
+def _facts(job: _Job | None) -> dict[str, Any]:
+    if job is None:
+        return {}
+    return {"num_ranks": len(np.unique(job.operations.rank)), "steps": len(np.unique(job.operations.step))}
+
+
+FILES = FileAnalysis(
+    format="operations", kind="straggler", read=_read, run=slow_workers, facts=_facts,
+    what_if=lambda job: job.what_if if job else None,
+)  # fmt: skip

@@ -60,7 +60,7 @@ from analyzers.wording import ranks_text, sentence
 from probes.step_clock import GAPS
 from probes.tape import event_kinds
 
-__all__ = ["ANALYSES", "slow_ranks", "stragglers"]
+__all__ = ["ANALYSES", "OF_FILES", "slow_ranks", "stragglers"]
 
 _WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
 """Words for a cause; all others are compute."""
@@ -373,6 +373,7 @@ def _json_number(value: float) -> float | None:
 _insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared")
 
 
+OF_FILES = ("traces", "inspector")
 ANALYSES = (
     Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),
     Analysis(kinds=("throughput",), run=throughput_drops, records="compared"),

@@ -2,6 +2,7 @@
 
 arrivals = load_arrivals(source, attempt=0, rank=3, first_step=40, last_step=90)
 arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of rank 3 was for it
+last_ranks(source)               # of each group the rank that is last most often, over all its calls
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from analyzers.source import Source
 
-__all__ = ["Arrivals", "load_arrivals", "waits_ms"]
+__all__ = ["Arrivals", "LastRank", "last_ranks", "load_arrivals", "waits_ms"]
 
 ARRIVAL_STEPS = 50
 """Newest slow steps whose collectives are read: enough for a percentage, little enough for any run."""
@@ -76,6 +77,62 @@ def load_arrivals(
         caused_wait_ratio=caused_ns.get(rank, 0.0) / whole_ns if whole_ns else None,
         most_caused_wait_ratio=max(caused_ns.values()) / whole_ns if whole_ns else None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRank:
+    """The rank of a group that is last into most of the calls which all members made."""
+
+    rank: int
+    num_ranks: int
+    arrivals: Arrivals
+    wait_ratio: float
+    """Part of the other members' time in these calls for which they waited for it."""
+    median_wait_ms: float
+    """Wait of another member in a call that it was last into."""
+    lost_s: float
+    """Sum over those calls of the longest wait."""
+
+
+def last_ranks(source: Source) -> list[LastRank]:
+    """One a group with calls of all its members."""
+    rows = source.rows(
+        """
+        WITH calls AS (
+            SELECT process_group, rank, end_ns - issue_ns AS took, count(*) OVER call AS num_ranks,
+                   arg_min(rank, end_ns - issue_ns) OVER call AS last, min(end_ns - issue_ns) OVER call AS shortest,
+                   seq, count(DISTINCT rank) OVER (PARTITION BY process_group) AS num_members
+            FROM collectives WHERE end_ns IS NOT NULL AND op NOT IN ('send', 'recv')
+            WINDOW call AS (PARTITION BY process_group, seq)),
+        whole AS (SELECT * FROM calls WHERE num_ranks = num_members AND num_members > 1),
+        waits AS (
+            SELECT process_group, last, count(DISTINCT seq) AS num_last, sum(took - shortest) AS waited_ns,
+                   median(took - shortest) FILTER (rank <> last) / 1e6 AS median_ms
+            FROM whole GROUP BY process_group, last),
+        longest AS (
+            SELECT process_group, last, sum(ns) / 1e9 AS lost_s FROM (
+                SELECT process_group, last, max(took - shortest) AS ns FROM whole GROUP BY process_group, last, seq)
+            GROUP BY process_group, last),
+        groups AS (SELECT process_group, any_value(num_members) AS num_ranks, count(DISTINCT seq) AS num_calls
+                   FROM whole GROUP BY process_group)
+        SELECT last, num_ranks, num_last, num_calls, CAST(waited_ns AS DOUBLE),
+               CAST(sum(waited_ns) OVER (PARTITION BY process_group) AS DOUBLE), median_ms, lost_s,
+               (SELECT CAST(sum(took) AS DOUBLE) FROM whole
+                WHERE whole.process_group = waits.process_group AND whole.rank <> waits.last)
+        FROM waits JOIN longest USING (process_group, last) JOIN groups USING (process_group)
+        QUALIFY num_last = max(num_last) OVER (PARTITION BY process_group)
+            AND last = min(last) OVER (PARTITION BY process_group, num_last) ORDER BY process_group
+        """
+    )
+    return [
+        LastRank(
+            rank=rank, num_ranks=num_ranks, median_wait_ms=float(median_ms), lost_s=float(lost_s),
+            wait_ratio=waited_ns / max(others_ns, 1.0),
+            arrivals=Arrivals(num_last=num_last, num_checked=num_calls,
+                              caused_wait_ratio=waited_ns / all_ns if all_ns else None),
+        )
+        for rank, num_ranks, num_last, num_calls, waited_ns, all_ns, median_ms, lost_s, others_ns in rows
+    ]  # fmt: skip
 
 
 def waits_ms(

@@ -1,10 +1,8 @@
 """Diagnosis of profiler traces: the parts of each rank's steps, and the ranks that are slower than their peers.
 
-    findings, facts = judge_traces(survey(folder), name="traces")
-    facts["trace"]["ranks"][3]      # {"rank": 3, "step_ms": 212.0, "compute_ms": ..., "exposed_ms": ...}
+    findings = slow_ranks_of_traces(read_rank_traces(survey(folder)))
 
-1. In each step's window: compute, communication, their overlap, communication that nothing hides (exposed), and idle
-   (neither). Times of different ranks are never compared by clock, only by length.
+1. Times of different ranks are never compared by clock, only by length (`store.readers.rank_traces`).
 2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step
    whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage.
 3. Of the exposed communication, what even the last to arrive sees is transfer; the rest is waiting for others.
@@ -13,104 +11,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analyzers.account.timings import WHOLE_STEP, Matrix, Timings
+from analyzers.analysis import FileAnalysis
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.source import Floats
 from analyzers.stragglers.analyze import slow_ranks
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.wording import ranks_text
 from store.arrays import Ints
-from store.readers.ascend_steps import is_ascend_steps, read_ascend_steps
-from store.readers.confined import confined
-from store.readers.external_files import NO_RANK, SourceError, Survey, head
-from store.readers.intervals import intersection, overlap, union
-from store.readers.kineto import RankTrace, read_trace
 from store.readers.memory_store import MemoryStore
-from store.readers.nsys import is_nsys, read_nsys
+from store.readers.rank_traces import PARTS, Steps, read_rank_traces
 
-__all__ = ["MAX_LISTED", "breakdown", "judge_traces"]
+__all__ = ["FILES", "slow_ranks_of_traces"]
 
 MAX_LISTED = 4096
-PARTS = ("step", "compute", "communication", "exposed", "idle", "data")
 
 
-def judge_traces(found: Survey, *, name: str) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings of the traces, and facts for the report. What cannot be read is listed in `found.problems`."""
-    by_rank: dict[int, tuple[RankTrace, dict[str, Floats]]] = {}
-    unnamed: list[tuple[Path, str]] = []
-    traces: list[RankTrace] = []
-    for path in found.paths:
-        try:
-            traces.append(_read(path, is_only=len(found.paths) == 1))
-        except SourceError as error:
-            if str(error).startswith(NO_RANK):
-                unnamed.append((path, str(error)))
-            else:
-                found.add_problem(path, str(error))
-    if len(unnamed) == 1 and not traces:  # the others could not be read
-        traces.append(_read(unnamed.pop()[0], is_only=True))
-    for path, problem in unnamed:
-        found.add_problem(path, problem)
-    for trace in traces:
-        path = trace.path
-        if trace.problem:
-            found.add_problem(path, f"{trace.problem}: read up to there ({trace.num_events:,} events)")
-        if trace.damaged_events:
-            found.add_problem(path, f"{trace.damaged_events:,} damaged events were left out")
-        read = (trace, breakdown(trace))
-        if trace.rank in by_rank:
-            before = by_rank[trace.rank]
-            if not (trace.marked and before[0].marked) or np.isin(trace.steps, before[0].steps).any():
-                found.add_problem(path, f"is a second trace of rank {trace.rank}: {before[0].path.name} was read")
-                continue
-            read = _joined(before, read)
-        by_rank[trace.rank] = read
-    ranks = [by_rank[rank] for rank in sorted(by_rank)]
-    findings = _findings(ranks) if ranks else [_insufficient("no trace could be read")]
-    return findings, _facts(name, ranks)
-
-
-def _read(path: Path, *, is_only: bool) -> RankTrace:
-    is_steps = is_ascend_steps(head(path, 4096))
-    read_one = read_ascend_steps if is_steps else read_nsys if is_nsys(path) else read_trace
-    return confined(read_one, path, is_only=is_only)
-
-
-def _joined(
-    a: tuple[RankTrace, dict[str, Floats]], b: tuple[RankTrace, dict[str, Floats]]
-) -> tuple[RankTrace, dict[str, Floats]]:
-    """Two cycles of the profiler's schedule, each in a separate file, as one trace of more steps."""
-    steps = np.concatenate([a[0].steps, b[0].steps])
-    order = np.argsort(steps)
-    parts = {part: np.concatenate([a[1][part], b[1][part]])[order] for part in PARTS}
-    return replace(a[0], steps=steps[order]), parts
-
-
-def breakdown(trace: RankTrace) -> dict[str, Floats]:
-    """Milliseconds of each step: step, compute, communication, exposed, idle, data."""
-    busy = union(*(np.concatenate(pair) for pair in zip(trace.compute, trace.communication, strict=True)))
-    hidden = intersection(trace.communication, trace.compute)
-    windows = (trace.begin_us, trace.end_us)
-    step = trace.end_us - trace.begin_us
-    communication = overlap(trace.communication, *windows)
-    exposed = communication - overlap(hidden, *windows)
-    idle = step - overlap(busy, *windows)
-    data = overlap(trace.data, *windows)
-    if trace.device != "cpu":  # loading costs the device only where it idles for it
-        data = data - overlap(intersection(trace.data, busy), *windows)
-    parts = dict(zip(PARTS, (step, overlap(trace.compute, *windows), communication, exposed, idle, data), strict=True))
-    return {part: np.maximum(values, 0.0) / 1e3 for part, values in parts.items()}
-
-
-def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Finding]:
+def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
+    """Ranks that are slower than their peers, communication that nothing hides, and what was not compared."""
+    if not every:
+        return [_insufficient("no trace could be read")]
     policy = StragglerPolicy()
     unmarked = [trace.rank for trace, _ in every if not trace.marked]
     if len(unmarked) == len(every):  # each whole trace is one step
@@ -141,9 +66,7 @@ def _findings(every: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[Find
     return findings
 
 
-def _comparable(
-    ranks: Sequence[tuple[RankTrace, dict[str, Floats]]], needed: int
-) -> Sequence[tuple[RankTrace, dict[str, Floats]]]:
+def _comparable(ranks: Sequence[Steps], needed: int) -> Sequence[Steps]:
     """All traces, or where they share fewer than `needed` steps, those that have most of what the others have.
 
     A trace that is cut off would else leave nothing to compare.
@@ -156,20 +79,20 @@ def _comparable(
     return sorted(kept, key=lambda read: read[0].rank)
 
 
-def _common(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Ints:
+def _common(ranks: Sequence[Steps]) -> Ints:
     common = ranks[0][0].steps
     for trace, _ in ranks[1:]:
         common = np.intersect1d(common, trace.steps)
     return common
 
 
-def _absent(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> list[int]:
+def _absent(ranks: Sequence[Steps]) -> list[int]:
     world_size = max((trace.world_size or 0 for trace, _ in ranks), default=0)
     there = {trace.rank for trace, _ in ranks}
     return [rank for rank in range(min(world_size, 1_000_000)) if rank not in there]
 
 
-def _timings(ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> Timings:
+def _timings(ranks: Sequence[Steps]) -> Timings:
     """The steps that every rank has, as the straggler analyzer takes them."""
     common = _common(ranks)
     rows: dict[str, list[Any]] = {part: [] for part in PARTS}
@@ -217,7 +140,7 @@ def _exposed(timings: Timings) -> list[Finding]:
     ]
 
 
-def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> dict[str, Any]:
+def _facts(ranks: Sequence[Steps]) -> dict[str, Any]:
     rows = []
     for trace, parts in ranks[:MAX_LISTED]:
         means = {f"{part}_ms": round(float(np.mean(parts[part])), 4) for part in PARTS}
@@ -229,7 +152,6 @@ def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> d
         )
     steps = np.concatenate([parts["step"] for _, parts in ranks]) if ranks else np.zeros(0)
     return {
-        "run_id": name,
         "num_ranks": len(ranks),
         "devices": sorted({trace.device for trace, _ in ranks}),
         "steps": max((len(trace.steps) for trace, _ in ranks), default=None),
@@ -241,3 +163,4 @@ def _facts(name: str, ranks: Sequence[tuple[RankTrace, dict[str, Floats]]]) -> d
 
 _insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared")
 _in_part = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared in full", in_part=True)
+FILES = FileAnalysis(format="kineto", kind="straggler", read=read_rank_traces, run=slow_ranks_of_traces, facts=_facts)

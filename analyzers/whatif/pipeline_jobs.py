@@ -1,6 +1,6 @@
 """Slowdown of a pipeline job out of its operations: S, S_w, M_W and M_S of Lin et al. (OSDI 2025).
 
-    found = judge_operations(read_operations(path))
+    found = what_if_of_operations(read_operations(path))
     found.slowdown, found.worst_ranks_ratio, found.last_stage_ratio       # S, M_W, M_S
 
 Each step is replayed over the dependencies of its operations (`whatif.simulate`), one program a stream of a worker:
@@ -32,7 +32,7 @@ from analyzers.whatif.what_if import WhatIf
 from store.readers.external_files import SourceError
 from store.readers.operations import Operations
 
-__all__ = ["judge_operations"]
+__all__ = ["what_if_of_operations"]
 
 MAX_OPERATIONS = 3_000_000
 """Operations that are replayed in all: fewer steps are taken of larger jobs."""
@@ -73,7 +73,7 @@ class _Step:
         return float(ends.max())
 
 
-def judge_operations(jobs: Operations, policy: WhatIfPolicy | None = None) -> WhatIf:
+def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) -> WhatIf:
     """The what-if of a job. Raises SourceError where it has no passes of two workers or more."""
     policy = policy or WhatIfPolicy()
     workers = np.unique(jobs.dp_rank * (int(jobs.stage.max()) + 1) + jobs.stage)

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.stragglers.traces import breakdown
 from benchmarks.harness import argument_parser, markdown_head, markdown_row
 from store.readers.kineto import read_trace
+from store.readers.rank_traces import breakdown
 
 PARTS = ("compute", "communication", "exposed", "idle")
 MAX_POINTS = 1.0

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, rank_of_name, unpacked
+from store.readers.confined import confined
+from store.readers.external_files import SourceError, Survey, rank_of_name, unpacked
 from store.readers.json_stream import members
 from store.readers.recorded_call import common_op, input_sizes, whole_number
 
-__all__ = ["ExecutionTrace", "TracedCall", "is_execution_trace", "read_execution_trace"]
+__all__ = ["ExecutionTrace", "TracedCall", "is_execution_trace", "read_execution_trace", "read_execution_traces"]
 
 MAX_CALLS = 2_000_000
 _BACKEND_CALL = re.compile(r"(?:gloo|nccl|ucc|mpi|xccl|hccl|rccl):([a-z_]{2,40})")
@@ -57,6 +58,24 @@ class ExecutionTrace:
 def is_execution_trace(first: bytes) -> bool:
     """Return True if a file begins as an execution trace does."""
     return b'"schema"' in first and b'"start_ts"' in first and b'"nodes"' in first
+
+
+def read_execution_traces(found: Survey) -> dict[int, ExecutionTrace]:
+    """Read the files of a job by rank; what cannot be read is listed in `found.problems`."""
+    traces: dict[int, ExecutionTrace] = {}
+    for path in found.paths:
+        try:
+            trace = confined(read_execution_trace, path, is_only=len(found.paths) == 1)
+        except SourceError as error:
+            found.add_problem(path, str(error))
+            continue
+        if trace.problem:
+            found.add_problem(path, f"{trace.problem}: read up to there")
+        if trace.rank in traces:
+            found.add_problem(path, f"is a second execution trace of rank {trace.rank}")
+            continue
+        traces[trace.rank] = trace
+    return traces
 
 
 def read_execution_trace(path: Path, *, is_only: bool = False) -> ExecutionTrace:

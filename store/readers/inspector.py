@@ -3,7 +3,11 @@
     read = read_inspector(Path("nccl-inspector-771/gpu-01-pid-71.log"))
     read.calls["0x7f8c", 3].seq, read.calls["0x7f8c", 3].exec_us      # by communicator and rank in it
 
-Only collectives that ended are in it: what a rank hangs in is not. Times are lengths; clocks of ranks are not compared.
+    read = read_inspected(survey(folder))        # all processes of a job
+    read.ranks, read.num_ranks, read.columns()   # by the ranks of the largest communicator; columns of `collectives`
+
+Only collectives that ended are in it: what a rank hangs in is not. Times are lengths; clocks of ranks are not compared:
+each row begins at 0.
 """
 
 from __future__ import annotations
@@ -18,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from store.arrays import Floats, Ints
-from store.readers.external_files import SourceError, head, unpacked
+from store.readers.confined import confined
+from store.readers.external_files import SourceError, Survey, head, unpacked
 from store.readers.recorded_call import short_text, whole_number
 
-__all__ = ["InspectedCalls", "InspectorLog", "is_inspector", "read_inspector"]
+__all__ = ["InspectedCalls", "InspectedJob", "InspectorLog", "is_inspector", "read_inspected", "read_inspector"]
 
 MAX_CALLS = 5_000_000
 MAX_LINE_BYTES = 1 << 20
@@ -55,6 +60,11 @@ class InspectedCalls:
         """Microseconds from the start of a collective on this rank to its end."""
         return np.array(self._exec_us, dtype=np.float64)
 
+    def by_number(self) -> tuple[Ints, Floats]:
+        """Numbers in their order with the times; of a number that stands twice the last."""
+        seq, newest = np.unique(self.seq[::-1], return_index=True)
+        return seq, self.exec_us[::-1][newest]
+
 
 @dataclass(slots=True)
 class InspectorLog:
@@ -67,6 +77,44 @@ class InspectorLog:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedJob:
+    """The files of a job by communicator and rank in it. Ranks are those of the largest communicator."""
+
+    groups: dict[str, dict[int, InspectedCalls]]
+
+    @property
+    def largest(self) -> dict[int, InspectedCalls]:
+        """The communicator of most ranks, of most files where there are several; empty without files."""
+
+        def size(members: dict[int, InspectedCalls]) -> tuple[int, int]:
+            return max(calls.num_ranks for calls in members.values()), len(members)
+
+        return max(self.groups.values(), key=size, default={})
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the job; the files may be of fewer."""
+        return max((calls.num_ranks for calls in self.largest.values()), default=len(self.largest))
+
+    def columns(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All calls of ranks that are known, as columns of `collectives`."""
+        rank_of = {calls.process: rank for rank, calls in self.largest.items()}
+        known = [(group, rank_of[calls.process], *calls.by_number()) for group, members in self.groups.items()
+                 for calls in members.values() if calls.process in rank_of]  # fmt: skip
+        lengths = [len(seq) for _, _, seq, _ in known]
+        ended_ns = np.concatenate([exec_us for *_, exec_us in known]) * 1000.0
+        return {
+            "rank": np.repeat([rank for _, rank, _, _ in known], lengths),
+            "process_group": np.repeat([group for group, *_ in known], lengths).astype(object),
+            "seq": np.concatenate([seq for _, _, seq, _ in known]),
+            "op": np.full(sum(lengths), "collective", dtype=object),
+            "step": np.zeros(sum(lengths), dtype=np.int64),
+            "issue_ns": np.zeros(sum(lengths), dtype=np.int64),
+            "end_ns": ended_ns.astype(np.int64),
+        }
+
+
 def is_inspector(first: bytes) -> bool:
     """Return True if a file begins with a line of the inspector."""
     return (b'"inspector_output_format_version"' in first and b'"coll_perf"' in first) or is_scrape(first)
@@ -75,6 +123,22 @@ def is_inspector(first: bytes) -> bool:
 def is_scrape(first: bytes) -> bool:
     """Return True for the inspector's Prometheus mode (NCCL 2.30): the newest collective of each communicator."""
     return _METRIC + b"{" in first
+
+
+def read_inspected(found: Survey) -> InspectedJob:
+    """Read the files of a job; what cannot be read is listed in `found.problems`."""
+    groups: dict[str, dict[int, InspectedCalls]] = {}
+    for path in found.paths:
+        try:
+            log = confined(read_inspector, path)
+        except SourceError as error:
+            found.add_problem(path, str(error))
+            continue
+        if log.problem or log.damaged_lines:
+            found.add_problem(path, log.problem or f"{log.damaged_lines:,} damaged lines were left out")
+        for (group, rank), calls in log.calls.items():
+            groups.setdefault(group, {})[rank] = calls
+    return InspectedJob(groups=groups)
 
 
 def read_inspector(path: Path) -> InspectorLog:

@@ -1,6 +1,7 @@
 """Thousands of dumps, read in separate processes that have little memory and little time.
 
     for path, dump in read_many([(path, rank), ...]): ...      # RankDump, or the SourceError that says why not
+    dumps = read_dumps(survey(folder))                         # one a rank
 
 `plain_pickle` runs a pickle in Python, 40 ms for a ring of 2,000 entries: too slow for 4,096 ranks. Python's own
 unpickler takes 6 ms (2 ms where the newest entries are enough: `newest_entries`), and with a `find_class` that refuses
@@ -26,11 +27,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from store.readers.confined import confined
-from store.readers.external_files import SourceError, read_whole
+from store.readers.external_files import SourceError, Survey, rank_of_name, read_whole
 from store.readers.flight_recorder import MAX_PICKLE_BYTES, RankDump, read_dump
 from store.readers.newest_entries import Memo, newest_entries
 
-__all__ = ["FEW", "read_many"]
+__all__ = ["FEW", "read_dumps", "read_many"]
 
 FEW = 64
 """Dumps that are read right here: starting processes takes longer."""
@@ -41,6 +42,37 @@ TIME_S = 20
 """For one dump. The default action of the alarm ends the process, whatever it is in."""
 
 Read = tuple[Path, RankDump | SourceError]
+
+
+def read_dumps(found: Survey) -> list[RankDump]:
+    """Read the dumps of a job, the best one of each rank; what cannot be read is listed in `found.problems`."""
+    by_rank: dict[int, RankDump] = {}
+    places: list[tuple[Path, int]] = []
+    for path in found.paths:
+        rank = rank_of_name(path)
+        if rank is None:
+            found.add_problem(path, "has no rank in its name: name the dumps by rank (nccl_trace_rank_3)")
+        else:
+            places.append((path, rank))
+    for path, dump in read_many(places):
+        if isinstance(dump, SourceError):
+            found.add_problem(path, str(dump))
+            continue
+        rank = dump.rank
+        if dump.damaged_entries:
+            found.add_problem(path, f"{dump.damaged_entries} damaged entries were left out")
+        other = by_rank.get(rank)
+        if other is not None:
+            better, worse = (dump, other) if _worth(dump) > _worth(other) else (other, dump)
+            found.add_problem(worse.path, f"is a second dump of rank {rank}: {better.path.name} was read instead")
+            dump = better
+        by_rank[rank] = dump
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _worth(dump: RankDump) -> tuple[int, bool, int]:
+    """Order of preference among dumps of one rank: the latest, then one with callers."""
+    return (dump.last_ns, dump.has_frames, dump.num_entries)
 
 
 def read_many(

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from probes.profiling.memory_state import FORMAT, MemoryState, summarise
-from store.readers.external_files import DOCUMENT_BYTES, SourceError, unpacked
+from store.readers.confined import confined
+from store.readers.external_files import DOCUMENT_BYTES, SourceError, Survey, rank_of_name, unpacked
 from store.readers.flight_recorder import MAX_PICKLE_BYTES
 from store.readers.safe_pickle import loads
 
-__all__ = ["ReadSnapshot", "is_memory_snapshot", "read_memory_snapshot"]
+__all__ = ["ReadSnapshot", "is_memory_snapshot", "read_memory_snapshot", "read_memory_snapshots"]
 
 _START = 64
 """Bytes in which a pickle's first key stands."""
@@ -39,6 +40,21 @@ class ReadSnapshot:
 def is_memory_snapshot(first: bytes) -> bool:
     """Return True if a file that begins so is a snapshot of either kind."""
     return first.startswith(_OURS) or (first[:1] == b"\x80" and any(key in first[:_START] for key in _KEYS))
+
+
+def read_memory_snapshots(found: Survey) -> list[dict[str, Any]]:
+    """Read the state in each file, with its `path` and `rank`; what cannot be read is listed in `found.problems`."""
+    rows = []
+    for path in found.paths:
+        try:
+            read = confined(read_memory_snapshot, path)
+        except SourceError as error:
+            found.add_problem(path, str(error))
+            continue
+        if read.problem:
+            found.add_problem(path, read.problem)
+        rows.append({**asdict(read.state), "path": path.name, "rank": rank_of_name(path)})
+    return rows
 
 
 def read_memory_snapshot(path: Path) -> ReadSnapshot:

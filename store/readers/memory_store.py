@@ -83,6 +83,18 @@ class MemoryStore:
             finally:
                 self._connection.unregister("batch_rows")
 
+    def add_columns(self, table: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Append rows given as one array a column; the others are NULL, and `attempt` is 0."""
+        self._filled.add(table)
+        num_rows = len(next(iter(columns.values())))
+        self._connection.register("batch_rows", {"attempt": np.zeros(num_rows, dtype=np.int32), **columns})
+        names = ", ".join(map(quoted, ("attempt", *columns)))
+        try:
+            with interruptible():
+                self._connection.execute(f"INSERT INTO {quoted(table)} ({names}) SELECT {names} FROM batch_rows")
+        finally:
+            self._connection.unregister("batch_rows")
+
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
         """The answer as one array a column."""
         with interruptible():

@@ -18,12 +18,12 @@ import numpy as np
 
 from analyzers.run.event_log import Event, EventLog
 from analyzers.source import Source
-from analyzers.stragglers.traces import breakdown
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
 from store.readers.external_files import SourceError
 from store.readers.kineto import read_trace
+from store.readers.rank_traces import breakdown
 from store.readers.trace_operators import OperatorTimes
 
 __all__ = ["TraceReader", "summarise"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
+from analyzers.analysis import file_analyses
 from analyzers.evidence.diagnose_files import diagnose_files
 from store.readers.external_files import SourceError
 from store.readers.formats import FORMATS, format_of
@@ -137,3 +139,24 @@ def test_equal_counts_of_ras_are_checked_and_do_not_show_the_end_of_a_call(tmp_p
 def test_an_end_that_a_scheduler_states_is_the_verdict(tmp_path: Path) -> None:
     (tmp_path / "sacct.txt").write_text(programs.SACCT_P.format(state="COMPLETED"))
     assert diagnose_files([tmp_path]).verdict.startswith("The job finished (sacct.txt:2: ")
+
+
+def test_an_analysis_that_fails_costs_its_own_findings_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(rows: Any) -> list[Any]:
+        raise ZeroDivisionError("of rows")
+
+    found = [replace(one, run=fails) if one.format == "inspector" else one for one in file_analyses()]
+    monkeypatch.setattr("analyzers.evidence.diagnose_files.file_analyses", lambda: found)
+    for rank in (0, 1):
+        (tmp_path / f"nccl-{rank}.log").write_text("".join(line(rank, seq, 100, size=2) for seq in range(80)))
+        (tmp_path / f"et_{rank}.json").write_text(trace(rank, [("all_reduce", 5 + rank)]))
+    diagnosis = diagnose_files([tmp_path])
+    assert [one.kind for one in diagnosis.fired] == ["hang"]
+    assert any("ZeroDivisionError: of rows" in one.summary for one in diagnosis.not_judged)
+
+
+def test_each_format_that_is_read_by_rank_has_one_analysis() -> None:
+    read = [one.format for one in file_analyses()]
+    assert sorted(read) == sorted(
+        {"flight_recorder", "kineto", "operations", "inspector", "execution_trace", "memory_snapshot"}
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from analyzers.whatif.pipeline_jobs import judge_operations
+from analyzers.whatif.pipeline_jobs import what_if_of_operations
 from analyzers.whatif.what_if import WhatIf
 from store.readers.external_files import SourceError
 from store.readers.operations import read_operations
@@ -68,7 +68,7 @@ def written(folder: Path, rows: list[Row], steps: int = 3) -> Path:
 
 
 def judged(folder: Path, rows: list[Row]) -> WhatIf:
-    return judge_operations(read_operations(written(folder, rows)))
+    return what_if_of_operations(read_operations(written(folder, rows)))
 
 
 def test_balanced_jobs_have_no_slowdown(tmp_path: Path) -> None:

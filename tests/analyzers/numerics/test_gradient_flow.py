@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.numerics.gradient_flow import gradient_flow, judge_sample
+from analyzers.numerics.gradient_flow import gradient_flow, wrong_blocks
 from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import plain
@@ -143,6 +143,6 @@ def test_ordinary_courses_are_silent() -> None:
 
 def test_two_towers_are_two_chains() -> None:
     norms = {f"encoder.{n}": 1e-3 for n in range(6)} | {f"decoder.{n}": 1.0 for n in range(6)}
-    assert judge_sample(norms) == {}
+    assert wrong_blocks(norms) == {}
     norms |= {f"encoder.{n}": 10.0 ** (n - 8) for n in range(6)}
-    assert {wrong.kind for wrong in judge_sample(norms).values()} == {"vanishing_gradients"}
+    assert {wrong.kind for wrong in wrong_blocks(norms).values()} == {"vanishing_gradients"}

@@ -18,13 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from analyzers.diagnose import conclude
 from analyzers.evidence.diagnose_files import diagnose_files
-from analyzers.hangs.dumps import judge_dumps
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
-from analyzers.stragglers.traces import judge_traces
-from store.readers.external_files import SourceError, survey
+from store.readers.external_files import SourceError
 from store.readers.flight_recorder import read_dump
 from store.readers.json_stream import members
 from store.readers.safe_pickle import loads
@@ -179,7 +176,7 @@ def test_any_fields_give_a_report(
         made = {"version": "2.10", "pg_config": config, "pg_status": status,
                 "entries": [{**good["entries"][0], **entry} for entry in entries]}  # fmt: skip
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(made, protocol=2))
-    diagnosis = conclude(*judge_dumps(survey(folder), name="any"))
+    diagnosis = diagnose_files([folder])
     json.dumps(to_json(diagnosis), allow_nan=False)
     render(diagnosis, Console(file=io.StringIO()))
 
@@ -209,7 +206,7 @@ def test_any_events_give_a_report(tmp_path_factory: pytest.TempPathFactory, foun
     for rank in range(2):
         made = {"schemaVersion": 1, "distributedInfo": about, "traceEvents": found}
         (folder / f"rank_{rank}.json").write_text(json.dumps(made))
-    diagnosis = conclude(*judge_traces(survey(folder), name="any"))
+    diagnosis = diagnose_files([folder])
     json.dumps(to_json(diagnosis), allow_nan=False)
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from analyzers.account.exposure import measure
-from analyzers.stragglers.traces import breakdown
 from probes.tape.rundir import RunDir
 from store import Store
 from store.readers.kineto import read_trace
+from store.readers.rank_traces import breakdown
 from tests.processes import end_group, run_ranks
 
 STEPS, WARM_UP, LINK_BYTES_PER_S = 10, 2, 25_000_000
