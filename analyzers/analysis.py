@@ -95,8 +95,8 @@ def plugin_analyses() -> tuple[Analysis, ...]:
 
 def _of(plugin: InstalledPlugin) -> Iterator[Analysis]:
     if plugin.problems:
-        told = [not_judged(plugin, problem) for problem in plugin.problems]
-        yield Analysis(kinds=("records",), run=lambda source, scope: told, live="each_tick")
+        failures = [not_judged(plugin, problem) for problem in plugin.problems]
+        yield Analysis(kinds=("records",), run=lambda source, scope: failures, live="each_tick")
     for one in plugin.analyses:
         yield Analysis(
             kinds=tuple(one["kinds"]) or ("records",),

@@ -23,7 +23,7 @@ from analyzers.account.long_run import Views, reduced_views, whole_views
 from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.kinds import KINDS, OUR_KINDS
-from analyzers.plugin_calls.told import MAX_OF_A_KIND, folded
+from analyzers.plugin_calls.named import MAX_OF_A_KIND, folded
 from analyzers.run.file_problems import file_problems
 from analyzers.run.open_findings import closed_findings, reported_findings
 from analyzers.run.policy import stall_policy

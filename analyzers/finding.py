@@ -159,10 +159,10 @@ class Finding:
         return found if known is None and found.kind not in KINDS else known
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> Finding:
+    def of_json(cls, fields: Mapping[str, Any]) -> Finding:
         """The finding that `to_json` gave, as another process read it."""
-        values = {name: told[name] for name in told if name != "id"}
-        return cls(**{**values, "ranks": tuple(told["ranks"])})
+        values = {name: fields[name] for name in fields if name != "id"}
+        return cls(**{**values, "ranks": tuple(fields["ranks"])})
 
     def to_json(self) -> dict[str, Any]:
         """The finding as plain JSON values, in the order in which people read it."""

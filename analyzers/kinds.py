@@ -125,12 +125,12 @@ class _Kinds(Mapping[str, Kind]):
 
 @cache
 def _of_plugins() -> dict[str, Kind]:
-    told = (kind for plugin in installed() for kind in plugin.kinds)
+    of_plugins = (kind for plugin in installed() for kind in plugin.kinds)
     return {
         kind["name"]: Kind(
             **{**kind, "identity": tuple(kind["identity"]), "user_causes": frozenset(kind["user_causes"])}
         )
-        for kind in told
+        for kind in of_plugins
     }
 
 

@@ -182,16 +182,16 @@ def _judged(state: LiveState, due: Mapping[tuple[str, ...], _Judge], *, attempt:
     judged: set[str] = set()
     for kinds, judge in due.items():
         try:
-            told = judge()
+            of_analysis = judge()
         except Exception as error:  # one analysis that fails must not silence the others
             _note_failure(state, kinds[0], f"{type(error).__name__}: {error}")
             continue
-        failed = [one for one in told if one.status == "insufficient_data" and "plugin" in one.evidence]
+        failed = [one for one in of_analysis if one.status == "insufficient_data" and "plugin" in one.evidence]
         for one in failed:
             _note_failure(state, f"plug-in {one.evidence['plugin']}", str(one.evidence.get("error")))
         if not failed:
             judged.update(kinds)
-        found += told
+        found += of_analysis
     with state.lock:
         return _news(state, [f for f in found if f.status in ("fired", "suspect")], judged, attempt), judged
 

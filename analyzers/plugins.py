@@ -53,18 +53,22 @@ def installed() -> tuple[InstalledPlugin, ...]:
     taken: dict[str, str] = {}
     for process in plugins(GROUP, CHILD):
         try:
-            told = process.call("describe")
+            described = process.call("describe")
         except PluginError as error:
             found.append(InstalledPlugin(process=process, explains={}, problems=(str(error),)))
             continue
-        twice = [kind["name"] for kind in told["kinds"] if kind["name"] in taken]
-        problems = [*told["problems"], *(f"the kind {name} is one of plug-in {taken[name]}" for name in twice)]
-        kinds = tuple(kind for kind in told["kinds"] if kind["name"] not in taken)
+        twice = [kind["name"] for kind in described["kinds"] if kind["name"] in taken]
+        problems = [*described["problems"], *(f"the kind {name} is one of plug-in {taken[name]}" for name in twice)]
+        kinds = tuple(kind for kind in described["kinds"] if kind["name"] not in taken)
         taken |= {kind["name"]: process.name for kind in kinds}
-        analyses = tuple(told["analyses"])
+        analyses = tuple(described["analyses"])
         found.append(
             InstalledPlugin(
-                process=process, kinds=kinds, analyses=analyses, explains=told["explains"], problems=tuple(problems)
+                process=process,
+                kinds=kinds,
+                analyses=analyses,
+                explains=described["explains"],
+                problems=tuple(problems),
             )
         )
     return tuple(found)

@@ -44,7 +44,7 @@ class LiveJudge:
         self._events, self._exports = events, exports
         before = read_events(events.path)[0] if events.path.exists() else []
         self._state = LiveState(stall=stall_policy(manifest), manifest=manifest, reported=remembered(before))
-        self._advice = AdviceState(said=remembered_advice(before))
+        self._advice = AdviceState(reported=remembered_advice(before))
         self._told_failures: set[tuple[str, str]] = set()
 
     @property

@@ -237,17 +237,17 @@ def _walk(
     """One rank's pieces, attempt by attempt."""
     last_life = max(lives)
     for number, (attempt, of) in enumerate(sorted(lives.items())):
-        beside = outside.get((attempt, rank), _Outside())
+        outside_of_rank = outside.get((attempt, rank), _Outside())
         if number and attempt in breaks:
             ended_ns, launched_ns = breaks[attempt]
             line.moment(ended_ns, "restart")
             line.moment(launched_ns, "stopped")
         line.until(of.first_ns, "restart" if number else "startup")
-        line.divided(of.last_ns, _inside(of, split, (attempt, rank), beside.between))
+        line.divided(of.last_ns, _inside(of, split, (attempt, rank), outside_of_rank.between))
         gone = "shutdown" if attempt == last_life else "restart"
         end = ends.get(attempt)
         if end is None:
-            for start_ns, end_ns, kind in beside.after:
+            for start_ns, end_ns, kind in outside_of_rank.after:
                 line.until(start_ns, gone)
                 line.until(end_ns, kind)
         elif of.open_ns is not None:

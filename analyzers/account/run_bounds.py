@@ -101,9 +101,13 @@ def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> 
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
         before_ns = max(begin_ns for begin_ns in launches if begin_ns < launched_ns)
-        said = [event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if before_ns < event.wall_ns <= launched_ns]
-        said += [event.wall_ns for event in log.of(event_kinds.RANK_EXIT) if before_ns < event.wall_ns <= launched_ns]
-        found[min(later)] = (max([*said, last_ns[max(earlier)]]), launched_ns)
+        recorded_ns = [
+            event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if before_ns < event.wall_ns <= launched_ns
+        ]
+        recorded_ns += [
+            event.wall_ns for event in log.of(event_kinds.RANK_EXIT) if before_ns < event.wall_ns <= launched_ns
+        ]
+        found[min(later)] = (max([*recorded_ns, last_ns[max(earlier)]]), launched_ns)
     return found
 
 

@@ -219,10 +219,10 @@ class _Placement:
 def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
     """Ranks with the same work, the same stage of the pipeline; and of those the ones with the same place in the groups
     that share a sample. Without mesh coordinates all are taken for peers."""
-    stage, beside = load_places(source, attempt)
+    stage, coordinates = load_places(source, attempt)
     stages = np.array([stage.get(int(rank), 0) for rank in ranks])
     places = [
-        (at, *beside[rank][CP : TP + 1]) if rank in beside else (at,)
+        (at, *coordinates[rank][CP : TP + 1]) if rank in coordinates else (at,)
         for at, rank in zip(stages, ranks.tolist(), strict=True)
     ]
     _, roles = np.unique(np.array([str(place) for place in places]), return_inverse=True)
@@ -249,7 +249,7 @@ def load_places(source: Source, attempt: int) -> tuple[dict[int, int], dict[int,
     stage = {rank: pp or 0 for rank, pp, _, _ in rows}
     if not any(placed for *_, placed in rows):
         stage |= stages_of_messages(source, attempt)
-    return stage, {rank: tuple(beside) for rank, _, beside, placed in rows if placed}
+    return stage, {rank: tuple(coordinates) for rank, _, coordinates, placed in rows if placed}
 
 
 def others_median(values: Matrix) -> Matrix:

@@ -357,8 +357,8 @@ def _asked_for(message: str) -> str:
 
 def _said(death: Death) -> str:
     """The text that a rank gave to `sys.exit`."""
-    said = _short(death.message) if death.frame is not None else ""
-    return f": {said}" if said else ""
+    message = _short(death.message) if death.frame is not None else ""
+    return f": {message}" if message else ""
 
 
 def _short(message: str) -> str:

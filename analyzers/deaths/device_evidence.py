@@ -64,20 +64,20 @@ def with_cuda_memory(source: Source, finding: Finding) -> Finding:
     """The finding with what the message and the snapshot of the first of its ranks say."""
     message = str(finding.evidence.get("message") or "")
     ranks = _ranks_of_pids(source, finding)
-    told = memory_of_message(message, ranks, [pid for pid, rank in ranks.items() if rank in finding.ranks[:1]])
+    stated = memory_of_message(message, ranks, [pid for pid, rank in ranks.items() if rank in finding.ranks[:1]])
     shown = _snapshot(source, finding)
     if (
         shown
         and not shown.pop("is_at_failure")
-        and told.get("allocated_bytes", 0) > 2 * (shown["allocated_bytes"] or 0)
+        and stated.get("allocated_bytes", 0) > 2 * (shown["allocated_bytes"] or 0)
     ):
         shown = {name: value for name, value in shown.items() if name not in _OF_UNWOUND}
-    found = replace(finding, evidence={**finding.evidence, **shown, **told})
+    found = replace(finding, evidence={**finding.evidence, **shown, **stated})
     if not others_hold_it(found.evidence):
         return found
-    held, of = size_text(told["others_bytes"]), told.get("device_bytes")
+    held, of = size_text(stated["others_bytes"]), stated.get("device_bytes")
     of_device = f" of the device's {size_text(of)}" if of else ""
-    who = sentence(f"other processes hold {held}{of_device}: {holders_text(told)}")
+    who = sentence(f"other processes hold {held}{of_device}: {holders_text(stated)}")
     return replace(found, summary=f"{found.summary} {who}")
 
 

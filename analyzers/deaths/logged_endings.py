@@ -164,8 +164,8 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
         what = f"{who(ranks)} died of {signal}{without}"
         if signal == "SIGABRT" and abort_text is not None:
             asserted, at = abort_text.text("assertion"), abort_text.text("where")
-            said = f"assertion `{asserted[:160]}` failed" if asserted else abort_text.message[:160].rstrip(". ")
-            what = f"{who(ranks)} aborted (SIGABRT): {said}{f' at {at}' if asserted and at else ''}"
+            reason = f"assertion `{asserted[:160]}` failed" if asserted else abort_text.message[:160].rstrip(". ")
+            what = f"{who(ranks)} aborted (SIGABRT): {reason}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
         if is_bare_abort:  # no ground to suspect the rank: it is how ranks that only waited end
             what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends ranks that waited"

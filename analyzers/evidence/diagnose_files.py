@@ -191,7 +191,8 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
             facts["num_ranks"] = num_ranks
             files.problems.problems += found.problems
     facts["input"] = inputs[0] if len(inputs) == 1 else "several"
-    facts["is_judged"] = any(map(_is_judged, findings.values()))
+    if not any(map(_is_judged, findings.values())):
+        facts["is_judged"] = False
     facts["files_read"] = {FORMATS[one]: len(files.by_format[one]) for one in inputs
                            if one not in ("program", "plugin")}  # fmt: skip
     facts["files_read"] |= Counter(f"file of plug-in {one.plugin}" for one in files.plugin_rows)

@@ -39,24 +39,24 @@ def draw(places: Mapping[str, Any], values: Floats, *, rows: str, columns: str, 
     of_row, of_column, rank = (ints(places[name], missing=0) for name in (rows, columns, "rank"))
     up, across = np.unique(of_row), np.unique(of_column)
     grid = np.full((len(up), len(across)), np.nan)
-    names, told = np.full(grid.shape, "", dtype=object), np.full(grid.shape, "", dtype=object)
+    names, hover = np.full(grid.shape, "", dtype=object), np.full(grid.shape, "", dtype=object)
     slowest = np.full(grid.shape, "", dtype=object)
     for place in np.ndindex(*grid.shape):
         here = np.flatnonzero((of_row == up[place[0]]) & (of_column == across[place[1]]))
         if not len(here):
             continue
         members = sorted(rank[here].tolist())
-        names[place], told[place] = listed(members, MAX_RUNS), f"rank {listed(members, MAX_RUNS_HOVER)}"
+        names[place], hover[place] = listed(members, MAX_RUNS), f"rank {listed(members, MAX_RUNS_HOVER)}"
         known = here[np.isfinite(values[here])]
         if len(known):
             worst = known[int(np.argmax(values[known]))]
             grid[place] = values[worst]
             slowest[place] = str(rank[worst])
         if len(members) > 1:
-            told[place] = f"ranks {listed(members, MAX_RUNS_HOVER)}"
+            hover[place] = f"ranks {listed(members, MAX_RUNS_HOVER)}"
             if len(known):
                 names[place] += f", worst {rank[worst]}"
-                told[place] += f"<br>the largest is that of rank {rank[worst]}"
+                hover[place] += f"<br>the largest is that of rank {rank[worst]}"
     text = _text(names, slowest)
     low, high = heat_range(float(np.nanmin(grid)), float(np.nanmax(grid))) if np.isfinite(grid).any() else (0.0, 1.0)
     figure = new_figure(
@@ -67,7 +67,7 @@ def draw(places: Mapping[str, Any], values: Floats, *, rows: str, columns: str, 
         x=[str(value) for value in across], y=[str(value) for value in up], z=grid, colorscale=HEAT, zmin=low,
         zmax=high,
         text=text, texttemplate=None if text is None else "%{text}", xgap=2, ygap=2,
-        customdata=told, hovertemplate="%{customdata}<br>%{z:.4g} " + label(unit) + "<extra></extra>",
+        customdata=hover, hovertemplate="%{customdata}<br>%{z:.4g} " + label(unit) + "<extra></extra>",
         colorbar={"title": {"text": label(unit), "side": "right"}, "thickness": 12, "outlinewidth": 0},
     )  # fmt: skip
     figure.update_xaxes(showgrid=False, type="category")

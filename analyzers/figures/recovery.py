@@ -45,12 +45,12 @@ def draw(phases: Sequence[tuple[int, str, float, float]], moments: Sequence[tupl
                 hovertemplate="attempt %{y}: " + word + " for %{x:.3g} s<extra></extra>",
             )  # fmt: skip
     for kind, (symbol, colour) in _SYMBOLS.items():
-        told = [moment for moment in moments if moment[2] == kind][:MAX_MOMENTS]
-        if told:
+        shown = [moment for moment in moments if moment[2] == kind][:MAX_MOMENTS]
+        if shown:
             figure.add_scatter(
-                x=[seconds for seconds, *_ in told], y=[attempt - 0.38 for _, attempt, *_ in told], mode="markers",
+                x=[seconds for seconds, *_ in shown], y=[attempt - 0.38 for _, attempt, *_ in shown], mode="markers",
                 name=kind, marker={"symbol": symbol, "color": colour, "size": 10, "line": {"width": 0}},
-                hovertext=[label(text, 160) for *_, text in told],
+                hovertext=[label(text, 160) for *_, text in shown],
                 hovertemplate="%{x:.1f} s<br>%{hovertext}<extra></extra>",
             )  # fmt: skip
     figure.update_yaxes(

@@ -83,13 +83,13 @@ def _arrow(figure: go.Figure, begin: tuple[float, float], end: tuple[float, floa
 def _nodes(
     figure: go.Figure, view: AttemptView, waits: list[Wait], place: dict[int, tuple[float, float]], blame: HangCause
 ) -> None:
-    told: dict[int, str] = {}
+    hover_of: dict[int, str] = {}
     for wait in waits:
-        told.setdefault(wait.rank, f"waits for rank {wait.awaited}<br>in {label(wait.call.text, 90)}")
+        hover_of.setdefault(wait.rank, f"waits for rank {wait.awaited}<br>in {label(wait.call.text, 90)}")
     kinds = [
         ("waited for", SEVERITY["critical"], [rank for rank in place if rank in blame.culprits]),
-        ("waits", SEQUENCE[0], [rank for rank in place if rank in told and rank not in blame.culprits]),
-        ("neither", SEQUENCE[7], [rank for rank in place if rank not in told and rank not in blame.culprits]),
+        ("waits", SEQUENCE[0], [rank for rank in place if rank in hover_of and rank not in blame.culprits]),
+        ("neither", SEQUENCE[7], [rank for rank in place if rank not in hover_of and rank not in blame.culprits]),
     ]
     for name, colour, ranks in kinds:
         if ranks:
@@ -98,6 +98,6 @@ def _nodes(
                 x=[place[rank][0] for rank in ranks], y=[place[rank][1] for rank in ranks], mode="markers+text",
                 name=name, text=[str(rank) for rank in ranks], textfont={"color": ink(colour), "size": 12},
                 marker={"size": 32, "color": colour, "line": {"width": 0}},
-                hovertext=[f"rank {r}: {told.get(r, label(d, 60))}" for r, d in zip(ranks, doing, strict=True)],
+                hovertext=[f"rank {r}: {hover_of.get(r, label(d, 60))}" for r, d in zip(ranks, doing, strict=True)],
                 hovertemplate="%{hovertext}<extra></extra>",
             )  # fmt: skip

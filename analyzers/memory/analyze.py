@@ -168,8 +168,8 @@ def _left_bytes(source: Source, attempt: int, rank: int, growing: Mapping[int, G
     )
     if not found or found[0][0] is None:
         return None
-    beside = [other for other in growing if place.get(other, ("", ""))[bool(uuid)] == (uuid or host)]
-    return float(found[0][0]), sum(growing[other].a_step for other in beside)
+    neighbours = [other for other in growing if place.get(other, ("", ""))[bool(uuid)] == (uuid or host)]
+    return float(found[0][0]), sum(growing[other].a_step for other in neighbours)
 
 
 def _imbalance(source: Source, attempt: int, policy: MemoryPolicy) -> Finding | None:

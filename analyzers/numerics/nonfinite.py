@@ -281,11 +281,11 @@ def _is_by_reduction(replayed: ReplayResult, where: Location, evidence: StepEvid
 
 def _share_sums(source: Source, attempt: int, ranks: Sequence[int]) -> bool:
     """Return True if these are several ranks of one tensor-parallel group, whose sums hand a NaN to all its members."""
-    stage, beside = load_places(source, attempt)
-    if len(ranks) < 2 or not all(rank in beside for rank in ranks):
+    stage, coordinates = load_places(source, attempt)
+    if len(ranks) < 2 or not all(rank in coordinates for rank in ranks):
         return False
-    places = {(stage.get(rank, 0), *beside[rank][:TP], *beside[rank][TP + 1 :]) for rank in ranks}
-    return len(places) == 1 and len({beside[rank][TP] for rank in ranks}) == len(ranks)
+    places = {(stage.get(rank, 0), *coordinates[rank][:TP], *coordinates[rank][TP + 1 :]) for rank in ranks}
+    return len(places) == 1 and len({coordinates[rank][TP] for rank in ranks}) == len(ranks)
 
 
 def _who(where: Location, evidence: StepEvidence, *, on_all: bool) -> str:

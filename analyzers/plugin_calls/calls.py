@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from analyzers.finding import Finding
-from analyzers.plugin_calls.told import of_plugin
+from analyzers.plugin_calls.named import of_plugin
 from analyzers.plugins import InstalledPlugin, plugin_of
 from analyzers.scope import Scope
 from analyzers.source import Source
@@ -24,11 +24,11 @@ FAILED = "plugin-failed"
 def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) -> list[Finding]:
     """The findings of one of its analyses, and one of kind `records` if it failed or some were refused."""
     try:
-        told = plugin.process.call("run", number, scope, source=source)
+        answer = plugin.process.call("run", number, scope, source=source)
     except PluginError as error:
         return [not_judged(plugin, str(error))]
-    findings = [_named(plugin, Finding.of_json(one)) for one in told["findings"]]
-    return [*findings, *(not_judged(plugin, reason) for reason in told["refused"])]
+    findings = [_named(plugin, Finding.of_json(one)) for one in answer["findings"]]
+    return [*findings, *(not_judged(plugin, reason) for reason in answer["refused"])]
 
 
 def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
@@ -40,10 +40,10 @@ def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
 
 def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:
     """Finding for what a plug-in did not judge, with the reason."""
-    said = Finding.insufficient(
+    failure = Finding.insufficient(
         plugin.name, "records", f"Plug-in {plugin.name}: {reason}.", evidence={"plugin": plugin.name, "error": reason}
     )
-    return replace(said, advice=FAILED)
+    return replace(failure, advice=FAILED)
 
 
 def explain(part: str, finding: Finding) -> str:

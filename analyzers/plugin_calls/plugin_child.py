@@ -40,14 +40,14 @@ class _Calls:
         problems = list(self._problems)
         analyses = []
         for number, analysis in enumerate(self._analyses):
-            told = {
+            declared = {
                 "number": number, "kinds": [kind for kind in analysis.kinds if kind in self._names],
                 "records": analysis.records, "live": analysis.live, "advises": bool(analysis.advises),
             }  # fmt: skip
-            if not callable(analysis.run) or told["records"] not in _RECORDS or told["live"] not in _LIVE:
+            if not callable(analysis.run) or declared["records"] not in _RECORDS or declared["live"] not in _LIVE:
                 problems.append(f"analysis {number}: run is no function, or live or records is none of the known words")
             else:
-                analyses.append(told)
+                analyses.append(declared)
         tables = {part: [str(kind) for kind in self._table(part)] for part in ("WHY", "NEXT", "FIGURES")}
         return {"kinds": self._kinds, "analyses": analyses, "explains": tables, "problems": problems}
 

@@ -54,8 +54,8 @@ def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
     if plugin is None or finding.kind not in plugin.explains.get("FIGURES", ()):
         return
     try:
-        for told in plugin.process.call("draw", finding, source=source):
-            yield Drawing(title=told["title"], figure=go.Figure(told["figure"]))
+        for drawn in plugin.process.call("draw", finding, source=source):
+            yield Drawing(title=drawn["title"], figure=go.Figure(drawn["figure"]))
     except (PluginError, ValueError) as error:
         yield not_drawn(f"plug-in {plugin.name}", str(error))
 

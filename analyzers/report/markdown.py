@@ -56,8 +56,8 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
             f"- {escaped(sentence(finding.summary))} {escaped(next_step(finding, run))}"
             for finding in diagnosis.advised
         )
-    said = {*diagnosis.verdict.splitlines()}
-    if missing := [finding.summary for finding in diagnosis.not_judged if finding.summary not in said]:
+    in_verdict = {*diagnosis.verdict.splitlines()}
+    if missing := [finding.summary for finding in diagnosis.not_judged if finding.summary not in in_verdict]:
         yield from ("", "## Not judged", "")
         yield from (f"- {escaped(summary)}" for summary in missing)
     yield from ("", "## The run", "")

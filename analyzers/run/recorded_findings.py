@@ -12,7 +12,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
-from analyzers.plugin_calls.told import plugin_name, with_note
+from analyzers.plugin_calls.named import plugin_name, with_note
 from analyzers.run.event_log import parsed_detail
 from analyzers.source import Source
 from probes.tape import event_kinds

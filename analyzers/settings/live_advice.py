@@ -31,7 +31,7 @@ class AdviceState:
     """Advice that was said so far. `errors` counts analyses that failed, by their first kind."""
 
     policy: LiveAdvicePolicy = field(default_factory=LiveAdvicePolicy)
-    said: set[tuple[str, str]] = field(default_factory=set)
+    reported: set[tuple[str, str]] = field(default_factory=set)
     """(kind, cause)."""
     errors: dict[str, int] = field(default_factory=dict)
     judged: int = 0
@@ -67,8 +67,8 @@ def live_advice(
     scope = Scope(attempt=known[-1], since_step=since_step, now_ns=now_ns, manifest=manifest())
     news = []
     for finding in _advice(source, scope, state):
-        if (key := (finding.kind, finding.cause)) not in state.said:
-            state.said.add(key)
+        if (key := (finding.kind, finding.cause)) not in state.reported:
+            state.reported.add(key)
             news.append(finding)
     return news
 
@@ -78,13 +78,13 @@ def remembered_advice(events: Iterable[Mapping[str, Any]]) -> set[tuple[str, str
 
     A resumed run is told again: its settings may be others, and so is its terminal.
     """
-    said: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     for event in events:
         if event.get("kind") == event_kinds.RUN_STARTED:
-            said.clear()
+            reported.clear()
         elif event.get("kind") == event_kinds.ADVICE:
-            said.add((str(event.get("finding_kind")), str(event.get("cause"))))
-    return said
+            reported.add((str(event.get("finding_kind")), str(event.get("cause"))))
+    return reported
 
 
 def _advice(source: Source, scope: Scope, state: AdviceState) -> list[Finding]:

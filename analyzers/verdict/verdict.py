@@ -15,7 +15,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
-from analyzers.plugin_calls.told import MAX_IN_VERDICT, failed_plugin, first_of, folded
+from analyzers.plugin_calls.named import MAX_IN_VERDICT, failed_plugin, first_of, folded
 from analyzers.policy import SHARED
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
@@ -56,9 +56,9 @@ def verdict(
     missing = f"{incomplete} {missing}".strip()
     gain = _gain(findings, what_if)
     if wrong:
-        told = _by_plugin(wrong)
-        first, *further = first_of(told, 1 + MAX_LINES)
-        others = _further(further, closed, left=len(told) - 1 - len(further))
+        shown = _by_plugin(wrong)
+        first, *further = first_of(shown, 1 + MAX_LINES)
+        others = _further(further, closed, left=len(shown) - 1 - len(further))
         # Of a dead or hanging run the speed is on the line of the what-if.
         if wrong[0].severity == "critical" and wrong[0].kind in OUR_KINDS:
             gain = ""
@@ -108,14 +108,14 @@ def _unstarted(facts: Mapping[str, Any]) -> str:
 
 def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
     """The findings; of a plug-in's kind, which may have any number, one with the first sentence and their number."""
-    told = []
+    shown = []
     for finding in folded(findings, MAX_IN_VERDICT):
         text, note, _ = finding.summary.rpartition(" (") if finding.kind not in OUR_KINDS else ("", "", "")
         first = _FIRST_SENTENCE.split(text, maxsplit=1)[0].rstrip(".")
-        told.append(
+        shown.append(
             replace(finding, summary=f"{first}{note}{finding.summary[len(text) + len(note) :]}") if text else finding
         )
-    return told
+    return shown
 
 
 def _further(findings: Sequence[Finding], closed: Collection[str], *, left: int) -> list[str]:

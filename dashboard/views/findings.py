@@ -10,7 +10,7 @@ from analyzers.deaths.recovery_response import done_about
 from analyzers.diagnose import Diagnosis
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.kinds import KINDS
-from analyzers.plugin_calls.told import MAX_OF_A_KIND, folded
+from analyzers.plugin_calls.named import MAX_OF_A_KIND, folded
 from analyzers.report.evidence import drawings
 from analyzers.report.runbook_sections import advice_text
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title

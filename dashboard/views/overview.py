@@ -11,7 +11,7 @@ from analyzers.diagnose import Diagnosis
 from analyzers.figures import course, goodput, loss, speed
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
-from analyzers.plugin_calls.told import MAX_OF_A_KIND, first_of, folded
+from analyzers.plugin_calls.named import MAX_OF_A_KIND, first_of, folded
 from analyzers.run.evaluations import evaluations
 from analyzers.run.newest_steps import NEWEST_STEPS
 from analyzers.run.open_findings import reported_findings

@@ -117,8 +117,8 @@ def _opened(path: Path) -> int:
     try:
         return open_plain(path)
     except OSError as error:
-        told = error.strerror in (LINK, NOT_PLAIN)
-        raise SourceError(str(error.strerror) if told else f"cannot be opened: {error.strerror}") from None
+        is_clear = error.strerror in (LINK, NOT_PLAIN)
+        raise SourceError(str(error.strerror) if is_clear else f"cannot be opened: {error.strerror}") from None
 
 
 def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:

@@ -228,8 +228,8 @@ def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:
 def _group(name: Any, dump: RankDump) -> GroupKey:
     parts = list(name) if isinstance(name, (list, tuple)) else [name]
     label, desc = short_text(parts[0] if parts else None, 200), short_text(parts[1] if len(parts) > 1 else None, 200)
-    told = dump.groups.get(label)
-    return (label, desc, told[2] if told else unique_ranks(()))
+    listed = dump.groups.get(label)
+    return (label, desc, listed[2] if listed else unique_ranks(()))
 
 
 def _keep(call: Recorded, dump: RankDump) -> None:

@@ -132,8 +132,8 @@ def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, in
 def _is_silent(rank: Mapping[str, Any]) -> bool:
     """Return True for a missing rank, unless its process answered and only left this communicator out."""
     status = rank.get("status")
-    said = [status.get(name) for name in ("unresponsive", "considered_dead")] if isinstance(status, dict) else []
-    return any(said) or not any(one is not None for one in said)
+    states = [status.get(name) for name in ("unresponsive", "considered_dead")] if isinstance(status, dict) else []
+    return any(states) or not any(one is not None for one in states)
 
 
 def _event(line: int, message: str, ranks: list[int], fields: dict[str, Any]) -> LogEvent:

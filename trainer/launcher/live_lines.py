@@ -21,7 +21,7 @@ from rich.text import Text
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
 from analyzers.live import changed
-from analyzers.plugin_calls.told import MAX_OF_A_KIND
+from analyzers.plugin_calls.named import MAX_OF_A_KIND
 from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 

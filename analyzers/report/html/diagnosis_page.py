@@ -165,9 +165,9 @@ class _Page:
         )
 
     def _events(self) -> Iterator[Section]:
-        told = [event for event in course.story(self.source) if not _is_routine(event)]
-        if told:
-            begin = told[0].wall_ns
+        shown = [event for event in course.story(self.source) if not _is_routine(event)]
+        if shown:
+            begin = shown[0].wall_ns
             rows = [
                 (
                     f"{(t.wall_ns - begin) / 1e9:.2f}",
@@ -176,7 +176,7 @@ class _Page:
                     t.kind.replace("_", " "),
                     _detail(t.detail),
                 )
-                for t in told
+                for t in shown
             ]
             columns = ("seconds", "rank", "step", "event", "")
             yield Section(title="Events", columns=columns, numeric=(0, 1, 2), rows=rows)

@@ -65,8 +65,8 @@ def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
         if link := finding_link(diagnosis.run, finding):
             console.print(_text(visible(f"  page: {link}"), "dim"), soft_wrap=True)  # whole: it is copied
     advice = [f"{sentence(finding.summary)} {next_step(finding, run)}" for finding in diagnosis.advised]
-    said = {*diagnosis.verdict.splitlines()}
-    missing = [finding.summary for finding in diagnosis.not_judged if finding.summary not in said]
+    in_verdict = {*diagnosis.verdict.splitlines()}
+    missing = [finding.summary for finding in diagnosis.not_judged if finding.summary not in in_verdict]
     for label, style, texts in (("Advice", "cyan", advice), ("Not judged", "dim", missing)):
         if texts:
             console.print()

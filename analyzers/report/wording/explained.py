@@ -17,7 +17,7 @@ from functools import cache, partial
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.plugin_calls.calls import explain as explain_by_plugin
-from analyzers.plugin_calls.told import plugin_name
+from analyzers.plugin_calls.named import plugin_name
 from analyzers.report.runbook_sections import explain_command
 from analyzers.whatif.what_if import exceeds_error
 from analyzers.wording import is_number

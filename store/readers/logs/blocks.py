@@ -276,8 +276,8 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
     """A C++ exception that ended the process: its type, and the text of `what()` on one of the next lines."""
     thrown = _THROWN.search(text)
     if thrown is None:
-        said = _UNHANDLED.search(text)
-        return {"type": "RuntimeError", "message": said[1][:MAX_MESSAGE], "traceback": ""} if said else None
+        unhandled = _UNHANDLED.search(text)
+        return {"type": "RuntimeError", "message": unhandled[1][:MAX_MESSAGE], "traceback": ""} if unhandled else None
     for place, (prefix, line) in enumerate(lines):
         if prefix.stream == own.stream and (what := _WHAT.match(line)):
             return {"type": thrown[1].split("::")[-1], "message": what[1][:MAX_MESSAGE], "traceback": ""}

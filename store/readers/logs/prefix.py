@@ -136,12 +136,12 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             names = {name: name for name in match.re.groupindex} if match else {}
         if match is None or match.end() == at:
             break
-        said = {name: value for group, name in names.items() if (value := match[group]) is not None}
+        stated = {name: value for group, name in names.items() if (value := match[group]) is not None}
         is_torch = match[0].startswith("[rank")
-        if (is_torch and was_torch) or "gpu" in said:  # the second of two writers; NCCL's host, not the collector's
-            found |= said
+        if (is_torch and was_torch) or "gpu" in stated:  # the second of two writers; NCCL's host, not the collector's
+            found |= stated
         was_torch |= is_torch
-        found = said | found
+        found = stated | found
         at = match.end()
     if at and (bar := _BAR.match(text, at)):
         at = bar.end()

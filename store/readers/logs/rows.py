@@ -34,40 +34,42 @@ def log_rows(logs: Sequence[ReadLog], names: Mapping[Any, str]) -> tuple[list[di
 
 
 def _event_row(log: ReadLog, event: LogEvent, name: str, known: Identities) -> dict[str, Any]:
-    prefix, said = event.prefix, event.fields
+    prefix, fields = event.prefix, event.fields
     host = prefix.host or host_of_log(log.path)
-    host = str(said["host"]) if isinstance(said.get("host"), str) and event.role != "context" else host
-    pid = said.get("pid", said.get("task_pid", prefix.pid))
+    host = str(fields["host"]) if isinstance(fields.get("host"), str) and event.role != "context" else host
+    pid = fields.get("pid", fields.get("task_pid", prefix.pid))
     pid = pid if isinstance(pid, int) else None
-    if event.kind == "slurm_task" and known.has_launcher and "ranks" in said:
-        said["tasks"] = said.pop("ranks")
+    if event.kind == "slurm_task" and known.has_launcher and "ranks" in fields:
+        fields["tasks"] = fields.pop("ranks")
     return {
         "rank": _rank(log, event, host, pid, known),
         "wall_ns": prefix.wall_ns,
-        "step": said.get("step") if isinstance(said.get("step"), int) else None,
+        "step": fields.get("step") if isinstance(fields.get("step"), int) else None,
         "host": host,
         "pid": pid,
         "source": name,
         "line": event.line,
         "kind": event.kind,
         "message": event.message,
-        "fields": said,
+        "fields": fields,
     }
 
 
 def _rank(log: ReadLog, event: LogEvent, host: str | None, pid: int | None, known: Identities) -> int | None:
-    prefix, said = event.prefix, event.fields
-    own = [said.get("rank") if event.kind in _NAMES_ITS_RANK else None]
+    prefix, fields = event.prefix, event.fields
+    own = [fields.get("rank") if event.kind in _NAMES_ITS_RANK else None]
     if event.kind == "watchdog_timeout" and prefix.rank is None:  # what std::terminate repeats stands behind no prefix
-        own = [said.get("rank")]
+        own = [fields.get("rank")]
     if event.role not in ("kernel", "outside"):
-        own += [prefix.rank, said.get("own_rank"), known.of_pid(host, prefix.pid), known.of_file(log)]
+        own += [prefix.rank, fields.get("own_rank"), known.of_pid(host, prefix.pid), known.of_file(log)]
         own += [prefix.task if known.tasks_are_ranks else None]
-    own += [known.of_pid(host, pid), known.of_bus(host, said.get("bus") if event.role == "kernel" else None)]
+    own += [known.of_pid(host, pid), known.of_bus(host, fields.get("bus") if event.role == "kernel" else None)]
     if event.role not in ("kernel", "outside"):
         own += [known.of_local(prefix.local_rank, log)]
         own += [
-            known.of_local(said.get("local_rank"), log) if event.kind in ("worker_failed", "worker_proc_died") else None
+            known.of_local(fields.get("local_rank"), log)
+            if event.kind in ("worker_failed", "worker_proc_died")
+            else None
         ]
     return next((rank for rank in own if isinstance(rank, int) and 0 <= rank < _NUM_RANKS), None)
 

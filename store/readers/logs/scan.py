@@ -107,7 +107,7 @@ class LogStep:
     """A step that a line reports, and the line's prefix."""
 
     prefix: Prefix
-    said: StepLine
+    step_line: StepLine
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,8 +219,8 @@ class _Scan:
             self._hits[literal] += 1
             if self._hits[literal] == limit:
                 if rule is None or rule.role != "hint":
-                    said = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
-                    self.log.given_up.append(said)
+                    reason = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
+                    self.log.given_up.append(reason)
                 self._filter.drop(literal)
             place = window.find(literal, _line_end(window, place), last)
 
@@ -286,23 +286,23 @@ class _Scan:
             self._step(number, text, prefix)
 
     def _step(self, number: int, text: str, prefix: Prefix) -> None:
-        said = read_step(text)
-        if said is not None:
-            at = said.step if said.step is not None else said.bar.step if said.bar else None
+        step_line = read_step(text)
+        if step_line is not None:
+            at = step_line.step if step_line.step is not None else step_line.bar.step if step_line.bar else None
             self._newest_step = self._newest_step if at is None else at
-            if self._is_new(said):
+            if self._is_new(step_line):
                 self._step_lines.append(number)
                 self.log.last_step_line = number
-            self.log.steps.append(LogStep(prefix=prefix, said=said))
+            self.log.steps.append(LogStep(prefix=prefix, step_line=step_line))
 
-    def _is_new(self, said: StepLine) -> bool:
+    def _is_new(self, step_line: StepLine) -> bool:
         """Return True for a line of another step than the line before; a bar is drawn many times."""
         if not self.log.steps:
             return True
-        last = self.log.steps[-1].said
-        if said.bar is not None and said.loss is None:
-            return last.bar is not None and said.bar.step > last.bar.step and said.bar.total == last.bar.total
-        return said.step is None or said.step != last.step
+        last = self.log.steps[-1].step_line
+        if step_line.bar is not None and step_line.loss is None:
+            return last.bar is not None and step_line.bar.step > last.bar.step and step_line.bar.total == last.bar.total
+        return step_line.step is None or step_line.step != last.step
 
     def finish(self) -> None:
         """Append the last exceptions, and note at each event how many steps the file reports after it."""

@@ -30,7 +30,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     turns = _Epochs()
     skipped_before: int | None = None
     for line in lines:
-        found = line.said
+        found = line.step_line
         if found.bar is not None and (found.bar.name, found.bar.total) == name:
             at = turns.step(found.bar)
         elif found.bar is not None and found.loss is None:
@@ -72,14 +72,14 @@ def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
     with_loss: Counter[tuple[str, int]] = Counter()
     last: tuple[str, int] | None = None
     for line in lines:
-        bar = line.said.bar
+        bar = line.step_line.bar
         if bar is not None:
             last = (bar.name, bar.total)
             states.setdefault(last, set()).add(bar.step)
-            with_loss[last] += line.said.loss is not None
-        elif last is not None and line.said.loss is not None:
+            with_loss[last] += line.step_line.loss is not None
+        elif last is not None and line.step_line.loss is not None:
             with_loss[last] += 1
-    num_losses = sum(line.said.loss is not None and line.said.step is None for line in lines)
+    num_losses = sum(line.step_line.loss is not None and line.step_line.step is None for line in lines)
     if sum(map(len, states.values())) < num_losses:
         return None  # bars were cut out of the log: the lines are counted
     return max(states, key=lambda key: (with_loss[key] > 0, len(states[key]), key[1]), default=None)

@@ -88,7 +88,7 @@ def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
         shown = [part for part in row.right[1:] if not _OF_A_GPU.match(part)]
         listed = [one for part in row.right[1:] if (one := _OF_A_GPU.match(part)) and one[2].startswith("Fail")]
         text = " ".join(part for part in (row.right[0], *shown, *remarks) if part).strip()
-        said = " ".join(part for part in (*shown, *remarks) if part).strip() or text
+        result = " ".join(part for part in (*shown, *remarks) if part).strip() or text
         numbers = [one[1] for one in listed]
         numbers = numbers or [number.strip() for match in _GPUS.finditer(text) for number in match[1].split(",")]
-        yield row.line, test, sorted(dict.fromkeys(numbers or ([device] if device else [])), key=int), said
+        yield row.line, test, sorted(dict.fromkeys(numbers or ([device] if device else [])), key=int), result

@@ -6,7 +6,7 @@ from typing import Any
 
 from analyzers.diagnose import conclude, diagnose, reaching
 from analyzers.finding import Finding
-from analyzers.plugin_calls.told import first_of, of_plugin
+from analyzers.plugin_calls.named import first_of, of_plugin
 from analyzers.report.wording.explained import next_step
 from store.readers.memory_store import MemoryStore
 from watch.live import _event_columns

@@ -66,6 +66,6 @@ def test_exposed_communication_is_said_beside_what_was_planned(planned: float | 
 def test_another_watch_of_the_launch_repeats_nothing_and_a_new_launch_does() -> None:
     told = {"kind": "advice", "finding_kind": "configuration", "cause": "plan"}
     before = [{"kind": "run_started"}, told, {"kind": "watch_started"}]
-    assert said(plain_run(), AdviceState(said=remembered_advice(before)), SLOW) == []
+    assert said(plain_run(), AdviceState(reported=remembered_advice(before)), SLOW) == []
     resumed = [*before, {"kind": "run_started"}]
-    assert len(said(plain_run(), AdviceState(said=remembered_advice(resumed)), SLOW)) == 1
+    assert len(said(plain_run(), AdviceState(reported=remembered_advice(resumed)), SLOW)) == 1
