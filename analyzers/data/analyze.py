@@ -20,7 +20,6 @@ import numpy as np
 
 from analyzers.account.time_classes import TRAINING, own
 from analyzers.analysis import Analysis
-from analyzers.data.padding import padding
 from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
@@ -30,7 +29,7 @@ from analyzers.scope import Scope
 from analyzers.source import READ_CALLS, Floats, Ints, Source, floats, ints, lacking
 from analyzers.wording import number
 
-__all__ = ["ANALYSES", "Rhythm", "data_bound", "rhythm"]
+__all__ = ["ANALYSES", "Rhythm", "data_bound", "padding", "rhythm"]
 
 _WAITED = f"greatest(0, {own('data')} - coalesce(run_delay_ns, 0))"
 
@@ -175,6 +174,48 @@ def _finding(source: Source, attempt: int, step: Ints, data_ms: Floats, step_ms:
         attempt=attempt,
         cost_s=round(float(data_ms.sum()) / 1e3, 3),
     )
+
+
+def padding(source: Source, scope: Scope, policy: DataPolicy | None = None) -> list[Finding]:
+    """Report the share of padding in the batches of an attached loop; at most one finding per attempt.
+
+    The probes count the positions that an attention mask of 0 and 1 leaves out, as scalars `padded_tokens` of each rank
+    and step. A loop without such a mask has none, and is not judged.
+    """
+    policy = policy or DataPolicy()
+    if lacking(source, steps=("tokens",), scalars=("name", "value")):
+        return []
+    findings = []
+    for attempt in attempts(source):
+        if scope.attempt not in (None, attempt):
+            continue
+        ((first, last, steps, tokens, padded),) = source.rows(
+            """
+            SELECT min(step), max(step), count(DISTINCT step), sum(tokens), sum(value)
+            FROM steps LEFT JOIN (FROM scalars WHERE name = 'padded_tokens') USING (attempt, rank, step)
+            WHERE attempt = ? AND step >= ? AND tokens > 0
+            """,
+            [attempt, scope.since_step or 0],
+        )
+        if steps < policy.min_steps or padded is None or padded < SHARED.severe_share_ratio * tokens:
+            continue
+        share = padded / tokens
+        findings.append(
+            Finding(
+                analyzer="padding",
+                kind="padding",
+                severity="warning",
+                status="fired",
+                first_step=first,
+                last_step=last,
+                cause="",
+                summary=f"{100 * share:.0f} % of the tokens in steps {first} to {last} are padding.",
+                evidence={"padded_ratio": round(share, 4), "padded_tokens": int(padded), "tokens": int(tokens)},
+                advice="padding",
+                attempt=attempt,
+            )
+        )
+    return findings
 
 
 _insufficient = partial(Finding.not_judged, "data_wait", "data_bound", "Data loading was not checked")

@@ -26,13 +26,12 @@ from analyzers.hangs.culprits import HangCause, find_culprits
 from analyzers.hangs.desync import desynced
 from analyzers.hangs.device_evidence import with_devices, with_link
 from analyzers.hangs.past_standstills import past_standstills
-from analyzers.hangs.silent_node import silent_nodes
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
 from analyzers.hangs.summary import hang_summary
 from analyzers.hangs.waiting_calls import evidence_of, waiting_calls
 from analyzers.run.clock_set_back import in_order
 from analyzers.run.endings import Death, find_deaths, stopped_ranks
-from analyzers.run.event_log import EventLog
+from analyzers.run.event_log import Event, EventLog
 from analyzers.run.lost_nodes import lost_node
 from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy, stall_policy
@@ -50,8 +49,9 @@ from analyzers.run.stall_limits import (
 from analyzers.run.stop_requests import before_stop
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
+from probes.tape import event_kinds
 
-__all__ = ["ANALYSES", "OF_FILES", "hang_finding", "hang_of_attempt", "hangs"]
+__all__ = ["ANALYSES", "OF_FILES", "hang_finding", "hang_of_attempt", "hangs", "silent_nodes"]
 
 
 def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
@@ -196,6 +196,53 @@ def hang_finding(
         advice=f"hang-{found.cause}",
         attempt=view.attempt,
         cost_s=round(silent_s, 1),
+    )
+
+
+def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
+    """Findings of kind `node_silent`, one a silence: the machine, its watch, or the link between them failed.
+
+    The leader's `watch` records when the digests of a node stop and come again; what the node did meanwhile is in its
+    store. `watch`, which judges one attempt live, gets those that last.
+    """
+    log = EventLog.load(source, (event_kinds.NODE_SILENT, event_kinds.NODE_HEARD))
+    ongoing_only = scope.is_live and scope.attempt is not None
+    findings = []
+    for event in log.of(event_kinds.NODE_SILENT):
+        node = event.integer("node_rank")
+        ends = (
+            e for e in log.of(event_kinds.NODE_HEARD) if e.integer("node_rank") == node and e.wall_ns >= event.wall_ns
+        )
+        end = next(ends, None)
+        if end is None or not ongoing_only:
+            findings.append(_finding(event, node, end))
+    return findings
+
+
+def _finding(event: Event, node: int, end: Event | None) -> Finding:
+    silent_s = event.number("silent_s") or 0.0
+    if end is not None:
+        silent_s += (end.wall_ns - event.wall_ns) / 1e9
+    where = "its machine, its watch or its link to the leader"
+    return Finding(
+        analyzer="silent_node",
+        kind="node_silent",
+        severity="warning",
+        status="fired",
+        ranks=tuple(sorted(event.integers("ranks"))),
+        first_step=event.step,
+        last_step=event.step,
+        cause="heard_again" if end is not None else "silent",
+        summary=f"Node {node} was silent for {silent_s:.0f} s and reports again: {where} was down or slow."
+        if end is not None
+        else f"Node {node} stopped reporting, at first for {silent_s:.0f} s: {where} is down.",
+        evidence={
+            "attempt": event.attempt,
+            "node_rank": node,
+            "silent_s": round(silent_s, 1),
+            "heard_again": end is not None,
+        },
+        advice="node-silent",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.data.padding import padding
+from analyzers.data.analyze import padding
 from analyzers.scope import Scope
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from analyzers.finding import Finding
-from analyzers.hangs.silent_node import silent_nodes
+from analyzers.hangs.analyze import silent_nodes
 from analyzers.live import LiveState, live_findings
 from analyzers.run.digest import Digest
 from analyzers.run.snapshot import AttemptView, RankView
