@@ -121,6 +121,13 @@ CAUSES = {
     "mismatch": (
         "NCCL WARN NET/Socket : peer 10.0.0.2<3> message truncated : receiving 65536 bytes instead of 32768",
     ),
+    "port_denied": (
+        "torch.distributed.DistNetworkError: The server socket has failed to bind to 0.0.0.0:80 (errno: 13 - "
+        "Permission denied).",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+        "port: 500, useIpv6: false, code: -13, name: EACCES, message: permission denied",
+        "PermissionError: [Errno 13] Permission denied: ('0.0.0.0', 80)",
+    ),
     "port_in_use": (
         "RuntimeError: Address already in use",
         "errno: 98 - EADDRINUSE",
