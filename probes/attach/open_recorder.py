@@ -34,7 +34,7 @@ __all__ = ["open_recorder", "warn_if_untried"]
 
 logger = logging.getLogger("rankscope.probes")
 
-TRIED = ((2, 8), (2, 15))
+TRIED = ((2, 6), (2, 15))
 """Oldest and newest: docs/compatibility.md says what was run with which."""
 
 

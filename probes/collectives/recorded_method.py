@@ -1,6 +1,10 @@
 """A method of a process group that records its calls.
 
 group.allreduce = recorded_method(probe, group.calls, plain.allreduce, METHODS["allreduce"])
+
+Up to torch 2.7 the functions that call it wait for what it returns, also where they returned nothing: options do not say
+whether the call is asynchronous, a local variable of torch's function does. And C++ forgets what a handle of Python
+does: callers there get torch's own handle, which is followed through its future.
 """
 
 from __future__ import annotations
@@ -12,16 +16,19 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ..fail_open import record_error
 from .call_records import Call, GroupCalls
 from .group_probe import GroupProbe
 from .methods import Method
-from .work_handle import RecordedWork
+from .work_handle import RecordedWork, follow
 
 __all__ = ["recorded_method"]
 
 _monotonic_ns = time.monotonic_ns
+_OPTIONS_TELL = hasattr(dist.AllreduceOptions, "asyncOp")
 _NON_BLOCKING = ("isend", "irecv")
 _BLOCKING = ("send", "recv")  # torch's own, which call the others and wait
 
@@ -47,7 +54,7 @@ def recorded_method(
                 peer = group.members[args[peer_index]] if group.members else args[peer_index]
             else:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
-                is_async = getattr(options, "asyncOp", True)
+                is_async = getattr(options, "asyncOp", True) if _OPTIONS_TELL else _is_async_call(_caller())
                 sync = not is_async
             tensors: Sequence[torch.Tensor] = ()
             if 0 <= input_index < len(args):
@@ -68,10 +75,13 @@ def recorded_method(
         work = real(*args, **kwargs)
         if sync and work is not None:
             work.wait()  # what the caller would do next
-            work = None
+            if _OPTIONS_TELL:
+                work = None
         try:
             if call is not None and work is not None:
-                return RecordedWork(work, call, calls, backward)
+                if _OPTIONS_TELL or _caller() is not None:
+                    return RecordedWork(work, call, calls, backward)
+                follow(work, call, calls, backward)
             else:
                 end = _monotonic_ns()
                 complete(slot, end, end - issue_ns)
@@ -82,6 +92,19 @@ def recorded_method(
         return work
 
     return recorded
+
+
+def _caller() -> FrameType | None:
+    """Torch's function that called the method; None if C++ did."""
+    try:
+        frame = sys._getframe(2)
+    except ValueError:  # a thread of autograd
+        return None
+    return frame if frame.f_code.co_filename == c10d.__file__ else None
+
+
+def _is_async_call(caller: FrameType | None) -> bool:
+    return caller is None or bool(caller.f_locals.get("async_op", False))
 
 
 def _is_async_p2p(caller: FrameType) -> bool:

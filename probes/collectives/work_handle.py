@@ -17,7 +17,7 @@ from ..fail_open import record_error
 from .backward_wait import BackwardWait
 from .call_records import Call, Calls
 
-__all__ = ["RecordedWork"]
+__all__ = ["RecordedWork", "follow"]
 
 _monotonic_ns = time.monotonic_ns
 
@@ -79,6 +79,16 @@ class RecordedWork(dist.Work):
                 self._calls.dropped(self._call, self._real)
         except Exception as error:  # an interpreter on its way down has half of its modules
             record_error("collectives.dropped", error)
+
+
+def follow(work: Any, call: Call, calls: Calls, backward: BackwardWait) -> None:
+    """Complete the record of `call`, whose caller holds torch's own handle."""
+    try:
+        future = work.get_future()
+    except RuntimeError:  # this kind of call has none
+        calls.dropped(call, work)
+    else:
+        backward.follow(call, future)
 
 
 def _delegate(name: str) -> Any:

@@ -13,7 +13,7 @@ from rankscope.commands.train import too_old_torch
 @pytest.mark.parametrize(
     ("version", "warns"),
     [
-        ("2.5.1", True), ("2.8.0+cu126", False), ("2.13.0+cpu", False), ("2.15.0a0+git1", False),
+        ("2.5.1", True), ("2.6.0+cu126", False), ("2.13.0+cpu", False), ("2.15.0a0+git1", False),
         ("2.16.0", True), ("3.0.0", True), ("unknown", False),
     ],
 )  # fmt: skip
