@@ -2,9 +2,9 @@
 
 group.allreduce = recorded_method(probe, group.calls, plain.allreduce, METHODS["allreduce"])
 
-Up to torch 2.7 the functions that call it wait for what it returns, also where they returned nothing: options do not say
-whether the call is asynchronous, a local variable of torch's function does. And C++ forgets what a handle of Python
-does: callers there get torch's own handle, which is followed through its future.
+Up to torch 2.7 the functions that call it wait for whatever it returns, and options do not say whether the call is
+asynchronous: a local variable of torch's function does. And C++ forgets what a handle of Python does: callers there get
+torch's own handle, which is followed through its future.
 """
 
 from __future__ import annotations
