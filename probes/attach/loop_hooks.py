@@ -27,7 +27,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -219,8 +219,11 @@ class LoopPhases:
         self.norms.began()
         self._losses.began()
 
-    def _trains(self) -> None:
-        """A pass of the model that trains: what was done in an environment before it is over."""
+    def _trains(self, models: Iterable[nn.Module]) -> None:
+        """A pass that trains begins: the step is over if the loop has updated one of these models itself."""
+        if self.leader is None and any(map(self._updates.was_by_hand, models)):
+            self.recorder.log(committed=True)
+            self._taken()
         self.leave(ENVIRONMENT)
         self.begin()
         self._fetches.fed(trains=True)
@@ -287,10 +290,7 @@ class LoopPhases:
             if self._depth > 1:
                 return
             if torch.is_grad_enabled() and module.training:
-                if self.leader is None and self._updates.was_by_hand(module):
-                    self.recorder.log(committed=True)
-                    self._taken()
-                self._trains()
+                self._trains([module])
                 if id(module) in self._language_models:
                     self._losses.forward(num_tokens(args, kwargs), num_padded(args, kwargs))
                 else:
@@ -317,7 +317,7 @@ class LoopPhases:
         if "backward" in self._open or getattr(args[0] if args else None, "is_meta", False):
             return real(*args, **kwargs)  # on the meta device nothing is computed: operations are counted
         try:
-            self._trains()
+            self._trains(() if self.leader else self.models())
             self._losses.backward(args[0] if args else kwargs.get("tensors"))
             self.enter("backward", self._microbatch)
         except Exception as error:

@@ -62,6 +62,7 @@ class StepLosses:
         """`root` is what the loop went backward from."""
         if not isinstance(root, Tensor) or root.numel() != 1:
             return
+        self._forwards = max(self._forwards, 1)  # its forward pass may have been seen as of the step before
         loss = self._scaling.unscaled(root)
         self._factors.append(_factor(root) if loss is root else _factor_behind(root))
         is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and not made by the probes

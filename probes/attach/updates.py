@@ -2,11 +2,12 @@
 
     updates.passed(models)               # a backward pass is over; the models whose optimizer is not known
     leader = updates.begins(optimizer, leader)    # an optimizer steps; the one whose step ends the loop's from here on
-    updates.was_by_hand(model)           # a pass that trains begins: what `model` had of gradients was used and cleared
+    updates.was_by_hand(model)           # a pass that trains begins: `model` was updated, or its gradients are gone
 
 Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size is a
-measure of progress: an event says so (`analyzers.numerics.policy_loss`). A loop without an optimizer, that subtracts
-gradients itself, ends its steps where it clears them.
+measure of progress: an event says so (`analyzers.numerics.policy_loss`). A loop without an optimizer of torch's, that
+subtracts gradients itself or has a class for it (Keras), ends its steps where its parameters have changed. A change
+through `parameter.data` cannot be seen: there the step ends where gradients are cleared.
 
 A process may train several times, as in a sweep or cross-validation, each time with another optimizer. It becomes the
 leader, whose step ends the loop's, with its first update if it shares a parameter with the leader, else after
@@ -44,7 +45,7 @@ class Updates:
         self._last: object = None
         self._seen: set[int] = set()
         self._turns = 0
-        self._with_gradients: set[int] = set()
+        self._with_gradients: dict[int, int] = {}  # by model: state of its parameters after its backward pass
         self._is_by_hand: bool | None = None
         self._without_leader = 0
         self._led: Any = None  # the optimizer that last stepped as the leader
@@ -56,7 +57,7 @@ class Updates:
         self._has_passed = True
         for model in models:
             if isinstance(model, nn.Module) and _has_gradient(model):
-                self._with_gradients.add(id(model))
+                self._with_gradients[id(model)] = _num_changes(model)
 
     def begins(self, optimizer: Any, leader: Any) -> Any:
         """An optimizer steps; the one that steps after it without a backward pass updates for the same loss."""
@@ -91,10 +92,12 @@ class Updates:
                 begin(optimizer)
 
     def was_by_hand(self, model: nn.Module) -> bool:
-        """Return True if gradients of this model are gone, though no optimizer has stepped, and none has its parameters
-        (sharpness-aware minimization uses gradients before its first step).
+        """Return True if this model was updated or its gradients are gone since its backward pass, though no optimizer
+        has stepped, and none has its parameters (sharpness-aware minimization uses gradients before its first step).
         """
-        if id(model) not in self._with_gradients or _has_gradient(model):
+        if (changes := self._with_gradients.get(id(model))) is None:
+            return False
+        if _has_gradient(model) and _num_changes(model) == changes:
             return False
         self._with_gradients.clear()
         if self._is_by_hand is None:
@@ -104,6 +107,11 @@ class Updates:
 
 def _has_gradient(model: nn.Module) -> bool:
     return any(parameter.grad is not None for parameter in model.parameters())
+
+
+def _num_changes(model: nn.Module) -> int:
+    """How often the parameters were written to; torch counts that itself."""
+    return sum(parameter._version for parameter in model.parameters())
 
 
 def _has_optimizer(model: nn.Module) -> bool:

@@ -44,6 +44,28 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradient
     assert recorded(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'backward'") == [(5 * num_passes,)]
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_loop_without_an_optimizer_may_clear_gradients_after_the_forward_pass(is_seen: bool, tmp_path: Path) -> None:
+    """As Keras does on torch. torch does not count what is written through `parameter.data`."""
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    for number in range(5):
+        for part in range(2):
+            loss = model(torch.ones(2, 4)).sum() * 0.0 + number
+            if part == 0:
+                model.zero_grad()
+            loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                (parameter if is_seen else parameter.data).sub_(0.1)
+    detach()
+    rows = recorded(tmp_path / "run", "SELECT step, loss, committed FROM steps ORDER BY step")
+    assert rows == [(number + 1, float(number), True if number < 4 else None) for number in range(5)]
+    passes = "SELECT step, count(*) FROM spans WHERE kind = 'forward' GROUP BY step ORDER BY step"
+    late = 0 if is_seen else 1  # the pass after whose forward gradients are cleared
+    assert recorded(tmp_path / "run", passes) == [(1, 2 + late), *[(step, 2) for step in (2, 3, 4)], (5, 2 - late)]
+
+
 def test_gradients_that_are_used_before_the_first_step_of_an_optimizer_end_no_step(tmp_path: Path) -> None:
     """As sharpness-aware minimization uses them."""
     model = nn.Linear(4, 1)
