@@ -54,7 +54,7 @@ def recorded_method(
                 peer = group.members[args[peer_index]] if group.members else args[peer_index]
             else:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
-                is_async = getattr(options, "asyncOp", True) if _OPTIONS_TELL else _is_async_call(_caller())
+                is_async = getattr(options, "asyncOp", True) if _OPTIONS_TELL else _is_async_call(method.op)
                 sync = not is_async
             tensors: Sequence[torch.Tensor] = ()
             if 0 <= input_index < len(args):
@@ -94,17 +94,20 @@ def recorded_method(
     return recorded
 
 
-def _caller() -> FrameType | None:
+def _caller(distance: int = 2) -> FrameType | None:
     """Torch's function that called the method; None if C++ did."""
     try:
-        frame = sys._getframe(2)
+        frame = sys._getframe(distance)
     except ValueError:  # a thread of autograd
         return None
     return frame if frame.f_code.co_filename == c10d.__file__ else None
 
 
-def _is_async_call(caller: FrameType | None) -> bool:
-    return caller is None or bool(caller.f_locals.get("async_op", False))
+def _is_async_call(op: str) -> bool:
+    caller = _caller(3)
+    if caller is None:
+        return op != "broadcast"  # of DDP's buffers: C++ waits for it
+    return bool(caller.f_locals.get("async_op", False))
 
 
 def _is_async_p2p(caller: FrameType) -> bool:

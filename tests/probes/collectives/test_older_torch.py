@@ -39,6 +39,7 @@ def _calls(rank: int, world_size: int, folder: str) -> list[dict[str, Any]]:
         assert type(handle) is RecordedWork
         handle.wait()
         assert type(group.allreduce([torch.ones(4)], dist.AllreduceOptions())) is not RecordedWork
+        dist._broadcast_coalesced(group, [torch.ones(7)], 1 << 20, 0)
         model = DistributedDataParallel(nn.Linear(5, 1))
         model(torch.ones(1, 5)).sum().backward()
     return rows(recorder.directory, "collectives")
@@ -47,6 +48,9 @@ def _calls(rank: int, world_size: int, folder: str) -> list[dict[str, Any]]:
 def test_calls_of_an_older_torch_are_recorded(tmp_path: Path) -> None:
     found, _ = run_ranks(_calls, world_size=2, args=(str(tmp_path),))
     assert all(row["state"] == COMPLETE for row in found)
+    (buffers,) = (row for row in found if (row["op"], row["shape"]) == ("broadcast", "7"))
+    assert not buffers["is_async"]
+    assert buffers["wait_ns"] > 0
     assert [(row["shape"], row["is_async"]) for row in found if row["op"] == "all_reduce"] == [
         ("2", False), ("3", True), ("4", True), ("6", True),
     ]  # fmt: skip
