@@ -18,6 +18,7 @@ losses before and after it are not one series.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -47,7 +48,7 @@ class Updates:
         self._turns = 0
         self._with_gradients: dict[int, int] = {}  # by model: state of its parameters after its backward pass
         self._is_by_hand: bool | None = None
-        self._without_leader = 0
+        self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
         self._led: Any = None  # the optimizer that last stepped as the leader
         self.at_training: list[Callable[[Any], None]] = []
         """Called with the optimizer when another model is trained with it."""
@@ -70,12 +71,12 @@ class Updates:
             self._turns += 1
             if self._turns == TURNS:
                 self._recorder.event(event_kinds.TRAINED_IN_TURN)
-        self._without_leader = self._without_leader + 1 if self._last is optimizer is not leader else 1
+        self._without_leader[id(optimizer)] += 1
         self._seen.add(id(optimizer))
         self._last = optimizer
         if optimizer is not leader and leader is not None:
             replaces = not is_known and bool(_parameters(optimizer) & _parameters(leader))
-            if not replaces and self._without_leader < TAKES_OVER:
+            if not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
                 return leader
         self._leads(optimizer)
         return optimizer
@@ -83,6 +84,7 @@ class Updates:
     def _leads(self, optimizer: Any) -> None:
         """The optimizer ends the loop's step."""
         before, self._led = self._led, optimizer
+        self._without_leader.clear()
         if before is None or before is optimizer:
             return
         old, new = _parameters(before), _parameters(optimizer)

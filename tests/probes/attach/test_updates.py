@@ -148,6 +148,23 @@ def test_a_second_training_in_a_process_has_steps_and_a_mark(is_told: bool, tmp_
     assert len(kept) == 2
 
 
+def test_a_second_training_may_have_several_optimizers(tmp_path: Path) -> None:
+    """As an actor and its critics that are trained after another policy."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    train(10, level=1.0)
+    models = [nn.Linear(4, 1) for _ in range(3)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(20):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    detach()
+    (count,) = recorded(tmp_path / "run", "SELECT count(*) FROM steps")[0]
+    assert count == 10 + 20 - (TAKES_OVER - 1) + 1  # the last two updates follow the leader's last one
+    assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == [11]
+
+
 def test_another_optimizer_for_the_same_model_goes_on_with_its_training(tmp_path: Path) -> None:
     attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
     model = nn.Linear(4, 1)
