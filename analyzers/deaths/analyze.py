@@ -53,6 +53,7 @@ _SIGNALLED = 128
 """A shell's exit code of a process that a signal ended, less the signal's number."""
 MAX_MESSAGE = 80
 """Characters of an error's message in a summary; the evidence has all of it."""
+AFTER_UPDATE = "in user code after optimizer"
 
 
 def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
@@ -295,10 +296,25 @@ def _completed(source: Source, finding: Finding) -> Finding:
     if finding.cause == "out_of_memory":
         return with_cuda_memory(source, _with_memory(source, finding))
     if finding.cause in ("exception", "signal"):
-        return with_xids(source, finding)
+        return with_xids(source, _with_next_step(source, finding))
     if finding.cause == "node_failed":
         return _with_node_name(source, finding)
     return _with_host(source, finding) if finding.cause == "store_lost" else finding
+
+
+def _with_next_step(source: Source, finding: Finding) -> Finding:
+    """A rank killed after an update may have begun the next step: without a data loader, only a pass shows that."""
+    step = finding.first_step
+    place = f"at step {step} {AFTER_UPDATE}"
+    if finding.cause != "signal" or step is None or place not in finding.summary or not source.has("spans"):
+        return finding
+    if source.rows(
+        "SELECT 1 FROM spans WHERE attempt = ? AND rank = ? AND kind = 'data' AND step BETWEEN ? AND ? LIMIT 1",
+        [finding.attempt, finding.ranks[0], step - 1, step],
+    ):
+        return finding
+    summary = finding.summary.replace(place, f"{place}, or as step {step + 1} began", 1)
+    return replace(finding, summary=summary)
 
 
 def _with_node_name(source: Source, finding: Finding) -> Finding:

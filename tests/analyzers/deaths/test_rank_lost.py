@@ -20,12 +20,17 @@ def test_a_signal_names_its_rank_and_the_others_are_victims(name: str, code: int
     assert finding.severity == "critical"
 
 
-def test_a_killed_rank_is_told_with_the_phase_that_it_had_ended_last() -> None:
+@pytest.mark.parametrize("has_loader", [False, True])
+def test_a_killed_rank_is_told_with_the_phase_that_it_had_ended_last(has_loader: bool) -> None:
     """A loop that makes its batches itself shows nothing between an update and the next pass of its model."""
     world = killed(2)
+    if has_loader:
+        world.span(2, "data", end_ns=world.now_ns + 1)
+        world.now_ns += 1
     world.span(2, "optimizer", end_ns=world.now_ns + 1)
     (finding,) = lost(world)
-    assert f"at step {world.step} in user code after optimizer" in finding.summary
+    then = "." if has_loader else f", or as step {world.step + 1} began."
+    assert f"at step {world.step} in user code after optimizer{then}" in finding.summary
 
 
 def test_an_exception_is_the_root_and_the_errors_of_the_others_are_not() -> None:
