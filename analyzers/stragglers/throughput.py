@@ -28,6 +28,7 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma
 from analyzers.run.token_copies import token_copies
+from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import READ_ROWS, Floats, Ints, Source, floats, ints, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy
@@ -72,8 +73,8 @@ class Change:
     ms_after: float
 
 
-def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
-    """Read the times of an attempt's steps (default: the newest); None without any."""
+def step_times(source: Source, attempt: int | None = None, *, first: int = 0) -> StepTimes | None:
+    """Read the times of an attempt's steps (default: the newest) from `first` on; None without any."""
     if missing_tables(source, "steps"):
         return None
     ((newest, num_rows),) = source.rows("SELECT max(attempt), count(*) FROM steps WHERE duration_ns IS NOT NULL")
@@ -88,10 +89,10 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
                CAST(sum(tokens) AS DOUBLE) / {token_copies(source)} AS tokens
         FROM steps
         WHERE attempt = ? AND rank >= 0 AND duration_ns IS NOT NULL AND coalesce(committed, true) AND step % ? = 0
-          AND coalesce(stamped_steps, 1) > 0
+          AND coalesce(stamped_steps, 1) > 0 AND step >= ?
         GROUP BY step ORDER BY step
         """,
-        [attempt, max(1, -(-num_rows // READ_ROWS))],
+        [attempt, max(1, -(-num_rows // READ_ROWS)), first],
     )
     if not len(table["step"]):
         return None
@@ -103,13 +104,14 @@ def step_times(source: Source, attempt: int | None = None) -> StepTimes | None:
 
 
 def throughput_drops(source: Source, scope: Scope, policy: ThroughputPolicy | None = None) -> list[Finding]:
-    """Report at most one lasting drop per attempt; none with too few steps."""
+    """Report at most one lasting drop per attempt, in its last training; none with too few steps."""
     policy = policy or ThroughputPolicy()
     if missing_tables(source, "steps"):
         return [_insufficient("no steps were recorded")]
-    findings = []
+    findings, starts = [], training_starts(source)
     for (attempt,) in source.rows("SELECT DISTINCT attempt FROM steps WHERE rank >= 0 ORDER BY attempt"):
-        times = step_times(source, attempt) if scope.attempt in (None, attempt) else None
+        first = max((step for of, step in starts if of == attempt), default=0)
+        times = step_times(source, attempt, first=first) if scope.attempt in (None, attempt) else None
         if times is not None and (found := _drop(times, policy)):
             findings.append(found)
     return findings

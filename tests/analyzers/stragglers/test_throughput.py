@@ -9,6 +9,7 @@ from analyzers.finding import Finding
 from analyzers.scope import Scope
 from analyzers.stragglers import throughput
 from analyzers.stragglers.throughput import StepTimes, between, regression, step_times, throughput_drops
+from probes.tape import event_kinds
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
@@ -65,6 +66,12 @@ def test_clean_runs_are_silent(machine: str) -> None:
 
 def test_one_slow_rank_is_a_straggler_and_no_drop_of_all() -> None:
     assert fired(run_of(2, faults=[Slow(rank=3, step=200, factor=2.0)])) == []
+
+
+def test_another_training_in_the_process_has_a_speed_of_its_own() -> None:
+    store = run_of(1, since=201, factors={"forward": 1.5, "backward": 1.5})
+    store.event(event_kinds.TRAINING_BEGAN, step=201, rank=0)
+    assert fired(store) == []
 
 
 def test_what_came_back_or_is_too_short_is_no_drop() -> None:
