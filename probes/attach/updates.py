@@ -7,7 +7,7 @@
 Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size is a
 measure of progress: an event says so (`analyzers.numerics.policy_loss`). A loop without an optimizer of torch's, that
 subtracts gradients itself or has a class for it (Keras), ends its steps where its parameters have changed. A change
-through `parameter.data` cannot be seen: there the step ends where gradients are cleared.
+through `parameter.data` cannot be seen: there the step ends where gradients are cleared or zeroed.
 
 A process may train several times, as in a sweep or cross-validation, each time with another optimizer. It becomes the
 leader, whose step ends the loop's, with its first update if it shares a parameter with the leader, else after
@@ -37,6 +37,9 @@ TAKES_OVER = 8
 generator."""
 
 
+_State = tuple[list[int], int]
+
+
 class Updates:
     """The updates of one loop."""
 
@@ -46,7 +49,7 @@ class Updates:
         self._last: object = None
         self._seen: set[int] = set()
         self._turns = 0
-        self._with_gradients: dict[int, int] = {}  # by model: state of its parameters after its backward pass
+        self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
         self._is_by_hand: bool | None = None
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
         self._led: Any = None  # the optimizer that last stepped as the leader
@@ -58,7 +61,7 @@ class Updates:
         self._has_passed = True
         for model in models:
             if isinstance(model, nn.Module) and _has_gradient(model):
-                self._with_gradients[id(model)] = _num_changes(model)
+                self._with_gradients[id(model)] = _state(model)
 
     def begins(self, optimizer: Any, leader: Any) -> Any:
         """An optimizer steps; the one that steps after it without a backward pass updates for the same loss."""
@@ -94,13 +97,14 @@ class Updates:
                 begin(optimizer)
 
     def was_by_hand(self, model: nn.Module) -> bool:
-        """Return True if this model was updated or its gradients are gone since its backward pass, though no optimizer
-        has stepped, and none has its parameters (sharpness-aware minimization uses gradients before its first step).
+        """Return True if this model or its gradients were written to since its backward pass, or these are gone, though
+        no optimizer has stepped, and none has its parameters (sharpness-aware minimization uses gradients before that).
         """
-        if (changes := self._with_gradients.get(id(model))) is None:
+        if (before := self._with_gradients.get(id(model))) is None:
             return False
-        if _has_gradient(model) and _num_changes(model) == changes:
-            return False
+        parameters, changes = _state(model)
+        if parameters != before[0] or (_has_gradient(model) and changes == before[1]):
+            return False  # FSDP2 has others in their place while they are gathered
         self._with_gradients.clear()
         if self._is_by_hand is None:
             self._is_by_hand = not _has_optimizer(model)
@@ -111,9 +115,11 @@ def _has_gradient(model: nn.Module) -> bool:
     return any(parameter.grad is not None for parameter in model.parameters())
 
 
-def _num_changes(model: nn.Module) -> int:
-    """How often the parameters were written to; torch counts that itself."""
-    return sum(parameter._version for parameter in model.parameters())
+def _state(model: nn.Module) -> _State:
+    """Its parameters, and how often they and their gradients were written to; torch counts that itself."""
+    parameters = list(model.parameters())
+    tensors = [tensor for parameter in parameters for tensor in (parameter, parameter.grad) if tensor is not None]
+    return [id(parameter) for parameter in parameters], sum(tensor._version for tensor in tensors)
 
 
 def _has_optimizer(model: nn.Module) -> bool:

@@ -24,15 +24,15 @@ def recorded(run_dir: Path, sql: str) -> list[tuple[Any, ...]]:
         return store.rows(sql)
 
 
-@pytest.mark.parametrize("num_passes", [1, 3])
+@pytest.mark.parametrize(("num_passes", "in_place"), [(1, False), (3, False), (3, True)])
 def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradients(
-    num_passes: int, tmp_path: Path
+    num_passes: int, in_place: bool, tmp_path: Path
 ) -> None:
-    """As the word language model of pytorch/examples does it by default."""
+    """As the word language model of pytorch/examples does it by default; fastai's optimizers zero in place."""
     model = nn.Linear(4, 1)
     attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
     for number in range(5):
-        model.zero_grad()
+        model.zero_grad(set_to_none=not in_place)
         for _ in range(num_passes):
             (model(torch.ones(2, 4)).sum() * 0.0 + number).backward()
         for parameter in model.parameters():
@@ -64,6 +64,23 @@ def test_a_loop_without_an_optimizer_may_clear_gradients_after_the_forward_pass(
     passes = "SELECT step, count(*) FROM spans WHERE kind = 'forward' GROUP BY step ORDER BY step"
     late = 0 if is_seen else 1  # the pass after whose forward gradients are cleared
     assert recorded(tmp_path / "run", passes) == [(1, 2 + late), *[(step, 2) for step in (2, 3, 4)], (5, 2 - late)]
+
+
+def test_parameters_that_stand_in_for_others_are_no_update(tmp_path: Path) -> None:
+    """As FSDP2's do between a forward pass and its backward pass: the optimizer has the sharded ones."""
+    model = nn.Linear(4, 1, bias=False)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sharded, gathered = model.weight, nn.Parameter(torch.ones(1, 4))
+    for _ in range(3):
+        model.weight = sharded
+        output = model(torch.ones(2, 4)).sum()
+        model.weight = gathered
+        output.backward()
+        model.weight = sharded
+    optimizer.step()
+    detach()
+    assert recorded(tmp_path / "run", "SELECT count(*) FROM steps") == [(1,)]
 
 
 def test_gradients_that_are_used_before_the_first_step_of_an_optimizer_end_no_step(tmp_path: Path) -> None:
