@@ -57,7 +57,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
     chains = _chains(book)
     found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
     for entry in book.of("exception"):
-        if is_launchers(entry) or is_victims(entry) or is_stop(entry):
+        if is_launchers(entry) or is_victims(entry) or is_stop(entry) or _is_closed_by_loss(entry, book):
             continue
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
@@ -70,12 +70,15 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         cause = _cause(entry, rule)
         if cause == "exception" and (last := chains.get((entry.source, entry.line))) and last.line > entry.line:
             continue
-        key = _NUMBERS.sub("#", f"{type_of(entry)}: {entry.text('message')[:120]}") if cause == "exception" else ""
+        message = entry.text("message").partition("\n")[0][:120]
+        key = _NUMBERS.sub("#", f"{type_of(entry)}: {message}") if cause == "exception" else ""
         how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else standing(entry, book)
         found.setdefault((cause, key), []).append((entry, how))
     for entry, rule in book.of_role("root"):
         gave_up = first_timeout.get(entry.rank)
         if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(entry)):
+            continue
+        if _is_closed_by_loss(entry, book):
             continue
         found.setdefault((_cause(entry, rule), ""), []).append((entry, standing(entry, book)))
     candidates = []
@@ -109,6 +112,13 @@ def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
             found |= {(one.source, one.line): entry for one in chain[:-1]}
             found[entry.source, entry.line] = chain[0]
     return found
+
+
+def _is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
+    """Return True for the rendezvous that a launcher finds closed when it starts again after a lost connection."""
+    return "RendezvousClosedError" in text_of(entry) and any(
+        is_victims(one) and book.position(one) < book.position(entry) for one in book.of("exception")
+    )
 
 
 def _was_killed_later(entry: LogLine, ended: Ended) -> bool:

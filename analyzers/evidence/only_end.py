@@ -20,8 +20,17 @@ from analyzers.logs.log_events import LogBook, LogLine
 __all__ = ["of_the_only_end"]
 
 
+_REFUSED = 2
+"""Exit code of argparse for a command line that it refuses."""
+
+
 def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended) -> list[Candidate]:
     """Name the rank of candidates that have none, where the only end tells it."""
+    if refused := tuple(sorted(rank for rank, (code, _) in ended.exits.items() if code == _REFUSED and rank >= 0)):
+        candidates = [
+            _named(one, *refused) if any(type_of(line) == "ArgumentError" for line in one.lines) else one
+            for one in candidates
+        ]
     aborts = [one for one in candidates if one.cause == "signal" and one.evidence.get("signal") == "SIGABRT"]
     if len(aborts) == 1 and len(aborts[0].ranks) == 1 and aborts[0].is_proven:
         return [
@@ -34,10 +43,10 @@ def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended
     return [_named(one, end[0]) if raised in one.lines else one for one in candidates]
 
 
-def _named(candidate: Candidate, rank: int) -> Candidate:
+def _named(candidate: Candidate, *ranks: int) -> Candidate:
     if candidate.rank_class != "own" or candidate.ranks:
         return candidate
-    return replace(candidate, ranks=(rank,), what=candidate.what.replace(who(()), who((rank,)), 1))
+    return replace(candidate, ranks=ranks, what=candidate.what.replace(who(()), who(ranks), 1))
 
 
 def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:

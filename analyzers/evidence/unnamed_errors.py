@@ -26,7 +26,9 @@ _CONSEQUENCE = re.compile(
 """Parts of lines about an end that another line explains."""
 _HARMLESS = re.compile(
     r"register \w+ (?:factory|plugin)|already (?:been )?registered|computation placer|TF-TRT|TensorRT|NUMA node|"
-    r"ignor(?:ed|ing)|not installed|deprecat|fall(?:ing)? ?back|will be (?:skipped|disabled)|disabling|retry",
+    r"ignor(?:ed|ing)|not installed|deprecat|fall(?:ing)? ?back|will be (?:skipped|disabled)|disabling|retry|"
+    r"git repository|git root|dubious ownership|dependency (?:resolver|conflict)|W&B API|"
+    r"^collecting |^(?:\[[^\]]*\]\s*)+$",
     re.IGNORECASE,
 )
 """Parts of error lines after which programs go on."""

@@ -15,8 +15,8 @@ __all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "standing", "tex
 
 Standing = Literal["own", "survived", "after", "aside", "ignored"]
 """own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls itself a
-warning. after: the launcher was ending the job already. aside: of a thread, which ends no process. ignored: of a
-destructor, which Python does not even call an error of the program."""
+warning. after: the launcher was ending the job already. aside: of a thread or a task, which ends no process. ignored:
+of a destructor or of a message to a log, which Python does not even call an error of the program."""
 
 _LAUNCHERS = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -63,6 +63,8 @@ _NO_WORDS = re.compile(
 """How libstdc++ and torch introduce an exception, and names of functions: no words of a message."""
 _AT_EXIT = "driver shutting down"
 """CUDA's error of a call that came while the process was ending anyway."""
+_IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
+"""What Python prints before an error of a destructor and of a logger's message: it goes on."""
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
@@ -133,5 +135,5 @@ def standing(entry: LogLine, book: LogBook) -> Standing:
         return "own"
     if last.kind == "in_thread":
         is_next = entry.kind == "exception" and entry.line - last.line <= 2
-        return "own" if not is_next else "ignored" if "Exception ignored in" in last.message else "aside"
+        return "own" if not is_next else "ignored" if _IS_IGNORED.search(last.message) else "aside"
     return "after" if last.kind == "teardown" else "own"

@@ -21,6 +21,8 @@ from store.readers.logs.rules import Rule, load_rules
 __all__ = ["LogBook", "LogLine"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
+_LAUNCHERS_ENDS = ("root_failure",)
+"""What a launcher prints as its last: a start after it is of another launch into the same file."""
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
 _ROLES = {kind: rule.role for kind, rule in _RULES.items()}
@@ -163,7 +165,8 @@ class LogBook:
 def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     """Lines of each file's last attempt, and those of attempts before it that ended: only the last end is the job's.
 
-    1. A scheduler's line on a job's end before a launcher's start: the job was queued again, its log appended.
+    1. A scheduler's line on a job's end, or a launcher's table of failures, before a launcher's start: the job was
+       queued or launched again, its log appended.
     2. A second start of the launcher of one node, or a resume where there is one node, by our own line.
     3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
     """
@@ -186,7 +189,7 @@ def _last_begin(lines: list[LogLine]) -> int:
     stopped, begin = False, 0
     launches: Counter[int] = Counter()
     for entry in lines:
-        if entry.kind in _SCHEDULER_ENDS:
+        if entry.kind in (*_SCHEDULER_ENDS, *_LAUNCHERS_ENDS):
             stopped = True
         elif entry.kind == "started":
             node = entry.number("node")
@@ -199,7 +202,10 @@ def _last_begin(lines: list[LogLine]) -> int:
             stopped = False
     restart = max((entry.line for entry in lines if entry.kind == "restarted"), default=0)
     again = any(
-        entry.line > restart and _ROLES[entry.kind] in _END_ROLES and _ROLES[entry.kind] not in ("victim", "nccl")
+        entry.line > restart
+        and _ROLES[entry.kind] in _END_ROLES
+        and _ROLES[entry.kind] not in ("victim", "nccl")
+        and "RendezvousClosedError" not in f"{entry.text('type')} {entry.message}"
         for entry in lines
     )
     return max(begin, restart if again else 0)

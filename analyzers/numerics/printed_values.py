@@ -87,7 +87,9 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """A printed fp16 loss scale that fell to its floor: gradients overflow whatever the scale."""
-    rows = sorted((row for row in steps if row.get("loss_scale") is not None), key=lambda row: row["step"])
+    rows = sorted(
+        (row for row in steps if (row.get("loss_scale") or 0) > 0), key=lambda row: row["step"]
+    )  # -1: unknown
     if not rows or rows[-1]["loss_scale"] > SCALE_FLOOR:
         return []
     largest = max(rows, key=lambda row: row["loss_scale"])

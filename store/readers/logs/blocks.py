@@ -27,6 +27,7 @@ __all__ = [
     "read_tasks",
     "read_terminate",
     "read_traceback",
+    "read_usage",
 ]
 
 MAX_LINES = 600
@@ -45,11 +46,13 @@ _RAISED = re.compile(
 )
 _UNCAUGHT = re.compile(r"^(?:Uncaught|Unhandled)(?: exception)?:? ")
 _NEW = re.compile(
-    r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Exception raised from)"
+    r"^(?:Traceback \(most|The above exception was|During handling of|=====|-----|frame #|Call stack:$|Exception "
+    r"raised from)"
 )
 _CHAINED = re.compile(r"^(?:The above exception was the direct|During handling of the above)")
 _ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
 """Begins of lines that no terminal broke off the line before: of a logger, of another exception."""
+_USAGE = re.compile(r"^[\w./-]{1,120}: error: (\S.{3,400})")
 _LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
 _RAS_RANK = re.compile(r"^\s*Rank (\d{1,6}) -- ")
 _RAS_PROCESS = re.compile(r"^\s*Process (\d{1,10}) on node \S+ managing GPU")
@@ -63,8 +66,10 @@ _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
 _CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker process \d+|replica \d+ on device \d+|\w+ worker[\w ]*)\.?$")
 """The message of an exception that torch raises again, with the traceback of the one that it caught."""
-_OWN_RANK = re.compile(r"\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:(\d{1,6})\)")
-"""How torch_npu signs an error."""
+_OWN_RANK = re.compile(
+    r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:)(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
+)
+"""How torch_npu and Habana's bridge sign an error."""
 _TASK = re.compile(r"^\s*/job:\w+/replica:\d+/task:(\d{1,6})\b")
 _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)$")
 
@@ -117,9 +122,14 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
         message.append(line)
     if found is not None:
         found["message"] = "\n".join(message).strip()[:MAX_MESSAGE]
-        if len(ranks := set(_OWN_RANK.findall(found["message"]))) == 1:
-            found["own_rank"] = int(ranks.pop())
+        found |= _signed(found["message"])
     return found
+
+
+def _signed(message: str) -> dict[str, Any]:
+    """`own_rank`, where a message is signed by one rank."""
+    ranks = set(_OWN_RANK.findall(message))
+    return {"own_rank": int(ranks.pop())} if len(ranks) == 1 else {}
 
 
 def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
@@ -142,6 +152,12 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
         message += f" {line.strip()}"
         before = line.rstrip()
     return {"type": raised["type"], "message": message[:MAX_MESSAGE], "traceback": ""}
+
+
+def read_usage(text: str) -> dict[str, Any] | None:
+    """Read what argparse says of a command line that it refuses; None for another program's line."""
+    found = _USAGE.match(text)
+    return {"type": "ArgumentError", "message": found[1], "traceback": ""} if found else None
 
 
 def read_lost_bus(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any] | None:
@@ -280,7 +296,8 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
         return {"type": "RuntimeError", "message": unhandled[1][:MAX_MESSAGE], "traceback": ""} if unhandled else None
     for place, (prefix, line) in enumerate(lines):
         if prefix.stream == own.stream and (what := _WHAT.match(line)):
-            return {"type": thrown[1].split("::")[-1], "message": what[1][:MAX_MESSAGE], "traceback": ""}
+            message = what[1][:MAX_MESSAGE]
+            return {"type": thrown[1].split("::")[-1], "message": message, "traceback": "", **_signed(message)}
         if place >= 8:
             break
     return None

@@ -15,7 +15,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-__all__ = ["LineFilter", "LiteralIndex"]
+__all__ = ["LINE_BYTES", "LineFilter", "LiteralIndex", "begin_of_line", "end_of_line"]
+
+LINE_BYTES = 16 << 10
+"""A longer line is cut there."""
 
 _NEWLINE = 10
 _PATTERN_BYTES = 6_000
@@ -97,3 +100,18 @@ def _patterns(literals: Collection[bytes]) -> list[str]:
             "".join(chr(byte) if chr(byte).isascii() and chr(byte).isalnum() else f"\\x{byte:02x}" for byte in literal)
         )
     return ["|".join(words) for words in patterns]
+
+
+def begin_of_line(window: bytes, place: int) -> int:
+    """Offset at which the line of a place begins, after a newline or a carriage return."""
+    first = max(0, place - LINE_BYTES)
+    return max(window.rfind(b"\n", first, place), window.rfind(b"\r", first, place), first - 1) + 1
+
+
+def end_of_line(window: bytes, place: int) -> int:
+    """Offset at which the line of a place ends, before a newline or a carriage return."""
+    last = min(len(window), place + LINE_BYTES)
+    newline = window.find(b"\n", place, last)
+    last = newline if newline >= 0 else last
+    carriage = window.find(b"\r", place, last)
+    return carriage if 0 <= carriage < last - 1 else last

@@ -49,6 +49,7 @@ _PARTS = (
     r"(?![A-Z]{1,4}\d{3,6}: )(?!(?i:epoch|step|iter|iteration|batch|layer|block|loss|gpu|cuda|npu|xpu|device|rank|"
     r"phase|stage|trial|"
     r"seed|fold|chunk|part|xid|errno|python|version|run|exp|test|line|top|acc|bleu|bs|lr|fp|bf|int|v)[-_]?[\d.]+: )"
+    r"(?![\w.]*\.[A-Z]\w*[a-z]\w*: )"  # a type in a module whose name ends with a digit: sqlite3.OperationalError
     r"(?P<host>[A-Za-z][\w.]{0,40}-?\d{1,6}(?:\.[\w.-]{1,60})?): (?= *\S)",
     r"(?P<host>[A-Za-z][\w.-]{0,62}) [\w./()@-]{1,60}\[\d{1,10}\]:",  # syslog and journald
     r"std(?:out|err) [FP](?= )",  # CRI

@@ -32,6 +32,7 @@ Block = Literal[
     "elastic",
     "error_file",
     "raised",
+    "usage",
     "ras",
     "norms",
     "others",

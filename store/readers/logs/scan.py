@@ -35,20 +35,20 @@ from store.readers.logs.blocks import (
     read_tasks,
     read_terminate,
     read_traceback,
+    read_usage,
 )
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
-from store.readers.logs.line_filter import LineFilter
+from store.readers.logs.line_filter import LINE_BYTES, LineFilter, begin_of_line, end_of_line
 from store.readers.logs.plain_text import plain_chunks
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, most_specific, rules_by_literal
-from store.readers.logs.step_lines import LITERALS, StepLine, read_step
+from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
 from store.readers.logs.timestamps import Clock
 
 __all__ = ["LogEvent", "LogStep", "ReadLog", "read_log"]
 
 CHUNK_BYTES = 4 << 20
-LINE_BYTES = 16 << 10
 BLOCK_BYTES = 256 << 10
 """What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
 MAX_UNPACKED_BYTES = 64 << 30
@@ -65,6 +65,8 @@ MAX_PREFIXES = 16
 """Constant prefixes that are learned of a file."""
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
+HEADING_LINES = 40
+"""Lines below a step's own that may hold its values."""
 NEAR_LINES = 6
 """Lines in which a frame follows the begin of a traceback, or stands before its end."""
 _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
@@ -79,6 +81,7 @@ _OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any]
     "tasks": read_tasks,
 }  # fmt: skip
 """Blocks that only the lines after the first say something of."""
+_OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +174,8 @@ class _Scan:
         self._kept: Counter[tuple[Any, ...]] = Counter()
         self._last: dict[tuple[Any, ...], deque[LogEvent]] = {}
         self._newest_step: int | None = None
+        self._heading: tuple[int, tuple[int, int | None], Prefix] | None = None
+        """Line, step and prefix of the newest line that names a step whose values follow."""
         self._step_lines: list[int] = []
         """Lines on which a step is reported that the step line before it did not report."""
         self._constant: list[re.Pattern[str]] = []
@@ -212,7 +217,7 @@ class _Scan:
             return
         limit = MAX_HITS if rule is not None else MAX_STEP_LINES
         while place >= 0 and self._hits[literal] < limit:
-            begin = _line_begin(window, place)
+            begin = begin_of_line(window, place)
             rules = found.setdefault(begin, [])
             if rule not in rules:
                 rules.append(rule)
@@ -222,10 +227,10 @@ class _Scan:
                     reason = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
                     self.log.given_up.append(reason)
                 self._filter.drop(literal)
-            place = window.find(literal, _line_end(window, place), last)
+            place = window.find(literal, end_of_line(window, place), last)
 
     def _line(self, window: bytes, begin: int, number: int, rules: list[Rule | None]) -> None:
-        line_end = _line_end(window, begin)
+        line_end = end_of_line(window, begin)
         text = clean(window[begin:line_end])
         if rules != [None]:
             self._learn_from(window, begin, text)
@@ -252,20 +257,20 @@ class _Scan:
         if len(self._constant) >= MAX_PREFIXES:
             return
         at = text.find(_TRACEBACK)
-        place = _line_end(window, begin) if at >= 0 else begin - 1
+        place = end_of_line(window, begin) if at >= 0 else begin - 1
         if at < 0 and not _LAST_LINE.search(text):
             return
         frame: str | None = None
         for _ in range(NEAR_LINES):
             if at >= 0:
                 first = place + 1
-                place = _line_end(window, first) if first < len(window) else len(window)
+                place = end_of_line(window, first) if first < len(window) else len(window)
             else:
-                first = _line_begin(window, place - 1) if place > 0 else 0
+                first = begin_of_line(window, place - 1) if place > 0 else 0
                 place, first = first - 1, first
             if not 0 <= first < len(window):
                 break
-            near = clean(window[first : _line_end(window, first)])
+            near = clean(window[first : end_of_line(window, first)])
             if match := FRAME.search(near):
                 frame = near[: match.start()]
                 break
@@ -286,7 +291,12 @@ class _Scan:
             self._step(number, text, prefix)
 
     def _step(self, number: int, text: str, prefix: Prefix) -> None:
-        step_line = read_step(text)
+        if "[step=" in text and (heading := heading_of(text)) is not None:
+            self._heading = (number, heading, prefix)
+            return
+        is_below = self._heading is not None and text[:2] == "  " and number - self._heading[0] <= HEADING_LINES
+        step_line = read_step(text, self._heading[1] if is_below and self._heading else None)
+        prefix = self._heading[2] if is_below and self._heading else prefix
         if step_line is not None:
             at = step_line.step if step_line.step is not None else step_line.bar.step if step_line.bar else None
             self._newest_step = self._newest_step if at is None else at
@@ -315,15 +325,17 @@ class _Scan:
     def _event(self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule) -> None:
         key = (rule.kind, prefix.stream)
         is_full = self._kept[key] >= KEPT_OF_A_KIND
-        if len(self.log.events) >= MAX_EVENTS or (is_full and rule.role != "exception" and rule.kind != "working"):
+        is_kept = rule.role == "exception" or rule.kind in ("working", "in_thread")
+        if len(self.log.events) >= MAX_EVENTS or (is_full and not is_kept):
             return
         fields = self._fields(window, line_end, text, prefix, rule)
         if fields is None:
             return
         if self._newest_step is not None:
             fields.setdefault("after_step", self._newest_step)
-        # Behind a collector's prefix with a level, that level says nothing of the line.
-        begin = prefix.length if any("DEBUG" in one.pattern for one in self._constant) else 0
+        # Behind a collector's prefix with a level, that level says nothing of the line; a collector does not warn.
+        is_collected = any("DEBUG" in one.pattern for one in self._constant) and "WARN" not in text[: prefix.length]
+        begin = prefix.length if is_collected else 0
         if (rule.role in ("root", "exception") or rule.kind == "error_line") and _LEVEL.search(
             text[begin : begin + _LEVEL_REACH]
         ):
@@ -352,8 +364,8 @@ class _Scan:
             return read_terminate(text, self._following(window, line_end), prefix)
         if rule.block == "bus":
             return read_lost_bus(text, self._following(window, line_end))
-        if rule.block == "culprits":
-            return read_culprits(text)
+        if rule.block in _OF_LINE:
+            return _OF_LINE[rule.block](text[prefix.length :])
         if rule.block == "raised":
             return read_last_line(text[prefix.length :], self._following(window, line_end), prefix)
         if rule.block == "error_file":
@@ -375,24 +387,11 @@ class _Scan:
             begin = at + 1
             if begin >= len(window):
                 return
-            at = _line_end(window, begin)
+            at = end_of_line(window, begin)
             text = clean(window[begin:at])
             prefix = read_prefix(text, self._clock, self._constant)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
-
-
-def _line_begin(window: bytes, place: int) -> int:
-    first = max(0, place - LINE_BYTES)
-    return max(window.rfind(b"\n", first, place), window.rfind(b"\r", first, place), first - 1) + 1
-
-
-def _line_end(window: bytes, place: int) -> int:
-    last = min(len(window), place + LINE_BYTES)
-    newline = window.find(b"\n", place, last)
-    last = newline if newline >= 0 else last
-    carriage = window.find(b"\r", place, last)
-    return carriage if 0 <= carriage < last - 1 else last
 
 
 def _value(text: str) -> int | str:

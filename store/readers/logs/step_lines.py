@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-__all__ = ["BAR_LITERALS", "LITERALS", "Bar", "StepLine", "read_bar", "read_step", "step_of"]
+__all__ = ["BAR_LITERALS", "LITERALS", "Bar", "StepLine", "heading_of", "read_bar", "read_step", "step_of"]
 
 BAR_LITERALS = (b"it/s", b"s/it")
 LITERALS = (
@@ -26,6 +26,7 @@ LITERALS = (
     b"tokens_per_second",
     b"/sec",
     b"/step",
+    b"[step=",
     *BAR_LITERALS,
 )
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
@@ -55,13 +56,15 @@ _BATCH = re.compile(
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
+_HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^\]]{0,80})?\]\s*$")
+"""OLMo's line of a step: its values follow, one an indented line."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
 # No IGNORECASE in what is searched in every line: it takes three times as long.
 _LOSS = re.compile(r"[lL](?:oss|OSS)(?: train)?" + _IS + _NUMBER)
 _OF_LOSS = re.compile(
     r"(?:^|[^\w/])(?:lm |reduced_(?:train_)?|total_|average_|avg_|avr_|step_|mean_|running_|batch_|"
-    r"train(?:ing)?[_/ ]|(?:train/)?actor/(?:pg_)?)\Z",
+    r"train(?:ing)?[_/ ]|(?:train/)?(?:CE |CrossEntropy)|(?:train/)?actor/(?:pg_)?)\Z",
     re.IGNORECASE,
 )
 """What a loss of training is called by besides: all others (`val_loss`, `loss_bbox`, `aux/loss`) are left out."""
@@ -153,6 +156,12 @@ def step_of(text: str) -> int | None:
     return _step(text)[0]
 
 
+def heading_of(text: str) -> tuple[int, int | None] | None:
+    """(step, last step) of a line that only names a step, whose values follow on indented lines."""
+    found = _HEADING.search(text)
+    return (int(found["step"]), int(found["total"]) if found["total"] else None) if found else None
+
+
 def read_bar(text: str) -> Bar | None:
     """The newest state of a progress bar over training steps; None where the line has none."""
     states = list(_BAR.finditer(text))
@@ -183,15 +192,15 @@ def _about_bar(description: str) -> tuple[str, int | None] | None:
     return re.sub(r"[\d.]+", "#", description.strip())[:40], int(epoch[1] or epoch[2]) if epoch else None
 
 
-def read_step(text: str) -> StepLine | None:
-    """The step of a line; None if it has no value of one."""
+def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepLine | None:
+    """The step of a line; None if it has no value of one. `heading`: that of the line above, for an indented one."""
     if "train_runtime" in text:
         return None  # transformers' summary at the end
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
     # A find costs a tenth of a search: each pattern is tried only where a part of all its words stands.
     loss = _loss(text) if "oss" in text or "OSS" in text else None
     grad_norm = _GRAD_NORM.search(text) if "norm" in text else None
-    step, total = _step(text)
+    step, total = heading or _step(text)
     skipped = _SKIPPED.search(text) if "skipped" in text else None
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
     rate = _THROUGHPUT.search(text) if any(word in text for word in _RATE_WORDS) else None

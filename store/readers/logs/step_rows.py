@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -18,6 +19,11 @@ from store.readers.logs.scan import LogStep
 from store.readers.logs.step_lines import Bar
 
 __all__ = ["step_rows"]
+
+SKIPPED_RATIO = 20
+"""First advance of a bar / usual one from which the steps before were skipped: a resumed job passes over its data."""
+SETTLE_STEPS = 40
+"""Steps until tqdm's smoothed rate has forgotten the skipped ones (it keeps 0.7 of it a step)."""
 
 
 def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
@@ -29,6 +35,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     counted, at = 0, 0
     turns = _Epochs()
     skipped_before: int | None = None
+    settled = _settled(lines, name)
+    passes = _Passes()
     for line in lines:
         found = line.step_line
         if found.bar is not None and (found.bar.name, found.bar.total) == name:
@@ -51,18 +59,20 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             skipped = found.skipped_so_far - skipped_before if skipped_before is not None else None
             skipped_before = found.skipped_so_far
         total = found.total or (found.bar.total if found.bar and found.bar.epoch is None else None)
-        row = rows.setdefault(
-            step, {"rank": rank, "step": step, "start_ns": line.prefix.wall_ns if has_times else None}
-        )
+        passes.take(step)
+        start_ns = line.prefix.wall_ns if has_times and not passes.is_other else None
+        row = rows.setdefault(step, {"rank": rank, "step": step, "start_ns": start_ns})
+        is_of_skipped = found.bar is not None and at <= settled and found.duration_ns == found.bar.duration_ns
+        duration_ns = None if is_of_skipped or passes.is_other else found.duration_ns
         for key, value in (
-            ("duration_ns", found.duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
+            ("duration_ns", duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
     every = list(rows.values())
-    _add_durations(every)
+    _add_durations(every, passes.of)
     return every
 
 
@@ -85,6 +95,36 @@ def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
     return max(states, key=lambda key: (with_loss[key] > 0, len(states[key]), key[1]), default=None)
 
 
+def _settled(lines: Sequence[LogStep], name: tuple[str, int] | None) -> int:
+    """The step up to which the training bar's rate is that of skipped steps; 0 where it began with its first step."""
+    steps = [bar.step for line in lines if (bar := line.said.bar) is not None and (bar.name, bar.total) == name]
+    at = list(dict.fromkeys(steps))[:SETTLE_STEPS]
+    advances = [after - before for before, after in pairwise(at)]
+    if len(advances) < 3 or at[0] > 1 or advances[0] < SKIPPED_RATIO * max(1.0, median(advances[1:])):
+        return 0
+    return at[1] + SETTLE_STEPS
+
+
+class _Passes:
+    """Passes over the steps' numbers: one that goes back to the first step is another training, with other times."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, int] = {}
+        self.is_other = False
+        self._turn = 0
+        self._first: int | None = None
+        self._newest = 0
+
+    def take(self, step: int) -> None:
+        """Note the step of the next line."""
+        self._first = step if self._first is None else self._first
+        if step < self._newest:
+            self._turn += 1
+            self.is_other = step <= self._first
+        self._newest = step
+        self.of.setdefault(step, self._turn)
+
+
 class _Epochs:
     """The number of a bar's step over all epochs: a bar that begins again goes on where it ended."""
 
@@ -101,14 +141,19 @@ class _Epochs:
         return self._epoch * bar.total + bar.step
 
 
-def _add_durations(rows: Sequence[dict[str, Any]]) -> None:
-    """Fill in durations that no line states."""
+def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[int, int]) -> None:
+    """Fill in durations that no line states: `passes` is the turn of each step, for numbers that begin again."""
     between: dict[int, float] = {}
     before: dict[str, Any] | None = None
     for number, row in enumerate(rows):
         if row["start_ns"] is None:
             continue
-        if before is not None and row["step"] > before["step"] and row["start_ns"] > before["start_ns"]:
+        if (
+            before is not None
+            and row["step"] > before["step"]
+            and row["start_ns"] > before["start_ns"]
+            and passes[row["step"]] == passes[before["step"]]
+        ):
             between[number] = (row["start_ns"] - before["start_ns"]) / (row["step"] - before["step"])
         before = row
     works = [row["throughput"] * between[number] for number, row in enumerate(rows)

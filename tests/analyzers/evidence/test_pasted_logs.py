@@ -1,0 +1,164 @@
+"""Logs as jobs leave them: of several launches, with errors that Python itself passes over, of sweeps and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analyzers.evidence.written import diagnosed
+
+STEPS = "".join(f"2026-03-01 10:{i:02d}:00 - train - INFO - Step {i} loss: {4 - i / 20:.4f}\n" for i in range(1, 30))
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "/job/report.py", line 31, in emit\n    text = record.format()\n'
+    "{raised}\n"
+)
+
+
+def table(rank: int) -> str:
+    """torchrun's table of failures."""
+    return (
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        f"{'=' * 60}\ntrain.py FAILED\n{'-' * 60}\nFailures:\n  <NO_OTHER_FAILURES>\n{'-' * 60}\n"
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-03-01_10:00:23\n  host      : n1\n"
+        f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : 1 (pid: 41)\n  error_file: <N/A>\n"
+        f"  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n{'=' * 60}\n"
+    )
+
+
+STARTED = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+
+
+def test_the_last_of_several_launches_in_one_file_is_judged(tmp_path: Path) -> None:
+    first = STARTED + TRACEBACK.format(raised="ModuleNotFoundError: No module named 'apex'") + table(0)
+    second = STARTED + TRACEBACK.format(raised="KeyError: 'labels'") + table(1)
+    (finding,) = diagnosed(tmp_path, "job.log", first + second).fired
+    assert (finding.cause, finding.ranks) == ("exception", (1,))
+    assert "labels" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("--- Logging error ---\n", 'Call stack:\n  File "/job/train.py", line 9, in <module>\n    main()\n'),
+        (" 10%|#         | 10/100 [00:07<01:09,  1.29it/s]--- Logging error ---\n", "Call stack:\n"),
+    ],
+)
+def test_an_error_of_a_log_message_ends_no_job(before: str, after: str, tmp_path: Path) -> None:
+    text = (before + TRACEBACK.format(raised="TypeError: not all arguments converted") + after) * 60 + "done\n"
+    assert not diagnosed(tmp_path, "job.log", text).fired
+
+
+def test_an_error_of_a_task_that_nothing_awaits_is_not_proven(tmp_path: Path) -> None:
+    text = "Task exception was never retrieved\nfuture: <Task finished name='Task-9'>\n"
+    text += TRACEBACK.format(raised="NameError: name 'reply' is not defined")
+    (finding,) = diagnosed(tmp_path, "job.log", text + "serving the next request\n" * 3).fired
+    assert finding.status == "suspect"
+
+
+@pytest.mark.parametrize("name", ["sqlite3.OperationalError", "psycopg2.errors.UndefinedTable", "tool4.core.StepError"])
+def test_a_module_whose_name_ends_with_a_digit_is_no_host(name: str, tmp_path: Path) -> None:
+    (finding,) = diagnosed(tmp_path, "job.log", TRACEBACK.format(raised=f"{name}: 11 columns, 7 values")).fired
+    assert finding.cause == "exception"
+    assert "11 columns, 7 values" in finding.summary
+    assert "report.py:31" in finding.summary
+
+
+def test_a_command_line_that_is_refused_is_named_with_its_ranks(tmp_path: Path) -> None:
+    usage = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --learning_rat 1\n"
+    text = usage + table(2).replace("exitcode  : 1", "exitcode  : 2")
+    (finding,) = diagnosed(tmp_path, "job.log", text).fired
+    assert (finding.cause, finding.ranks) == ("exception", (2,))
+    assert "--learning_rat" in finding.summary
+
+
+def test_a_level_of_the_programs_own_logger_is_no_collectors(tmp_path: Path) -> None:
+    lines = [f"{'WARNING' if i % 9 == 4 else 'INFO'}:hub.part{i % 7}:line {i * i} of the download\n" for i in range(60)]
+    lines[31] = "WARNING:hub.file_download:Error while downloading: HTTPSConnectionPool(host='a.co', port=443): timeout\n"
+    assert not diagnosed(tmp_path, "job.log", "".join(lines)).fired
+
+
+def test_a_loss_scale_that_is_not_known_is_not_exhausted(tmp_path: Path) -> None:
+    text = "".join(
+        f" iteration {i:8d}/  100 | elapsed time per iteration (ms): 812.0 | lm loss: {9 - i / 9:.3f} | "
+        "loss scale: -1.0 | grad norm: 0.000 |\n"
+        for i in range(1, 40)
+    )
+    assert not diagnosed(tmp_path, "job.log", text).fired
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fatal: not a git repository (or any of the parent directories): .git\n",
+        "wandb: ERROR Error while calling W&B API: context deadline exceeded (<Response [500]>)\n",
+        "ERROR: pip's dependency resolver does not currently take into account all the packages\n",
+        "[2026-03-01 10:00:34,298] [ERROR] [job.cli.main:182] [PID:41] [RANK:0]\n",
+    ],
+)
+def test_an_error_line_of_a_side_matter_is_no_suspicion(line: str, tmp_path: Path) -> None:
+    assert not diagnosed(tmp_path, "job.log", f"loading\n{line}ready\n").fired
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Training time 3:02:11\n", "120 epochs completed in 3.214 hours.\n", "Saved final model to: /out/final.zip\n",
+     "Training Completed!!! Saving pre-trained model to ./out\n"],
+)  # fmt: skip
+def test_how_programs_say_that_they_finished(line: str, tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, "job.log", STEPS + line).verdict.startswith("The job finished")
+
+
+def bar(step: int, total: int, elapsed: int, rate: float) -> str:
+    shown = f"{rate:.2f}it/s" if rate > 1 else f"{1 / rate:.2f}s/it"
+    return f"\r{100 * step // total:3d}%|##    | {step}/{total} [{elapsed // 60:02d}:{elapsed % 60:02d}<10:00, {shown}]"
+
+
+def test_the_rate_of_skipped_steps_is_none_of_training(tmp_path: Path) -> None:
+    """A resumed job passes over its data in a second, and tqdm's rate forgets that in some forty steps."""
+    total, at = 3000, 1500
+    text = bar(0, total, 0, 0.1) + bar(at, total, 5, 300.0)
+    for i in range(1, 400):
+        text += bar(at + i, total, 5 + 4 * i, 0.25 + 300 * 0.7**i)
+    assert not diagnosed(tmp_path, "job.log", text + "\n").fired
+
+
+def test_a_second_training_in_one_log_is_not_a_slower_first(tmp_path: Path) -> None:
+    def training(begin: int, steps: int, seconds: int) -> str:
+        times = [(begin + i * seconds, i) for i in range(1, steps)]
+        return "".join(
+            f"2026-03-01 {s // 3600:02d}:{s // 60 % 60:02d}:{s % 60:02d} - train - INFO - Step {i * 8} loss: 2.5\n"
+            for s, i in times
+        )
+
+    assert not diagnosed(tmp_path, "job.log", training(0, 90, 3) + training(1000, 160, 7)).fired
+
+
+def test_values_below_a_line_that_names_their_step(tmp_path: Path) -> None:
+    text = "".join(
+        f"2026-03-01 10:{i:02d}:00.1\tn1:0\tolmo.train:979\tINFO\t[step={i}/50,epoch=0]\n"
+        f"    optim/total_grad_norm=1.1\n    train/CrossEntropyLoss={'nan' if i > 20 else 9 - i / 9}\n"
+        "    throughput/device/tokens_per_second=47,552\n"
+        for i in range(1, 30)
+    )
+    finding = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (finding.kind, finding.first_step) == ("non_finite", 21)
+
+
+def test_the_rendezvous_is_closed_because_a_peer_was_lost(tmp_path: Path) -> None:
+    text = TRACEBACK.format(raised="RuntimeError: [../gloo/pair.cc:598] Connection closed by peer [10.0.1.12]:61423")
+    text += "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED; will restart worker group\n"
+    text += TRACEBACK.format(raised="torch.distributed.elastic.rendezvous.api.RendezvousClosedError")
+    finding = diagnosed(tmp_path, "job.log", text).fired[0]
+    assert (finding.cause, finding.ranks) == ("connection_lost", ())
+    assert "10.0.1.12" in finding.summary
+
+
+def test_habanas_bridge_signs_an_error_with_its_rank(tmp_path: Path) -> None:
+    text = (
+        "terminate called after throwing an instance of 'c10::Error'\n"
+        "  what():  [Rank:5] FATAL ERROR :: MODULE:PT_DEVICE GRAPH:: the stream is another\n"
+    )
+    (finding,) = diagnosed(tmp_path, "job.log", text).fired
+    assert (finding.cause, finding.ranks) == ("exception", (5,))
