@@ -74,8 +74,11 @@ def test_a_command_line_that_is_refused_is_named_with_its_ranks(tmp_path: Path) 
 
 
 def test_a_level_of_the_programs_own_logger_is_no_collectors(tmp_path: Path) -> None:
-    lines = [f"{'WARNING' if i % 9 == 4 else 'INFO'}:hub.part{i % 7}:line {i * i} of the download\n" for i in range(60)]
-    lines[31] = "WARNING:hub.file_download:Error while downloading: HTTPSConnectionPool(host='a.co', port=443): timeout\n"
+    names = ("hub", "web.server", "store", "tokens", "app.pages", "jobs", "cache")
+    lines = [f"{'WARNING' if i % 9 == 4 else 'INFO'}:{names[i % 7]}:line {i * i}\n" for i in range(60)]
+    lines[31] = (
+        "WARNING:hub.file_download:Error while downloading: HTTPSConnectionPool(host='a.co', port=443): timeout\n"
+    )
     assert not diagnosed(tmp_path, "job.log", "".join(lines)).fired
 
 
@@ -104,10 +107,21 @@ def test_an_error_line_of_a_side_matter_is_no_suspicion(line: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "line",
     ["Training time 3:02:11\n", "120 epochs completed in 3.214 hours.\n", "Saved final model to: /out/final.zip\n",
-     "Training Completed!!! Saving pre-trained model to ./out\n"],
+     "Training Completed!!! Saving pre-trained model to ./out\n", "INFO:__main__:Finetuning done!\n",
+     "2026-03-01 10:59:00,836 - __main__ - INFO - Fine-tuning completed successfully!\n"],
 )  # fmt: skip
 def test_how_programs_say_that_they_finished(line: str, tmp_path: Path) -> None:
     assert diagnosed(tmp_path, "job.log", STEPS + line).verdict.startswith("The job finished")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[2026-03-01 10:27:14,902] [INFO] [launch.py:328:sigkill_handler] Main process received SIGINT, exiting\n",
+     "Detected KeyboardInterrupt, attempting graceful shutdown ...\n"],
+)  # fmt: skip
+def test_how_programs_say_that_they_were_stopped(line: str, tmp_path: Path) -> None:
+    (finding,) = diagnosed(tmp_path, "job.log", STEPS + line).fired
+    assert (finding.cause, finding.ranks) == ("cancelled", ())
 
 
 def bar(step: int, total: int, elapsed: int, rate: float) -> str:
