@@ -65,6 +65,8 @@ _AT_EXIT = "driver shutting down"
 """CUDA's error of a call that came while the process was ending anyway."""
 _IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
 """What Python prints before an error of a destructor and of a logger's message: it goes on."""
+_COMPLETE = "Init COMPLETE"
+"""NCCL's word for a communicator that is ready."""
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
@@ -126,8 +128,15 @@ def standing(entry: LogLine, book: LogBook) -> Standing:
         return "survived"
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):
         return "survived"  # the job came to its end after it
+    if entry.number("later_lines") and not book.seen and not any(book.of_role("death", "victim", "outside")):
+        return "survived"  # one writer wrote on, and nothing says that a process ended
     if _AT_EXIT in text_of(entry):
         return "ignored"
+    if "NCCL WARN" in entry.message and any(
+        one.source == entry.source and one.line > entry.line and _COMPLETE in one.message
+        for one in book.of("nccl_comm")
+    ):
+        return "survived"  # what NCCL warned of did not hinder its communicator
     before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == entry.source
               and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)

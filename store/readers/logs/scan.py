@@ -65,6 +65,8 @@ MAX_PREFIXES = 16
 """Constant prefixes that are learned of a file."""
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
+LATER_LINES = 1_000
+"""Lines after one that a program hardly prints in ending."""
 HEADING_LINES = 40
 """Lines below a step's own that may hold its values."""
 NEAR_LINES = 6
@@ -321,6 +323,8 @@ class _Scan:
             later = len(self._step_lines) - bisect_right(self._step_lines, event.line)
             if later:
                 event.fields["later_steps"] = later
+            if self.log.num_lines - event.line >= LATER_LINES:
+                event.fields["later_lines"] = self.log.num_lines - event.line
 
     def _event(self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule) -> None:
         key = (rule.kind, prefix.stream)

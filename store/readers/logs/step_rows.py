@@ -41,8 +41,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         found = line.step_line
         if found.bar is not None and (found.bar.name, found.bar.total) == name:
             at = turns.step(found.bar)
-        elif found.bar is not None and found.loss is None:
-            continue
+        elif found.bar is not None and (found.loss is None or name is not None):
+            continue  # of an evaluation, or of another training
         is_counted = False
         is_bar_only = found.bar is not None and found.loss is None and found.grad_norm is None
         if found.step is not None:
@@ -89,7 +89,9 @@ def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
             with_loss[last] += line.step_line.loss is not None
         elif last is not None and line.step_line.loss is not None:
             with_loss[last] += 1
-    num_losses = sum(line.step_line.loss is not None and line.step_line.step is None for line in lines)
+    num_losses = sum(
+        line.step_line.loss is not None and line.step_line.step is None and line.step_line.bar is None for line in lines
+    )
     if sum(map(len, states.values())) < num_losses:
         return None  # bars were cut out of the log: the lines are counted
     return max(states, key=lambda key: (with_loss[key] > 0, len(states[key]), key[1]), default=None)

@@ -176,3 +176,34 @@ def test_habanas_bridge_signs_an_error_with_its_rank(tmp_path: Path) -> None:
     )
     (finding,) = diagnosed(tmp_path, "job.log", text).fired
     assert (finding.cause, finding.ranks) == ("exception", (5,))
+
+
+def test_a_warning_of_nccl_before_its_communicator_is_complete_ends_no_job(tmp_path: Path) -> None:
+    warning = "n1:41:42 [0] misc/nvmlwrap.cc:100 NCCL WARN nvmlInit_v2() failed: Driver/library version mismatch\n"
+    ready = "n1:41:42 [0] NCCL INFO comm 0x8b01 rank 0 nranks 1 cudaDev 0 busId ca000 commId 0x28 - Init COMPLETE\n"
+    assert diagnosed(tmp_path, "job.log", warning).fired[0].cause == "device_setup"
+    assert not diagnosed(tmp_path, "job.log", warning + ready + "questions 5,300 of 5,300\n").fired
+
+
+def test_trainings_of_a_sweep_are_not_one_training(tmp_path: Path) -> None:
+    """Bars of other lengths are of other trainings, each of which begins with a high loss."""
+
+    def trained(total: int, first: float, last: float) -> str:
+        losses = (first + (last - first) * (i / total) ** 0.5 for i in range(total))
+        return "".join(
+            f"\rTraining: {100 * i // total:3d}%|##    | {i}/{total} [00:03<02:16,  1.05it/s, loss={loss:.3f}]" * 2
+            for i, loss in enumerate(losses)
+        )
+
+    text = trained(300, 0.7, 0.004) + trained(210, 5.6, 5.1) + trained(220, 5.7, 5.2)
+    assert not diagnosed(tmp_path, "job.log", text + "\n").fired
+
+
+def test_a_program_that_writes_on_for_a_thousand_lines_has_not_ended(tmp_path: Path) -> None:
+    error = TRACEBACK.format(raised="NameError: name 'meter' is not defined")
+    rest = "".join(f"INFO:root:[{i // 100}, {i % 100}/2562] - distances {i % 7}\n" for i in range(1_500))
+    assert not diagnosed(tmp_path, "job.log", error + rest).fired
+    (finding,) = diagnosed(tmp_path, "job.log", rest + error).fired
+    assert (finding.cause, finding.status) == ("exception", "fired")
+    ended = "train.sh: line 3: 4110 Killed                  python train.py\n"
+    assert diagnosed(tmp_path, "job.log", error + rest + ended).fired
