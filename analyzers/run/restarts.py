@@ -15,4 +15,7 @@ def restart_sentence(source: Source, attempt: int, lives: Sequence[int]) -> str:
     if after is None:
         return ""
     ((step,),) = source.rows("SELECT min(step) FROM steps WHERE attempt = ?", [after])
-    return f" Restarted as attempt {after}{'' if step is None else f' from step {step}'}."
+    if step is None:
+        return f" Restarted as attempt {after}."
+    # Steps of a script are counted from its start: where it went on from is in its own checkpoint.
+    return f" Restarted as attempt {after}{', whose steps count from' if step <= 1 else ' from step'} {step}."

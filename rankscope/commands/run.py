@@ -48,8 +48,10 @@ def run(
     `watch` (sections: probes, profiler, recovery, metrics, alerts, otel, publish, trackers). On one machine no
     rendezvous options are needed.
     """
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.run import run as torchrun
 
     from analyzers.report.terminal.safe_console import SafeConsole
@@ -99,6 +101,10 @@ def run(
         except ChildFailedError as error:
             if not followed.conclude(exit_code=1, reason="failed"):
                 echo(f"rankscope: {_first_failure(error)}", err=True)
+            raise typer.Exit(1) from None
+        except (RendezvousError, DistError) as error:
+            echo(f"rankscope: {_lost_rendezvous(options, error)}", err=True)
+            followed.conclude(exit_code=1, reason="failed")
             raise typer.Exit(1) from None
         except SignalException as error:
             followed.conclude(exit_code=128 + int(error.sigval), reason="interrupted")
@@ -165,6 +171,13 @@ def _start_attached(options: argparse.Namespace) -> None:
     target = ["-m", options.training_script] if options.module else [options.training_script]
     options.training_script_args = [*target, *options.training_script_args]
     options.training_script, options.module = "rankscope.attached_script", True
+
+
+def _lost_rendezvous(options: argparse.Namespace, error: Exception) -> str:
+    """What became of the rendezvous of the nodes, in one line: torch's own text has a stack of C++ in it."""
+    where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
+    said = str(error.__cause__ or error).partition("\nException raised from")[0]
+    return f"--rdzv-endpoint {where}: no rendezvous with the other nodes: {' '.join(said.split())[:200]}"
 
 
 def _first_failure(error: ChildFailedError) -> str:

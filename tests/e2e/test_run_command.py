@@ -11,6 +11,7 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.depth import usually
 from tests.forked import run_python
+from tests.ports import free_port
 
 SCRIPT = """
 import os, sys
@@ -80,3 +81,16 @@ def test_a_script_that_fails_before_it_trains_is_no_clean_run(tmp_path: Path) ->
     assert "No problems found" not in done.stderr
     verdict = done.stderr.split("Verdict")[1]
     assert "exit code 1: no data here (train.py:8 in <module>) before the first step" in verdict
+
+
+def test_a_rendezvous_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    where = f"127.0.0.1:{free_port()}"
+    options = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", where]
+    alone = ["--rdzv-conf", "is_host=false,read_timeout=2"]  # and no other node holds the store
+    command = ["-m", "rankscope", "run", *options, *alone, "train.py", "no"]
+    done = run_python(command, cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 1
+    told = done.stderr.splitlines()
+    assert sum(line.startswith(f"rankscope: --rdzv-endpoint {where}: no rendezvous") for line in told) == 1, told
+    assert "Traceback" not in done.stderr

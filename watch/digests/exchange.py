@@ -38,6 +38,8 @@ REFUSED_EVERY_S = 60.0
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
 """Withdraws the previous verdict."""
 _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
+_OF_NODES = (event_kinds.LAUNCHER_LOST, event_kinds.STOP_REQUESTED)
+"""Ends of a node's launcher: without them the leader would take the ends of its ranks for failures of the ranks."""
 
 
 class JobWatch:
@@ -85,7 +87,7 @@ class JobWatch:
             return
         log = EventLog.load(source, SNAPSHOT_EVENTS, attempt)
         view = of_ranks(take_snapshot(source, attempt, log), own)
-        events = [event for kind in SNAPSHOT_EVENTS for event in log.of(kind) if _is_about(event, own)]
+        events = [event for kind in SNAPSHOT_EVENTS for event in log.of(kind) if self._is_own(event, own)]
         newest = tuple(sorted(events, key=lambda event: event.wall_ns))
         self._last = Digest(node=self.node_rank, sent_ns=self.clock(), view=view, events=newest)
         self.link.publish(self._last)
@@ -111,6 +113,12 @@ class JobWatch:
             self.link.publish(
                 Digest(node=last.node, sent_ns=self.clock(), view=last.view, events=last.events, closing=True)
             )
+
+    def _is_own(self, event: Event, ranks: Set[int]) -> bool:
+        """True for an event about one of these ranks, or about the end of this node's launcher."""
+        if event.kind in _OF_NODES and event.integer("node_rank") == self.node_rank:
+            return True
+        return event.rank in ranks or any(event.integer(key) in ranks for key in _SUBJECTS)
 
     def _report_refusals(self) -> None:
         for refusal, count in self.link.take_refusals().items():
@@ -146,8 +154,3 @@ class JobWatch:
             if before_ns is None or abs(offset_ns - before_ns) > MOVED_NS:
                 self._offsets_ns[node] = offset_ns
                 self.events.write(event_kinds.CLOCK_OFFSET, node_rank=node, offset_ns=offset_ns, error_ns=error_ns)
-
-
-def _is_about(event: Event, ranks: Set[int]) -> bool:
-    """True for an event about one of these ranks, or about a node as a whole."""
-    return event.rank in ranks or any(event.integer(key) in ranks for key in _SUBJECTS)

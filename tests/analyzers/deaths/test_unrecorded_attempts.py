@@ -70,7 +70,7 @@ def test_a_restart_makes_it_mild(run: RunDir) -> None:
     writer.append("steps", COMPLETE, step=1, start_ns=writer.now_ns)
     first = next(finding for finding in _judged(run) if finding.attempt == 0)
     assert first.severity == "warning"
-    assert first.summary.endswith("Restarted as attempt 1 from step 1.")
+    assert first.summary.endswith("Restarted as attempt 1, whose steps count from 1.")
 
 
 @pytest.mark.parametrize(

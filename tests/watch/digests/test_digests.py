@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 from analyzers.finding import Finding
 from analyzers.hangs.analyze import silent_nodes
 from analyzers.live import LiveState, live_findings
-from analyzers.run.digest import Digest
+from analyzers.run.digest import Digest, decode
 from analyzers.run.snapshot import AttemptView, RankView
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter, read_events
@@ -119,6 +119,23 @@ def test_a_silent_node_is_reported_once_and_again_when_its_digests_return(
     assert heard(silent, closing=True) == [], "a node that closes is not silent"
     (later,) = checked(silent_nodes(store, Scope()))
     assert later.cause == "heard_again", "a post-mortem reports it all the same"
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail"),
+    [("launcher_lost", {"pid": 7, "ranks": [1]}), ("launcher_lost", {"pid": 7, "ranks": []}), ("stop_requested", {})],
+)
+def test_the_end_of_a_launcher_is_in_its_node_s_digest_and_no_other_node_s(
+    tmp_path: Path, kind: str, detail: dict[str, Any]
+) -> None:
+    store = MemoryStore()
+    store.add("ranks", [{"attempt": 0, "rank": 1, "wall_ns": 1, "world_size": 2}])
+    store.event(kind, wall_ns=5, rank=NODE_RANK, node_rank=1, **detail)
+    for node, sent in ((1, [kind]), (2, [])):
+        link = DigestLink("127.0.0.1:1", node=node, num_nodes=3)  # never started: keeps what it would send
+        events = EventWriter(tmp_path / "events.jsonl", attempt=0, rank=NODE_RANK)
+        JobWatch(link, node_rank=node, events=events).exchange(store, 0, {node})
+        assert [event.kind for event in decode(link._outgoing).events] == sent
 
 
 def test_a_lost_store_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
