@@ -22,6 +22,7 @@ __all__ = [
     "group_text",
     "is_number",
     "listed",
+    "loss_text",
     "number",
     "number_ranges",
     "percent",
@@ -36,6 +37,8 @@ MAX_RANKS = 8
 MIN_RANGE = 4
 _EVERY_NTH = re.compile(r"\b(\d{1,9})-(\d{1,9})/(\d{1,9})\b")
 """As in the name of a process group: from the first rank to the last, every so many."""
+MAX_PLAIN = 1e6
+"""From here on a loss or a ratio is written as a power of ten."""
 _ORDINALS = {2: "nd", 3: "rd"}
 
 
@@ -84,7 +87,14 @@ def percent(ratio: Any) -> str:
 
 def rise_text(ratio: float) -> str:
     """A rise over what was before: "+52 %", and from eleven times as high on a factor, "194x"."""
+    if ratio >= MAX_PLAIN:
+        return f"{ratio + 1:.2g}x"
     return f"+{100 * ratio:.0f} %" if ratio < 10 else f"{ratio + 1:,.0f}x"
+
+
+def loss_text(loss: float, decimals: int = 3) -> str:
+    """A loss with its decimals; from a million on as a power of ten: before it overflows it has hundreds of digits."""
+    return f"{loss:.{decimals}f}" if abs(loss) < MAX_PLAIN else f"{loss:.{decimals}g}"
 
 
 def group_text(name: str) -> str:

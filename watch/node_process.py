@@ -61,6 +61,8 @@ TICK_S = 1.0
 LOCK_WAIT_S = 10.0
 """How long to wait for a reader that has the store open for writing: one that catches it up does so for a moment."""
 CLOSE_TRIES = 3
+SIGNALLED = 128
+"""Exit codes from here on are of a signal."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXAMPLES = """
 examples:
@@ -70,7 +72,13 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry of the watch process: 0 after a run that ended, 2 if there is no such run or it is watched already."""
+    """Entry of the watch process of a launch: as `run_watch`, but 0 after a signal, with which launchers end it."""
+    code = run_watch(arguments)
+    return code if code < SIGNALLED else 0
+
+
+def run_watch(arguments: Sequence[str] | None = None) -> int:
+    """Watch a run to its end. Returns 0, 128 + the signal that ended it, or 2 without a run or where one watches it."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
@@ -79,11 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listen = listen_address({"config": {"metrics": given}}) if options.listen else None
         if listen is not None:
             listen.check()
-        _watch(run, options, listen)
+        return _watch(run, options, listen)
     except (RunError, ListenError, StoreLockedError) as error:
         sys.stderr.write(f"rankscope watch: {visible(str(error))}\n")
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> None:
-    """Open what a watch needs and run its loop. Raises StoreLockedError where another watch runs."""
+def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> int:
+    """Open what a watch needs and run its loop; the exit code. Raises StoreLockedError where another watch runs."""
     node_rank, folder = options.node_rank, run.node_dir(options.node_rank)
     with contextlib.ExitStack() as serving:
         with _sole_writer(run, node_rank) as ingester:
@@ -143,7 +150,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
                 ingest.publishing = Publishing.of(run, events, node_rank=node_rank)
                 plugins = PluginLoop(ingest.open_store, tapes, judge)
                 with syncing.running():
-                    _run_until_needed(loop, ingest, plugins, Heartbeat(options.heartbeat_fd))
+                    signal_number = _run_until_needed(loop, ingest, plugins, Heartbeat(options.heartbeat_fd))
                 _close(ingest, run, Heartbeat(options.heartbeat_fd))
                 plugins.finish()
                 syncing.finish()
@@ -152,6 +159,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> N
         exporting.finish()  # the store is released: no reader waits for a tracker or for a last scrape
         if ingest.publishing is not None:
             ingest.publishing.finish()
+    return SIGNALLED + signal_number if signal_number else 0
 
 
 def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
@@ -170,19 +178,19 @@ class _EndRequest:
     """Signals that ask the watch to end, kept: DuckDB wraps what a signal handler raises in its own error."""
 
     def __init__(self) -> None:
-        self.is_made = False
+        self.number = 0
         for signal_number in END_SIGNALS:
             if signal.getsignal(signal_number) != signal.SIG_IGN or signal_number != signal.SIGHUP:  # `nohup`
                 signal.signal(signal_number, self._make)
 
     def _make(self, signal_number: int, frame: object) -> None:
-        self.is_made = True
+        self.number = self.number or signal_number
         leave_lost_terminal()
         raise KeyboardInterrupt  # at once: a tick may take seconds
 
 
-def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginLoop, heartbeat: Heartbeat) -> None:
-    """Tick until the run has ended or a signal arrives."""
+def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginLoop, heartbeat: Heartbeat) -> int:
+    """Tick until the run has ended or a signal arrives: its number, 0 without."""
     end = _EndRequest()
     with contextlib.suppress(KeyboardInterrupt), plugins.running(), ingest.running():
         try:
@@ -191,6 +199,7 @@ def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginL
             ingest.leave()
     for signal_number in END_SIGNALS:  # a second Ctrl-C ends it at once: readers catch up the last records
         signal.signal(signal_number, signal.SIG_DFL if signal_number == signal.SIGINT else signal.SIG_IGN)
+    return end.number
 
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
@@ -204,13 +213,13 @@ def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
 
 def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> None:
     is_first = True
-    while is_first or (loop.is_needed() and not end.is_made):
+    while is_first or (loop.is_needed() and not end.number):
         is_first = False
         start = time.monotonic()
         try:
             loop.tick()
         except Exception:  # a tick that fails must not end the watch; the log has each one
-            if end.is_made:
+            if end.number:
                 return
             logger.exception("Tick failed, trying again.")
         else:  # a watch that cannot judge is to be replaced; its launcher's patience outlasts a few failures

@@ -43,7 +43,7 @@ from store.readers.memory_store import MemoryStore
 from store.readers.plugin_formats import HEAD_BYTES, PluginRows, plugin_problems, read_by_plugin
 from store.readers.programs.registry import program_of, text_of, wraps_text
 from store.readers.ras import read_ras
-from store.readers.unknown import unknown_document
+from store.readers.unknown import packed_with, unknown_document
 
 __all__ = ["Progress", "SourceError", "diagnose_files"]
 
@@ -112,7 +112,9 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
     if problem:
         files.problems.add_problem(path, problem)
         return
-    if found is None:
+    if found is None and (packer := packed_with(path)):
+        files.problems.add_problem(path, f"is packed with {packer}, which is not read: unpack it")
+    elif found is None:
         files.other += 1
     elif found == "program":
         _take_program(path, name, files, scratch)

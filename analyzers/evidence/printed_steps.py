@@ -26,6 +26,7 @@ from analyzers.source import Source
 from analyzers.stragglers.periodic_steps import periodic_slow_steps
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import throughput_drops
+from analyzers.wording import loss_text
 
 __all__ = ["can_be_judged", "printed_step_findings"]
 
@@ -120,8 +121,8 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
                 severity="critical",
                 last_step=last.last_step,
                 advice="loss-spike-divergence",
-                summary=f"The loss diverged: from {level:.3f} at step {first.first_step} to {end:.3f} at the end of "
-                f"the log, with {num} steps far above those before them.",
+                summary=f"The loss diverged: from {loss_text(level)} at step {first.first_step} to {loss_text(end)} at "
+                f"the end of the log, with {num} steps far above those before them.",
             )
         ]
     if len(spikes) > SHARED.min_times:  # the loss is noisy

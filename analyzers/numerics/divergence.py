@@ -33,7 +33,7 @@ from analyzers.robust import sigma
 from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
-from analyzers.wording import rise_text
+from analyzers.wording import loss_text, rise_text
 
 __all__ = ["Rise", "divergence", "find_rise"]
 
@@ -228,8 +228,8 @@ def _finding(attempt: int, rise: Rise) -> Finding:
         last_step=rise.last_step,
         cause="trend",
         summary=(
-            f"The loss climbed from {rise.low_loss:.3f} to {rise.high_loss:.3f}{share} over steps {rise.first_step} to "
-            f"{rise.last_step}, without a single spike."
+            f"The loss climbed from {loss_text(rise.low_loss)} to {loss_text(rise.high_loss)}{share} over steps "
+            f"{rise.first_step} to {rise.last_step}, without a single spike."
         ),
         evidence={
             "loss_lowest": round(rise.low_loss, 5),

@@ -34,7 +34,7 @@ from analyzers.run.event_log import EventLog
 from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.wording import rise_text
+from analyzers.wording import loss_text, rise_text
 from probes.guard.signed_loss import HISTORY, LEVEL_WINDOW
 from probes.guard.spike_detector import SpikeDetector, SpikePolicy, SpikeVerdict
 
@@ -314,10 +314,11 @@ def _summary(
         why += (
             f" and was back below its earlier level by step {after.back_at}"
             if after.back_at is not None
-            else f" and had fallen back to {after.last_loss:.3f} by step {after.last_step}"
+            else f" and had fallen back to {loss_text(after.last_loss)} by step {after.last_step}"
         )
     again = "" if replayed is None else f" {replayed.text()}"
-    return f"Loss rose from {worst.loss_level:.3f} to {worst.loss:.3f}{share} {where}{why}.{again} {response.text}"
+    rise = f"Loss rose from {loss_text(worst.loss_level)} to {loss_text(worst.loss)}"
+    return f"{rise}{share} {where}{why}.{again} {response.text}"
 
 
 def _evidence_after(after: After | None) -> dict[str, Any]:

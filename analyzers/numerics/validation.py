@@ -25,6 +25,7 @@ from analyzers.run.evaluations import evaluations
 from analyzers.run.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
+from analyzers.wording import loss_text
 
 __all__ = ["overfitting"]
 
@@ -55,8 +56,9 @@ def overfitting(source: Source, scope: Scope) -> list[Finding]:
             last_step=newest.step,
             cause="",
             summary=(
-                f"The validation loss rose from {low.loss:.3f} at step {low.step} to {newest.loss:.3f} at step "
-                f"{newest.step}{share}, while the training loss fell from {before:.3f} to {after:.3f}."
+                f"The validation loss rose from {loss_text(low.loss)} at step {low.step} to {loss_text(newest.loss)} "
+                f"at step {newest.step}{share}, while the training loss fell from {loss_text(before)} to "
+                f"{loss_text(after)}."
             ),
             evidence={
                 "validation_loss_lowest": round(low.loss, 5),

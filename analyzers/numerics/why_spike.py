@@ -27,6 +27,7 @@ from analyzers.policy import SHARED
 from analyzers.run.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
+from analyzers.wording import loss_text
 
 __all__ = ["LayerShare", "RankShare", "SampleShare", "SpikeError", "WhySpike", "explain"]
 
@@ -88,7 +89,8 @@ class WhySpike:
     def summary(self) -> str:
         """Two sentences: the jump, and the rank that made it."""
         batch = f" on batch {self.batch_index}" if self.batch_index is not None else ""
-        jump = f"Loss rose from its median of {self.loss_before:.3f} to {self.loss:.3f} at step {self.step}{batch}."
+        rise = f"from its median of {loss_text(self.loss_before)} to {loss_text(self.loss)}"
+        jump = f"Loss rose {rise} at step {self.step}{batch}."
         if not self.ranks:
             return f"{jump} The losses of single ranks are not recorded."
         largest = self.ranks[0]

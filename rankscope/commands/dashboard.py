@@ -53,8 +53,6 @@ def dashboard(
             code = server.wait()
     except (DashboardError, AddressError, StoreError) as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        return
     raise typer.Exit(code)
 
 

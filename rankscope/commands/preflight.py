@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,6 +71,7 @@ def preflight(
         tried = parse(tune or ())
     except SettingsError as error:
         fail(f"--tune {error}")
+    from probes.attach.parent_death import signal_at_parent_death
     from trainer.preflight.joining import JoinError, is_launched, join
     from trainer.preflight.launching import CODE_FILE, launch_preflight, usual_ranks
 
@@ -82,6 +84,8 @@ def preflight(
     from trainer.preflight.policy import PreflightPolicy
     from trainer.preflight.session import Options, Session
 
+    if CODE_FILE in os.environ:
+        signal_at_parent_death(signal.SIGKILL)  # of the launcher, which is killed where the command gets a signal
     try:
         place = join(timeout_s)
     except JoinError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,12 +57,14 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
 
     with screen.status("Reading the run…"):  # minutes, where many ranks of an ended run are diagnosed
         drawn = _rank_screen(folder, screen, name)
-    with suppress(KeyboardInterrupt), Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live:
-        while drawn.is_live:
-            time.sleep(every_s)
-            drawn = _rank_screen(folder, screen, name)
-            live.update(drawn.table, refresh=True)
-    screen.print(drawn.table)
+    try:
+        with Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live:
+            while drawn.is_live:
+                time.sleep(every_s)
+                drawn = _rank_screen(folder, screen, name)
+                live.update(drawn.table, refresh=True)
+    finally:
+        screen.print(drawn.table)
 
 
 def _rank_screen(folder: RunDir, screen: Console, name: Path) -> RankScreen:

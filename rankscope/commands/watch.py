@@ -27,8 +27,8 @@ def watch(
     token_file: Annotated[str, typer.Option(metavar="FILE", help="Bearer token that a scrape must show.")] = "",
 ) -> None:
     """Record and supervise a run that trains on this node (`train` starts it by itself)."""
-    from watch.node_process import main as watch_main
+    from watch.node_process import run_watch
 
     arguments = [str(run), "--node-rank", str(node_rank), "--listen", listen]
     arguments += ["--tls-cert", tls_cert, "--tls-key", tls_key, "--token-file", token_file]
-    raise typer.Exit(watch_main(arguments))
+    raise typer.Exit(run_watch(arguments))

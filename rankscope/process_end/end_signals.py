@@ -71,6 +71,6 @@ def run_to_signal(command: Callable[[], Result]) -> Result:
         raise
     finally:
         received.leave()
-    if received.number and result:  # the code of a Ctrl-C
+    if received.number:  # instead of the code of a Ctrl-C, or of a command that closed as it does at its end
         raise SystemExit(128 + received.number)
     return result

@@ -1,4 +1,4 @@
-"""Documents that are of no format and no text log either: an empty file, JSON, a table of values.
+"""Documents that are of no format and no text log either: an empty file, JSON, a table of values, a packed file.
 
 unknown_document(Path("config.json"))       # "is a JSON document (model, optimizer, seed) of no format that is read"
 unknown_document(Path("job.log"))           # "": it may be a log
@@ -14,7 +14,7 @@ from pathlib import Path
 from store.readers.external_files import SourceError, head, read_whole
 from store.readers.logs.scan import read_log
 
-__all__ = ["EMPTY", "unknown_document"]
+__all__ = ["EMPTY", "packed_with", "unknown_document"]
 
 EMPTY = "is empty"
 MAX_BYTES = 8 << 20
@@ -26,6 +26,17 @@ MIN_ROWS = 2
 MAX_NAME_CHARS = 40
 _NAME = re.compile(r"(?:[^{}'\"‘’“”=:]|:(?! ))+")
 """A column's name, unlike a part of a dictionary that a trainer printed."""
+
+
+_PACKED = {
+    b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"7z\xbc\xaf\x27\x1c": "7-Zip", b"Rar!": "RAR", b"\x04\x22\x4d\x18": "LZ4",
+}  # fmt: skip
+
+
+def packed_with(path: Path) -> str:
+    """Program that packed a file of no format that is read; "" for any other file."""
+    first = head(path, HEAD_BYTES)
+    return next((name for mark, name in _PACKED.items() if first.startswith(mark)), "")
 
 
 def unknown_document(path: Path) -> str:

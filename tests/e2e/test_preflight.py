@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.e2e.preflight_runs import ROOT, bad, environment
 from tests.forked import run_python
 from tests.ports import free_port
 from tests.rankscope.test_json_schema import checked
+from tests.waiting import wait_for
 from trainer.preflight.report import EXIT_FAILED, EXIT_PASSED
 
 TIMED = {"links", "all-reduce", "clocks", "matrix products"}
@@ -74,3 +76,30 @@ def test_the_all_reduce_is_measured_under_settings(tmp_path: Path) -> None:
     assert all(took > 0 for took in readings[0]["seconds"].values())
     assert "missing0" in readings[2]["problem"]
     assert any("Could not run with GLOO_SOCKET_IFNAME=missing0" in line["text"] for line in report["lines"])
+
+
+@later("three processes that import torch")
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_a_signal_to_the_command_alone_leaves_no_rank(tmp_path: Path, has_joined: bool) -> None:
+    mark = str(tmp_path)
+    command = [sys.executable, "-m", "rankscope", "preflight", "--nproc-per-node", "2", "--runs", mark]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_for(lambda: len(_ranks(mark)) == 2, "both ranks", deadline_s=120)
+    if has_joined:
+        ranks = _ranks(mark)
+        wait_for(lambda: all(b"libtorch" in (one / "maps").read_bytes() for one in ranks), "torch in both")
+    process.terminate()
+    process.communicate(timeout=100)
+    assert process.returncode == 143
+    wait_for(lambda: not _ranks(mark), "the end of both ranks", deadline_s=60)
+
+
+def _ranks(mark: str) -> list[Path]:
+    """Folders in /proc of the ranks that check this folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if mark.encode() in words and b"-u" in words and b"torch.distributed.run" not in words:
+                found.append(folder)
+    return found

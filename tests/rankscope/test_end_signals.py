@@ -29,12 +29,18 @@ def of_typer():
     except KeyboardInterrupt:
         return 130
 
+def quiet():  # closes as it does at its end
+    try:
+        command()
+    except KeyboardInterrupt:
+        return None
+
 def in_a_string():  # as where a module makes its classes
     exec("command()")
 
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-chosen = {"of_typer": of_typer, "in_a_string": in_a_string}.get(sys.argv[1], command)
+chosen = {"of_typer": of_typer, "in_a_string": in_a_string, "quiet": quiet}.get(sys.argv[1], command)
 sys.exit(run_to_signal(chosen))
 """
 
@@ -45,7 +51,7 @@ def _run(how: str, name: str) -> tuple[int, list[str], str]:
     return done.returncode, done.stdout.split("\n")[:-1], done.stderr
 
 
-@pytest.mark.parametrize("how", ["plain", "error", "of_typer", "in_a_string"])
+@pytest.mark.parametrize("how", ["plain", "error", "of_typer", "in_a_string", "quiet"])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_the_code_is_the_signals_and_what_was_opened_is_closed(how: str, name: str) -> None:
     assert _run(how, name) == (128 + getattr(signal, name), ["closed"], "")

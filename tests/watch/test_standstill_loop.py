@@ -372,12 +372,13 @@ def test_a_signal_in_the_middle_of_a_query_ends_the_watch(tmp_path: Path, monkey
     with Ingester(watched.run, 0) as ingester:
         ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
         try:
-            _run_until_needed(watched.loop, ingest, PluginLoop(ingest.open_store, watched.tapes, judge), Heartbeat(-1))
+            plugins = PluginLoop(ingest.open_store, watched.tapes, judge)
+            came = _run_until_needed(watched.loop, ingest, plugins, Heartbeat(-1))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         ingest.close()
-    assert ticks == 1
+    assert (ticks, came) == (1, signal.SIGTERM)
 
 
 def test_a_signal_that_becomes_an_error_of_the_tick_ends_the_watch(
@@ -404,12 +405,13 @@ def test_a_signal_that_becomes_an_error_of_the_tick_ends_the_watch(
     with Ingester(watched.run, 0) as ingester:
         ingest = IngestLoop(watched.run, ingester, watched.tapes, judge, nowhere, watched.events, node_rank=0)
         try:
-            _run_until_needed(watched.loop, ingest, PluginLoop(ingest.open_store, watched.tapes, judge), Heartbeat(-1))
+            plugins = PluginLoop(ingest.open_store, watched.tapes, judge)
+            came = _run_until_needed(watched.loop, ingest, plugins, Heartbeat(-1))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         ingest.close()
-    assert ticks == 1
+    assert (ticks, came) == (1, signal.SIGTERM)
 
 
 def test_a_process_that_got_the_pid_of_the_launcher_is_not_waited_for(

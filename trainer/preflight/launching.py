@@ -8,11 +8,12 @@ The launcher is torch's own, which knows one exit code for all failures: the ran
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from probes.attach.own_process import own_process
@@ -23,6 +24,9 @@ __all__ = ["CODE_FILE", "launch_preflight", "usual_ranks"]
 
 CODE_FILE = "RANKSCOPE_PREFLIGHT_CODE_FILE"
 """Variable with the file that gets the exit code of the ranks that `launch_preflight` started."""
+
+END_S = 10.0
+"""How long the launcher has to end its ranks after a signal."""
 
 
 def usual_ranks() -> int:
@@ -50,10 +54,24 @@ def launch_preflight(
     with tempfile.TemporaryDirectory(prefix="rankscope-preflight-") as folder:
         file = Path(folder) / "code"
         environment[CODE_FILE] = os.fspath(file)
-        done = subprocess.run(command, env=environment, check=False)
-        if done.returncode < 0 or done.returncode == 130:
+        code = _run(command, environment)
+        if code < 0 or code == 130:
             return 130
         try:
             return int(file.read_text())
         except (OSError, ValueError):
             return EXIT_INCOMPLETE
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Exit code of the launcher. A signal to this process alone ends it in order, so that it ends its ranks."""
+    with subprocess.Popen(command, env=environment) as launcher:
+        try:
+            return launcher.wait()
+        except KeyboardInterrupt:  # raised by SIGTERM and SIGHUP as well
+            launcher.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                launcher.wait(END_S)
+            raise
+        finally:
+            launcher.kill()  # its ranks end with it

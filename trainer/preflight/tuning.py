@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from probes.attach.own_process import own_process
+from probes.attach.parent_death import signal_at_parent_death
 from trainer.preflight.joining import Place, join
 from trainer.preflight.links import time_all_reduce
 from trainer.preflight.readings import SettingReading
@@ -143,6 +145,7 @@ def _last_line(text: str) -> str:
 
 def _child(request: Mapping[str, Any]) -> None:
     """Measure each size in this process; the seconds of one all-reduce are printed as JSON."""
+    signal_at_parent_death(signal.SIGKILL)
     place = join(LIMIT_S)
     device = torch.device("cpu")
     if request["nccl"]:

@@ -24,7 +24,7 @@ from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, counted, counted_ranks, is_number, ranks_text, sentence
+from analyzers.wording import batches_text, counted, counted_ranks, is_number, loss_text, ranks_text, sentence
 from probes.tape.printable import visible
 
 if TYPE_CHECKING:
@@ -250,19 +250,20 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
 
 def validation_line(validation: Mapping[str, Any]) -> str:
     """The last validation loss, and the lowest if that is another one."""
-    last = f"Loss {validation['last_loss']:.4f} at step {validation['last_step']:,}"
+    last = f"Loss {loss_text(validation['last_loss'], 4)} at step {validation['last_step']:,}"
     if validation["lowest_step"] == validation["last_step"]:
         return f"{last}, the lowest of {counted(validation['evaluations'], 'evaluation')}."
-    return f"{last}. The lowest was {validation['lowest_loss']:.4f} at step {validation['lowest_step']:,}."
+    return f"{last}. The lowest was {loss_text(validation['lowest_loss'], 4)} at step {validation['lowest_step']:,}."
 
 
 def _loss(facts: Mapping[str, Any]) -> str:
-    text = f"{facts['first_loss']:.4f} at the start, {facts['last_loss']:.4f} at the end"
+    text = f"{loss_text(facts['first_loss'], 4)} at the start, {loss_text(facts['last_loss'], 4)} at the end"
     drop, ratio = facts.get("loss_drop"), facts.get("loss_drop_in_noise")
     if drop is None or ratio is None:
         return text
     verb = "fell" if drop > 0 else "rose"
-    return f"{text}. Between the first and the last tenth it {verb} by {abs(drop):.2f}, {abs(ratio):.0f}x the noise."
+    by = f"{loss_text(abs(drop), 2)}, {loss_text(abs(ratio), 0)}x the noise"
+    return f"{text}. Between the first and the last tenth it {verb} by {by}."
 
 
 def _text(text: str, style: str) -> Text:

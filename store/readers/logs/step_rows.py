@@ -99,7 +99,7 @@ def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
 
 def _settled(lines: Sequence[LogStep], name: tuple[str, int] | None) -> int:
     """The step up to which the training bar's rate is that of skipped steps; 0 where it began with its first step."""
-    steps = [bar.step for line in lines if (bar := line.said.bar) is not None and (bar.name, bar.total) == name]
+    steps = [bar.step for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
     at = list(dict.fromkeys(steps))[:SETTLE_STEPS]
     advances = [after - before for before, after in pairwise(at)]
     if len(advances) < 3 or at[0] > 1 or advances[0] < SKIPPED_RATIO * max(1.0, median(advances[1:])):

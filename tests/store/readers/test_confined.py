@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import sqlite3
 import tarfile
@@ -124,6 +126,20 @@ def test_parts_of_a_gzip_without_end_are_named(tmp_path: Path) -> None:
     (tmp_path / "rank0.log.gz").write_bytes(gzip.compress(b"step 1 loss 2.0\n") + gzip.compress(b"") * 5_000)
     diagnosis = diagnose_files([tmp_path])
     assert "empty parts" in str(diagnosis.run["file_problems"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "packer"),
+    [("rank0.log.bz2", bz2.compress(b"step 1 loss 2.0\n"), "bzip2"), ("rank0.log.xz", lzma.compress(b"x"), "xz"),
+     ("e.tar.xz", lzma.compress(bytes(2048)), "xz"), ("e.7z", b"7z\xbc\xaf\x27\x1c" + os.urandom(90), "7-Zip"),
+     ("e.rar", b"Rar!\x1a\x07\x01" + os.urandom(90), "RAR")],
+)  # fmt: skip
+def test_a_file_packed_in_a_way_that_is_not_read_is_named(
+    tmp_path: Path, name: str, content: bytes, packer: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=f"{name} is packed with {packer}, which is not read: unpack it"):
+        diagnose_files([tmp_path])
 
 
 NSYS = {

@@ -1,0 +1,20 @@
+"""Numbers of a finding stay short, however large they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyzers.wording import loss_text, rise_text
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"), [(2.34567, "2.346"), (0.0, "0.000"), (-31622.7766, "-31622.777"), (3.2e10, "3.2e+10"),
+                       (1.234567e305, "1.23e+305"), (-5e8, "-5e+08")]
+)  # fmt: skip
+def test_a_loss_before_it_overflows_is_a_power_of_ten(loss: float, text: str) -> None:
+    assert loss_text(loss) == text
+
+
+@pytest.mark.parametrize(("ratio", "text"), [(0.52, "+52 %"), (193.0, "194x"), (9.87e200, "9.9e+200x")])
+def test_a_rise_of_any_size(ratio: float, text: str) -> None:
+    assert rise_text(ratio) == text
