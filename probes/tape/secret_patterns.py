@@ -18,7 +18,7 @@ __all__ = ["NAMES", "REDACTED", "redact_known_forms"]
 REDACTED = "(redacted)"
 MIN_VALUE_CHARS = 4
 NAMES = (
-    r"[\w.-]{0,60}(?:pass(?:word|wd|phrase|code)|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"[\w.-]{0,60}(?:pass(?:word|wort|wd|phrase|code)|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|(?:secret|signing|encryption|master|storage|account|client|deploy|license|shared|hmac|ssh|service)[_-]?key"
     r"(?:[_-]?(?:base|data))?|(?:wandb|comet|neptune|hub|hf)[._-]?key|connection[_-]?string|credentials?|sshpass|cookie"
     r"|auth(?:orization)?|(?:db|pg|mysql|redis|smtp|user|admin|root)_?pass|signature|x-amz-credential)(?:_file)?"
@@ -69,7 +69,7 @@ _TOKENS = re.compile(
     r"|xai-\w{20,}|dckr_(?:pat|oat)_[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|SK[0-9a-f]{32}|dapi[0-9a-f]{32}"
     r"|hv[sbr]\.[\w-]{20,}|dp\.(?:pt|st|ct|sa|scim|audit)\.\w{20,}|lin_api_\w{20,}|ntn_\w{20,}|PMAK-[\w-]{20,}"
     r"|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|do[opr]_v1_[0-9a-f]{64}|pul-[0-9a-f]{40}|sntry[su]_[\w+/=-]{20,}"
-    r"|ATATT3xFf[\w=-]{20,}|figd_[\w-]{20,}|[\w.~]{3}8Q~[\w~.-]{30,}|AGE-SECRET-KEY-1[0-9A-Z]{50,}"
+    r"|ATATT3xFf[\w=-]{20,}|figd_[\w-]{20,}|tskey-[\w-]{20,}|pscale_(?:pw|tkn)_[\w-]{20,}|sbp_\w{30,}|nfp_\w{30,}|fm[12]_[\w+/=-]{40,}|[\w.~]{3}8Q~[\w~.-]{30,}|AGE-SECRET-KEY-1[0-9A-Z]{50,}"
     r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}|\$(?:apr1|1|2[abxy]|5|6|y|argon2\w{1,2}|scrypt)\$[^\s:\"'<>]{16,})"
 )
 _OTHERS = tuple(
@@ -88,6 +88,8 @@ _OTHERS = tuple(
         r"(?P<keep>https://outlook\.office(?:365)?\.com/webhook/)[\w/@-]+",
         r"(?P<keep>https://api\.telegram\.org/(?:file/)?bot)\d+:[\w-]+",
         r"(?P<keep>https://events\.(?:eu\.)?pagerduty\.com/(?:integration|x-ere)/)[\w-]+",
+        # the question of a command, with what was typed
+        r"(?i)(?P<keep>\bpass(?:word|phrase) for [^\r\n]{1,200}?:[ \t]+)[^\s\"']{4,}",
         # commands
         r"(?P<keep>\bsshpass\s+-p\s*[\"']?)[^\s\"']{4,}",
         r"(?P<keep>\bwandb\s+login\s+(?:--\S{1,40}\s+){0,4})[\w-]{32,}",
@@ -101,6 +103,9 @@ _WORDS = re.compile(
 )
 """A word of each of the patterns above."""
 _PRIVATE_KEY = re.compile(r"(?s)(?P<keep>-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----).{1,20000}?(?=-----END|\Z)")
+_PUTTY_KEY = re.compile(
+    r"(?P<keep>Private-Lines: \d{1,4}(?:\\[rn]|\s){1,4})[\w+/=]{8,}(?:(?:\\[rn]|\s){1,4}(?!Private)[\w+/=]{8,})*"
+)
 _IS_SECRET_OBJECT = re.compile(r"\bkind\\?[\"']?\s*:\s*\\?[\"']?Secret\b")
 _SECRET_DATA = (
     re.compile(r"(?m)^(?P<keep>(?P<indent>[ \t]*)(?:stringD|d)ata:[ \t]*\n)(?:(?P=indent)[ \t]+\S[^\n]*(?:\n|\Z))+"),
@@ -113,6 +118,8 @@ def redact_known_forms(text: str) -> str:
     """The text without the secrets whose form is known."""
     if "PRIVATE KEY" in text:
         text = _PRIVATE_KEY.sub(rf"\g<keep>{REDACTED}", text)
+    if "Private-Lines" in text:
+        text = _PUTTY_KEY.sub(rf"\g<keep>{REDACTED}", text)
     text = "".join(_within_lines(text))
     text = _TOKENS.sub(REDACTED, text)
     if _IS_SECRET_OBJECT.search(text):

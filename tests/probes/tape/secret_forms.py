@@ -140,6 +140,12 @@ FORMS = (
     "token := {}",
     "<password>{}</password>",
     "password = \"\"\"{}\"\"\"",
+    "PuTTY-User-Key-File-3: ssh-ed25519\nPrivate-Lines: 2\n{}{}\n{}==\nPrivate-MAC: 01",
+    "Password for 'https://bob@host': {}",
+    "Enter passphrase for key '/home/bob/.ssh/id': {}",
+    "Passwort: {}",
+    "tskey-auth-{}-{}",
+    "pscale_pw_{}",
     "AGE-SECRET-KEY-1QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8",
 )
 # fmt: on
