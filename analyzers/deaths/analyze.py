@@ -168,15 +168,20 @@ def _without_a_root(
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
         return []  # a launcher ended them to restart: the cause is recorded where it happened
     seen = _all_seen(view)
-    within = f"within {_spread_s(view):.1f} s of each other"
+    is_one = len(all_ranks) == 1
+    within = "" if is_one else f" within {_spread_s(view):.1f} s of each other"
     if interrupted:
-        summary = f"The job was ended from outside {_where(step)}: {interrupted}, and {seen} stopped {within}."
+        summary = f"The job was ended from outside {_where(step)}: {interrupted}, and {seen} stopped{within}."
     elif terminated:
-        summary = f"A{seen[1:]} were terminated from outside {_where(step)}: they stopped {within} without an error."
+        were, they = ("was", "it") if is_one else ("were", "they")
+        summary = (
+            f"{sentence(seen)[:-1]} {were} terminated from outside {_where(step)}: {they} stopped{within} without an "
+            "error."
+        )
     else:  # a disk that takes no records of what it did to the run looks the same as `kill -9` on all of it
         summary = (
-            f"Records incomplete: {seen} stopped {_where(step)} {within}, and nothing recorded how. They were killed "
-            "from outside, or the disk took no records."
+            f"Records incomplete: {seen} stopped {_where(step)}{within}, and nothing recorded how. "
+            f"{'It was' if is_one else 'They were'} killed from outside, or the disk took no records."
         )
     evidence = {
         "records_end_within_s": round(_spread_s(view), 3),
@@ -191,6 +196,10 @@ def _without_a_root(
 
 def _all_seen(view: AttemptView) -> str:
     """All ranks of the world; of a part of it, as on nodes with separate disks, only those."""
+    if len(view.ranks) == 1:
+        (rank,) = view.ranks
+        more = "" if view.world_size == 1 else f" of {view.world_size}, of which no other is recorded here,"
+        return f"rank {rank}{more}"
     if len(view.ranks) == view.world_size:
         return f"all {len(view.ranks)} ranks"
     return f"all {len(view.ranks)} of {view.world_size} ranks that are recorded here"

@@ -9,15 +9,18 @@ whatever is over the limits is left out and reported.
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import shutil
 import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from probes.tape.printable import visible
 from store.readers.confined import confined
 from store.readers.external_files import SourceError, head, unpacked
 
@@ -35,6 +38,12 @@ ENTRY_BYTES = 512
 """Average size of a zip directory entry, in bytes."""
 MAX_HEADER_BYTES = 64 << 10
 """Long names and other extended headers of one member: the library reads them whole."""
+MAX_NAME_BYTES = 200
+_DAMAGE = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError,
+    ValueError,
+)  # fmt: skip
+"""What the libraries raise; SourceError, a ValueError, is passed on."""
 _HOLES = "holds a file with holes (tar --sparse): the rest was not read"
 _PIECE = 1 << 20
 _TAR_MARK = slice(257, 262)
@@ -84,11 +93,23 @@ def _expand(path: Path, into: Path) -> list[tuple[str, str]]:
             if target is None:
                 problems.append((name, "has a name that leads out of the archive: left out"))
                 continue
-            _write(stream, target, budget)
-            os.utime(target, (modified_s, modified_s))
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, OSError) as error:
-        raise SourceError(f"is damaged or cut off: {str(error)[:100]}") from None
+            try:
+                _write(stream, target, budget)
+                os.utime(target, (modified_s, modified_s))
+            except SourceError:
+                raise
+            except _DAMAGE as error:  # of a tar the rest cannot be read either: that is raised next
+                problems.append((name, _damage(error)))
+    except SourceError:
+        raise
+    except _DAMAGE as error:
+        raise SourceError(_damage(error)) from None
     return problems
+
+
+def _damage(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"is damaged or cut off: {visible(text)[:100]}" if text else "is damaged or cut off"
 
 
 class _Budget:
@@ -115,13 +136,21 @@ def _tar(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[
 def _zip(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[bytes], float]]:
     _check_directory(path)
     with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        if all(any(name.endswith(end) for name in names) for end in ("/data.pkl", "/version")):
+            raise SourceError("is a file of torch.save, which is not read")
         for member in archive.infolist():
             if member.is_dir():
                 continue
             if member.flag_bits & 1:
                 problems.append((member.filename, "is encrypted: left out"))
                 continue
-            with archive.open(member) as stream:
+            try:
+                stream = archive.open(member)
+            except _DAMAGE as error:
+                problems.append((member.filename, _damage(error)))
+                continue
+            with stream:
                 yield member.filename, stream, path.stat().st_mtime
 
 
@@ -143,7 +172,7 @@ def _target(into: Path, name: str) -> Path | None:
     parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or ".." in parts or len(name) > 1000 or "\x00" in name:
         return None
-    return into.joinpath(*(part[:200] for part in parts))
+    return into.joinpath(*(os.fsencode(part)[:MAX_NAME_BYTES].decode(errors="ignore") for part in parts))
 
 
 def _write(stream: IO[bytes], target: Path, budget: _Budget) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from probes.tape.printable import visible
 from store.limited import limits
 from store.limited.process import LimitedProcess
 from store.readers.external_files import SourceError, first_bytes
@@ -71,7 +72,7 @@ def _ask(question: bytes, memory_bytes: int, limit_s: float) -> tuple[str, Any]:
         child.kill()
         if not isinstance(error, (EOFError, TimeoutError, OSError)):
             raise
-        if time.monotonic() - began_s >= limit_s:
+        if isinstance(error, TimeoutError) or time.monotonic() - began_s >= limit_s:
             return "error", f"took longer than {limit_s:.0f} s to read and was given up"
         return "error", f"needed more than {memory_bytes >> 20:,} MiB of memory and was given up"
     _kept.append((os.getpid(), child))
@@ -100,6 +101,8 @@ def _answer(question: bytes) -> bytes:
         return too_large
     except OSError as error:
         return pickle.dumps(("error", f"cannot be read: {error.strerror}"))
+    except Exception as error:  # of a library that a damaged file confuses: the next file is read all the same
+        return pickle.dumps(("error", f"is damaged: {type(error).__name__}: {visible(str(error))[:200]}"))
     finally:
         limits.limit_memory(None)
 

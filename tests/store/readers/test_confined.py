@@ -35,6 +35,10 @@ def _endless(path: Path) -> int:
         pass
 
 
+def _confused(path: Path) -> int:
+    raise KeyError("a library\nwas confused")
+
+
 def _refusing(path: Path) -> int:
     raise SourceError(f"{path.name} is not for me")
 
@@ -56,7 +60,10 @@ def test_one_process_reads_file_after_file_and_a_short_text_needs_none(binary: P
     assert run_confined(_pid, text) == os.getpid()
 
 
-@pytest.mark.parametrize(("read", "words"), [(_greedy, "MiB of memory"), (_endless, "took longer than")])
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [(_greedy, "MiB of memory"), (_endless, "took longer than"), (_confused, "is damaged: KeyError: .*was confused")],
+)
 def test_a_reader_that_goes_over_its_limits_is_named_and_the_next_one_reads(
     binary: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], int], words: str
 ) -> None:
@@ -120,6 +127,53 @@ def test_a_zip_of_more_files_than_are_read_is_refused_before_they_are_listed(tmp
             archive.writestr(zipfile.ZipInfo(f"{number}"), b"")
     with pytest.raises(SourceError, match="holds 20,001 files"):
         archives.expand(path, tmp_path)
+
+
+def _zipped(path: Path, *names: str, how: int = zipfile.ZIP_DEFLATED) -> bytearray:
+    with zipfile.ZipFile(path, "w", how) as archive:
+        for name in names:
+            archive.writestr(name, b"step 1 loss 2.0\n" * 200)
+    return bytearray(path.read_bytes())
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_member_of_a_zip_costs_no_other(tmp_path: Path, how: int) -> None:
+    path, into = tmp_path / "e.zip", tmp_path / "into"
+    into.mkdir()
+    content = _zipped(path, "rank0.log", "rank1.log", how=how)
+    at = zipfile.sizeFileHeader + len("rank0.log") + 9
+    content[at : at + 12] = b"\xff" * 12
+    path.write_bytes(content)
+    ((name, problem),) = archives.expand(path, into)
+    assert (name, problem[:22]) == ("rank0.log", "is damaged or cut off:")
+    assert (into / "rank1.log").stat().st_size == 3200
+
+
+@pytest.mark.parametrize("names", [("é" * 300, "rank1.log"), ("a", "a/b", "rank1.log"), ("a/b", "a", "rank1.log")])
+def test_a_member_that_cannot_be_written_costs_no_other(tmp_path: Path, names: tuple[str, ...]) -> None:
+    path, into = tmp_path / "e.zip", tmp_path / "into"
+    into.mkdir()
+    _zipped(path, *names)
+    problems = archives.expand(path, into)
+    assert len(problems) == len(names) - 2
+    assert not any(str(into) in problem for _, problem in problems)
+    assert (into / "rank1.log").stat().st_size == 3200
+
+
+def test_a_zip_whose_names_are_no_text_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "e.zip"
+    content = _zipped(path, "é.log")
+    at = content.rfind(b"PK\x01\x02") + zipfile.sizeCentralDir
+    content[at] = 0xFF
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match=r"is damaged or cut off: .*codec can't decode"):
+        archives.expand(path, tmp_path)
+
+
+def test_a_file_of_torch_is_named(tmp_path: Path) -> None:
+    _zipped(tmp_path / "rank0.pt", "archive/data.pkl", "archive/version", "archive/data/0")
+    with pytest.raises(SourceError, match=r"rank0\.pt is a file of torch\.save, which is not read"):
+        diagnose_files([tmp_path])
 
 
 def test_parts_of_a_gzip_without_end_are_named(tmp_path: Path) -> None:
