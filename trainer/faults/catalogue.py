@@ -62,7 +62,7 @@ CATALOGUE: dict[str, Kind] = {
     "hang": Kind(
         fault_id="F10",
         what="a rank stops joining collectives and sleeps",
-        expected=_stuck("not_entered"),
+        expected=_stuck("not_entered", "p2p_unmatched"),  # the second: of a pipeline, where a stage awaits its message
         recovery="restarts",
         needs="ranks",
     ),
