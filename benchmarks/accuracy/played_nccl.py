@@ -44,6 +44,8 @@ from tests.support.played.traces import compare_traces
 
 JOB = Job(layers=4, microbatches=4)
 STEPS = 48
+STEPS_OF = {"slow_link": 96}
+"""A link that can only be compared with its own past has to be slow for `SlowLinkPolicy.min_rise_s` (80 ms a step)."""
 CLEAN = "clean"
 ALARMS = ("hang", "straggler", "rank_lost", "xid", "gpu_memory_errors", "gpu_throttled", "link_errors", "throughput")
 """Kinds that say that something is broken."""
@@ -85,7 +87,8 @@ def judge(case: tuple[str, str, int], built: Path | None = None) -> Outcome:
         fault = None if name == CLEAN else draw(name, LAYOUTS[layout], seed)
         clock = PlayedClock(built or folder)
         played = play(
-            layout, steps=STEPS, seed=seed, fault=fault, folder=folder, library=library, clock=clock, job=JOB
+            layout, steps=STEPS_OF.get(name, STEPS), seed=seed, fault=fault, folder=folder, library=library,
+            clock=clock, job=JOB,
         )  # fmt: skip
         _compare(outcome, _diagnosed(played), fault)
         if fault is None:
