@@ -61,13 +61,13 @@ def compare(
         fail(f"--fail-on {error}")
     if len(runs) < 2:
         fail(f"{runs[0]}: name a second run to compare it with")
-    if len({path.resolve() for path in runs}) < len(runs):
-        fail(f"{' '.join(map(str, runs))}: name different runs")
+    folders = [path.resolve() for path in runs]
+    # A gate that compares a run with itself would let a candidate pass that was never made.
+    if doubled := [str(path) for path in runs if folders.count(path.resolve()) > 1]:
+        fail(f"{' and '.join(doubled)} are the same run: name different runs")
     refuse_missing_folder("--html", html)
     if len(runs) > 2 and (html is not None or fail_on):
         fail("--html and --fail-on compare two runs: name two")
-    if fail_on and runs[0].resolve() == runs[1].resolve():  # a candidate that was never made must not pass
-        fail(f"{runs[0]} and {runs[1]} are the same run: --fail-on compares two")
     from analyzers.compare.scaling import ScalingError
     from analyzers.report.files import ReportError
     from probes.tape.reader import TapeError
