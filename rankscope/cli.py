@@ -79,6 +79,20 @@ for _group, _commands in _GROUPS.items():
         )(getattr(_command, _name))  # fmt: skip
 
 
+START = """\
+Train with telemetry on every rank, find the faulty one, and recover the run.
+
+  rankscope demo                a small GPT on four CPU ranks, with two faults
+  rankscope run train.py        your script, launched as by torchrun
+  rankscope train CONFIG.toml   a GPT or Llama over several ranks
+  rankscope analyze PATH...     what went wrong: a run, logs, dumps, traces
+  rankscope dashboard           runs in the browser, live or ended
+  rankscope top RUN             the ranks of a run in the terminal
+  rankscope explain             what a finding means, and what to do
+
+All commands: rankscope --help. One command: rankscope run --help.
+"""
+"""Printed for `rankscope` alone: what people begin with, on one screen of a terminal."""
 _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streamlit": "dashboard"}
 """Packages that only some commands need, and the extra that installs them."""
 
@@ -90,8 +104,11 @@ _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "da
 def main() -> None:
     """Entry of the `rankscope` command. A mistake on the command line is one line on stderr and exit code 2."""
     try:
-        words = sys.argv[1:] or ["--help"]  # without arguments: the list of commands
-        code = run_to_signal(lambda: _entry(words[0])(words, standalone_mode=False))
+        words = sys.argv[1:]
+        if words:
+            code = run_to_signal(lambda: _entry(words[0])(words, standalone_mode=False))
+        else:
+            code = sys.stdout.write(START) and 0
     except TyperException as error:
         if message := error.format_message():
             from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names

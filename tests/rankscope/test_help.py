@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,21 @@ def test_a_parser_that_shows_a_docstring_keeps_its_lines() -> None:
         if re.search(r"ArgumentParser\([^)]*description=__doc__(?![ .]|[^)]*formatter_class)", path.read_text())
     ]
     assert joined == []
+
+
+def test_alone_it_shows_a_start_that_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankscope"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    named = [line.split()[1] for line in lines if line.startswith("  rankscope ")]
+    assert len(named) >= 5
+    assert set(named) <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("columns", [60, 80])
