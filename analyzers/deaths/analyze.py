@@ -202,7 +202,7 @@ def _all_seen(view: AttemptView) -> str:
         return f"rank {rank}{more}"
     if len(view.ranks) == view.world_size:
         return f"all {len(view.ranks)} ranks"
-    return f"all {len(view.ranks)} of {view.world_size} ranks that are recorded here"
+    return f"all {len(view.ranks)} recorded ranks of {view.world_size}"
 
 
 def _interruption(view: AttemptView, log: EventLog) -> str:

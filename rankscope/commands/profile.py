@@ -64,8 +64,10 @@ def profile(
         nodes, first_step = nodes_of(source, tapes.attempt), next_step(source, tapes.attempt, tapes.now_ns())
     except (RunError, StoreError) as error:
         fail(str(error))
-    if tapes.is_over or not nodes:
-        fail(f"{run} has ended or has not begun: there is no rank to profile")
+    if tapes.is_over:
+        fail(f"{run} has ended: there is no rank to profile")
+    if not nodes:
+        fail(f"{run}: no rank has begun yet; ask again in a few seconds")
     if absent := [rank for rank in wanted if rank not in nodes]:
         fail(f"--ranks {ranks}: {run} has no rank {absent[0]}, its ranks are {min(nodes)} to {max(nodes)}")
     request = CaptureRequest(

@@ -246,7 +246,7 @@ def _line(event: dict[str, Any]) -> str:
         how = event.get("signal") or f"exit code {event.get('exit_code')}"
         return f"[red]{where}Rank {event.get('exit_rank')} ended with {escape(str(how))}.[/]"
     if kind == event_kinds.ATTEMPT_STARTED and event.get("attempt"):
-        return f"[cyan]Restarted {counted(event.get('world_size') or 0, 'rank')} (attempt {event.get('attempt')}).[/]"
+        return f"[cyan]Started {counted(event.get('world_size') or 0, 'rank')} (attempt {event.get('attempt')}).[/]"
     if kind in (event_kinds.PREEMPTED, event_kinds.INTERRUPTED) and event.get("checkpoint_step") is not None:
         return f"[cyan]{where}Stopped as requested; saved step {event.get('checkpoint_step')}.[/]"
     return ""

@@ -45,7 +45,7 @@ _TITLES = {
     "failed": "Failed",
 }
 """How the outcome of a launch is shown, by its reason."""
-SAVED_NOTHING = "Nothing was saved at this stop: a resume continues from the newest checkpoint."
+SAVED_NOTHING = "Nothing was saved at this stop: a resume begins at the newest checkpoint, without one at step 0."
 
 
 class _StopRequested(BaseException):
