@@ -23,8 +23,8 @@ from typing import Any
 
 from analyzers.analysis import Analysis
 from analyzers.causes import CAUSES
-from analyzers.deaths.device_evidence import with_cuda_memory, with_xids
 from analyzers.deaths.exclusions import exclusions
+from analyzers.deaths.finding_details import completed
 from analyzers.deaths.lost_hosts import launcher_lost, node_lost, spare_nodes_lost
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.rank_lost import ON_PURPOSE, rank_lost
@@ -53,7 +53,6 @@ _SIGNALLED = 128
 """A shell's exit code of a process that a signal ended, less the signal's number."""
 MAX_MESSAGE = 80
 """Characters of an error's message in a summary; the evidence has all of it."""
-AFTER_UPDATE = "in user code after optimizer"
 
 
 def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
@@ -73,7 +72,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
         view = take_snapshot(source, attempt, log)
         again, now_ns = restart_sentence(source, attempt, known), scope.now_ns if is_last else None
         found = deaths_of_attempt(view, log, policy, is_last=is_last, now_ns=now_ns, again=again)
-        findings += [_completed(source, finding) for finding in found]
+        findings += [completed(source, finding) for finding in found]
     return findings
 
 
@@ -298,74 +297,6 @@ def _doing(death: Death, own: RankView | None) -> str | None:
     if death.phase:
         return f"in {death.phase}"
     return own.doing if death.phase == "" else replace(own, last_phase="").doing
-
-
-def _completed(source: Source, finding: Finding) -> Finding:
-    """The finding with evidence from the store: memory, or the host of the rendezvous store."""
-    if finding.cause == "out_of_memory":
-        return with_cuda_memory(source, _with_memory(source, finding))
-    if finding.cause in ("exception", "signal"):
-        return with_xids(source, _with_next_step(source, finding))
-    if finding.cause == "node_failed":
-        return _with_node_name(source, finding)
-    return _with_host(source, finding) if finding.cause == "store_lost" else finding
-
-
-def _with_next_step(source: Source, finding: Finding) -> Finding:
-    """A rank killed after an update may have begun the next step: without a data loader, only a pass shows that."""
-    step = finding.first_step
-    place = f"at step {step} {AFTER_UPDATE}"
-    if finding.cause != "signal" or step is None or place not in finding.summary or not source.has("spans"):
-        return finding
-    if source.rows(
-        "SELECT 1 FROM spans WHERE attempt = ? AND rank = ? AND kind = 'data' AND step BETWEEN ? AND ? LIMIT 1",
-        [finding.attempt, finding.ranks[0], step - 1, step],
-    ):
-        return finding
-    summary = finding.summary.replace(place, f"{place}, or as step {step + 1} began", 1)
-    return replace(finding, summary=summary)
-
-
-def _with_node_name(source: Source, finding: Finding) -> Finding:
-    """Host that was the lost node in that attempt: the next one may be another machine."""
-    node = finding.evidence["node_rank"]
-    found = source.rows(
-        "SELECT arg_max(host, wall_ns) FROM ranks WHERE attempt = ? AND node_rank = ?", [finding.attempt, node]
-    )
-    if not found or found[0][0] is None:
-        return finding
-    host = str(found[0][0])
-    summary = finding.summary.replace(f"Node {node} was lost", f"Node {node} ({host}) was lost", 1)
-    return replace(finding, summary=summary, evidence={**finding.evidence, "host": host})
-
-
-def _with_host(source: Source, finding: Finding) -> Finding:
-    """Host of the rendezvous store: that of the first rank, or of the launcher of its node."""
-    found = source.rows(
-        "SELECT arg_max(node_rank, wall_ns), arg_max(host, wall_ns) FROM ranks WHERE attempt = ? AND rank = 0",
-        [finding.attempt],
-    )
-    node, host = found[0] if found else (None, None)
-    if host is None:
-        return finding
-    summary = f"{finding.summary} It ran on node {node or 0}, {host}: in the launcher or in rank 0."
-    return replace(finding, summary=summary, evidence={**finding.evidence, "store_node": node, "store_host": host})
-
-
-def _with_memory(source: Source, finding: Finding) -> Finding:
-    """Memory of its last steps and of its peers: a leak grows, an uneven batch does not."""
-    marks = ", ".join("?" * len(finding.ranks))
-    ((first, last, highest, peers),) = source.rows(
-        f"""
-        SELECT arg_min(memory_bytes, start_ns) FILTER (own), arg_max(memory_bytes, start_ns) FILTER (own),
-               max(memory_bytes) FILTER (own), CAST(median(memory_bytes) FILTER (NOT own AND step >= newest) AS BIGINT)
-        FROM (SELECT *, rank IN ({marks}) AS own, max(step) OVER () - 50 AS newest FROM steps
-              WHERE attempt = ? AND memory_bytes IS NOT NULL)
-        """,
-        [*finding.ranks, finding.attempt],
-    )
-    memory = {"memory_first_bytes": first, "memory_last_bytes": last, "memory_highest_bytes": highest}
-    return replace(finding, evidence={**finding.evidence, **memory, "memory_of_peers_bytes": peers})
 
 
 def _where(step: int | None) -> str:

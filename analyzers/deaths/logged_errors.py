@@ -196,7 +196,7 @@ def _candidate(
         rank_class=rank_class,
         ranks=ranks,
         what=what,
-        why=f"{first.place}: {name}" if rank_class != "own" or first.kind != "exception" else f"{first.place}",
+        why=f"{first.place}: {'its traceback' if rank_class == 'own' and first.kind == 'exception' else name}",
         is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause),
         evidence=evidence,
         collect=row.collect,

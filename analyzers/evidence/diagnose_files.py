@@ -24,7 +24,7 @@ from analyzers.analysis import FileAnalysis, file_analyses
 from analyzers.diagnose import Diagnosis, conclude, diagnose, failed_check
 from analyzers.evidence.joining import join
 from analyzers.evidence.log_findings import analyze as findings_of_lines
-from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of
+from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of, printed_losses
 from analyzers.evidence.printed_steps import can_be_judged, printed_step_findings
 from analyzers.evidence.program_records import ReadPrograms
 from analyzers.finding import Finding
@@ -268,7 +268,10 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         findings += [_left_open(log) for log in logs if log.unjudged]
         book = LogBook.load(store)
         outcome = outcome_of(book, logs, steps)
+        losses = printed_losses(sorted(steps, key=lambda row: row["step"]))
         facts = {
+            "first_loss": losses[0] if losses else None,
+            "last_loss": losses[-1] if losses else None,
             "num_ranks": book.world_size or len(book.seen) or None,
             "steps": num_steps(steps),
             "has_judged_steps": can_be_judged(steps),

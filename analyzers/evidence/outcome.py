@@ -21,7 +21,7 @@ from analyzers.logs.log_events import LogBook
 from store.readers.logs.prefix import clean
 from store.readers.logs.scan import ReadLog
 
-__all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "num_steps", "outcome_of"]
+__all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "num_steps", "outcome_of", "printed_losses"]
 
 END_LINES = 15
 _FAILURE = re.compile(
@@ -107,12 +107,17 @@ def num_steps(steps: Sequence[Mapping[str, Any]]) -> int | None:
     return len({row["step"] for row in steps}) or None
 
 
+def printed_losses(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The finite losses of printed steps, in the order of `steps`."""
+    return [row["loss"] for row in steps if row.get("loss") is not None and math.isfinite(row["loss"])]
+
+
 def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
     """`400 steps, loss from 6.9 to 5.7. `"""
     if not steps:
         return ""
     rows = sorted(steps, key=lambda row: row["step"])
-    losses = [row["loss"] for row in rows if row.get("loss") is not None and math.isfinite(row["loss"])]
+    losses = printed_losses(rows)
     num = len({row["step"] for row in rows})
     loss = ""
     if len(losses) > 1:

@@ -181,13 +181,20 @@ def _compared(few: Mapping[str, Any]) -> str:
     return f"{steps} Slowdowns that ended within {few['shortest_slowdown_steps']} steps may be missed."
 
 
+def _ranks(facts: Mapping[str, Any]) -> str:
+    """`4 ranks`; `lines of rank 3` where logs lack the ranks before it and do not say how many there were."""
+    printed = (facts.get("logs") or {}).get("ranks_that_printed") or []
+    is_part = len(printed) == facts.get("num_ranks") and max(printed, default=0) >= len(printed)
+    return f"lines of {ranks_text(printed)}" if is_part else counted_ranks(facts)
+
+
 def _facts(diagnosis: Diagnosis, console: Console) -> None:
     facts = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
     seconds = wall_s(diagnosis.goodput, facts)
     parts = [
-        counted_ranks(facts),
+        _ranks(facts),
         mesh,
         devices,
         counted(facts.get("steps"), "step"),

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["encoding_of", "plain_bytes", "plain_chunks", "text_chunks"]
+__all__ = ["encoding_of", "plain_bytes", "plain_chunks", "text_chunks", "windows"]
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
@@ -25,6 +25,9 @@ _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts")
 SAMPLE_LINES = 20
 MAX_LINE_BYTES = 1 << 20
+CHUNK_BYTES = 4 << 20
+BLOCK_BYTES = 256 << 10
+"""What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
 
 
 def encoding_of(first: bytes) -> str | None:
@@ -155,3 +158,17 @@ def _object(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
+    """(bytes, end): lines that begin before `end` are this window's, what follows is there for their blocks."""
+    kept = b""
+    for chunk in chunks:
+        kept += chunk
+        if len(kept) < CHUNK_BYTES + BLOCK_BYTES:
+            continue
+        end = kept.rfind(b"\n", 0, len(kept) - BLOCK_BYTES) + 1 or len(kept) - BLOCK_BYTES
+        yield kept, end
+        kept = kept[end:]
+    if kept:
+        yield kept, len(kept)

@@ -40,7 +40,7 @@ from store.readers.logs.blocks import (
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LINE_BYTES, LineFilter, begin_of_line, end_of_line
-from store.readers.logs.plain_text import plain_chunks
+from store.readers.logs.plain_text import plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
@@ -48,9 +48,6 @@ from store.readers.logs.timestamps import Clock
 
 __all__ = ["LogEvent", "LogStep", "ReadLog", "read_log"]
 
-CHUNK_BYTES = 4 << 20
-BLOCK_BYTES = 256 << 10
-"""What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
 """Maximum hits of one literal in one file."""
@@ -142,7 +139,7 @@ def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> Re
     year = time.gmtime((modified_ns(path) or time.time_ns()) / 1e9).tm_year
     scan = _Scan(ReadLog(path=path, rank=rank_of_log(path)), Clock(year=year))
     try:
-        for window, end in _windows(plain_chunks(unpacked(path, MAX_UNPACKED_BYTES))):
+        for window, end in windows(plain_chunks(unpacked(path, MAX_UNPACKED_BYTES))):
             scan.take(window, end)
             if progress is not None:
                 progress(scan.log.num_bytes)
@@ -150,20 +147,6 @@ def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> Re
         scan.log.problem = str(error)
     scan.finish()
     return scan.log
-
-
-def _windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
-    """(bytes, end): lines that begin before `end` are this window's, what follows is there for their blocks."""
-    kept = b""
-    for chunk in chunks:
-        kept += chunk
-        if len(kept) < CHUNK_BYTES + BLOCK_BYTES:
-            continue
-        end = kept.rfind(b"\n", 0, len(kept) - BLOCK_BYTES) + 1 or len(kept) - BLOCK_BYTES
-        yield kept, end
-        kept = kept[end:]
-    if kept:
-        yield kept, len(kept)
 
 
 class _Scan:

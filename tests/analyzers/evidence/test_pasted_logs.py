@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rankscope.cli import app
 from tests.analyzers.evidence.written import diagnosed
 
 STEPS = "".join(f"2026-03-01 10:{i:02d}:00 - train - INFO - Step {i} loss: {4 - i / 20:.4f}\n" for i in range(1, 30))
@@ -207,3 +209,14 @@ def test_a_program_that_writes_on_for_a_thousand_lines_has_not_ended(tmp_path: P
     assert (finding.cause, finding.status) == ("exception", "fired")
     ended = "train.sh: line 3: 4110 Killed                  python train.py\n"
     assert diagnosed(tmp_path, "job.log", error + rest + ended).fired
+
+
+def test_a_log_of_one_rank_says_whose_lines_it_has_and_what_they_show(tmp_path: Path) -> None:
+    losses = "".join(f"{{'loss': {loss}, 'grad_norm': 1.2, 'epoch': 0.1}}\n" for loss in (2.31, 2.1, 1.95))
+    error = "".join(f"[rank3]: {line}\n" for line in TRACEBACK.format(raised="KeyError: 'de'").splitlines())
+    (tmp_path / "job.log").write_text(losses + error)
+    printed = CliRunner().invoke(app, ["analyze", str(tmp_path / "job.log")], env={"COLUMNS": "100"}).output
+    assert "lines of rank 3" in printed
+    assert "1 rank " not in printed
+    assert "2.3100 at the start, 1.9500 at the end" in printed
+    assert "Why       job.log:4: its traceback." in printed
