@@ -188,22 +188,22 @@ def _device(
 
 def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
     findings = []
-    for node, least, newest, rate, steadiness, over_s, waiting, load, cpus in source.rows(
+    for node, least, newest, rate, steadiness, over_s, readings, waiting, load, cpus in source.rows(
         """
         SELECT node, min(disk_free_bytes), arg_max(disk_free_bytes, sample_ns),
                regr_slope(disk_free_bytes, sample_ns / 1e9) FILTER (
                    sample_ns >= (SELECT max(sample_ns) FROM health) - 600000000000),
                regr_r2(disk_free_bytes, sample_ns / 1e9) FILTER (
                    sample_ns >= (SELECT max(sample_ns) FROM health) - 600000000000),
-               least(600, (max(sample_ns) - min(sample_ns)) / 1e9),
+               least(600, (max(sample_ns) - min(sample_ns)) / 1e9), count(disk_free_bytes),
                avg(CASE WHEN load_1m > ? * num_cpus THEN 1.0 WHEN load_1m IS NOT NULL THEN 0.0 END),
                median(load_1m), max(num_cpus)
         FROM health WHERE device = 'host' GROUP BY node ORDER BY node
         """,
         [policy.crowded_load_ratio],
     ):
-        is_trend = rate is not None and rate < 0 and over_s >= policy.disk_rate_over_s
-        is_steady = is_trend and (steadiness or 0.0) >= policy.disk_steady_ratio
+        is_trend = rate is not None and rate < 0 and readings >= SHARED.history
+        is_steady = is_trend and (steadiness or 0.0) >= SHARED.nearly_all_ratio  # a single drop explains 0.75 at most
         soon_s = newest / -rate if newest is not None and is_steady else None
         is_soon = soon_s is not None and soon_s < min(policy.disk_soon_s, policy.disk_reach_factor * over_s)
         is_low = newest is not None and newest < policy.disk_free_bytes

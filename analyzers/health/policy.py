@@ -23,14 +23,9 @@ class HealthPolicy:
     """Free space (bytes) below which the next checkpoint may not fit. Source: convention."""
     disk_soon_s: float = 3600.0
     """Time (seconds) until the disk is full at the present rate. Source: convention; time to act."""
-    disk_rate_over_s: float = 120.0
-    """Seconds of readings before a rate counts. Source: convention; one checkpoint being written is no trend."""
     disk_reach_factor: float = 10.0
     """How many times as long as it was seen a rate is taken to go on (ratio). Source: convention; minutes of another
     program's writing say little of the next hour."""
-    disk_steady_ratio: float = 0.8
-    """Share of the readings' variance that the rate explains (ratio). Source: a single drop reaches 0.75 at most, two
-    equal ones 0.89."""
     crowded_load_ratio: float = 2.0
     """Load of a host / its CPUs from which processes wait for a core (ratio). Source: convention; every core has a
     second process ready to run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ COMMANDS = [
     ["analyze", "RUN", "--format", "json"],
     ["analyze", "FOLDER"],
     ["report", "RUN", "--html", "r.html", "--markdown", "r.md", "--chrome-trace", "t.json"],
-    ["compare", "RUN", "RUN"],
+    ["compare", "RUN", "COPY"],
     ["sql", "RUN", "FROM events"],
     ["sql", "RUN", "FROM events", "--format", "csv"],
     ["sql", "RUN", 'SELECT 1 AS "a\x1b[2J"', "--format", "json"],
@@ -64,7 +65,11 @@ def test_no_command_passes_a_control_character(
     run: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = [word.replace("RUN", str(run)).replace("FOLDER", str(run.parent)) for word in words]
+    copy = run.parent.parent / "copies" / run.name
+    if "COPY" in words:
+        shutil.copytree(run, copy)
+    places = {"RUN": run, "FOLDER": run.parent, "COPY": copy}
+    given = [re.sub("|".join(places), lambda found: str(places[found[0]]), word) for word in words]
     done = CliRunner().invoke(app, given)
     assert done.exception is None or isinstance(done.exception, (SystemExit, TyperException)), repr(done.exception)
     assert not CONTROL.search(done.output.replace("\n", "").replace("\r", "")), done.output[:2000]

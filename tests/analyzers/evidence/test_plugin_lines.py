@@ -48,5 +48,5 @@ def test_lines_of_every_rule_are_judged(part: int) -> None:
         lines = [{"message": "", "source": "team.log", **row} for _, row in checked]
         with MemoryStore() as store:
             store.add("log_events", lines)
-            findings = diagnose_files.judge_logs(store)
+            findings = diagnose_files.findings_of_lines(store)
         assert all(finding.summary for finding in findings), kind
