@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from rankscope.frameworks.huggingface import RankscopeCallback
@@ -48,6 +48,8 @@ def main() -> None:
         per_device_train_batch_size=4,
         learning_rate=1e-3,
         logging_steps=10,
+        eval_strategy="steps",
+        eval_steps=max(1, args.steps // 2),
         save_strategy="no",
         report_to=[],
         use_cpu=not torch.cuda.is_available(),
@@ -55,7 +57,10 @@ def main() -> None:
         include_num_input_tokens_seen=True,
     )
     callbacks = [RankscopeCallback()]
-    trainer = Trainer(LlamaForCausalLM(settings), arguments, train_dataset=Counting(args.poison), callbacks=callbacks)
+    data, held_out = Counting(args.poison), Subset(Counting(-1), range(8))
+    trainer = Trainer(
+        LlamaForCausalLM(settings), arguments, train_dataset=data, eval_dataset=held_out, callbacks=callbacks
+    )
     trainer.train()
     if args.save and trainer.is_world_process_zero():
         torch.save(trainer.model.state_dict(), args.save)

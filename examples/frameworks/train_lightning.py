@@ -28,6 +28,10 @@ class Regression(lightning.LightningModule):
         x, y = batch
         return nn.functional.mse_loss(self.net(x), y)
 
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", nn.functional.mse_loss(self.net(x), y))
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
@@ -47,6 +51,8 @@ def main() -> None:
     loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=False)
     trainer = lightning.Trainer(
         max_steps=args.steps,
+        val_check_interval=max(1, args.steps // 2),
+        check_val_every_n_epoch=None,
         devices=args.devices,
         accelerator="auto",
         callbacks=[RankscopeCallback()],
@@ -55,7 +61,8 @@ def main() -> None:
         enable_progress_bar=False,
     )
     module = Regression()
-    trainer.fit(module, loader)
+    held_out = torch.randn(32, 32)
+    trainer.fit(module, loader, DataLoader(TensorDataset(held_out, held_out.sum(dim=1, keepdim=True)), batch_size=16))
     if args.save and trainer.is_global_zero:
         torch.save(module.state_dict(), args.save)
 

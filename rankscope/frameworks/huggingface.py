@@ -49,6 +49,12 @@ class RankscopeCallback(TrainerCallback):
             self._tokens_before = state.num_input_tokens_seen
             self._attached.log(tokens=round(tokens / args.world_size))
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log the loss of the evaluation."""
+        loss = (kwargs.get("metrics") or {}).get("eval_loss")
+        if self._attached is not None and loss is not None:
+            self._attached.log(eval_loss=loss)
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._attached is not None and state.is_world_process_zero:
             self._attached.event(event_kinds.SAVED, step=state.global_step, folder=str(args.output_dir))

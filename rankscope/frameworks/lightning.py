@@ -50,6 +50,12 @@ class RankscopeCallback(Callback):
         if self._attached is not None and loss is not None and trainer.accumulate_grad_batches == 1:
             self._attached.log(loss=loss.detach() if hasattr(loss, "detach") else loss)
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the loss of the validation, where the module logs one as `val_loss`."""
+        loss = trainer.callback_metrics.get("val_loss")
+        if self._attached is not None and loss is not None and not trainer.sanity_checking:
+            self._attached.log(val_loss=loss)
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Record the exception: Lightning handles some itself, so that no hook of the process sees them."""
         if self._attached is not None and not isinstance(exception, KeyboardInterrupt):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from analyzers.run.evaluations import evaluations
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.e2e.launched import rankscope
@@ -90,6 +91,13 @@ def test_every_step_and_phase_is_recorded(folder: Path) -> None:
             folder / "ours" / "run", "SELECT count(*) FROM collectives WHERE op = 'all_reduce' AND phase = 'backward'"
         )
         assert reductions >= STEPS * ranks
+
+
+def test_the_loss_of_each_evaluation_is_recorded(folder: Path) -> None:
+    with Store.open(RunDir.open(folder / "ours" / "run")) as store:
+        found = evaluations(store)
+    assert [one.step for one in found] == [STEPS // 2, STEPS]
+    assert all(one.loss > 0 for one in found)
 
 
 def test_a_nan_in_the_data_is_found(folder: Path) -> None:

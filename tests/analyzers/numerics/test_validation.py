@@ -104,3 +104,22 @@ def test_what_a_restart_or_another_training_leaves_behind_is_no_evaluation_of_it
     assert overfitting(store, Scope()) != []
     store.event("training_began", attempt=0, rank=0, step=321)
     assert overfitting(store, Scope()) == []
+
+
+@pytest.mark.parametrize("name", ["val_loss", "eval/loss", "Validation Loss"])
+def test_an_attached_loop_logs_its_validation_loss_under_a_usual_name(name: str) -> None:
+    store, logged = run(turns_at(200)), MemoryStore()
+    recorded = evaluations(store)
+    logged.add("steps", [
+        dict(zip(("attempt", "rank", "step", "loss", "committed", "start_ns", "duration_ns"), row, strict=True))
+        for row in store.rows("SELECT attempt, rank, step, loss, committed, start_ns, duration_ns FROM steps")
+    ])  # fmt: skip
+    logged.add("scalars", [
+        {"attempt": 0, "rank": rank, "step": one.step, "name": of, "value": value}
+        for one in recorded
+        for rank, of, value in ((0, name, one.loss), (1, name, 9.0), (0, "val_accuracy", 0.5))
+    ])  # fmt: skip
+    assert [(one.step, one.loss) for one in evaluations(logged)] == [(one.step, one.loss) for one in recorded]
+    (found,), (expected,) = overfitting(logged, Scope()), overfitting(store, Scope())
+    assert found.summary == expected.summary
+    assert [sample.value for sample in validation_samples(logged)] == [recorded[-1].loss]
