@@ -43,7 +43,11 @@ def _straggler(finding: Finding) -> str:
         share = f", causing {percent(caused)} of the waiting in collectives"
     if not phases:  # known from arrivals alone
         return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share}."
-    where = " Where in the step was not measured." if of.get("measured_by") and not of.get("place") else ""
+    where = ""
+    if of.get("measured_by") and not of.get("place"):
+        is_cpu_time = of["measured_by"] == "CPU time"
+        what = "These are wall times: CPU time is known for whole steps only"
+        where = f" {what if is_cpu_time else 'Where in the step was not measured'}."
     gaps = [name for name in factors if f"{_GAPS.get(name, name)} +" in phases]
     total = of.get("excess_ms")
     if gaps and is_number(total) and abs(excess.get(gaps[0], 0) - total) >= SHARED.equal_ratio * total:  # type: ignore[operator]
