@@ -14,7 +14,7 @@ _ECC = ("uncorrected", "corrected", "remapped_rows")
 _LINKS = (
     ("nvlink_errors", "errors on NVLinks"), ("pcie_replays", "packets resent over PCIe"),
     ("infiniband_downs", "links lost or recovered"), ("infiniband_errors", "errors of ports"),
-    ("tcp_retransmits", "TCP segments sent again"), ("tcp_segments", "segments in all"),
+    ("tcp_retransmits", "TCP retransmits"), ("tcp_segments", "segments in all"),
 )  # fmt: skip
 
 

@@ -22,10 +22,10 @@ SINCE = "since the driver was loaded"
 _XID_COLUMNS = {"ecc": "ecc_uncorrected_total", "nvlink": "nvlink_errors_total", "bus": "pcie_replay_total"}
 """Class of an XID -> the counter that goes with it; of all others the load of the device shows the consequence."""
 _WORDS = {
-    "ecc_uncorrected_total": "Memory errors that ECC could not correct", "pcie_replay_total": "Packets sent again",
+    "ecc_uncorrected_total": "Memory errors that ECC could not correct", "pcie_replay_total": "PCIe replays",
     "ecc_corrected_total": "Memory errors that ECC corrected", "remapped_rows_total": "Remapped rows",
     "infiniband_errors_total": "Errors of InfiniBand ports", "infiniband_downs_total": "InfiniBand links lost",
-    "tcp_retransmits_total": "TCP segments sent again", "cgroup_throttled_seconds_total": "Stopped by the CPU limit",
+    "tcp_retransmits_total": "TCP retransmits", "cgroup_throttled_seconds_total": "Stopped by the CPU limit",
     "nvlink_errors_total": "Errors of NVLinks", "gpu_utilization_ratio": "Load", "remap_pending": "Remapping pending",
     "remap_failed": "Remapping failed",
 }  # fmt: skip

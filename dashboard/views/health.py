@@ -36,7 +36,7 @@ _READINGS = {
     "pcie_replay_total": ("PCIe replays", "packets, during the run", 1.0, "max"),
     "nvlink_errors_total": ("NVLink errors", "all links, during the run", 1.0, "max"),
     "network_errors_total": ("Network errors and drops", "all interfaces, during the run", 1.0, "max"),
-    "tcp_retransmits_total": ("TCP segments sent again", "during the run", 1.0, "max"),
+    "tcp_retransmits_total": ("TCP retransmits", "during the run", 1.0, "max"),
     "infiniband_errors_total": ("InfiniBand errors", "all ports, during the run", 1.0, "max"),
     "infiniband_downs_total": ("InfiniBand links lost", "all ports, during the run", 1.0, "max"),
     "infiniband_congestion_total": ("InfiniBand congestion notifications", "all ports, during the run", 1.0, "max"),
