@@ -3,23 +3,22 @@
     phases = LoopPhases(recorder, values)
     phases.watch_model(model)
     phases.watch_optimizer(optimizer)
-    phases.patch()                           # what all share: backward, data loaders, clipping
-    phases.remove()                          # all of it, exactly
+    phases.patch()                           # hooks that all models share: backward, data loaders, clipping
+    phases.remove()                          # restore every patched function and hook
 
-A step lasts from what is first done for it (a batch fetched, a forward, a backward) to the first thing done for the
-next one, and an optimizer's `step` says that there is a next one: several backward passes before it are one step, and
-what is logged or evaluated after it is still of this one (`fetches`). Of several optimizers the last that is watched
-ends the step.
+A step begins with its first activity (a batch fetched, a forward, a backward) and lasts until the first activity of the
+next one. `optimizer.step` marks the boundary: several backward passes before it belong to one step, and logging or
+evaluation after it still belongs to that step (`fetches`). With several optimizers, the last one watched ends the step.
 
     data        a batch is fetched from a `torch.utils.data.DataLoader`
     forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`
-    backward    `loss.backward()`; the scalar that it is called on is taken for the loss if none is logged
+    backward    `loss.backward()`; the scalar it is called on counts as the loss if none is logged
     optimizer   `optimizer.step()`
     checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
     generation, reward, environment, ...  what reinforcement learning does before it trains (`trl_phases`,
                 `environment_phases`)
 
-Only one thread is looked at: the one that attached, or that the loop turns out to run in.
+Only one thread is observed: the one that attached, or the one in which the loop turns out to run.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ __all__ = ["LoopPhases"]
 _CLIP = "clip_grad_norm_"
 _NO_THREAD = -1
 _ACTS = frozenset(("generation", ENVIRONMENT))
-"""Phases in which passes of the model without gradients choose what it does, and evaluate nothing."""
+"""Phases in which a forward pass without gradients generates or scores samples: it is no evaluation."""
 _monotonic_ns = time.monotonic_ns
 _NOTHING: Mapping[str, Any] = {}
 
@@ -76,7 +75,7 @@ class LoopPhases:
         self.values = values
         self.norms = StepNorms(recorder, values, is_wanted=gradient_norm)
         self.automatic = True
-        """Whether the optimizer says where steps end; false where the loop does."""
+        """True if the optimizer's step ends the loop's steps; False if the loop marks them itself."""
         self.thread = get_ident()  # that the loop runs in
         self._undo: list[Callable[[], object]] = []
         self.leader: Any = None  # the optimizer whose step ends the loop's
@@ -97,7 +96,7 @@ class LoopPhases:
         self._update_line = UpdateLine()
         self.at_training = self._updates.at_training
         self.at_first_update: list[Callable[[], None]] = []
-        """Called once, after the first step: by then all that trains has been made."""
+        """Called once, after the first step, when all models and optimizers exist."""
         self._compilation = CompileProbe(recorder)
 
     # ---- what is looked at ----
@@ -116,9 +115,9 @@ class LoopPhases:
             self._undo.append(called.register_forward_hook(after, always_call=True).remove)
 
     def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
-        """Time `step` of an optimizer of torch's, or of whatever wraps one and has a `step` method.
+        """Time `step` of a torch optimizer, or of a wrapper that has a `step` method.
 
-        One that `leads` ends the loop's steps from now on; one that does not, only if there is no other.
+        An optimizer with `leads` ends the loop's steps from now on; without it, only if no other does.
         """
         inner = optimizer
         while not isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "optimizer"):
@@ -146,7 +145,7 @@ class LoopPhases:
         return False
 
     def patch(self) -> None:
-        """Look at every backward pass, data loader and clipping of this thread, and at what torch compiles."""
+        """Observe every backward pass, data loader and clipping of this thread, and compilations by torch."""
         self._compilation.hook()
         self._undo.append(self._compilation.remove)
         self.replace(torch.autograd, "backward", self._backward, follows=True)
@@ -159,9 +158,9 @@ class LoopPhases:
         self._undo.append(self._imports.remove)
 
     def replace(self, place: Any, name: str, wrapper: Callable[..., Any], *, follows: bool = False) -> None:
-        """Put `wrapper(real, ...)` in the place of a function, for the loop's thread, until `remove`.
+        """Replace a function by `wrapper(real, ...)` in the loop's thread, until `remove`.
 
-        `follows`: a call shows where the loop is.
+        `follows`: a call shows in which thread the loop runs.
         """
 
         def applies() -> bool:
@@ -181,7 +180,7 @@ class LoopPhases:
     # ---- steps ----
 
     def begin(self, start_ns: int = 0) -> None:
-        """Something is done for a step: the next one begins if the last one was taken."""
+        """Note activity of a step: it begins the next step if the optimizer has completed the last one."""
         if not self.automatic or (self._in_step and not self._taken_ns):
             return
         now = start_ns or _monotonic_ns()
@@ -192,7 +191,7 @@ class LoopPhases:
 
     @property
     def next_step(self) -> int:
-        """Number of the step that the next thing done is of, as far as the optimizer says."""
+        """Number of the step to which the next activity belongs, by the optimizer's updates."""
         begins = self.automatic and (self._taken_ns > 0 or not self._in_step)
         return self._number + 1 if begins else self.recorder.step_number
 
@@ -220,7 +219,7 @@ class LoopPhases:
         self._losses.began()
 
     def _trains(self, models: Iterable[nn.Module]) -> None:
-        """A pass that trains begins: the step is over if the loop has updated one of these models itself."""
+        """Handle the begin of a training pass: the step is over if the loop updated one of these models by hand."""
         if self.leader is None and any(map(self._updates.was_by_hand, models)):
             self.recorder.log(committed=True)
             self._taken()
@@ -229,7 +228,7 @@ class LoopPhases:
         self._fetches.fed(trains=True)
 
     def failed(self, lines: Lines) -> None:
-        """The loop failed at these lines: in the next step, if they show that it has begun."""
+        """Note an exception at these lines of the loop; it counts for the next step if they show that it had begun."""
         if self._in_step and self._taken_ns and not self._open and self._update_line.is_followed_by(lines):
             self.begin()
 
@@ -245,7 +244,7 @@ class LoopPhases:
         self.values.flush()
 
     def end_last(self) -> None:
-        """There is no further step: the last one ended with its update, and what was evaluated and saved after it."""
+        """End the last step at its update, or at the end of an evaluation or save that followed it."""
         if not self.automatic:
             return
         if self._in_step and self._number > 1 and not self._taken_ns and not self._losses.has_trained:
@@ -363,7 +362,7 @@ class LoopPhases:
             record_error("attach.optimizer", error)
 
     def after_update(self, optimizer: Any, *unused: Any) -> None:
-        """An optimizer's step is over: with the leader's, what the loop's step is for."""
+        """Handle the end of an optimizer's step; the leader's completes the loop's step."""
         if get_ident() != self.thread:
             return
         try:
@@ -385,7 +384,7 @@ class LoopPhases:
             self.at_first_update.pop()()
 
     def _log_update(self, optimizer: Any, **rate: float) -> None:
-        """An update was made, unless a fused optimizer has left it out: GradScaler sets `found_inf` while it steps."""
+        """Log an update, unless a fused optimizer skipped it: GradScaler sets `found_inf` during its step."""
         overflowed = getattr(optimizer, "found_inf", None)
         if not isinstance(overflowed, Tensor):
             self.recorder.log(committed=True, **rate)
@@ -394,7 +393,7 @@ class LoopPhases:
             self.values.put(committed=overflowed == 0)
 
     def refused(self) -> None:
-        """The step ends here, without an update: its gradients are as they were refused."""
+        """End the step here without an update; its gradients are as they were when the guard refused them."""
         self.norms.measure()
         self.recorder.log(committed=False)
         self._taken_ns = _monotonic_ns()

@@ -35,7 +35,7 @@ __all__ = ["open_recorder", "warn_if_untried"]
 logger = logging.getLogger("rankscope.probes")
 
 TRIED = ((2, 6), (2, 15))
-"""Oldest and newest: docs/compatibility.md says what was run with which."""
+"""Oldest and newest torch that was tried; docs/compatibility.md lists what was run with each version."""
 
 
 def open_recorder(
@@ -46,7 +46,9 @@ def open_recorder(
     run_dir: str | os.PathLike[str] | None,
     config: dict[str, Any],
 ) -> tuple[TapeRecorder, RunDir] | None:
-    """Open this rank's recorder in the run; None, with a warning, where the folder is of no use or taken."""
+    """Open this rank's recorder in the run.
+
+    Returns None, with a warning, if the folder is unusable or another process records as this rank."""
     config = attached_config(config, warn=identity.rank == 0)
     manifest = {
         "config": config,
@@ -97,7 +99,7 @@ def open_recorder(
             with failing_open("attach.manifest"):
                 known = run.manifest()
                 fresh = {name: value for name, value in manifest.items() if name not in known}
-                if identity.is_started_by_script:  # the process that starts the ranks took itself for the only one
+                if identity.is_started_by_script:  # the ranks' parent recorded as a run of one rank
                     fresh["world_size"] = identity.world_size
                 run.add_to_manifest(fresh)
     if identity.local_rank == 0:
@@ -107,7 +109,7 @@ def open_recorder(
 
 
 def _starter() -> int:
-    """The process that has started this one through `multiprocessing`; 0 for none."""
+    """Pid of the process that started this one through `multiprocessing`; 0 if none did."""
     parent = multiprocessing.parent_process()
     return parent.pid or 0 if parent is not None else 0
 

@@ -1,4 +1,4 @@
-"""The loss and the tokens of a step, from what a loop does: the tensors it calls `backward` on, the ids it looks up.
+"""Loss and tokens of a step, observed in the loop: tensors that `backward` is called on, ids given to an embedding.
 
     losses.began()                       # a step has begun
     losses.forward(tokens)               # the model was called
@@ -7,11 +7,11 @@
     losses.settle()                      # the step ends: write what is known
 
 Several backward passes of a step are its micro-batches, each with its own forward pass. A loop that divides each loss
-by their number has the step's loss as the sum of them, one that does not as their mean. The division is seen in the
-graph. Several losses of one forward pass are parts of one loss, and add up.
+by their number has the sum as its step's loss, any other the mean; the autograd graph shows whether it divides. Several
+losses of one forward pass are parts of one loss, and are summed.
 
-What the loop logs is the step's value. The measured one is kept too (`local_loss`, and the series `MEASURED + name`),
-so that a logged value that means something else can be seen (`analyzers.numerics.logged_values`).
+A value that the loop logs takes precedence. The measured one is kept too (`local_loss`, and the series
+`MEASURED + name`), to detect a logged value that means something else (`analyzers.numerics.logged_values`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .loss_scaling import LossScaling
 __all__ = ["MEASURED", "StepLosses"]
 
 MEASURED = "measured_"
-"""Before the name of a column: the series of the measured value where the loop logs one."""
+"""Prefix of a column's name: series of the measured value, written where the loop logs its own."""
 _SAME = 1e-4
 _MAX_DEPTH = 4
 
@@ -53,16 +53,16 @@ class StepLosses:
         self._forwards = self._tokens = self._padded = 0
 
     def forward(self, tokens: int, padded: int | Tensor = 0) -> None:
-        """The model was called with gradients on, with so many ids, of which so many are padding."""
+        """Note a forward pass with gradients: number of ids, and how many of them are padding."""
         self._forwards += 1
         self._tokens += tokens
         self._padded = self._padded + padded
 
     def backward(self, root: Any) -> None:
-        """`root` is what the loop went backward from."""
+        """Note a backward pass; `root` is the tensor on which the loop called it."""
         if not isinstance(root, Tensor) or root.numel() != 1:
             return
-        self._forwards = max(self._forwards, 1)  # its forward pass may have been seen as of the step before
+        self._forwards = max(self._forwards, 1)  # its forward pass may have been counted for the step before
         loss = self._scaling.unscaled(root)
         self._factors.append(_factor(root) if loss is root else _factor_behind(root))
         is_plain = type(loss) is Tensor and loss.is_cpu  # nothing to wait for, and not made by the probes
@@ -76,7 +76,7 @@ class StepLosses:
         self._values.put(**values)
 
     def keep_newest(self) -> None:
-        """Forget all losses of this step but the newest: those before it ended steps that were not seen to end."""
+        """Forget all losses of this step but the newest: earlier ones belong to steps whose end was not detected."""
         del self._losses[:-1], self._factors[:-1]
         self._forwards = min(self._forwards, 1)
 
@@ -86,7 +86,7 @@ class StepLosses:
         return self._forwards > 0 or bool(self._losses) or bool(self._logged)
 
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
-        """Write the step's loss and tokens, and our own where the loop has logged them."""
+        """Write the step's loss and tokens, and the measured ones where the loop has logged its own."""
         own: dict[str, float | Tensor] = {}
         if self._losses:
             own["local_loss"] = loss = self._loss()

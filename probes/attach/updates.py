@@ -1,18 +1,18 @@
 """Count the updates in a step of a loop: by one optimizer, by several with a loss each, or by hand.
 
-    updates.passed(models)               # a backward pass is over; the models whose optimizer is not known
-    leader = updates.begins(optimizer, leader)    # an optimizer steps; the one whose step ends the loop's from here on
-    updates.was_by_hand(model)           # a pass that trains begins: `model` was updated, or its gradients are gone
+    updates.passed(models)               # after a backward pass; models whose optimizer is unknown
+    leader = updates.begins(optimizer, leader)    # an optimizer steps; returns the one whose step ends the loop's
+    updates.was_by_hand(model)           # True if `model` was updated, or lost its gradients, without an optimizer
 
-Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size is a
-measure of progress: an event says so (`analyzers.numerics.policy_loss`). A loop without an optimizer of torch's, that
-subtracts gradients itself or has a class for it (Keras), ends its steps where its parameters have changed. A change
-through `parameter.data` cannot be seen: there the step ends where gradients are cleared or zeroed.
+Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size
+measures progress; an event records this (`analyzers.numerics.policy_loss`). A loop without a torch optimizer, which
+subtracts gradients itself or has its own class (Keras), ends its steps where its parameters have changed. A change
+through `parameter.data` cannot be detected: there the step ends where gradients are cleared or zeroed.
 
-A process may train several times, as in a sweep or cross-validation, each time with another optimizer. It becomes the
-leader, whose step ends the loop's, with its first update if it shares a parameter with the leader, else after
-`TAKES_OVER` updates without one of the leader. If it shares none, another model is trained, and an event says so: the
-losses before and after it are not one series.
+The *leader* is the optimizer whose step ends the loop's. A process may train several times, as in a sweep or
+cross-validation, each time with a new optimizer. The new one leads from its first update if it shares a parameter with
+the leader, else after `TAKES_OVER` updates without one by the leader. If it shares none, another model is trained; an
+event records this, because the losses before and after it are not one series.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..tape import event_kinds
 __all__ = ["Updates"]
 
 TURNS = 3
-"""Alternations between two optimizers, each with its own backward pass, from which models are trained in turn."""
+"""Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
 TAKES_OVER = 8
 """Updates of one optimizer without one of the leader, after which it leads. A critic has some five for one of its
 generator."""
@@ -64,7 +64,7 @@ class Updates:
                 self._with_gradients[id(model)] = _state(model)
 
     def begins(self, optimizer: Any, leader: Any) -> Any:
-        """An optimizer steps; the one that steps after it without a backward pass updates for the same loss."""
+        """Handle an optimizer's step; another that steps before the next backward pass updates for the same loss."""
         if not self._has_passed:
             return leader
         self._has_passed = False
@@ -97,14 +97,15 @@ class Updates:
                 begin(optimizer)
 
     def was_by_hand(self, model: nn.Module) -> bool:
-        """Return True if this model or its gradients were written to since its backward pass, or these are gone, though
-        no optimizer has stepped, and none has its parameters (sharpness-aware minimization uses gradients before that).
+        """Return True if the model was updated by hand: its parameters or gradients were written to, or its gradients
+        cleared, since its backward pass. Not if an optimizer has stepped or holds its parameters: sharpness-aware
+        minimization changes both before the optimizer's step.
         """
         if (before := self._with_gradients.get(id(model))) is None:
             return False
         parameters, changes = _state(model)
         if parameters != before[0] or (_has_gradient(model) and changes == before[1]):
-            return False  # FSDP2 has others in their place while they are gathered
+            return False  # FSDP2 replaces the parameters while they are gathered
         self._with_gradients.clear()
         if self._is_by_hand is None:
             self._is_by_hand = not _has_optimizer(model)
@@ -116,19 +117,19 @@ def _has_gradient(model: nn.Module) -> bool:
 
 
 def _state(model: nn.Module) -> _State:
-    """Its parameters, and how often they and their gradients were written to; torch counts that itself."""
+    """Parameters and gradients of the model, each with torch's own version counter."""
     parameters = list(model.parameters())
     tensors = [tensor for parameter in parameters for tensor in (parameter, parameter.grad) if tensor is not None]
     return [id(parameter) for parameter in parameters], sum(tensor._version for tensor in tensors)
 
 
 def _has_optimizer(model: nn.Module) -> bool:
-    """Look through all objects, which is done once."""
+    """Search all live objects for an optimizer of this model: slow, so done once."""
     parameters = {id(parameter) for parameter in model.parameters()}
     return any(_parameters(found) & parameters for found in gc.get_objects() if issubclass(type(found), Optimizer))
 
 
 def _parameters(optimizer: Any) -> set[int]:
-    """Ids of the parameters that an optimizer updates; empty where it does not tell."""
+    """Ids of the parameters that an optimizer updates; empty if it has no `param_groups`."""
     groups = getattr(optimizer, "param_groups", ())
     return {id(parameter) for group in groups for parameter in group.get("params", ())}

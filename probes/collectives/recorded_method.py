@@ -2,9 +2,9 @@
 
 group.allreduce = recorded_method(probe, group.calls, plain.allreduce, METHODS["allreduce"])
 
-Up to torch 2.7 the functions that call it wait for whatever it returns, and options do not say whether the call is
-asynchronous: a local variable of torch's function does. And C++ forgets what a handle of Python does: callers there get
-torch's own handle, which is followed through its future.
+Up to torch 2.7 the calling function waits for any handle returned to it, and the options do not tell whether the call
+is asynchronous; a local variable of the torch function does. C++ callers would lose the Python methods of a handle, so
+they get torch's own, and its future completes the record.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BLOCKING = ("send", "recv")  # torch's own, which call the others and wait
 def recorded_method(
     probe: GroupProbe, group: GroupCalls, real: Callable[..., Any], method: Method
 ) -> Callable[..., Any]:
-    """`real`, with its call on the tape."""
+    """Wrap `real` so that each call is recorded on the tape before it is made."""
     calls, backward, recorder, unreduced = probe.calls, probe.backward, probe.recorder, probe.unreduced
     input_index, reduces, peer_index = method.input, method.reduces, method.peer
     op = recorder.name(method.op)
@@ -50,7 +50,7 @@ def recorded_method(
             peer = -1
             if peer_index >= 0:
                 is_async = _is_async_p2p(sys._getframe(1))
-                sync = False  # also a blocking one waits by itself
+                sync = False  # a blocking call waits by itself, too
                 peer = group.members[args[peer_index]] if group.members else args[peer_index]
             else:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
@@ -62,7 +62,7 @@ def recorded_method(
                 if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is list:
                     tensors = _tensors(tensors)
                 if tensors and not tensors[0].is_cpu and tensors[0].device.type not in group.host_timed:
-                    return real(*args, **kwargs)  # the host knows only when it was enqueued: no record is better
+                    return real(*args, **kwargs)  # the host knows only when it was enqueued, so nothing is recorded
             if reduces and unreduced.is_on:
                 options = kwargs["opts"] if "opts" in kwargs else args[-1] if args else None
                 unreduced.add(method.op, tensors, getattr(options, "reduceOp", None), len(group.members))
@@ -74,7 +74,7 @@ def recorded_method(
             return real(*args, **kwargs)
         work = real(*args, **kwargs)
         if sync and work is not None:
-            work.wait()  # what the caller would do next
+            work.wait()  # as the caller would do next
             if _OPTIONS_TELL:
                 work = None
         try:
@@ -106,7 +106,7 @@ def _caller(distance: int = 2) -> FrameType | None:
 def _is_async_call(op: str) -> bool:
     caller = _caller(3)
     if caller is None:
-        return op != "broadcast"  # of DDP's buffers: C++ waits for it
+        return op != "broadcast"  # broadcast of DDP's buffers: C++ waits for it
     return bool(caller.f_locals.get("async_op", False))
 
 

@@ -1,8 +1,8 @@
-"""The handle of a call in flight: torch's own, plus the time for which it was waited for.
+"""The handle of a call in flight: torch's own, plus the time spent waiting for it.
 
-A handle that is waited for completes its record there, and one that is asked whether it is complete when it is. One
-whose future is taken instead (DDP's reducer waits for futures in C++), or that is dropped, is followed through the
-future. gloo's reduce-scatter, send and recv have no future: dropped, they are polled with each later call.
+A record is completed by `wait`, or by `is_completed` once that returns True. If the caller takes the future instead (as
+DDP's reducer does in C++) or drops the handle, the future completes the record. gloo's reduce-scatter, send and recv
+have no future: if dropped, they are polled at each later call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RecordedWork(dist.Work):
         self._followed = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait as torch does, and count for how long."""
+        """Wait as torch does, and add the time to the record."""
         start = _monotonic_ns()
         done = self._real.wait() if not timeout else self._real.wait(timeout)
         try:
@@ -50,7 +50,7 @@ class RecordedWork(dist.Work):
         return done
 
     def is_completed(self) -> bool:
-        """Torch's own answer; once it is yes, the record is complete."""
+        """Return torch's own answer; True also completes the record."""
         done = self._real.is_completed()
         if done and not self._followed and not self._call.finished:
             try:
@@ -60,7 +60,7 @@ class RecordedWork(dist.Work):
         return done
 
     def get_future(self) -> Any:
-        """Torch's own future; the record is completed when it is."""
+        """Return torch's own future; its completion completes the record."""
         future = self._real.get_future()
         if not self._followed and not self._call.finished:
             try:
@@ -77,12 +77,12 @@ class RecordedWork(dist.Work):
         try:
             if not self._followed and not self._call.finished:
                 self._calls.dropped(self._call, self._real)
-        except Exception as error:  # an interpreter on its way down has half of its modules
+        except Exception as error:  # at interpreter shutdown half of the modules are gone
             record_error("collectives.dropped", error)
 
 
 def follow(work: Any, call: Call, calls: Calls, backward: BackwardWait) -> None:
-    """Complete the record of `call`, whose caller holds torch's own handle."""
+    """Complete the record of `call` when `work` is done: its caller holds torch's own handle."""
     try:
         future = work.get_future()
     except RuntimeError:  # this kind of call has none
@@ -99,7 +99,7 @@ def _delegate(name: str) -> Any:
     return method
 
 
-# Whatever else this version of torch offers on a handle, answered by the real one.
+# Delegate all other attributes that this version of torch has on a handle.
 _OWN = {*vars(RecordedWork), "unbox", "_pybind11_conduit_v1_"}
 for _name, _value in vars(dist.Work).items():
     if _name not in _OWN and not _name.startswith("__") and callable(_value):

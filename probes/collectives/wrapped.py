@@ -1,4 +1,4 @@
-"""Every collective and point-to-point call of a rank, recorded where all of them pass: in the process group.
+"""Record every collective and point-to-point call of a rank, in the process group that all of them go through.
 
     install(recorder)                               # before the first process group is made
     dist.init_process_group("gloo")                 # backends keep their names
@@ -10,17 +10,17 @@ same backends, whose collective methods write a record and then call the group t
 FSDP2, DTensor, pipelines, checkpoints and object collectives hold it like any other. The record is on the tape before
 the real call: on gloo, a mismatch of sizes ends the process without an error.
 
-A call that its caller waits for at once is waited for here, and no handle is returned: torch takes that for "waited for
-already". To hand it torch's own would cost a second wait, in which gloo's reduce-scatter copies its output again.
+For a blocking call, the wrapper waits and returns no handle, which torch treats as "already waited for". Returning
+torch's own handle would cost a second wait, in which gloo's reduce-scatter copies its output again.
 
-**Groups of NCCL stay torch's own** (`is_recorded_here`): the profiler plugin records them below Python. Seen from here
-a call on a GPU has no end: the host enqueues it and goes on, so a record would stay open until something asks the
-device, and an open record is evidence of a hang. `batch_isend_irecv` batches calls, without which NCCL may block for
-ever, only where `type(group) is ProcessGroup`; symmetric memory asks the group for a store that a subclass in Python
-cannot have; and each call would take the interpreter's lock.
+**Groups of NCCL stay torch's own** (`is_recorded_here`): the profiler plugin records them below Python. From
+Python the end of a call on a GPU is not visible: the host enqueues it and goes on, so a record would stay open until
+something queries the device, and an open record is evidence of a hang. `batch_isend_irecv` coalesces calls (without
+that NCCL may deadlock) only if `type(group) is ProcessGroup`; symmetric memory asks the group for a store that a
+subclass in Python cannot have; and each call would take the GIL.
 
-Why not a separate backend name: `dist.get_backend()` would then answer with that name, to code that asks it for
-"nccl", and the device bound at initialisation would be lost.
+A separate backend name was rejected: `dist.get_backend()` would return it to code that compares with "nccl", and the
+device bound at initialisation would be lost.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def install(recorder: Recorder, *, check_nonfinite: bool = True, has_plugin: boo
 
 
 def uninstall() -> None:
-    """Process groups are torch's own again, those that were recorded as well.
+    """Restore torch's process groups, also those that were recorded.
 
-    What only C++ or a local variable holds passes its calls on, and records nothing.
+    Groups still referenced from C++ or local variables keep working, unrecorded.
     """
     global _probe
     with _lock:
@@ -101,14 +101,14 @@ def unreduced_gradients() -> Unreduced | None:
 
 
 def training_is_here() -> None:
-    """The calling thread trains: what it waits for in collectives is waiting of the rank."""
+    """Mark the calling thread as the training thread: only its waits in collectives count as waits of the rank."""
     if _probe is not None:
         _probe.calls.training_thread = threading.get_ident()
 
 
 def take_gradient_peaks() -> dict[str, float]:
-    """Largest absolute value of this rank's gradients before they were reduced, by mesh dimension, since the last call;
-    NaN where one was not finite. Measured from the first call on."""
+    """Return and reset the largest absolute value of this rank's unreduced gradients, by mesh dimension; NaN if one was
+    not finite. Measured from the first call on."""
     if _probe is None:
         return {}
     _probe.calls.measures_peaks = True
@@ -121,7 +121,7 @@ _torchs_own: dict[str, Any] = {}
 
 
 def is_recorded_here(group: Any) -> bool:
-    """Return True if the wrapper may stand for `group`: one whose backends run on the host.
+    """Return True if `group` may be replaced by the wrapper: all its backends run on the host.
 
     A backend that batches point-to-point calls launches them on a device; see the module's docstring.
     """
@@ -129,7 +129,7 @@ def is_recorded_here(group: Any) -> bool:
 
 
 def _batches(backend: Any) -> bool:
-    return bool(getattr(backend, "supports_coalescing", backend.name() != "gloo"))  # torch 2.6 does not say
+    return bool(getattr(backend, "supports_coalescing", backend.name() != "gloo"))  # torch 2.6 lacks the attribute
 
 
 class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
@@ -144,17 +144,17 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
         if (probe := _probe) is not None:
             with failing_open("collectives.group"):
                 probe.made(self)
-                # On the instance: one look-up, and no bound method for each call. They don't refer back to it.
+                # On the instance: one look-up and no bound method per call. They hold no reference back to it.
                 for name, method in METHODS.items():
                     self.__dict__[name] = recorded_method(probe, self.calls, getattr(plain, name), method)
 
     def pass_on(self) -> None:
-        """Record nothing any more."""
+        """Stop recording; calls still go to the plain group."""
         for name in METHODS:
             if name in self.__dict__:
                 self.__dict__[name] = _passed_on(getattr(self.plain, name))
 
-    # What is set on the one must be known to the other.
+    # Attributes that torch sets on either group must be set on both.
 
     def get_group_store(self) -> Any:
         return self.plain.get_group_store()
@@ -176,7 +176,7 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
         _ProcessGroup.bound_device_id.__set__(self, device)
         self.plain.bound_device_id = device
 
-    # Groups made from this one: in C++ they take its store, which only the plain group has.
+    # Making a group from this one in C++ takes its store, which only the plain group has.
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
         return recorded_over(self.plain.split_group(*args, **kwargs))
@@ -186,12 +186,12 @@ class RecordedGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 def _passed_on(real: Callable[..., Any]) -> Callable[..., Any]:
-    """`real` as a function of Python: C++ remembers of a whole class that a built-in one stands for no method."""
+    """Wrap `real` in a Python function: pybind11 caches per class that a built-in attribute overrides no method."""
     return lambda *args, **kwargs: real(*args, **kwargs)
 
 
 def recorded_over(made: Any) -> Any:
-    """A recorded group over `made`, a group of torch's own; `made` itself where it is not recorded here."""
+    """Wrap `made`, a plain torch group, in a recorded one; return `made` itself if it is not recorded here."""
     if made is None or _probe is None or type(made) is RecordedGroup:
         return made
     try:
@@ -217,20 +217,20 @@ def recorded_over(made: Any) -> Any:
 
 
 def announce(group: Any, members: Sequence[int]) -> None:
-    """Write the event that describes a group of torch's own, whose calls are recorded below Python or not at all."""
+    """Write the event that describes a plain torch group: its calls are recorded by the NCCL plugin, or not at all."""
     if (probe := _probe) is not None and type(group) is not RecordedGroup:
         with failing_open("collectives.announce"):
             probe.announce_plain(group, members)
 
 
 def _new_group(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Torch's function that makes every group but those that are split from others."""
+    """Replace torch's function that makes every group except those split from others."""
 
     @functools.wraps(real)
     def new_group(group_size: int, group_rank: int, members: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         known = len(group_world().pg_map)
         made, store = real(group_size, group_rank, members, *args, **kwargs)
-        if store is None or len(group_world().pg_map) == known:  # not a member, or one that there was already
+        if store is None or len(group_world().pg_map) == known:  # not a member, or the group existed before
             return made, store
         group = recorded_over(made)
         if group is made:
@@ -243,7 +243,7 @@ def _new_group(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _registered(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Torch's function that registers a group; it is told the members of one that was split or merged."""
+    """Replace torch's function that registers a group; it receives the members of a split or merged group."""
 
     @functools.wraps(real)
     def register(group: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Times of a step on a GPU: pooled events on the compute stream, read when the device has passed them.
+"""Times of a step on a GPU, from pooled CUDA events ("stamps") on the compute stream, read after they have completed.
 
     events = PhaseEvents(write)                # write(StampedStep), a step or more later
     events.begin(7)
@@ -6,13 +6,13 @@
     events.enter_wait(); ...; events.leave_wait()      # around each wait of the stream for communication
     events.end(last_gap_column)                # True: `write` will be called for this step
 
-Between two stamps lies a phase, a gap before one, or a wait inside of either, so they add up to the time of the device
-from the begin of the step to its end. No kernel, no copy, and nothing waits for the device. A stamp that the device ran
-the moment its host enqueued it (lag 0) ends a time in which the device waited for its host: *late*.
+The intervals between stamps are phases, gaps before them, and waits inside either; they add up to the device time of
+the step. Stamps need no kernel, no copy and no synchronisation. If the device ran a stamp the moment its host enqueued
+it (lag 0), the device had waited for its host in the interval before it: that time is *late*.
 
-Steps of 100 ms and more are all stamped. Of shorter ones every N-th is, so that stamps cost a thousandth of the time; N
-is a power of two, so that ranks stamp the same steps. While a CUDA graph is captured nothing is recorded: events of
-ours would become a part of the graph.
+All steps of 100 ms and more are stamped, and every N-th of shorter ones, so that stamps cost a thousandth of the time.
+N is a power of two, so that ranks stamp the same steps. Nothing is recorded while a CUDA graph is captured: the events
+would become part of the graph.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from .capture import is_capturing
 __all__ = ["SKIPPED", "PhaseEvents", "PlaceTime", "Stall", "StampedStep"]
 
 DRIFT_PPM = 20
-"""Most that the clocks of a device and its host drift apart. Crystals are specified to some 10 to 20."""
+"""Maximum drift between the clocks of a device and its host. Crystals are specified to some 10 to 20."""
 
 MAX_MARKS = 2048
-"""Events of one step; one with more (many microbatches, hundreds of waits) is left out rather than made dear."""
+"""Maximum events of one step; a step with more (many microbatches, hundreds of waits) is not recorded."""
 MAX_PENDING = 16
-"""Steps that the device has not passed."""
+"""Maximum steps that the device has not completed."""
 ALWAYS_ABOVE_NS = 100_000_000
-"""Steps of this length are all stamped."""
+"""Length from which every step is stamped."""
 STAMP_NS = 1_500
-"""What a stamp costs its host: two calls into CUDA's runtime and the clock."""
+"""Host time of a stamp: two CUDA runtime calls and a clock read."""
 COST_RATIO = 1_000
-"""Time of steps / cost of their stamps on the host, at least."""
+"""Minimum ratio of step time to the host time of its stamps."""
 MAX_INTERVAL = 64
 AT_ONCE_NS = 50_000
-"""Lag up to which a stamp ran at once: a launch on an idle device takes 5 to 20 us, the clocks are known to 3."""
+"""Maximum lag of a stamp that ran at once: a launch on an idle device takes 5 to 20 us, clocks are accurate to 3 us."""
 SHOWN_STALL_NS = 10_000
-"""Waits and late times that are written one by one; shorter ones count in their sums only."""
+"""Minimum length of waits and late times that are written individually; shorter ones only count in the sums."""
 SKIPPED = object()
-"""Result of `end` for a step that is left to the stamped ones."""
+"""Result of `end` for a step without stamps, which the stamped steps represent."""
 _OF_PLACE, _BEGIN = -2, -1
 _monotonic_ns = time.monotonic_ns
 
 
 class _Mark(NamedTuple):
-    """A stamp: the column of the time before it (or `_OF_PLACE`: that of the next border), and what that time was."""
+    """A stamp: the column of the interval it ends (`_OF_PLACE`: that of the next border), and whether it is a wait."""
 
     column: int
     is_wait: bool
@@ -64,7 +64,7 @@ class _Mark(NamedTuple):
 
 
 class _Time(NamedTuple):
-    """Between two stamps, on the device's clock."""
+    """Interval between two stamps, on the device's clock."""
 
     start_ns: int
     end_ns: int
@@ -73,7 +73,7 @@ class _Time(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A time in which the compute stream stood still, on the host's clock: in a wait, or for want of its host."""
+    """A time in which the compute stream was idle, on the host's clock: in a wait, or waiting for the host."""
 
     column: int
     is_wait: bool
@@ -96,7 +96,7 @@ class StampedStep:
 
     step: int
     interval: int
-    """Every how many steps are stamped: for so many this one stands."""
+    """Number of steps that this one represents: one in `interval` is stamped."""
     duration_ns: int = 0
     places: dict[int, PlaceTime] = field(default_factory=dict)
     """By column; their totals add up to the duration."""
@@ -162,13 +162,13 @@ class PhaseEvents:
             self._mark(_OF_PLACE, is_wait=False)
 
     def leave_wait(self) -> None:
-        """It has been made to wait."""
+        """The stream's wait has been enqueued."""
         if self._wait_depth == 1:
             self._mark(_OF_PLACE, is_wait=True)
         self._wait_depth = max(0, self._wait_depth - 1)
 
     def end(self, gap: int) -> object:
-        """The step ends. True: its times will be written; `SKIPPED`: others stand for it; False: they are lost."""
+        """End the step. Return True if its times will be written, `SKIPPED` if it has no stamps, False if lost."""
         self._mark(gap, is_wait=False)
         marks, self._current = self._current, None
         if marks is None:
@@ -177,7 +177,7 @@ class PhaseEvents:
         return True
 
     def collect(self) -> None:
-        """Write the steps that the device has passed."""
+        """Write the steps that the device has completed."""
         if self._pending and is_capturing():
             return  # a query would end the capture
         while self._pending and self._pending[0].marks[-1].event.query():
@@ -227,7 +227,7 @@ class PhaseEvents:
                 found.stalls.append(Stall(column, is_wait, begin_ns, begin_ns + took))
 
     def _set_interval(self, step: int, at: int, num_marks: int) -> None:
-        """Every how many of the next steps to stamp, from the time since the last stamped one."""
+        """Set the interval of stamped steps from the time since the last stamped one."""
         if self._begun is not None and step > self._begun[0]:
             took = max(1, (at - self._begun[1]) // (step - self._begun[0]))
             interval = 1
@@ -272,10 +272,10 @@ def _elapsed_ns(before: Any, event: Any) -> int:
 class DeviceClock:
     """Offset of one device's clock. Times in nanoseconds.
 
-    A device runs a stamp after its host enqueued it, so `host - device` of any stamp is at most the offset of the
-    clocks, and is the offset where the device was idle and ran the stamp at once. The largest seen is the offset. A
-    host that never lets its device run dry gives none for long: clocks drift meanwhile, so what was seen counts less
-    with age.
+    A device runs a stamp after its host enqueued it, so `host - device` of a stamp is at most the offset of the clocks,
+    and equals it if the device was idle and ran the stamp at once. The largest value seen is therefore the offset. A
+    device that is never idle gives no such stamp for long, and the clocks drift meanwhile: each value is lowered with
+    its age.
     """
 
     __slots__ = ("_offset_ns", "_seen_ns")
@@ -285,7 +285,7 @@ class DeviceClock:
         self._seen_ns = 0
 
     def lag_ns(self, host_ns: int, device_ns: int) -> int:
-        """Time from a stamp's enqueuing to its run: 0 where the device waited for its host."""
+        """Time from enqueuing a stamp to running it; 0 if the device waited for its host."""
         least = host_ns - device_ns
         offset = self._offset(device_ns)
         if offset is None or least >= offset:
@@ -294,7 +294,7 @@ class DeviceClock:
         return offset - least
 
     def host_ns(self, device_ns: int) -> int:
-        """The moment on the host's clock; of the device's own before the first stamp."""
+        """Convert to the host's clock; returns the device's time unchanged before the first stamp."""
         return device_ns + (self._offset(device_ns) or 0)
 
     def _offset(self, device_ns: int) -> int | None:

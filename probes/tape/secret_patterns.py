@@ -3,7 +3,7 @@ r"""Forms of secrets in texts: named values, tokens of well-known services, URLs
     redact_known_forms("password=abcd1234 and hf_...")        # "password=(redacted) and (redacted)"
 
 1. `NAME = VALUE` in the notations of shells, JSON, YAML, TOML, Python, XML, HTML, URLs and command lines, where the
-   name says that the value is secret. A number is a setting (`max_token = 512`) unless the name is a password's.
+   name marks the value as secret. A number is a setting (`max_token = 512`) unless the name is that of a password.
 2. Tokens by their prefix, webhooks by their address, passwords in URLs, cookies, hashes of passwords, private keys.
 3. The `data` of a Kubernetes Secret, whatever its keys are.
 """
@@ -35,7 +35,7 @@ _QUOTED = re.compile(
     rf"(?i)(?<![\w-])(?P<keep>(?:--)?(?P<name>{NAMES})(?![\w-])\\?[\"']?{_IS}[rbfu]?\\?(?P<quote>\"\"\"|'''|[\"']))"
     rf"(?P<value>(?!\(redacted\))[^\"'\n]{{{MIN_VALUE_CHARS},500}}?)(?=\\?(?P=quote))"
 )
-"""NAME="value" with whatever stands between the quotes."""
+"""NAME="value", with any text between the quotes."""
 _NAMED = re.compile(
     rf"(?i)(?<![\w-])(?P<keep>(?:--)?(?P<name>{NAMES})(?![\w-])"
     rf"(?:{_QUOTE})?{_IS}(?:[>|][+-]?\s*(?:\n|\\n)\s*)?(?:[rbu](?=\\?[\"']))?(?:{_QUOTE}|\"\"|'')?{_COLOUR})"
@@ -55,7 +55,7 @@ _SPACED = re.compile(
     rf"(?i)(?<![\w-])(?P<keep>(?P<name>{NAMES})\s+(?:is\s+)?[\"']?)"
     rf"(?P<value>(?=\S{{0,200}}\d)(?=\S{{0,200}}[a-z])[\w+/=~.-]{{12,}})"
 )
-"""password value, as in .netrc: only what mixes letters and digits."""
+"""password value, as in .netrc: only values that mix letters and digits."""
 _ELEMENT = re.compile(
     rf"(?i)(?P<keep><(?P<name>{NAMES})>\s*)(?P<value>(?!{_NO_SECRET})[^<>\s][^<>]{{{MIN_VALUE_CHARS - 1},500}})(?=</)"
 )
@@ -88,7 +88,7 @@ _OTHERS = tuple(
         r"(?P<keep>https://outlook\.office(?:365)?\.com/webhook/)[\w/@-]+",
         r"(?P<keep>https://api\.telegram\.org/(?:file/)?bot)\d+:[\w-]+",
         r"(?P<keep>https://events\.(?:eu\.)?pagerduty\.com/(?:integration|x-ere)/)[\w-]+",
-        # the question of a command, with what was typed
+        # a password prompt with the typed answer
         r"(?i)(?P<keep>\bpass(?:word|phrase) for [^\r\n]{1,200}?:[ \t]+)[^\s\"']{4,}",
         # commands
         r"(?P<keep>\bsshpass\s+-p\s*[\"']?)[^\s\"']{4,}",
@@ -129,7 +129,7 @@ def redact_known_forms(text: str) -> str:
 
 
 def _within_lines(text: str) -> Iterator[str]:
-    """The text in pieces; lines with a word of a pattern, and the line after each, are searched by all of them."""
+    """Yield the redacted text in pieces. Only lines with a word of a pattern, and the line after each, are searched."""
     done = 0
     while (found := _WORDS.search(text, done)) is not None:
         begin = max(done, text.rfind("\n", 0, found.start()) + 1)
