@@ -1,8 +1,8 @@
-"""torch's private names that the probes need, in one place: a new version that renames one is met here alone.
+"""Private names of torch that the probes use: if a new version renames one, only this file changes.
 
     from ..torch_compat import foreach_norm, queue_callback
 
-What a version may lack is None or found by the caller's own try; docs/compatibility.md has the versions that were run.
+A name that a version may lack is None, or its caller catches the error. Tried versions: docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ __all__ = [
 BASE_LOADER_ITERATOR: Any = dataloader._BaseDataLoaderIter
 SINGLE_PROCESS_LOADER_ITERATOR: Any = dataloader._SingleProcessDataLoaderIter
 SAVE = (torch.serialization, "_save")
-"""Where `torch.save` looks up what writes."""
+"""Module and name of the function through which `torch.save` writes."""
 DEFAULT_GROUP_SETTER = "_update_default_pg"
 """Function of torch.distributed.distributed_c10d that receives each new default group."""
 STORE_MAKER = "_create_c10d_store"
 """Function of torch.distributed.rendezvous that opens the store of a host and port, or connects to it."""
 COMPILE_METRICS = "torch._dynamo.utils"
-"""Module in which the compiler keeps what it compiled again and where it broke a graph."""
+"""Module in which the compiler counts recompilations and graph breaks."""
 COMPILE_CALLBACKS = "torch._dynamo.callback"
-"""Module with the callbacks of the compiler; importing it costs seconds, so it is looked up where it is loaded."""
+"""Module with the compiler's callbacks; importing it takes seconds, so it is used only if it is loaded already."""
 
 foreach_norm: Callable[..., Any] = torch._foreach_norm
 tree_leaves: Callable[..., list[Any]] = _pytree.tree_leaves
@@ -64,12 +64,12 @@ tree_map: Callable[..., Any] = _pytree.tree_map
 
 
 def graph_task_id() -> int:
-    """Number of the backward pass in which this thread is; -1: in none."""
+    """Id of the backward pass that this thread is running; -1 if none."""
     return int(torch._C._current_graph_task_id())
 
 
 def queue_callback(callback: Callable[[], None]) -> None:
-    """Run `callback` when the present backward pass has computed all gradients."""
+    """Run `callback` when the current backward pass has computed all gradients."""
     Variable._execution_engine.queue_callback(callback)
 
 
@@ -87,7 +87,7 @@ def set_default_group(group: Any) -> None:
 
 
 def register_group(name: str, group: Any) -> None:
-    """Let C++ find `group` under `name`, instead of the one that it has there."""
+    """Replace the group registered in C++ under `name` by `group`."""
     c10d: Any = torch._C._distributed_c10d
     c10d._unregister_process_group(name)
     c10d._register_process_group(name, group)

@@ -1,4 +1,4 @@
-"""torch's private names that the trainer needs, in one place: a new version that renames one is met here alone.
+"""Private names of torch that the trainer uses: if a new version renames one, only this file changes.
 
     from trainer.torch_compat import Store, foreach_norm
 

@@ -1,4 +1,4 @@
-"""Wait at the end of a backward pass for collectives that are awaited in C++ only.
+"""Measure the wait at the end of a backward pass for collectives that only C++ waits for, as in DDP.
 
 DDP's reducer takes the future of every bucket and waits for all of them in C++ when the last gradient is there, so no
 `wait()` is seen. Autograd runs its final callbacks in the order in which they were queued:
@@ -6,7 +6,7 @@ DDP's reducer takes the future of every bucket and waits for all of them in C++ 
 1. with the first bucket of a backward we queue `_begin`; the reducer queues its own only after its last bucket;
 2. `_begin` notes the time: the gradients are all computed here, what follows is waiting; it queues `_end`;
 3. the reducer waits for its buckets;
-4. `_end` takes the time from `_begin` to the last bucket's completion, less what a `wait()` in between has counted.
+4. `_end` takes the time from `_begin` to the last bucket's completion, less the waits that `wait()` counted meanwhile.
 
 The wait is written to the record of the bucket that completed last, and added to the recorder's.
 """
@@ -42,7 +42,7 @@ class BackwardWait:
         call.in_backward = self._expect(call, future)
 
         def completed(done: Any) -> None:
-            end = _monotonic_ns()  # on gloo's thread: the less it does, the less it keeps others from Python
+            end = _monotonic_ns()  # on gloo's thread, holding the GIL: do as little as possible
             keep_thread_state()
             try:
                 done.value()

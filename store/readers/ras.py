@@ -3,9 +3,9 @@
     log = read_ras(Path("ras.json"))
     log.events[0].kind, log.events[0].fields      # "ras_state", {"ranks": "3", "launched": 6, "most_launched": 7}
 
-The same events as of its text form. RAS numbers the ranks of each communicator: the largest one's are those of the job,
-and of the others host, process and device tell which they are. Where no rank is behind, missing or failed, `unjudged`
-is what the answer leaves open: one answer does not show whether the calls end.
+The events are those of its text form. RAS numbers ranks per communicator: the numbers of the largest communicator are
+used as the job's ranks, and ranks of the others are matched to them by host, process and device. If no rank is behind,
+missing or failed, `unjudged` says what stays open: a single answer does not show whether the calls end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_COMMUNICATORS = 20_000
 MAX_LISTED = 512
 _FUNCTIONS = 64
 _ERRORS = {1: "unhandled CUDA error", 2: "system error", 3: "internal error", 4: "invalid argument", 5: "invalid usage"}
-"""ncclResult_t, without those that another rank causes (6) and a call under way (7)."""
+"""Names of ncclResult_t, except ncclRemoteError (6, caused by another rank) and ncclInProgress (7)."""
 
 
 def is_ras(first: bytes) -> bool:
@@ -35,7 +35,7 @@ def is_ras(first: bytes) -> bool:
 
 
 def read_ras(path: Path) -> ReadLog:
-    """Read one answer of RAS. What is wrong with the file is in `problem`."""
+    """Read one answer of RAS. `problem` says what is wrong with the file."""
     log = ReadLog(path=path, rank=None)
     communicators: list[Mapping[str, Any]] = []
     try:
@@ -55,7 +55,7 @@ def read_ras(path: Path) -> ReadLog:
 
 
 def _left_open(communicators: list[Mapping[str, Any]]) -> tuple[str, bool]:
-    """What an answer without a failure does not show, and whether it shows that ranks have launched as much."""
+    """Return what an answer without a failure leaves open, and True if it shows equal counts of calls on its ranks."""
     several = [ranks for about in communicators if len(ranks := list(_listed(about))) > 1]
     counted = [sum(1 for rank in ranks if isinstance(rank.get("collective_counts"), dict)) for ranks in several]
     if not several:
@@ -110,7 +110,7 @@ def _events(about: Mapping[str, Any], line: int, ranks_of: Mapping[tuple[str, in
             missing.append(number)
             continue
         if not isinstance(counts, dict):
-            continue  # it answered, and its calls are unknown
+            continue  # it answered, but its call counts are unknown
         launched[number] = sum(whole_number(count) or 0 for count in list(counts.values())[:_FUNCTIONS])
         error = whole_number(status.get("async_error")) if isinstance(status, dict) else None
         if error in _ERRORS:

@@ -1,4 +1,4 @@
-"""Lines that belong together: a Python traceback among those of other ranks, torchrun's table of failures.
+"""Read blocks of lines: a Python traceback interleaved with those of other ranks, torchrun's table of failures, etc.
 
 found = read_traceback(lines, stream)      # {"type": "ValueError", "message": ..., "traceback": ...}
 found = read_failure(lines)                # {"rank": 3, "exitcode": -9, "pid": 71, "host": ...}
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MAX_LINES = 600
-"""Lines after the first that a block may take, those of other ranks between them included."""
+"""Maximum lines of a block after its first, including lines of other ranks between them."""
 MAX_FRAMES_TEXT = 16_000
 MAX_MESSAGE = 2_000
 MESSAGE_LINES = 12
@@ -51,7 +51,7 @@ _NEW = re.compile(
 )
 _CHAINED = re.compile(r"^(?:The above exception was the direct|During handling of the above)")
 _ANOTHER = re.compile(_NEW.pattern + r"|[A-Z]{3,}\b|\S*Error\b|\w[\w.]*:\S")
-"""Begins of lines that no terminal broke off the line before: of a logger, of another exception."""
+"""Beginnings of lines that cannot be the wrapped rest of the line before: a logger's, another exception's."""
 _USAGE = re.compile(r"^[\w./-]{1,120}: error: (\S.{3,400})")
 _LAUNCHED = re.compile(r"launched up to operation (\d{1,18})")
 _RAS_RANK = re.compile(r"^\s*Rank (\d{1,6}) -- ")
@@ -65,7 +65,7 @@ _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")
 _CAUGHT = re.compile(r"Caught \w+ in (DataLoader worker process \d+|replica \d+ on device \d+|\w+ worker[\w ]*)\.?$")
-"""The message of an exception that torch raises again, with the traceback of the one that it caught."""
+"""Message of an exception that torch re-raises, which contains the traceback of the original."""
 _OWN_RANK = re.compile(
     r"(?:\(PID:\d{1,10}, Device:-?\d{1,4}, RankID:|\[Rank:)(\d{1,6})(?:\)|\](?= FATAL ERROR| Habana exception))"
 )
@@ -75,7 +75,7 @@ _KEY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)
 
 
 def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
-    """The exception below a line "Traceback (most recent call last):", from lines of the same stream; None if cut off.
+    """Read the exception below "Traceback (most recent call last):" from lines of the same stream; None if cut off.
 
     `lines` are (prefix, text after it). Lines of other ranks between them are left out.
     """
@@ -87,7 +87,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
         if prefix.stream != own.stream:
             continue
         line = text.rstrip()
-        if is_over and found is not None:  # the line after an empty one
+        if is_over and found is not None:  # the line that follows an empty one
             if line:
                 found |= {"chained": 1} if _CHAINED.match(line) else {}
                 break
@@ -98,7 +98,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
                 found = {"type": raised["type"], "traceback": "\n".join(frames)[-MAX_FRAMES_TEXT:]}
                 message = [raised["message"] or ""]
             elif _NEW.match(line) and frames:
-                return None  # two writers without prefixes, mixed
+                return None  # two writers without prefixes are interleaved
             elif line:
                 frames.append(line)
             continue
@@ -127,7 +127,7 @@ def read_traceback(lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str
 
 
 def _signed(message: str) -> dict[str, Any]:
-    """`own_rank`, where a message is signed by one rank."""
+    """{"own_rank": rank} if the message names its rank in torch_npu's or Habana's form, else {}."""
     ranks = set(_OWN_RANK.findall(message))
     return {"own_rank": int(ranks.pop())} if len(ranks) == 1 else {}
 
@@ -135,7 +135,7 @@ def _signed(message: str) -> dict[str, Any]:
 def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
     """Read the exception from the last line of a traceback; None if the line is not one.
 
-    `lines` follow it: the line that a colon announces, and lines that a terminal's width broke off, belong to it.
+    `lines` follow it. The line after a trailing colon and lines wrapped at the terminal's width belong to it.
     """
     raised = _RAISED.match(_UNCAUGHT.sub("", text.strip()))
     if raised is None or not raised["message"]:
@@ -155,7 +155,7 @@ def read_last_line(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
 
 
 def read_usage(text: str) -> dict[str, Any] | None:
-    """Read what argparse says of a command line that it refuses; None for another program's line."""
+    """Read the error that argparse prints for an invalid command line; None for another program's line."""
     found = _USAGE.match(text)
     return {"type": "ArgumentError", "message": found[1], "traceback": ""} if found else None
 
@@ -172,7 +172,7 @@ def read_lost_bus(text: str, lines: Iterable[tuple[Prefix, str]]) -> dict[str, A
 
 
 def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """The first failure of torchrun's table: rank, local rank, host, exit code, pid, signal, time, error."""
+    """Read the root-cause row of torchrun's table: rank, local rank, host, exit code, pid, signal, time, error."""
     found: dict[str, Any] = {}
     rest: list[str] = []
     for _, text in lines:
@@ -205,7 +205,7 @@ def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """The other failures of torchrun's table: `rank@time`, each; without those that the launcher ended by SIGTERM."""
+    """Read the other rows of torchrun's table as `rank@time`, except ranks that the launcher ended by SIGTERM."""
     found: list[str] = []
     time = ""
     for _, text in lines:
@@ -222,9 +222,9 @@ def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """The ranks below a warning of NCCL's RAS: missing ones, or those that have launched the fewest operations.
+    """Read the ranks below a warning of NCCL's RAS: missing ones, or those that have launched the fewest operations.
 
-    A process that RAS lists without a rank is given by its number (`pid`), where it is the only one.
+    If RAS lists a single process without a rank, `pid` is returned.
     """
     counts: list[tuple[int, list[int]]] = []
     ranks: list[int] = []
@@ -240,7 +240,7 @@ def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
             break
     least = min((number for number, _ in counts), default=0)
     for number, listed in counts:
-        ranks += listed if number == least else []  # those that are ahead are not behind
+        ranks += listed if number == least else []  # only the ranks with the lowest count are behind
     found: dict[str, Any] = {"ranks": ", ".join(map(str, ranks[:512]))}
     if counts:
         found |= {"launched": least, "most_launched": max(number for number, _ in counts)}
@@ -248,17 +248,17 @@ def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_norms(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """fairseq's list of each rank's gradient norm: the ranks listed, and those whose norm is not finite."""
+    """Read fairseq's list of gradient norms per rank: all listed ranks, and those whose norm is not finite."""
     norms = [(int(match[1]), match[2]) for _, text in lines if (match := _NORM.match(text))]
     bad = [rank for rank, norm in norms if norm.lower().lstrip("-") in ("nan", "inf")]
     return {"listed": len(norms), "ranks": ", ".join(map(str, bad[:512])), "nonfinite": len(bad)}
 
 
 def read_stalled(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """The ranks that Horovod's stall inspector lists as missing: `3: [allreduce.x]`, or `[missing ranks: 3]`."""
+    """Read the ranks that Horovod's stall inspector lists as missing: `3: [allreduce.x]`, or `[missing ranks: 3]`."""
     found: list[str] = []
     for place, (prefix, text) in enumerate(lines):
-        if prefix.task is not None and text.startswith("["):  # a number at a line's begin was read as a task's
+        if prefix.task is not None and text.startswith("["):  # a number at the line start was read as a task
             found.append(str(prefix.task))
         elif rank := _STALLED.match(text.strip()):
             found.append(rank[1])
@@ -270,7 +270,7 @@ def read_stalled(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_culprits(text: str) -> dict[str, Any] | None:
-    """The ranks that torchfrtrace lists for one call, and the first kind of error; None if the line has none."""
+    """Read the culprit ranks that torchfrtrace lists for one call, and the first error type; None if there are none."""
     found = _CULPRIT.findall(text)
     if not found:
         return None
@@ -278,7 +278,7 @@ def read_culprits(text: str) -> dict[str, Any] | None:
 
 
 def read_tasks(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """The tasks that JAX's coordinator lists, one a line: each is a process."""
+    """Read the tasks that JAX's coordinator lists, one per line; each is a process."""
     found: list[str] = []
     for _, text in lines:
         task = _TASK.match(text)
@@ -289,7 +289,7 @@ def read_tasks(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
-    """A C++ exception that ended the process: its type, and the text of `what()` on one of the next lines."""
+    """Read a C++ exception that ended the process: its type, and the text of `what()` on one of the next lines."""
     thrown = _THROWN.search(text)
     if thrown is None:
         unhandled = _UNHANDLED.search(text)
@@ -304,7 +304,7 @@ def read_terminate(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) 
 
 
 def read_error_file(text: str, lines: Iterable[tuple[Prefix, str]], own: Prefix) -> dict[str, Any] | None:
-    """torchelastic's `error.json`, in one line or as its launcher prints it; None if it is no such JSON."""
+    """Read torchelastic's `error.json`, on one line or as its launcher prints it; None for other JSON."""
     text = text[text.find("{") :] if "{" in text[: text.find('"')] else "{" + text
     about = _object(text)
     if about is None and text.rstrip().endswith("{"):

@@ -1,12 +1,12 @@
-"""One text log, read in pieces: lines that a rule knows become events, lines with a loss become steps.
+"""Read one text log in chunks: lines that match a rule become events, lines with a loss become steps.
 
     log = read_log(path)
     log.events[0].kind, log.events[0].rank, log.events[0].fields
 
-0. UTF-16, colours and JSON lines are made plain text first (`plain_text`).
+0. UTF-16, colours and JSON lines are converted to plain text first (`plain_text`).
 1. Chunks of 4 MiB are searched for the rules' literals, all at once; only lines with one are decoded and matched.
-2. A line longer than 16 KiB is cut there; a chunk that holds no line end is no reason to hold more.
-3. A literal that occurs too often in a file is given up there and reported: no log of any size takes more memory.
+2. A line longer than 16 KiB is cut there, so a chunk without a line end does not grow the buffer.
+3. After too many hits in a file a literal is no longer searched for, and this is reported: memory stays bounded.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ MAX_HITS = 20_000
 TAIL_BYTES = 3_000
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
-"""First events of one kind and writer: a warning in a loop is the same as its first forty."""
+"""Events kept per kind and writer: later repeats of a warning in a loop add nothing."""
 KEPT_LAST = 10
-"""Exceptions after those: the last ones are how it ended."""
+"""Newest exceptions kept besides those: the last ones show how the process ended."""
 MAX_EVENTS = 60_000
 MAX_PREFIXES = 16
-"""Constant prefixes that are learned of a file."""
+"""Maximum constant prefixes learned per file."""
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 LATER_LINES = 1_000
-"""Lines after one that a program hardly prints in ending."""
+"""Lines after an error that show that its program went on: one that is ending hardly prints as many."""
 HEADING_LINES = 40
-"""Lines below a step's own that may hold its values."""
+"""Lines below a step heading that may hold its values."""
 NEAR_LINES = 6
-"""Lines in which a frame follows the begin of a traceback, or stands before its end."""
+"""Maximum lines between a traceback's first line and a frame, or between a frame and its last line."""
 _LEVEL = re.compile(r"(?:^|(?<!NCCL)[\s\[|(:-])(?:WARNING|INFO|DEBUG)(?=[\s\]|):,-])|[a-z]Warning: ")
-"""A level at which a program goes on."""
+"""A log level below error, after which the program goes on."""
 _LEVEL_REACH = 160
 _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -79,13 +79,13 @@ _OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any]
     "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "stalled": read_stalled,
     "tasks": read_tasks,
 }  # fmt: skip
-"""Blocks that only the lines after the first say something of."""
+"""Readers of blocks whose first line carries no fields."""
 _OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvent:
-    """A line that a rule knows. `rank` and `wall_ns` are None where the line does not say."""
+    """A line that matches a rule. `rank` and `wall_ns` (epoch nanoseconds) are None if the line does not state them."""
 
     kind: str
     role: str
@@ -114,7 +114,7 @@ class LogStep:
 
 @dataclass(slots=True, kw_only=True)
 class ReadLog:
-    """One file's events and steps. `rank` is that of its name; `problem` is why it was not read to its end."""
+    """One file's events and steps. `rank` is from its name; `problem` says why it was not read completely."""
 
     path: Path
     rank: int | None
@@ -125,13 +125,13 @@ class ReadLog:
     num_lines: int = 0
     num_bytes: int = 0
     tail: bytes = b""
-    """How the file ends."""
+    """Last bytes of the file."""
     given_up: list[str] = field(default_factory=list)
     problem: str = ""
     unjudged: str = ""
-    """What the file cannot show, where it shows no failure; a text log shows how far it goes by its last lines."""
+    """What a file without a failure leaves open; empty for a text log, whose last lines show how far it goes."""
     is_compared: bool = False
-    """With `unjudged`: a part of it was checked."""
+    """True if a part of what `unjudged` names was checked."""
 
 
 def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> ReadLog:
@@ -162,9 +162,9 @@ class _Scan:
         self._heading: tuple[int, tuple[int, int | None], Prefix] | None = None
         """Line, step and prefix of the newest line that names a step whose values follow."""
         self._step_lines: list[int] = []
-        """Lines on which a step is reported that the step line before it did not report."""
+        """Numbers of the lines that report a new step."""
         self._constant: list[re.Pattern[str]] = []
-        """What the file's lines begin with besides the prefixes that are known."""
+        """Constant prefixes of this file, in addition to the known ones."""
         self._filter = LineFilter(rules_by_literal()[0])
 
     def take(self, window: bytes, end: int) -> None:
@@ -182,7 +182,7 @@ class _Scan:
         self.log.tail = window[max(0, end - TAIL_BYTES) : end]
 
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
-        """Offsets of lines with a literal, and the rules that ask for it; None stands for a step's line."""
+        """{offset of a line: rules whose literal it holds}; None in place of a rule marks a line with a step."""
         found: dict[int, list[Rule | None]] = {}
         literals, rules, index = rules_by_literal()
         for first, last in self._filter.lines(window, end):
@@ -232,13 +232,13 @@ class _Scan:
                 self._event(window, line_end, number, *(whole if rule.kind == "working" else (text, prefix)), rule)
 
     def _learn(self, window: bytes) -> None:
-        """Find what the lines at both ends of the first window have before them in common."""
+        """Find the prefix that the lines at both ends of the first window have in common."""
         lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
         texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
         self._add(common_prefix([text[read_prefix(text, self._clock).length :].lstrip(" ") for text in texts]))
 
     def _learn_from(self, window: bytes, begin: int, text: str) -> None:
-        """Learn from a traceback: what stands before its first line stands before its frames too."""
+        """Learn a prefix from a traceback: text before its first line also precedes its frames."""
         if len(self._constant) >= MAX_PREFIXES:
             return
         at = text.find(_TRACEBACK)
@@ -263,7 +263,7 @@ class _Scan:
             return
         known = read_prefix(frame, self._clock, self._constant).length
         before = frame[known:].lstrip(" ")
-        rank = _RANK_PART.search(before)  # it is no part of what all lines begin with
+        rank = _RANK_PART.search(before)  # not part of the prefix of all lines
         self._add(prefix_before(before, rank.start() if rank else len(frame)))
 
     def _add(self, pattern: re.Pattern[str] | None) -> None:
@@ -271,7 +271,7 @@ class _Scan:
             self._constant.append(pattern)
 
     def _bar(self, number: int, text: str, prefix: Prefix) -> None:
-        """The progress bar that another line was written over."""
+        """Read the progress bar at the start of a line that continues with another message."""
         if "it/s" in text or "s/it" in text:
             self._step(number, text, prefix)
 
@@ -291,7 +291,7 @@ class _Scan:
             self.log.steps.append(LogStep(prefix=prefix, step_line=step_line))
 
     def _is_new(self, step_line: StepLine) -> bool:
-        """Return True for a line of another step than the line before; a bar is drawn many times."""
+        """Return True if the step differs from that of the line before; a bar is redrawn many times per step."""
         if not self.log.steps:
             return True
         last = self.log.steps[-1].step_line
@@ -320,7 +320,7 @@ class _Scan:
             return
         if self._newest_step is not None:
             fields.setdefault("after_step", self._newest_step)
-        # Behind a collector's prefix with a level, that level says nothing of the line; a collector does not warn.
+        # A level in a log collector's prefix is not the level of the line.
         is_collected = any("DEBUG" in one.pattern for one in self._constant) and "WARN" not in text[: prefix.length]
         begin = prefix.length if is_collected else 0
         if (rule.role in ("root", "exception") or rule.kind == "error_line") and _LEVEL.search(

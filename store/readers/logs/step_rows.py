@@ -1,10 +1,11 @@
-"""Rows of `steps` out of the lines and progress bars of one rank.
+"""Rows of table `steps` from the printed steps and progress bars of one rank.
 
     rows = step_rows(rank, lines)
 
-1. A line without a step's number has that of the training bar before it; without a bar, lines are counted.
-2. Of several bars the training's is the one over the most steps; where it begins again, another epoch began.
-3. A duration that is not printed is that of the printed throughput, scaled to the time between lines; else that time.
+1. A line without a step number gets that of the training bar before it; without a bar, lines are counted.
+2. The training bar is the one with the most steps; a new epoch begins where it starts again.
+3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines; without a
+   throughput it is the time between lines.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from store.readers.logs.step_lines import Bar
 __all__ = ["step_rows"]
 
 SKIPPED_RATIO = 20
-"""First advance of a bar / usual one from which the steps before were skipped: a resumed job passes over its data."""
+"""Ratio of a bar's first advance to its usual one from which the steps before count as skipped (a resumed job)."""
 SETTLE_STEPS = 40
-"""Steps until tqdm's smoothed rate has forgotten the skipped ones (it keeps 0.7 of it a step)."""
+"""Steps until skipped steps no longer affect tqdm's smoothed rate (each step keeps 0.7 of the old rate)."""
 
 
 def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     """One row a step, in the order of their first lines."""
     name = _training_bar(lines)
     times = [line.prefix.wall_ns for line in lines if line.prefix.wall_ns is not None]
-    has_times = len(times) == len(lines) and times == sorted(times)  # else the order of the lines is that of the steps
+    has_times = len(times) == len(lines) and times == sorted(times)  # otherwise lines are in step order
     rows: dict[int, dict[str, Any]] = {}
     counted, at = 0, 0
     turns = _Epochs()
@@ -77,7 +78,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
 
 
 def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
-    """The bar with the most different states; a bar of an evaluation is shorter, or has fewer."""
+    """(name, total) of the training bar: the one with the most distinct steps; None if lines are to be counted."""
     states: dict[tuple[str, int], set[int]] = {}
     with_loss: Counter[tuple[str, int]] = Counter()
     last: tuple[str, int] | None = None
@@ -93,12 +94,12 @@ def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
         line.step_line.loss is not None and line.step_line.step is None and line.step_line.bar is None for line in lines
     )
     if sum(map(len, states.values())) < num_losses:
-        return None  # bars were cut out of the log: the lines are counted
+        return None  # the log lacks most states of the bars, so count its lines
     return max(states, key=lambda key: (with_loss[key] > 0, len(states[key]), key[1]), default=None)
 
 
 def _settled(lines: Sequence[LogStep], name: tuple[str, int] | None) -> int:
-    """The step up to which the training bar's rate is that of skipped steps; 0 where it began with its first step."""
+    """Last step at which skipped steps still affect the training bar's rate; 0 if no steps were skipped."""
     steps = [bar.step for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
     at = list(dict.fromkeys(steps))[:SETTLE_STEPS]
     advances = [after - before for before, after in pairwise(at)]
@@ -108,7 +109,7 @@ def _settled(lines: Sequence[LogStep], name: tuple[str, int] | None) -> int:
 
 
 class _Passes:
-    """Passes over the steps' numbers: one that goes back to the first step is another training, with other times."""
+    """Passes over the step numbers. A pass that restarts at the first step is another training, with its own times."""
 
     def __init__(self) -> None:
         self.of: dict[int, int] = {}
@@ -128,7 +129,7 @@ class _Passes:
 
 
 class _Epochs:
-    """The number of a bar's step over all epochs: a bar that begins again goes on where it ended."""
+    """Convert a bar's step to a step counted over all epochs: a bar that restarts continues where it ended."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -144,7 +145,7 @@ class _Epochs:
 
 
 def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[int, int]) -> None:
-    """Fill in durations that no line states: `passes` is the turn of each step, for numbers that begin again."""
+    """Fill in durations that no line states. `passes`: {step: number of its pass}, for step numbers that restart."""
     between: dict[int, float] = {}
     before: dict[str, Any] | None = None
     for number, row in enumerate(rows):
@@ -163,7 +164,7 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[int, int]) ->
     work = median(works[: max(5, len(works) // 4)]) if works else None
     rates = [row["throughput"] for row in rows if row.get("throughput")]
     if work is None and rates and not any(row.get("duration_ns") for row in rows):
-        work = median(rates) * 1e9  # without times only the change of the duration is known
+        work = median(rates) * 1e9  # without times only relative durations are known
         for row in rows:
             row["is_relative"] = True
     for number, row in enumerate(rows):
