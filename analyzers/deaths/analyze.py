@@ -1,15 +1,16 @@
-"""Lost ranks: which rank died first, of what, and which died only as a consequence.
+"""Lost ranks: which rank died first and why, and which died only as a consequence.
 
 1. `run.endings` gathers how every rank ended, and separates roots from deaths that followed another.
-2. The roots are the first in time, and others that did not follow from it. Ranks that died of the same are one finding.
-3. Where every error is a backend's that lost a peer, and no rank is missing, none of the named ranks is a cause: their
-   connections were lost, or that to the rendezvous store. An error that may be a rank's own is taken as the root first.
-4. Records that stop on all ranks at nearly the same time, without an error, are a run that was killed whole, or one
-   whose disk took no more records: no rank is named.
+2. Roots are the first death and all others that did not follow from it. Ranks that died of the same cause are one
+   finding.
+3. If all errors are lost connections and no rank is missing, no rank is named as the cause: the connections between
+   ranks, or to the rendezvous store, were lost. An error that may be a rank's own takes precedence as the root.
+4. If records stop on all ranks at nearly the same time without an error, the whole run was killed, or its disk could
+   not be written any more: no rank is named.
 5. Where a launcher was lost, its ranks ended with it: their errors are no cause (`launcher_loss`). The same holds
    for a node that stopped as a whole (`node_loss`).
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
-7. An attempt that began and of which no record is left was lost whole (`unrecorded_attempts`).
+7. An attempt that began but left no records was lost as a whole (`unrecorded_attempts`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from probes.tape.signal_names import signal_name
 __all__ = ["ANALYSES", "deaths_of_attempt", "lost_ranks"]
 
 _SIGNALLED = 128
-"""A shell's exit code of a process that a signal ended, less the signal's number."""
+"""Offset of a shell's exit code for a process ended by a signal: 128 + signal number."""
 MAX_MESSAGE = 80
 """Characters of an error's message in a summary; the evidence has all of it."""
 
@@ -61,7 +62,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
     findings = unrecorded_attempts(source, scope)
     if missing_tables(source, "ranks") or not source.has("steps"):
         return findings or [_insufficient("Deaths of ranks were not checked: no records of ranks or steps.")]
-    if not source.has("events"):  # without the ends of processes, each end of the records would look like a kill
+    if not source.has("events"):  # without the ends of processes, any end of the records would look like a kill
         return findings or [_insufficient("Deaths of ranks were not checked: no events of the run were recorded.")]
     log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
     known = attempts(source)
@@ -79,7 +80,7 @@ def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) 
 def deaths_of_attempt(
     view: AttemptView, log: EventLog, policy: StallPolicy, *, is_last: bool, now_ns: int | None = None, again: str = ""
 ) -> list[Finding]:
-    """The lost ranks of one attempt. `again`: sentence on the restart that followed."""
+    """Find the lost ranks of one attempt. `again`: sentence about the restart that followed."""
     found = _deaths(view, log, policy, is_last=is_last, now_ns=now_ns, again=again)
     return [*found, *spare_nodes_lost(view, log)]
 
@@ -92,7 +93,7 @@ def _deaths(
         return [found]
     if _all_ended_well(view, log):
         return []
-    crashed = any(death.signal and not death.is_from_outside for death in deaths)  # maybe as the interpreter ended
+    crashed = any(death.signal and not death.is_from_outside for death in deaths)  # maybe at interpreter shutdown
     if not view.ranks or (is_last and not crashed and ended_cleanly(view, log, policy)):
         return []
     is_live = now_ns is not None
@@ -128,7 +129,7 @@ def _all_ended_well(view: AttemptView, log: EventLog) -> bool:
 
 
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
-    """Return True if a root died by itself and not of a standstill: its own signal or error, no kill by watch."""
+    """Return True if a root died of its own signal or error, not because of a hang or a kill by watch."""
     return not killed_by_watch(log, view.attempt) and any(
         death.cause in ("signal", "exception", "exit", "out_of_memory") and not death.is_from_outside
         for death in before_stop(roots, view, log)
@@ -136,7 +137,7 @@ def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
 
 
 def _aborted_on_mismatch(view: AttemptView, roots: Sequence[Death]) -> bool:
-    """gloo aborts on a size mismatch: `hang` names the mismatch, which is the cause of the signal."""
+    """Return True if the ranks aborted in a size mismatch, as gloo does: `hang` names it, the cause of the signal."""
     return any(death.signal == "SIGABRT" for death in roots) and find_culprits(view).is_mismatch
 
 
@@ -154,7 +155,7 @@ def _without_a_root(
         vanished = [Death(rank=rank, when_ns=view.ranks[rank].last_ns, cause="vanished") for rank in silent]
         return [_finding(view, vanished, sorted(set(view.ranks) - set(silent)), again)]
     if not deaths and ((blame := find_culprits(view)).is_proof or blame.cause == "finished"):
-        return []  # it stood still before it ended: `hangs` explains it
+        return []  # it hung before it ended: `hangs` explains it
     if failed := [death for death in deaths if death.cause in ("exception", "exit")]:
         own = next((death for death in failed if not death.is_surely_backends), None)
         if own is not None:
@@ -165,7 +166,7 @@ def _without_a_root(
     terminated = bool(deaths) and all(death.signal == "SIGTERM" for death in deaths)
     interrupted = _interruption(view, log)
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
-        return []  # a launcher ended them to restart: the cause is recorded where it happened
+        return []  # a launcher ended them to restart; the node where the failure happened has the cause
     seen = _all_seen(view)
     is_one = len(all_ranks) == 1
     within = "" if is_one else f" within {_spread_s(view):.1f} s of each other"
@@ -177,7 +178,7 @@ def _without_a_root(
             f"{sentence(seen)[:-1]} {were} terminated from outside {_where(step)}: {they} stopped{within} without an "
             "error."
         )
-    else:  # a disk that takes no records of what it did to the run looks the same as `kill -9` on all of it
+    else:  # a full disk, which cannot record its own failure, looks the same as `kill -9` of all ranks
         summary = (
             f"Records incomplete: {seen} stopped {_where(step)}{within}, and nothing recorded how. "
             f"{'It was' if is_one else 'They were'} killed from outside, or the disk took no records."
@@ -194,7 +195,7 @@ def _without_a_root(
 
 
 def _all_seen(view: AttemptView) -> str:
-    """All ranks of the world; of a part of it, as on nodes with separate disks, only those."""
+    """Words for the ranks with records: all of the world, or a part of it, as on nodes with separate disks."""
     if len(view.ranks) == 1:
         (rank,) = view.ranks
         more = "" if view.world_size == 1 else f" of {view.world_size}, of which no other is recorded here,"
@@ -216,9 +217,9 @@ def _interruption(view: AttemptView, log: EventLog) -> str:
 
 
 def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], again: str) -> Finding:
-    """Every rank reports a lost connection and none is missing: the cause is none of the ranks that failed.
+    """Report lost connections: every rank reports one and none is missing, so no failed rank is the cause.
 
-    `ended`: ranks that were ended by SIGTERM, before or because of it.
+    `ended`: ranks that SIGTERM ended, before the loss or because of it.
     """
     first, of_store = failed[0], [death for death in failed if death.is_of_store]
     is_store = first.is_of_store or 2 * len(of_store) > len(failed)
@@ -291,7 +292,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
 
 
 def _doing(death: Death, own: RankView | None) -> str | None:
-    """Activity of the rank as it died. An error has left the phase that it was raised in: its record names that."""
+    """Activity of the rank when it died. An exception has left the phase it was raised in, so its record names it."""
     if own is None or not death.links:
         return own.doing if own else None
     if death.phase:
@@ -304,7 +305,7 @@ def _where(step: int | None) -> str:
 
 
 def _asked_for(message: str) -> str:
-    """`: it asked for 2.00 GiB` from an allocator's message, else the message, unless it says nothing more."""
+    """`: it asked for 2.00 GiB` from an allocator's message, else the message; empty if it adds nothing."""
     asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?[KMGT]i?B)", message)
     if asked:
         return f": it asked for {asked[1]}"

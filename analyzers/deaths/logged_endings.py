@@ -1,4 +1,4 @@
-"""Ends of ranks in the lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
+"""How ranks ended, by the lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOW = {
     "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Segfault": 11, "Bus error": 7, "Aborted": 6,
     "Terminated": 15, "Floating point exception": 8, "Illegal instruction": 4, "Trace/breakpoint trap": 5,
 }  # fmt: skip
-"""Signals by the words of srun, bash and torch."""
+"""Signal names by the words that srun, bash and torch use for them."""
 _ENDS = (
     "worker_failed", "root_failure", "process_terminated", "slurm_task", "signal_received", "shell_killed",
     "signal_caught",
@@ -39,14 +39,14 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[_T ](\d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 
 @dataclass(slots=True)
 class Ended:
-    """Ends of ranks, by the lines of ranks and launchers."""
+    """Ends of ranks as the lines of ranks and launchers report them."""
 
     victims: dict[int, LogLine] = field(default_factory=dict)
-    """Ranks that died of another, and the line that says so."""
+    """Ranks that died because of another rank, with the line that shows it."""
     signals: dict[int, tuple[str, LogLine]] = field(default_factory=dict)
     exits: dict[int, tuple[int, LogLine]] = field(default_factory=dict)
     times_s: dict[int, float] = field(default_factory=dict)
-    """When a launcher saw a rank's end, as its table says."""
+    """Time of each rank's end in the launcher's table, in seconds."""
     victim_lines: list[LogLine] = field(default_factory=list)
 
 
@@ -68,7 +68,7 @@ def endings(book: LogBook) -> Ended:
         _take_aborted(entry, ended)
     for entry in book.of("fatal_python"):
         number = _HOW.get(entry.text("error"))
-        if number not in (None, 6):  # by itself Python aborts for many reasons, none of them another rank's
+        if number not in (None, 6):  # Python itself aborts for many reasons, and none is another rank's failure
             ended.signals.setdefault(entry.rank if entry.rank is not None else -1, (_SIGNALS[number], entry))
     for entry in book.of("other_failures"):
         _take_others(entry, ended)
@@ -98,7 +98,7 @@ def _take_ending(entry: LogLine, ended: Ended) -> None:
 
 
 def _take_aborted(entry: LogLine, ended: Ended) -> None:
-    """The only process that Paddle's launcher found ended: a signal in a line without a rank was its own."""
+    """Assign a signal from a line without a rank to the only process that Paddle's launcher found ended."""
     if len(ranks := entry.ranks()) == 1:
         if -1 in ended.signals:
             ended.signals.setdefault(ranks[0], ended.signals.pop(-1))
@@ -107,7 +107,7 @@ def _take_aborted(entry: LogLine, ended: Ended) -> None:
 
 
 def _take_others(entry: LogLine, ended: Ended) -> None:
-    """The failures that torchrun lists with the root cause: those as early as it are as suspect."""
+    """Add the other failures in torchrun's table: those as early as the root cause are equally suspect."""
     for part in entry.text("others").split(", "):
         rank, _, time = part.partition("@")
         seen_s = _seconds(time)
@@ -126,7 +126,7 @@ def _seconds(text: str) -> float | None:
 
 
 def death_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
-    """Deaths that no exception explains: by signal, by exit code, of a Ray worker, from outside."""
+    """Candidates for deaths that no exception explains: by signal or exit code, of a Ray worker, from outside."""
     return [
         *_signals(book, ended),
         *_exits(book, ended),
@@ -155,10 +155,10 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
     ends = {entry.source: entry.line for entry in book.of("finished")}
     for signal, group in groups.items():
         if signal == "SIGKILL" and all(ends.get(entry.source, entry.line) < entry.line for _, entry in group):
-            continue  # a launcher ends what is left of a job that has finished
+            continue  # a launcher kills the remaining processes of a finished job
         first = _earliest([rank for rank, _ in group], ended)
         ranks = tuple(sorted(rank for rank in first if rank >= 0))
-        if signal != "SIGABRT":  # no peer's end causes it, so what only ended as early is no culprit
+        if signal != "SIGABRT":  # a peer's end cannot cause it, so ranks that merely ended as early are not named
             ranks = tuple(sorted(rank for rank, _ in group if rank >= 0 and _is_early(rank, ended)))
         without = "" if any(rank in raised for rank in ranks) else ", and no traceback says why"
         what = f"{who(ranks)} died of {signal}{without}"
@@ -167,7 +167,7 @@ def _signals(book: LogBook, ended: Ended) -> Iterator[Candidate]:
             reason = f"assertion `{asserted[:160]}` failed" if asserted else abort_text.message[:160].rstrip(". ")
             what = f"{who(ranks)} aborted (SIGABRT): {reason}{f' at {at}' if asserted and at else ''}"
         is_bare_abort = signal == "SIGABRT" and abort_text is None
-        if is_bare_abort:  # no ground to suspect the rank: it is how ranks that only waited end
+        if is_bare_abort:  # no reason to suspect the rank: ranks that only waited end like this, too
             what = f"{who(ranks)} ended first, by SIGABRT, which is also how a watchdog ends ranks that waited"
         yield from_lines(
             "signal",
@@ -213,40 +213,40 @@ def _exits(book: LogBook, ended: Ended) -> Iterator[Candidate]:
 
 
 def is_one_node_of_several(book: LogBook) -> bool:
-    """Return True if of a job on several nodes only one's table is there: its first end may be a consequence."""
+    """Return True if a job had several nodes but only one node's table is here: its first end may be a consequence."""
     tables = list(book.of("root_failure"))
     is_several = any(entry.number("rank") != entry.number("local_rank") for entry in tables)
     return is_several and len({entry.text("host") for entry in tables}) < 2
 
 
 def _earliest(ranks: Sequence[int], ended: Ended, policy: LogPolicy | None = None) -> list[int]:
-    """Those of the ranks that were seen to end first, and ranks that ended as early; all where no time is known."""
+    """Ranks with the earliest recorded end, within the policy's tolerance; all of `ranks` if no time is known."""
     policy = policy or LogPolicy()
     timed = [rank for rank in ranks if rank in ended.times_s]
     if not timed:
         return list(ranks)
     limit_s = min(ended.times_s[rank] for rank in timed) + policy.same_second_s
-    # Ranks that the launcher ended by SIGTERM after the first failure are listed in the same second; none is the first.
+    # Ranks that the launcher ended by SIGTERM after the first failure have the same second; they are not the first.
     stopped = {rank for rank, (signal, _) in ended.signals.items() if signal == "SIGTERM"}
     innocent = stopped | ended.victims.keys()
     return [rank for rank, seen_s in ended.times_s.items() if seen_s < limit_s and rank not in innocent]
 
 
 def _is_early(rank: int, ended: Ended, policy: LogPolicy | None = None) -> bool:
-    """Return True if no other rank was seen to end well before: a launcher kills those that stay, after a while."""
+    """Return True if no other rank ended clearly earlier: a launcher kills remaining ranks after a while."""
     policy = policy or LogPolicy()
     seen_s = ended.times_s.get(rank)
     return seen_s is None or seen_s <= min(ended.times_s.values()) + policy.poll_s
 
 
 def _has_hard_signal(ended: Ended) -> bool:
-    """Return True if a process died of a signal that no other rank's end causes."""
+    """Return True if a process died of a signal that another rank's end cannot cause."""
     return any(signal not in ("SIGTERM", "SIGABRT") and _is_early(rank, ended)
                for rank, (signal, _) in ended.signals.items())  # fmt: skip
 
 
 def _unlisted(book: LogBook) -> Iterator[Candidate]:
-    """A task that Slurm does not list among those that it ended when one had failed."""
+    """Candidate for the task that failed first: Slurm does not list it among those that it then ended."""
     failed = [entry for entry in book.of("slurm_cancelled") if "TASK FAILURE" in entry.text("reason")]
     lines = list(book.of("slurm_task"))
     ended = {rank for entry in lines for rank in entry.ranks() or entry.ranks("tasks")}
@@ -277,7 +277,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
         yield from_lines(
             "exit",
             lines,
-            rank_class="late",  # any line that names a cause says more
+            rank_class="late",  # any line that names a cause is better evidence
             ranks=ranks,
             what=f"{who(ranks, whose)} died, and its own error is not in these files",
             is_proven=False,
@@ -286,7 +286,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
 
 
 def _waiting_pods(book: LogBook) -> Iterator[Candidate]:
-    """A pod that does not start. It may have started later: any line that names a cause says more."""
+    """Candidate for a pod that does not start; it may start later, so any line that names a cause outranks it."""
     lines = list(book.of("pod_waits"))
     if lines:
         yield from_lines(

@@ -1,11 +1,12 @@
-"""Causes that processes state themselves: exceptions with their own text, and lines of libraries that name a cause.
+"""Causes stated by the processes themselves: exceptions, and lines of libraries that name a cause.
 
-1. An exception of a rank is its own unless its text speaks of a peer (`victim` in the rules), it came out of a call
-   that waits for others, it is a launcher's summary, or the rank's watchdog had given a call up before.
-2. What the job went on after, what came when the launcher was ending it, and what a thread raised, is no proof.
+1. An exception is the rank's own unless its text is about a peer (`victim` in the rules), it was raised in a call that
+   waits for other ranks, it is a launcher's summary, or the rank's watchdog had timed out before.
+2. An exception proves nothing if the job went on after it, if the launcher was already ending the job, or if a
+   background thread raised it.
 3. The same exception on several ranks is one candidate with all of them.
-4. Of a chain of exceptions the last one is what was raised; it is told with the one that it came from. One whose text
-   names a known cause, or that stands before errors of peers, speaks for itself.
+4. For chained exceptions the last one is reported, together with its original. An exception whose text names a known
+   cause, or that is followed by errors of peers, is reported alone.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _NO_EVIDENCE = (
 
 
 def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
-    """Every cause that a process or its launcher states."""
+    """Candidates for every cause that a process or its launcher states."""
     first_timeout = {entry.rank: book.position(entry) for entry in reversed(list(book.of("watchdog_timeout")))}
     chains = _chains(book)
     found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
@@ -61,7 +62,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
             continue
         gave_up = first_timeout.get(entry.rank)
         if gave_up is not None and gave_up < book.position(entry):
-            continue  # its watchdog had ended it already
+            continue  # its watchdog had already timed out
         rule = cause_of(words_of(entry))
         if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(
             entry
@@ -86,7 +87,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         aside = [entry for entry, how in group if how in ("aside", "ignored")]
         proven = [entry for entry, how in group if how == "own" and not _is_last_line_of(entry, aside)]
         rest = [entry for entry, how in group if how in ("after", "aside")]
-        # Standard output may be buffered and come late: what seems survived is a suspicion where something ended.
+        # Buffered standard output may come late: if anything ended, an error that seems survived is still a suspicion.
         is_over = any(book.of_role("death", "victim"))
         rest += [entry for entry, how in group if how in ("survived", "ignored") and is_over]
         if proven or rest:
@@ -95,7 +96,7 @@ def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
 
 
 def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
-    """Exceptions by place: of the last one of a chain the first, of those before it and their last lines the last."""
+    """{(source, line) of a chained exception: counterpart}: for the last the chain's first, for all others the last."""
     found: dict[tuple[str, int], LogLine] = {}
     open_chains: dict[tuple[str, int | None], list[LogLine]] = {}
     for entry in book.of("exception"):
@@ -115,28 +116,28 @@ def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
 
 
 def _is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
-    """Return True for the rendezvous that a launcher finds closed when it starts again after a lost connection."""
+    """Return True for a RendezvousClosedError of a launcher that restarts after a lost connection."""
     return "RendezvousClosedError" in text_of(entry) and any(
         is_victims(one) and book.position(one) < book.position(entry) for one in book.of("exception")
     )
 
 
 def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
-    """Return True for an exception without a traceback of a rank that a signal ended: the rank had gone on after it."""
+    """Return True for an exception without traceback whose rank went on until a signal ended it."""
     signal, end = ended.signals.get(entry.rank if entry.rank is not None else -1, ("", entry))
     is_end = signal not in ("", "SIGTERM", "SIGABRT") and end.rank is not None
     return is_end and not entry.text("traceback") and end.source == entry.source and end.line > entry.line
 
 
 def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
-    """Return True if a line is the end of one of these tracebacks, which was read with it already."""
+    """Return True if a line is the last one of one of these tracebacks, so it was already read."""
     return not entry.text("traceback") and any(
         one.source == entry.source and one.rank == entry.rank and one.line < entry.line for one in tracebacks
     )
 
 
 _NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits", "jax_barrier")
-"""Texts that name the ranks to blame, which are others than the one that raises them: judged in `calls`."""
+"""Texts that name culprit ranks other than the rank that raises them: judged in `logged_calls`."""
 _NOT_LINES = ("ray_memory", *_NAMES_RANKS)
 
 
@@ -204,9 +205,9 @@ def _candidate(
 
 
 def _pids_of(entry: LogLine, book: LogBook) -> set[int]:
-    """Numbers of the process that wrote a line, by its prefix and by the lines in which a launcher tells how it ended.
+    """Pids of the process that wrote a line: from its prefix, and from lines in which a launcher reports its end.
 
-    A launcher numbers its ranks from 0 on each host, so a local number is taken where no line names another host.
+    A launcher numbers its ranks from 0 on each host, so a local rank is used only if all lines are from one host.
     """
     found = {entry.pid} if entry.pid is not None else set()
     hosts = {one.host for one in book.lines if one.host}
@@ -221,12 +222,12 @@ def _pids_of(entry: LogLine, book: LogBook) -> set[int]:
 
 
 def _compares(text: str) -> bool:
-    """Return True if a message speaks of two ranks: which of them is to blame, or whether a third, it does not say."""
+    """Return True if a message names several ranks, so it does not show which one is the culprit."""
     return len(set(_RANKS.findall(text))) > 1
 
 
 def _one_line(text: object, cause: str) -> str:
-    """The line of a message that names the cause, else its first: without CUDA's hints and the end of its sentence."""
+    """The line of a message that names the cause, else its first one, without CUDA's hints and closing punctuation."""
     text = str(text or "")
     text = text.replace("\\n", "\n") if "Traceback (most" in text else text  # a platform quotes the whole in one line
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -239,6 +240,6 @@ def _one_line(text: object, cause: str) -> str:
 
 
 def _is_refused(entry: LogLine, cause: str) -> bool:
-    """A refused connection, or a mesh that was not built, may be due to a peer that died."""
+    """Return True for a refused connection or failed mesh: a peer that died may be the cause."""
     text = f"{entry.message} {entry.text('error')}".lower()
     return cause == "unreachable" and ("refused" in text or "connectfullmesh" in text)

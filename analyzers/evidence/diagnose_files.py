@@ -1,11 +1,11 @@
-"""Whatever a job left: files of any format in, one verdict out.
+"""Diagnose the files that a job left, of any supported format, and join the findings in one verdict.
 
     diagnosis = diagnose_files([Path("logs"), Path("dumps"), Path("dmesg-gpu-01.txt.gz")])
     diagnosis.verdict
 
 1. Every file below the paths is recognised by its content; archives are unpacked into a temporary folder.
-2. Text logs fill the tables of one store in memory, rows of plug-ins another, on which all analyses run; dumps and
-   traces are read by rank.
+2. Text logs fill one store in memory and rows of plug-ins another; all analyses run on these. Dumps and traces are
+   read per rank.
 3. Each source is judged, then the findings of all are joined: `joining`.
 4. The report lists what was read and what was left out, and why.
 """
@@ -48,7 +48,7 @@ from store.readers.unknown import packed_with, unknown_document
 __all__ = ["Progress", "SourceError", "diagnose_files"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is read, how many bytes of it are done, and how many there are."""
+"""Called with the name of what is being read, bytes done, and bytes in total."""
 
 _READ = "rankscope analyze --help lists what is read"
 _PLUGIN_FACTS = ("num_ranks", "steps", "steps_not_measured_ratio", "steps_not_compared_ratio")
@@ -77,7 +77,7 @@ def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -
         findings, facts, what_if = _judged(files, name, progress or (lambda what, done, total: None))
         diagnosis = conclude(findings, facts, what_if=what_if)
         unjudged = [one for one in findings if one.analyzer == ANALYZER and one.status == "insufficient_data"]
-        if unjudged and not diagnosis.fired:  # logs that name no cause are no proof that there was none
+        if unjudged and not diagnosis.fired:  # a log that names no cause does not prove that there was none
             return replace(diagnosis, verdict=unjudged[0].summary)
         outcome = facts.get("logs", {}).get("outcome")
         if outcome and not diagnosis.fired and facts["input"] in ("log", "program"):
@@ -102,7 +102,7 @@ def _files(paths: Sequence[Path], scratch: ExitStack) -> _Files:
 
 
 def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> None:
-    """Sort a file in; an archive's members come in its place. Archives within archives are left alone."""
+    """Add a file under its format; an archive is replaced by its members. Nested archives are not unpacked."""
     try:
         found = format_of(path)
         problem = unknown_document(path) if found == "log" or not path.stat().st_size else ""
@@ -138,7 +138,7 @@ def _take(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> No
 
 
 def _take_program(path: Path, name: str, files: _Files, scratch: ExitStack | None) -> None:
-    """Read a program's file; of one that wraps a text log, the lines are one."""
+    """Read a program's file; if it wraps a text log, add its lines as a log."""
     program = program_of(head(path, HEAD_BYTES))
     if program is None:
         return
@@ -179,7 +179,7 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         facts["logs"].pop("silence", None)
         has_judged_steps = facts.pop("has_judged_steps")
         if not (findings["log"] or has_judged_steps or facts["logs"]["outcome"]):
-            del findings["log"]  # no line and no step in it that an analysis could use
+            del findings["log"]  # no line and no step that an analysis could use
             if facts["steps"]:
                 text = "The steps were not checked: they have no loss, no gradient norm and too few durations."
                 findings["steps"] = [Finding.insufficient("spike", "loss_spike", text)]
@@ -207,7 +207,7 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
 
 
 def _analyzed(analysis: FileAnalysis, found: Survey) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
-    """Findings and facts of the files of one format; an analysis that fails costs its own findings."""
+    """Findings and facts of the files of one format; an analysis that fails loses only its own findings."""
     rows = analysis.read(found)
     facts = analysis.facts(rows)
     try:
@@ -217,7 +217,7 @@ def _analyzed(analysis: FileAnalysis, found: Survey) -> tuple[list[Finding], dic
 
 
 def _is_judged(findings: Sequence[Finding]) -> bool:
-    """Return True if a check was made: nothing was found, or something, or the rest of the files was checked."""
+    """Return True if any check was made, with or without a result, also if a part of the files was not checked."""
     return not findings or any(
         one.status != "insufficient_data" or one.evidence.get("checked_in_part") for one in findings
     )
@@ -315,8 +315,8 @@ def _judge_plugin_rows(
 ) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
     """The findings over the rows of all plug-ins' files together, the facts with what they add, and the what-if.
 
-    What is not judged names no setting: the job was not recorded by Rankscope. Events of logs are judged with the other
-    logs (`analyzers.logs`).
+    The reasons for checks that were not made name no setting: Rankscope did not record the job. Events of logs are
+    judged with the other logs (`analyzers.logs`).
     """
     with MemoryStore() as store:
         for table in ("steps", "collectives", "events"):

@@ -1,4 +1,4 @@
-"""Judge the steps that a trainer printed by the analyses of a run, as far as a log goes.
+"""Judge the steps that a trainer printed with the analyses of recorded runs, as far as a log allows.
 
 findings = printed_step_findings(store, findings_so_far, steps)
 
@@ -31,14 +31,14 @@ from analyzers.wording import loss_text
 __all__ = ["can_be_judged", "printed_step_findings"]
 
 THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_ratio=0.25)
-"""A line is mostly the mean of several steps: blocks are shorter, and a log has no phases that would explain a rise."""
+"""A line is often the mean of several steps, so blocks are shorter; a log has no phases to explain a slowdown."""
 FEW_LINES = replace(THROUGHPUT, block=3)
 """For a log with too few lines for those blocks."""
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
 STAYED_RATIO = 1.15
-"""Loss at the end / level before the first spike from which it did not come back."""
+"""Ratio of the last loss to the level before the first spike, from which the loss did not recover."""
 
 
 def can_be_judged(steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -78,7 +78,7 @@ def printed_step_findings(
 
 
 def _of_log(finding: Finding, are_lines: bool = False) -> Finding:
-    """Leave out what only a run's records can say; lines that were counted are no steps of the trainer."""
+    """Remove statements that need a run's records; if lines were counted, do not call their numbers steps."""
     summary = _STEP_NUMBER.sub(r"printed line\1 ", finding.summary) if are_lines else finding.summary
     for text in _NO_RESPONSE:
         summary = summary.replace(text, "")
@@ -86,7 +86,7 @@ def _of_log(finding: Finding, are_lines: bool = False) -> Finding:
 
 
 def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Steps of a log with a throughput and no time: relative durations only."""
+    """Findings on a log with throughputs but no times: only relative durations are known."""
     if not any(row.get("is_relative") for row in steps):
         return list(findings)
     return [
@@ -103,7 +103,7 @@ def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) ->
 
 
 def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Many spikes of one climb are one finding."""
+    """Merge the spikes of one continuous rise of the loss into one finding."""
     fired = [one for one in found if one.status == "fired"]
     spikes = [one for one in fired if one.kind == "loss_spike"]
     if len(spikes) <= 1:

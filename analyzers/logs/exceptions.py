@@ -1,4 +1,4 @@
-"""Exceptions in logs: their type, whether they are a launcher's summary, and whether they only speak of a peer."""
+"""Exceptions in logs: their type, whether they are a launcher's summary, and whether they only report on a peer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from store.readers.logs.rules import cause_of
 __all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "standing", "text_of", "type_of", "words_of"]
 
 Standing = Literal["own", "survived", "after", "aside", "ignored"]
-"""own: it may be how the process ended. survived: the job seems to have gone on after it, or the line calls itself a
-warning. after: the launcher was ending the job already. aside: of a thread or a task, which ends no process. ignored:
-of a destructor or of a message to a log, which Python does not even call an error of the program."""
+"""own: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
+after: the launcher was already ending the job. aside: from a thread or task, which does not end the process. ignored:
+raised in a destructor or while logging, which Python only prints."""
 
 _LAUNCHERS = (
     "ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException", "SystemExit",
@@ -25,7 +25,7 @@ _LAUNCHERS = (
 )  # fmt: skip
 _POINTERS = ("See root cause above", "See stack trace for root cause", "due to an exception in a background process",
              "AlgorithmError: Exit Code: ")  # fmt: skip
-"""Parts of a message that points to the error of another process."""
+"""Parts of messages that refer to another process's error."""
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = (
     "Watchdog caught collective operation timeout", "timed out in blocking wait", "watchdog got stuck",
@@ -40,7 +40,7 @@ _UNNAMED = (
     "InternalError",
     "HorovodInternalError",
 )
-"""Types that a library raises for anything; ValueError, KeyError and their like are about the caller's own data."""
+"""Generic types that libraries raise for any failure; ValueError, KeyError and similar concern the caller's data."""
 _CALLS = re.compile(
     r"torch/distributed/|torch_npu/distributed|/horovod/|deepspeed/comm/|mpi4py|pynccl|/oneccl|c10d_logger"
 )
@@ -49,24 +49,24 @@ _BETWEEN_RANKS = (
     "torch", "torch_npu", "ray", "vllm", "sglang", "deepspeed", "megatron", "horovod", "mpi4py", "jax", "jaxlib",
     "grpc", "tensorflow", "socket", "ssl", "asyncio", "concurrent", "multiprocessing", "exceptions", "__main__",
 )  # fmt: skip
-"""Packages through which processes of a job reach each other, by the names of their errors."""
+"""Packages through which processes of a job communicate, as they appear in the names of their errors."""
 _OTHERS = re.compile(
     r"one of the (?:other )?ranks|(?:other|another|remote) (?:rank|peer|worker|process)", re.IGNORECASE
 )
-"""Parts of a message about the fault of another rank."""
+"""Parts of messages about another rank's failure."""
 _LIBRARIES = re.compile(r"hccl|collective call|MPI_|mpi_errno|\b(?:nccl|rccl|oneccl|gloo|ucx|ucp_)", re.IGNORECASE)
 """Communication libraries: an error in a waiting call that names no cause."""
 _NO_WORDS = re.compile(
     r"terminate called after throwing an instance of|\w+WithTimeout\b|"
     r"(?:NCCL|[Pp]rocess group) watchdog thread terminated with exception"
 )
-"""How libstdc++ and torch introduce an exception, and names of functions: no words of a message."""
+"""Prefixes of libstdc++ and torch before a message, and function names: not part of the message."""
 _AT_EXIT = "driver shutting down"
-"""CUDA's error of a call that came while the process was ending anyway."""
+"""CUDA's error for a call made while the process is already ending."""
 _IS_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
-"""What Python prints before an error of a destructor and of a logger's message: it goes on."""
+"""What Python prints before an error in a destructor or in logging, after which it goes on."""
 _COMPLETE = "Init COMPLETE"
-"""NCCL's word for a communicator that is ready."""
+"""What NCCL prints when a communicator is ready."""
 _INNER = re.compile(r"RayTaskError\((\w+)\)")
 
 
@@ -81,7 +81,7 @@ def text_of(entry: LogLine) -> str:
 
 
 def words_of(entry: LogLine) -> str:
-    """The text without what libstdc++ and torch put before a message."""
+    """The text without the prefixes that libstdc++ and torch put before a message."""
     return _NO_WORDS.sub("", text_of(entry))
 
 
@@ -109,13 +109,13 @@ def is_victims(entry: LogLine) -> bool:
 
 
 def _is_of_another_package(entry: LogLine) -> bool:
-    """Return True for an error that a package defines which no rank reaches another through: a tracker, a client."""
+    """Return True for an error class of a package that ranks do not communicate through: a tracker, a client."""
     root, dot, _ = entry.text("type").partition(".")
     return bool(dot) and root not in _BETWEEN_RANKS
 
 
 def _is_of_communication(entry: LogLine, text: str) -> bool:
-    """Return True if an error that names no cause came out of a call that waits for other ranks."""
+    """Return True if an error that names no cause was raised in a call that waits for other ranks."""
     if _OTHERS.search(text):
         return True
     links = read_traceback(entry.text("traceback"))
@@ -127,16 +127,16 @@ def standing(entry: LogLine, book: LogBook) -> Standing:
     if (entry.number("later_steps") or 0) >= SHARED.min_times or entry.number("is_warning"):
         return "survived"
     if any(one.source == entry.source and one.line > entry.line for one in book.of("finished")):
-        return "survived"  # the job came to its end after it
+        return "survived"  # the job finished after it
     if entry.number("later_lines") and not book.seen and not any(book.of_role("death", "victim", "outside")):
-        return "survived"  # one writer wrote on, and nothing says that a process ended
+        return "survived"  # the only writer went on, and no line reports the end of a process
     if _AT_EXIT in text_of(entry):
         return "ignored"
     if "NCCL WARN" in entry.message and any(
         one.source == entry.source and one.line > entry.line and _COMPLETE in one.message
         for one in book.of("nccl_comm")
     ):
-        return "survived"  # what NCCL warned of did not hinder its communicator
+        return "survived"  # the communicator became ready despite NCCL's warning
     before = [one for one in book.of("teardown", "restarted", "in_thread") if one.source == entry.source
               and one.line < entry.line]  # fmt: skip
     last = max(before, key=lambda one: one.line, default=None)

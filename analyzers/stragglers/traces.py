@@ -5,7 +5,7 @@
 1. Times of different ranks are never compared by clock, only by length (`store.readers.rank_traces`).
 2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step
    whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage.
-3. Of the exposed communication, what even the last to arrive sees is transfer; the rest is waiting for others.
+3. The part of exposed communication that even the last rank to arrive has is transfer; the rest is waiting for others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_LISTED = 4096
 
 
 def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
-    """Ranks that are slower than their peers, communication that nothing hides, and what was not compared."""
+    """Findings on ranks that are slower than their peers, on exposed communication, and on what was not compared."""
     if not every:
         return [_insufficient("no trace could be read")]
     policy = StragglerPolicy()
@@ -44,7 +44,7 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
         return [_insufficient(why), *(_exposed(timings) if len(every) > 1 else ())]
     ranks = _comparable([read for read in every if read[0].marked], SHARED.min_steps)
     timings = _timings(ranks)
-    with MemoryStore() as no_records:  # a trace has no calls, stacks or readings that would say more
+    with MemoryStore() as no_records:  # a trace has no calls, stacks or readings as further evidence
         findings, _ = slow_ranks(no_records, timings, policy)
     if len(ranks) > 1:
         findings += _exposed(timings)
@@ -67,9 +67,9 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
 
 
 def _comparable(ranks: Sequence[Steps], needed: int) -> Sequence[Steps]:
-    """All traces, or where they share fewer than `needed` steps, those that have most of what the others have.
+    """All traces; if they share fewer than `needed` steps, only those that have most of the steps.
 
-    A trace that is cut off would else leave nothing to compare.
+    Otherwise one truncated trace would leave nothing to compare.
     """
     steps, counts = np.unique(np.concatenate([trace.steps for trace, _ in ranks]), return_counts=True)
     usual = steps[2 * counts > len(ranks)]
@@ -93,7 +93,7 @@ def _absent(ranks: Sequence[Steps]) -> list[int]:
 
 
 def _timings(ranks: Sequence[Steps]) -> Timings:
-    """The steps that every rank has, as the straggler analyzer takes them."""
+    """The steps that all ranks have, as `Timings` for the straggler analyzer."""
     common = _common(ranks)
     rows: dict[str, list[Any]] = {part: [] for part in PARTS}
     for trace, parts in ranks:
@@ -101,7 +101,7 @@ def _timings(ranks: Sequence[Steps]) -> Timings:
         for part in PARTS:
             rows[part].append(parts[part][at])
     matrix: dict[str, Matrix] = {part: np.array(values, dtype=np.float32) for part, values in rows.items()}
-    # All that is neither data nor waiting: operators and kernels, and the host's time between them.
+    # The rest of the step after data and waiting: operators, kernels and the host's time between them.
     work = np.maximum(matrix["step"] - matrix["exposed"] - matrix["data"], 0.0)
     stages = np.array([trace.stage for trace, _ in ranks])
     return Timings(

@@ -1,9 +1,9 @@
-"""The verdict: what is said of a run on top of its report.
+"""The verdict: the summary of a run at the top of its report.
 
     verdict(findings, facts, what_if)      # "No problems found (200 steps, 4 ranks)."
 
-It claims no more than the evidence: a run of whose time too much was not measured or not compared is not said to be
-free of problems, and a gain that the what-if promises and no finding explains is mentioned, with the advice that does.
+It claims no more than the evidence. If too much of a run's time was not measured or not compared, it does not say "no
+problems found". A gain in the what-if that no finding explains is mentioned, with the advice that explains it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from analyzers.wording import ranks_text
 __all__ = ["LISTED_BELOW", "verdict", "without_unjudged"]
 
 LISTED_BELOW = "see Not judged"
-"""Reference to the list of checks that were not made; every report has it under this heading."""
+"""Reference to the list of checks that were not made, which every report has under this heading."""
 _LISTED = re.compile(rf"\s*\b\d+ checks? needs? more data: {LISTED_BELOW}\.")
 MAX_LINES = 3
-"""Findings behind the first that have a line of the verdict."""
+"""Findings after the first that get a line in the verdict."""
 _FIRST_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 INCOMPLETE = "Records incomplete: "
 EXPLAINS_GAIN = ("straggler", "stage_imbalance", "data_bound", "expert_imbalance")
@@ -42,7 +42,7 @@ def verdict(
 ) -> str:
     """Return the first finding's summary, then each further one in a line, then what was not judged.
 
-    `findings` are in the order of their weight, those that are over (`closed`: their ids) behind the others.
+    `findings` are in reading order; those that are over (`closed`: their ids) come last.
     """
     wrong = [finding for finding in findings if finding.status in ("fired", "suspect")]
     failed = {plugin for finding in findings if (plugin := failed_plugin(finding))}
@@ -59,7 +59,7 @@ def verdict(
         shown = _by_plugin(wrong)
         first, *further = first_of(shown, 1 + MAX_LINES)
         others = _further(further, closed, left=len(shown) - 1 - len(further))
-        # Of a dead or hanging run the speed is on the line of the what-if.
+        # For a dead or hanging run the speed is on the what-if line.
         if wrong[0].severity == "critical" and wrong[0].kind in OUR_KINDS:
             gain = ""
         last = " ".join(part for part in (gain, missing) if part)
@@ -82,7 +82,7 @@ def verdict(
         clean = f"Nothing was found{seen}, but no step is recorded."
     if facts.get("is_judged") is False or (not extent and _nothing_read(facts)):
         clean, missing = _nothing_judged(findings, facts), ""
-    if facts.get("ended") == "failed":  # never a clean bill for a run that did not end by its own will
+    if facts.get("ended") == "failed":  # a run that was stopped from outside is never reported as free of problems
         when = "failed" if facts.get("steps") else "failed before its first step"
         clean = f"The run {when}, and its records do not show why. Read the logs of its ranks."
     if facts.get("no_rank_started"):
@@ -93,12 +93,12 @@ def verdict(
 
 
 def without_unjudged(text: str) -> str:
-    """A verdict without the number of checks that were not made, where no list of them follows."""
+    """The verdict without the number of checks that were not made, for places where no list of them follows."""
     return _LISTED.sub("", text)
 
 
 def _unstarted(facts: Mapping[str, Any]) -> str:
-    """A launch that ended before any rank had started, with the reason that it gave."""
+    """Sentence on a launch that ended before any rank started, with the recorded reason."""
     code, message = facts.get("exit_code"), str(facts.get("end_message") or "").rstrip(". ")
     if not facts.get("ended"):
         return "No rank had started when the records end: the launch was killed, crashed or is at its beginning."
@@ -107,7 +107,7 @@ def _unstarted(facts: Mapping[str, Any]) -> str:
 
 
 def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings; of a plug-in's kind, which may have any number, one with the first sentence and their number."""
+    """The findings, with those of each plug-in kind (any number) folded into one: first sentence and number."""
     shown = []
     for finding in folded(findings, MAX_IN_VERDICT):
         text, note, _ = finding.summary.rpartition(" (") if finding.kind not in OUR_KINDS else ("", "", "")
@@ -119,7 +119,7 @@ def _by_plugin(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _further(findings: Sequence[Finding], closed: Collection[str], *, left: int) -> list[str]:
-    """A line for each finding behind the first, and the number of those that have none."""
+    """A line for each finding after the first, and the number of those without a line."""
     lines = [
         f"{'Already over: ' if finding.id in closed else ''}{_FIRST_SENTENCE.split(finding.summary, 1)[0]}"
         for finding in findings
@@ -136,7 +136,7 @@ def _checks(number: int) -> str:
 
 
 def _incomplete(facts: Mapping[str, Any]) -> str:
-    """Files of records that were lost, cut off or altered: what was in them was not judged."""
+    """Sentence on record files that were lost, truncated or altered, so that their content was not judged."""
     problems = [found for found in facts.get("file_problems") or () if str(found["path"]).startswith("tapes/")]
     if not problems:
         return ""
@@ -147,7 +147,7 @@ def _incomplete(facts: Mapping[str, Any]) -> str:
 
 
 def _nothing_judged(findings: Sequence[Finding], facts: Mapping[str, Any]) -> str:
-    """The reason why no check was made on the files: that of the checks, else what is wrong with a file."""
+    """Why no check was made on the files: the reason of the checks, else a file's problem."""
     reasons = list(dict.fromkeys(one.summary for one in findings if one.status == "insufficient_data"))
     if reasons:
         more = f" {_checks(len(reasons) - 1)} more data: {LISTED_BELOW}." if len(reasons) > 1 else ""
@@ -164,7 +164,7 @@ def _nothing_read(facts: Mapping[str, Any]) -> bool:
 
 
 def _preempted(facts: Mapping[str, Any]) -> str:
-    """Being stopped by a scheduler is no failure, but it is why the run is not at its end."""
+    """Sentence on a stop by the scheduler: no failure, but the reason why the run is incomplete."""
     if facts.get("ended") != "preempted":
         return ""
     step = facts.get("preempted_at_step")
@@ -173,7 +173,7 @@ def _preempted(facts: Mapping[str, Any]) -> str:
 
 
 def _unjudged_time(facts: Mapping[str, Any]) -> str:
-    """Time that was not judged, where it is too much to say that a run has no problems; else empty."""
+    """Clause on time that was not judged, if it is too much to say "no problems found"; else empty."""
     not_measured = facts.get("steps_not_measured_ratio") or 0.0
     not_compared = facts.get("steps_not_compared_ratio") or 0.0
     if not_measured + not_compared <= SHARED.cost_ratio:
@@ -187,7 +187,7 @@ def _unjudged_time(facts: Mapping[str, Any]) -> str:
 
 
 def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts: Mapping[str, Any]) -> str:
-    """Ranks without records, or the check for hangs that lacked its input; else empty."""
+    """Clause on ranks without records, or on a check for hangs without input; else empty."""
     silent = sorted({rank for found in findings if found.kind == "records" for rank in found.ranks})
     if silent:
         return f"{ranks_text(silent)} left no records of steps"
@@ -196,7 +196,7 @@ def _not_recorded(findings: Sequence[Finding], unjudged: Collection[str], facts:
 
 
 def _gain(findings: Sequence[Finding], what_if: WhatIf | None) -> str:
-    """A gain of the what-if that no finding explains; advice may."""
+    """Sentence on a gain in the what-if that no finding explains, with the advice that does, if any."""
     explained_by = {found.status for found in findings if found.kind in EXPLAINS_GAIN}
     if what_if is None or not what_if.is_beyond_error or explained_by & {"fired", "suspect"}:
         return ""
