@@ -1,11 +1,11 @@
-"""Everything that the analyzers report of a run, and one sentence on top.
+"""All findings of the analyzers on a run, and the verdict in one sentence.
 
     with Store.open(run) as store:
         diagnosis = diagnose(store, run.manifest(), stacks_dir=run.stacks)
     diagnosis.verdict          # "Rank 3 has been slow since step 60: +19 ms of compute per step (1.28x)."
-    diagnosis.fired            # findings that name something wrong: open ones first, of those the worst
+    diagnosis.fired            # findings of problems: open ones first, the worst of them on top
 
-An analysis that fails costs its own findings (`insufficient_data`, with the error), never those of the others.
+An analysis that fails loses only its own findings: they become one `insufficient_data`, with the error.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from .whatif import what_if as whatif
 __all__ = ["SCHEMA_VERSION", "Diagnosis", "conclude", "diagnose", "failed_check", "reaching", "reading_order"]
 
 SCHEMA_VERSION = 2
-"""Of the JSON report: raised when a reader of the former version would misread it. 2: an id names a finding by its
-kind's identity (`straggler-0-r3`), no longer by its first step."""
+"""Version of the JSON report, raised if a reader of the former version would misread it. Since 2 an id is made of the
+identity of the finding's kind (`straggler-0-r3`), no longer of its first step."""
 _STATUS_ORDER = {"fired": 0, "suspect": 1, "advice": 2, "ok": 3, "insufficient_data": 4}
 _REDACTOR = Redactor()
 _SEGMENT = re.compile(r"\.\d+\.tape(#checksum)?$")
@@ -57,13 +57,13 @@ class Diagnosis:
     """A run's facts, one sentence, and all findings, the most severe first."""
 
     run: Mapping[str, Any]
-    """Facts: run_id, steps, num_ranks, world_size, how it ended, `file_problems`. Those that are known."""
+    """Known facts among run_id, steps, num_ranks, world_size, how it ended, `file_problems`."""
     verdict: str
     """One to three sentences: what went wrong, on which rank."""
     findings: tuple[Finding, ...]
-    """All of them, in the order in which they are read; `fired`, `advised` and `not_judged` are parts of it."""
+    """All findings in reading order; `fired`, `advised` and `not_judged` are parts of it."""
     goodput: goodput.Account | None = None
-    """Where the wall time went; None where no step was recorded."""
+    """Account of the wall time; None if no step was recorded."""
     what_if: whatif.WhatIf | None = None
     """What stragglers cost the job; None with one rank or too few steps."""
     closed: Mapping[str, str] = field(default_factory=dict)
@@ -71,17 +71,17 @@ class Diagnosis:
 
     @property
     def fired(self) -> tuple[Finding, ...]:
-        """Findings that name something wrong, certain or suspected."""
+        """Findings of problems, certain or suspected."""
         return tuple(finding for finding in self.findings if finding.status in ("fired", "suspect"))
 
     @property
     def cards(self) -> tuple[Finding, ...]:
-        """Those of `fired` that pages and terminals show: of a plug-in's kind three, and the number of the others."""
+        """The part of `fired` that pages and terminals show: of a plug-in's kind three, and the number of others."""
         return tuple(folded(self.fired, MAX_OF_A_KIND))
 
     @property
     def advised(self) -> tuple[Finding, ...]:
-        """Advice: nothing is broken, and something could go better."""
+        """Advice: nothing is broken, but something could be improved."""
         return tuple(finding for finding in self.findings if finding.status == "advice")
 
     @property
@@ -98,7 +98,7 @@ class Diagnosis:
 
     @property
     def damaged_tapes(self) -> tuple[Mapping[str, str], ...]:
-        """Segments of tapes that could not be read, or not wholly: `path` and `problem`."""
+        """Tape segments that could not be read completely: `path` and `problem`."""
         return tuple(found for found in self.run.get("file_problems", ()) if _SEGMENT.search(found["path"]))
 
 
@@ -118,7 +118,7 @@ def diagnose(
     def views() -> Views:
         try:
             reduced = reduced_views(store)
-        except Exception as error:  # no disk for copies: the whole run is read, which takes longer
+        except Exception as error:  # no disk space for copies: read the whole run, which takes longer
             findings.append(failed_check("records", error))
             return whole_views(source)
         copies: dict[str, Any] = {
@@ -136,7 +136,7 @@ def diagnose(
     for analysis in analyses():
         try:
             findings += analysis.run(records[analysis.records](), scope)
-        except Exception as error:  # a damaged run must still give what the others see
+        except Exception as error:  # on a damaged run the other analyses must still report
             findings.append(failed_check(analysis.kinds[0], error))
     try:
         facts = run_facts(source, manifest, views())
@@ -147,7 +147,7 @@ def diagnose(
             facts["steps_not_compared_ratio"] = round(covered.not_compared_ratio, 4)
     except Exception as error:
         facts = {"run_id": manifest.get("run_id"), "error": f"{type(error).__name__}: {error}"[:500]}
-        with contextlib.suppress(Exception):  # what may explain the error
+        with contextlib.suppress(Exception):  # may explain the error
             facts["file_problems"] = file_problems(source)
     try:
         account = goodput.measure(source, stall_policy(manifest), now_ns, views())
@@ -161,24 +161,24 @@ def diagnose(
     except Exception as error:
         what_if = None
         findings.append(failed_check("straggler", error))
-    with contextlib.suppress(Exception):  # the events cannot be read, which the records say
+    with contextlib.suppress(Exception):  # the events cannot be read; another finding reports that
         findings += recorded_findings(source)
     findings = _told_once(findings)
-    if facts.get("no_rank_started"):  # each check would say the same
+    if facts.get("no_rank_started"):  # each check would give the same reason
         findings = [one for one in findings if one.status != "insufficient_data"]
         findings.append(Finding.insufficient("records", "records", "No check was made: no rank had started."))
     return conclude(findings, facts, account, what_if, closed=_closed(source, findings))
 
 
 def _told_once(findings: Sequence[Finding]) -> list[Finding]:
-    """Without the live failures of plug-ins that have failed again, now, for the same reason."""
+    """Drop live failures of plug-ins that failed now for the same reason."""
     again = {(f"plug-in {found.evidence['plugin']}", found.evidence.get("error")) for found in findings
              if "plugin" in found.evidence}  # fmt: skip
     return [one for one in findings if (one.evidence.get("analyzer"), one.evidence.get("error")) not in again]
 
 
 def _closed(source: Source, findings: Sequence[Finding]) -> Mapping[str, str]:
-    """{id: why it is over}, as far as the records can be read; of an ended run, what was over before its end."""
+    """{id: why it is over}, as far as the records can be read; for an ended run, only what was over before its end."""
     with contextlib.suppress(Exception):
         ((newest,),) = source.rows("SELECT max(attempt) FROM ranks") if source.has("ranks") else ((None,),)
         return closed_findings(findings, reported_findings(source), newest_attempt=newest)
@@ -193,9 +193,9 @@ def conclude(
     *,
     closed: Mapping[str, str] = MappingProxyType({}),
 ) -> Diagnosis:
-    """The findings in order and the sentence on top; also for input that Rankscope did not record (`sources`).
+    """Order the findings and add the verdict; also for input that Rankscope did not record (`sources`).
 
-    `closed`: {id: why} of findings that are over. What is still wrong comes before them, here and on the pages.
+    `closed`: {id: why} of findings that are over. Open ones come before them, here and on the pages.
     """
 
     def place(finding: Finding) -> tuple[bool, bool, tuple[int, ...]]:
@@ -210,7 +210,7 @@ def conclude(
 
 
 def _redacted(finding: Finding) -> Finding:
-    """The finding without secrets: its texts may be an exception's, a log's or a stack's. People paste reports."""
+    """Redact secrets in a finding, whose texts may come from exceptions, logs or stacks: people paste reports."""
     return replace(
         finding,
         summary=_REDACTOR(finding.summary),
@@ -227,8 +227,7 @@ def reaching(findings: Sequence[Finding], severity: Severity) -> list[Finding]:
 
 
 def reading_order(finding: Finding) -> tuple[int, int, bool, int, int, int]:
-    """Key of the order in which findings are read: that of the verdict, and of every list of them. Those of a plug-in
-    come after Rankscope's of the same severity."""
+    """Sort key of findings, in the verdict and in lists. A plug-in's come after Rankscope's of equal severity."""
     return (
         _STATUS_ORDER[finding.status],
         SEVERITIES.index(finding.severity),
@@ -241,12 +240,12 @@ def reading_order(finding: Finding) -> tuple[int, int, bool, int, int, int]:
 
 @cache
 def _place_of(kind: str) -> int:
-    """Place of a kind in the verdict; the last one for kinds that are not known."""
+    """Place of a kind in the verdict; unknown kinds come last."""
     return next((place for place, name in enumerate(KINDS) if name == kind), len(KINDS))
 
 
 def failed_check(kind: str, error: Exception, of: str = "run") -> Finding:
-    """What an analysis that raised an error leaves: its kind was not judged."""
+    """Finding for an analysis that raised an error: its kind was not judged."""
     message = str(error).strip().rstrip(".").replace(";", ",")[:200]
     return Finding(
         analyzer=kind,

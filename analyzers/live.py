@@ -1,16 +1,15 @@
-"""Findings while a run lives: what `watch` reports once a second.
+"""Findings on a live run, which `watch` reports once a second.
 
     state = LiveState(stall=stall_policy(run.manifest()))
     for finding in live_findings(store, state, now_ns): ...      # new, or materially changed since it was reported
 
-The analyses are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState`
-remembers what was reported: a finding is reported once, again when its status, cause or ranks change, when it becomes
-more severe or twice as large, and once more with status `ok` when it is over. A straggler is searched for less often
-than a hang.
+The analyses are those of the post-mortem, over the newest attempt and its last few hundred steps. `LiveState` remembers
+what was reported. A finding is reported once, again if its status, cause or ranks change or it becomes more severe or
+twice as large, and a last time with status `ok` when it is over. Stragglers are checked less often than hangs.
 
-`standstill_findings` are the hang and the lost ranks, `plugin_findings` those of plug-ins, `record_findings` all
-others: `watch` asks for the three in separate threads, from separate sources. The first must not wait for a
-store, and nothing must wait for a plug-in.
+`standstill_findings` returns hangs and lost ranks, `plugin_findings` those of plug-ins, `record_findings` all others.
+`watch` calls the three in separate threads with separate sources: the first must not wait for a store, and nothing may
+wait for a plug-in.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _Judge = Callable[[], list[Finding]]
 
 
 MAX_FAILURES = 3
-"""Reasons of one failing analysis that are reported; they may differ in a number alone."""
+"""Maximum reported reasons of one failing analysis: they may differ in nothing but a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +52,9 @@ class LivePolicy:
     """Window and frequency of live analyses."""
 
     window_steps: int = 300
-    """Newest steps that are judged; the straggler's longest scale is 100, and a NaN is reported within a second."""
+    """Newest steps that are judged. The straggler's longest scale is 100; a NaN is reported within a second."""
     periodic_ticks: int = 5
-    """Calls between two periodic analyses: they take steps to show something, and cost the most."""
+    """Calls between two runs of the periodic analyses, which need several new steps and cost the most."""
     periodic_ranks_per_tick: int = 256
     """Ranks from which periodic analyses run proportionally less often."""
 
@@ -70,27 +69,27 @@ class LiveState:
     reported: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     digests: Sequence[Digest] = ()
-    """What the ranks of the other nodes do, where this node leads."""
+    """Newest digests of the other nodes, if this node leads."""
     clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
-    """How far the clocks of the other nodes are ahead."""
+    """By how much the clocks of the other nodes are ahead (ns)."""
     sees_part: bool = False
-    """Whether ranks may run on other nodes of which nothing is known here."""
+    """True if ranks may run on other nodes without records or digests here."""
     is_stopping: bool = False
-    """Whether the run is being stopped: then no finding is reported as over."""
+    """True while the run is being stopped: no finding is reported as over."""
     ticks: int = 0
     attempt: int | None = None
-    """The newest attempt before which everything is reported."""
+    """All attempts before this one are completely reported."""
     newest: int | None = None
     """The newest attempt at the last call."""
     judged: tuple[int, int] = (-1, 0)
     """The newest attempt and its newest step at the last call."""
     plugin_ticks: int = 0
     plugins_judged: tuple[int, int] = (-1, 0)
-    """As `judged`, of the last call of the plug-ins."""
+    """Like `judged`, for the plug-ins' last call."""
     failures: dict[str, list[str]] = field(default_factory=dict)
-    """{analysis or plug-in: why it failed}, each reason once."""
+    """{analysis or plug-in: reasons why it failed}, without repeats."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of what was reported."""
+    """Guards `reported`."""
 
 
 def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
@@ -103,7 +102,7 @@ def live_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding
 
 
 def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[Finding]:
-    """New and changed findings of the newest attempt's hang and lost ranks; its newest records are enough for them."""
+    """New and changed findings on a hang or lost ranks of the newest attempt; they only need its newest records."""
     known = attempts(source)
     if not known:
         return []
@@ -113,9 +112,9 @@ def standstill_findings(source: Source, state: LiveState, now_ns: int) -> list[F
 
 
 def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-    """New and changed findings of all other kinds, and those on how former attempts ended.
+    """New and changed findings of all other kinds, and those on how earlier attempts ended.
 
-    `num_ticks`: calls that this one stands for, where they have become rarer.
+    `num_ticks`: ticks since the last call, if calls are less frequent than ticks.
     """
     ticks, state.ticks = state.ticks, state.ticks + num_ticks
     known = attempts(source)
@@ -125,9 +124,9 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
     since_step, state.judged = _since_step(source, attempt, state.judged, state.policy)
     scope = Scope(attempt=attempt, since_step=since_step, now_ns=now_ns, manifest=state.manifest)
     due: dict[tuple[str, ...], _Judge] = {}
-    # A restart may be quicker than a tick: how an attempt ended is still to be reported when the next one is there.
+    # A restart may be quicker than a tick: the end of an attempt must still be reported once the next one exists.
     ended = [] if state.attempt is None else [one for one in known if state.attempt <= one < attempt]
-    # One call later: of what was written while this call's records were being read, some are missing, and without its
+    # One call later: records written while this call was reading are partly missing, and without its
     # last calls a rank that aborted in a mismatch has just died.
     is_new, state.newest = attempt != state.newest, attempt
     if ended and not is_new:
@@ -145,7 +144,7 @@ def record_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
 
 
 def plugin_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-    """New and changed findings of plug-ins. A call may take as long as `store.plugins` allows each of them."""
+    """New and changed findings of plug-ins. A call may take the time limit of `store.plugins` for each of them."""
     ticks, state.plugin_ticks = state.plugin_ticks, state.plugin_ticks + num_ticks
     if not (known := attempts(source)):
         return []
@@ -159,7 +158,7 @@ def plugin_findings(source: Source, state: LiveState, now_ns: int, *, num_ticks:
 def _due(
     analyses: Iterable[Analysis], source: Source, scope: Scope, policy: LivePolicy, before: int, ticks: int
 ) -> dict[tuple[str, ...], _Judge]:
-    """The analyses that are due after `ticks` calls, of which `before` were made until the last time."""
+    """The analyses that are due at tick `ticks`; `before` is the tick of the last call."""
     assert scope.attempt is not None
     period = _period(source, scope.attempt, policy)
     is_due = ticks // period > before // period
@@ -177,7 +176,7 @@ def _both(first: _Judge, second: _Judge) -> _Judge:
 
 
 def _judged(state: LiveState, due: Mapping[tuple[str, ...], _Judge], *, attempt: int) -> tuple[list[Finding], set[str]]:
-    """Run what is due; returns what is worth reporting, and the kinds whose analysis did not fail."""
+    """Run the due analyses; returns findings worth reporting, and the kinds whose analysis did not fail."""
     found: list[Finding] = []
     judged: set[str] = set()
     for kinds, judge in due.items():
@@ -250,7 +249,7 @@ def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> 
 
 
 def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState) -> list[Finding]:
-    """Findings on the end of a former attempt, as in the post-mortem."""
+    """Findings on the end of an earlier attempt, as in the post-mortem."""
     log, policy = EventLog.load(source, SNAPSHOT_EVENTS), state.stall
     view = _with_elsewhere(take_snapshot(source, attempt, log), state)
     again = restart_sentence(source, attempt, known)
@@ -261,7 +260,7 @@ def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState)
 
 def _with_elsewhere(view: AttemptView, state: LiveState) -> AttemptView:
     if not state.sees_part:
-        return view  # all ranks record here: one without a record has never started
+        return view  # all ranks record here, so one without records has never started
     return replace(view, elsewhere=frozenset(range(view.world_size)) - view.ranks.keys())
 
 
@@ -283,7 +282,7 @@ def _news(state: LiveState, found: list[Finding], judged: set[str], attempt: int
             news.append(finding)
     if state.is_stopping:
         return news
-    # Only what may last is ever reported as over: a death, a NaN or a spike has happened.
+    # Only lasting kinds can be over; a death, a NaN or a spike cannot.
     for key, before in list(state.reported.items()):
         if not may_last(before.kind) or before.status == "ok" or key in current:
             continue
@@ -298,7 +297,7 @@ def changed(before: Finding, now: Finding) -> bool:
     """Return True if a finding that was reported is to be reported again."""
     if (before.status, before.cause, before.ranks) != (now.status, now.cause, now.ranks):
         return True
-    if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):  # less severe again: it may well flutter
+    if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):  # if less severe, it may alternate
         return True
     if now.evidence.get("line") and not before.evidence.get("line"):  # its stacks have been sampled since
         return True

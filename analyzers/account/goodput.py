@@ -13,20 +13,20 @@
 | communication | blocked in collectives while the last member's data travels: exposed communication |
 | straggler | blocked in collectives until the last member came |
 | bubble | without work between a pipeline's first forward and last backward |
-| checkpoint, evaluation | training stood still for them |
-| recomputed | steps that were refused, or whose result was lost with a rollback or restart and that ran again |
+| checkpoint, evaluation | training was stopped for them |
+| recomputed | steps that were refused, or whose result a rollback or restart discarded |
 | restart | from the end of an attempt (or its last progress, if it was killed) to the first step of the next |
 | stopped | between the end of one launch of the run and the next (`--resume`) |
 | hang | silence beyond the run's limit, until the attempt was ended |
 | startup, shutdown | before the first step, after the last one |
-| device | a GPU's own time, idle or not, where its phases were not stamped: no communication was in flight |
-| in_flight | communication in flight on a GPU, hidden behind computing or a late host, or not: nothing tells |
+| device | a GPU without stamps while no communication was in flight: computing or idle |
+| in_flight | communication in flight on a GPU without stamps: exposed, or hidden behind computing or a late host |
 | unmeasured | in steps, where no phase or gap was recorded |
 | other | between steps |
 
 The account of a rank is a partition of its time line: each boundary (start of the run, first step, last step, ...)
 ends one piece and begins the next, so the pieces add up to the wall time whatever was recorded. Steps
-are divided by their own account (`step_account`). Clocks of other hosts are shifted so that first steps begin together.
+are divided by `step_account`. Clocks of other hosts are shifted so that first steps begin together.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ CATEGORIES = {
     "unmeasured": "not measured",
     "other": "other",
 }
-"""Names as people say them, in the order in which they are shown."""
+"""Display names, in the order in which they are shown."""
 CONTRADICTED = "The profiler's trace contradicts the exposed communication: not judged ({why})."
-"""Shown with each figure of exposed communication that `Account.contradicted` concerns."""
+"""Shown with each figure of exposed communication to which `Account.contradicted` applies."""
 NEED_PHASES = ("training", "gaps", "communication", "straggler", "bubble")
-"""Categories that are told apart by phases and waits of steps."""
+"""Categories that need the phases and waits of steps."""
 _NEEDED = ("step", "start_ns")
 
 
@@ -94,13 +94,13 @@ class Account:
     num_kept: int
     num_discarded: int
     basis: str
-    """What the split of waits rests on: collectives, steps (coarser), or nothing."""
+    """Records from which waits were split: collectives, steps (coarser), or nothing."""
     contradicted: str = ""
-    """Why exposed communication is not judged, although it has a number: the profiler's traces show another."""
+    """Why exposed communication is not judged: the profiler's traces show a different number. Empty if they agree."""
 
     @property
     def names(self) -> dict[str, str]:
-        """The categories as people say them, `CATEGORIES`; waits that were not split are what they are."""
+        """Display names of the categories; if waits were not split, their category is named accordingly."""
         if self.contradicted:
             return CATEGORIES | {"communication": "exposed communication (not judged)"}
         return CATEGORIES if self.basis else CATEGORIES | {"communication": "communication or waiting for others"}
@@ -115,14 +115,14 @@ class Account:
 
     @property
     def known_seconds(self) -> dict[str, float]:
-        """Seconds by category, without those that take phases and waits where none was recorded."""
+        """Seconds by category, without those that need phases or waits that were not recorded."""
         left_out: tuple[str, ...] = NEED_PHASES if self.goodput_ratio is None else ()
-        if self.seconds["device"]:  # calls tell waits, and no phases
+        if self.seconds["device"]:  # calls show waits but no phases
             left_out = tuple(name for name in left_out if name != "straggler")
         return {name: value for name, value in self.seconds.items() if name not in left_out}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; categories with nothing in them are there too, and None is one that was not measured."""
+        """Plain values of all categories: 0 if nothing fell into one, None if it was not measured."""
         known = self.known_seconds
         return {
             "wall_s": round(self.wall_s, 3),
@@ -140,7 +140,7 @@ class Account:
 
 
 def analyze(source: Source) -> list[Finding]:
-    """Nothing, or why there is no account."""
+    """Return no finding, or the reason why there is no account."""
     lost = lacking(source, steps=_NEEDED, events=())
     if not lost:
         return []
@@ -185,26 +185,26 @@ def measure(
 
 
 class _TimeLine:
-    """A rank's time from the begin to the end of the run, cut into pieces from left to right."""
+    """A rank's time line from the begin to the end of the run, cut into pieces from left to right."""
 
     def __init__(self, begin_ns: int, end_ns: int, shift_ns: int) -> None:
         self.spent: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
         self._at, self._end, self._shift = begin_ns, end_ns, shift_ns
 
     def until(self, time_ns: int, category: str) -> None:
-        """Give the time up to here, by the rank's clock, to the category."""
+        """Assign the time up to here, by the rank's clock, to the category."""
         self._pieces(time_ns + self._shift, {category: 1.0})
 
     def moment(self, time_ns: int, category: str) -> None:
-        """Give the time up to here, by the launcher's clock (the first node's), to the category."""
+        """Assign the time up to here, by the launcher's clock (the first node's), to the category."""
         self._pieces(time_ns, {category: 1.0})
 
     def divided(self, time_ns: int, parts: Mapping[str, float]) -> None:
-        """Divide the time up to here in the proportion of the parts."""
+        """Divide the time up to here in proportion to the parts."""
         self._pieces(time_ns + self._shift, parts)
 
     def rest(self, category: str) -> None:
-        """Give the remaining time to the category."""
+        """Assign the remaining time to the category."""
         self._pieces(self._end, {category: 1.0})
 
     def _pieces(self, time_ns: int, parts: Mapping[str, float]) -> None:
@@ -254,13 +254,13 @@ def _walk(
             line.until(of.open_ns, "other")
             line.until(end.progress_ns, "training" if end.alive and not end.hung else "recomputed")
             line.until(end.end_ns, "hang" if end.hung else ("training" if end.alive else gone))
-        elif end.hung:  # it stands between two steps
+        elif end.hung:  # it lies between two steps
             line.until(end.end_ns, "hang")
     line.rest("shutdown")
 
 
 def _inside(of: RankTimes, split: WaitSplit, place: tuple[int, int], between: Mapping[str, int]) -> dict[str, float]:
-    """From the first step to the end of the last finished one."""
+    """Assign the time from the first step to the end of the last finished one."""
     steps = divide(of.kept, split, *place)
     own = steps.own_ns
     is_split = steps.transfer_ns is not None or DEVICE in own

@@ -4,8 +4,8 @@
     timings.own["forward"]         # float32[ranks, observations], milliseconds without waits for other ranks
     timings.peers                  # index arrays of ranks that do the same work
 
-An observation is one run of a step: a step that runs again after a rollback is another observation. Observations are
-in the order in which they ran, by each rank's own order of records, so clocks that disagree or jump change nothing.
+An observation is one execution of a step: a step that runs again after a rollback is a new observation. Observations
+are in the order of execution, by each rank's own order of records, so clocks that disagree or jump have no effect.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = [
 
 Matrix = npt.NDArray[np.float32]
 WHOLE_STEP = "whole_step"
-"""Place of a rank's whole step without its known waits, where no phase was recorded: a rank whose steps are longer than
-its peers' is slow, but ranks in lockstep are as long and prove nothing."""
+"""Place name for a whole step without its known waits, used if no phase was recorded. A rank with longer steps than its
+peers is slow; equal steps prove nothing, since ranks in lockstep have equal steps."""
 
 _EPOCH = 1 << 40
 CP, TP = 2, 3
-"""Where the coordinates of context and tensor parallel stand in what `load_places` gives."""
+"""Positions of the context- and tensor-parallel coordinates in the tuples of `load_places`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """One attempt. `steps[i]` is the step number of observation i; values are milliseconds."""
+    """Timings of one attempt. `steps[i]`: step number of observation i; matrices: [ranks, observations], in ms."""
 
     attempt: int
     ranks: Ints
@@ -57,10 +57,10 @@ class Timings:
     wait: Matrix
     duration: Matrix
     peers: tuple[Ints, ...]
-    """Ranks (by row) that compute the same: of one stage of the pipeline."""
+    """Rows of ranks that compute the same: one array per pipeline stage."""
     loaders: tuple[Ints, ...] | None = None
-    """Ranks (by row) that load the same kind of thing: of one stage, and of one place in its tensor- and
-    context-parallel groups, where often only the first loads. None: the peers."""
+    """Rows of ranks that load the same kind of data: of one stage, and of one place in its tensor- and context-parallel
+    groups, in which often only the first rank loads. None: same as `peers`."""
 
     @property
     def data_peers(self) -> tuple[Ints, ...]:
@@ -75,7 +75,7 @@ class Timings:
 
     @property
     def compute(self) -> Matrix:
-        """Own time of all phases and gaps but data."""
+        """Own time of all phases and gaps except data."""
         first, *others = self.places("compute")
         total = self.own[first].copy()
         for place in others:
@@ -83,8 +83,8 @@ class Timings:
         return total
 
     def until_all_have(self, max_lag_s: float) -> Timings:
-        """Without the newest observations of which the rows of a rank are not here yet, as those of another node that
-        arrive later. A rank whose rows end more than `max_lag_s` of steps before the newest is not waited for."""
+        """Drop the newest observations that lack rows of a rank, for example of another node, whose rows arrive later.
+        A rank whose rows end more than `max_lag_s` before the newest is not waited for."""
         has_row = ~np.isnan(self.duration)
         if has_row[:, -1].all():
             return self
@@ -108,7 +108,7 @@ class Timings:
 
 
 def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_first: int = 0) -> Timings | None:
-    """Read finished steps, without the first `skip_first` observations; None if there are none."""
+    """Read finished steps, except the first `skip_first` observations; None if there are none."""
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
@@ -141,7 +141,7 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
     keep = slice(skip_first, None)
     peers, loaders = _peers(source, attempt, ranks)
     values = {name: place.matrix(table[name])[:, keep] for name in (*places, "wait", "duration")}
-    if on_device:  # phases between whose calls nothing lies are not known, rather than without work
+    if on_device:  # phases without a gap between their calls are unknown, not free of work
         places = tuple(name for name in places if name in ("data", DEVICE) or np.nansum(values[name]) > 0)
     return Timings(
         attempt=attempt,
@@ -186,7 +186,7 @@ def _is_on_device(source: Source, attempt: int) -> bool:
 
 
 class _Placement:
-    """Matrix rank x observation of the rows' values; NaN where a rank has no row."""
+    """Places rows into a matrix [ranks, observations]; NaN if a rank has no row."""
 
     def __init__(self, ranks: Ints, first: Ints, counts: Ints, step: Ints) -> None:
         self._shape_is_full = bool((counts == counts[0]).all()) and bool(
@@ -201,7 +201,7 @@ class _Placement:
         back[1:] = step[1:] <= step[:-1]
         back[first] = 0
         rounds = np.cumsum(back)
-        rounds -= np.repeat(rounds[first], counts)  # how often the rank has gone back before this row
+        rounds -= np.repeat(rounds[first], counts)  # how often the rank had gone back before this row
         keys, column = np.unique(rounds * _EPOCH + step, return_inverse=True)
         self.steps = keys % _EPOCH
         self._shape = (len(ranks), len(keys))
@@ -217,8 +217,8 @@ class _Placement:
 
 
 def _peers(source: Source, attempt: int, ranks: Ints) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
-    """Ranks with the same work, the same stage of the pipeline; and of those the ones with the same place in the groups
-    that share a sample. Without mesh coordinates all are taken for peers."""
+    """Rows of ranks in the same pipeline stage, and of those also at the same place in the groups that share a sample.
+    Without mesh coordinates all ranks count as peers."""
     stage, coordinates = load_places(source, attempt)
     stages = np.array([stage.get(int(rank), 0) for rank in ranks])
     places = [

@@ -1,16 +1,16 @@
-"""Hangs: no rank makes progress. Names the rank that the others wait for, and where they wait.
+"""Hangs: no rank makes progress. Names the rank that the others wait for, and the call in which they wait.
 
-Live and post-mortem are one function: with `now_ns` the silence up to now counts, without it the silence up to the
-first death (a kill by `watch`, a timeout of the others, the end of the launcher).
+Live and post-mortem analysis are one function: with `now_ns` the silence until now counts, without it the silence until
+the first death (a kill by `watch`, a timeout of the others, the end of the launcher).
 
 1. `run.stall_limits` decides whether the silence is longer than this run's limit in this phase.
 2. `culprits` separates culprits from waiting ranks, by sequence numbers and calls in flight.
-3. A mismatch of operation, type or size counts even without silence when a rank aborted in it, as gloo does. It also
-   counts where the records end without a reason; so does a stopped process.
-4. `device_evidence` joins what the culprits' devices and hosts recorded, and names the link that a call stands on.
+3. A mismatch of operation, type or size counts even without silence if a rank aborted in it, as gloo does, or if the
+   records end without a reason. The latter also holds for a stopped process.
+4. `device_evidence` adds what the culprits' devices and hosts recorded, and names the link on which a call is stuck.
 5. `stacks` groups the stacks of all ranks, those that differ from their peers first.
-6. Dead ranks are `deaths`; a hang is processes that live and stand still. While the run lives a death is left to the
-   launchers. Not so where a node was lost: ranks that still wait for it hang, whichever others have died of it.
+6. Dead ranks belong to `deaths`; a hang is live processes without progress. While the run lives, launchers handle a
+   death. The exception is a lost node: ranks that still wait for it hang, even if others have died because of it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def hang_of_attempt(
     again: str = "",
     stacks: StacksAtHang | None = None,
 ) -> Finding | None:
-    """The hang of one attempt, if there is one. `again`: sentence on the restart that followed."""
+    """Find the hang of one attempt, or None. `again`: sentence about the restart that followed."""
     if not view.ranks or ended_cleanly(view, log, policy, is_last=is_last):
         return None
     deaths = find_deaths(view, log)
@@ -100,7 +100,7 @@ def hang_of_attempt(
     own = [death for death in deaths if not death.collateral and not death.is_from_outside]
     sudden = [death for death in before_stop(own, view, log) if death.cause in ("signal", "exception", "exit")]
     if view.stood_still_ns is not None and len(sudden) == len(view.ranks) and all(d.signal for d in sudden):
-        sudden = []  # all were killed in the standstill
+        sudden = []  # all were killed during the hang
     found = find_culprits(view)
     aborted = any(death.signal == "SIGABRT" for death in deaths) and found.is_mismatch
     still_wait = _wait_for_lost_node(view, log, deaths) if now_ns is not None and not by_watch else frozenset()
@@ -115,11 +115,11 @@ def hang_of_attempt(
     if now_ns is not None and left_ns is not None:
         now_ns = min(now_ns, left_ns)
     seen_ns = watched_ns(view, log)
-    # A launcher that was just killed has left no end yet, but `watch` had reported the standstill.
+    # A launcher that was just killed has not recorded an end, but `watch` has reported the hang.
     ended_ns = None if still_wait else death_ns(view, log)
     until_ns = ended_ns or now_ns or seen_ns or view.stood_still_ns
     if until_ns is None and not (found.is_proof or found.cause == "finished"):
-        return None  # the length of the silence is unknown: a run that was killed looks the same
+        return None  # the length of the silence is unknown, and a killed run looks the same
     reference_ns = until_ns or view.last_ns
     is_stalled = view.stood_still_ns is not None or stalled_s(view, reference_ns, policy) is not None
     if not is_stalled and not aborted and not by_watch and until_ns is not None and until_ns != seen_ns:
@@ -133,7 +133,7 @@ def hang_of_attempt(
 
 
 def _wait_for_lost_node(view: AttemptView, log: EventLog, deaths: Sequence[Death]) -> frozenset[int]:
-    """Ranks that are still in calls although a node was lost, of which others have died."""
+    """Ranks that are still in calls after a node was lost and other ranks died because of it."""
     lost = lost_node(view, log, deaths) if deaths else None
     if lost is None:
         return frozenset()
@@ -148,7 +148,7 @@ def hang_finding(
     again: str = "",
     stacks: Mapping[int, list[str]] = MappingProxyType({}),
 ) -> Finding:
-    """The finding of a cause, from records of any source."""
+    """Build the finding for a cause, from records of any source."""
     first = view.ranks.get(found.culprits[0]) if found.culprits else None
     step = (found.call.step if found.call and found.call.step is not None else None) or (first.step if first else None)
     evidence: dict[str, Any] = {
@@ -202,8 +202,8 @@ def hang_finding(
 def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `node_silent`, one a silence: the machine, its watch, or the link between them failed.
 
-    The leader's `watch` records when the digests of a node stop and come again; what the node did meanwhile is in its
-    store. `watch`, which judges one attempt live, gets those that last.
+    The leader's `watch` records when the digests of a node stop and return; the node's own store has what it did
+    meanwhile. With an attempt in the scope, as live, only silences that last are returned.
     """
     log = EventLog.load(source, (event_kinds.NODE_SILENT, event_kinds.NODE_HEARD))
     ongoing_only = scope.is_live and scope.attempt is not None

@@ -5,24 +5,25 @@
 
 1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
 2. A stopped process is the culprit wherever it is.
-3. The same (group, number) with another operation, dtype or size on different ranks is a mismatch; the smaller side is
-   named (both, if they are equally many). If by the group's order in former steps the other side's call was due and
-   this side's comes right after it, then this side has skipped one.
-   A call on a device that all other members have left is that device's fault, too. An operation that no rank leaves
-   before all have entered, and that a member has left, is the fault of all devices that are still in it.
+3. If ranks make different calls (operation, dtype or size) under the same (group, number), that is a mismatch; the
+   smaller side is named (both, if they are equally many). If by the order of calls in earlier steps the other side's
+   call was due and this side's comes right after it, this side has skipped one.
+   If all other members have completed a call on devices, the remaining device is the culprit. If a member has completed
+   an operation that none can complete before all have entered, all devices still in it are culprits.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
    has not sent, and the reverse (`wait_graph`).
-   A rank of another node of which nothing is recorded here may be anywhere: it is named only as what is waited for.
-5. A rank that is awaited and in no call is a culprit: it never came. Its open span tells what it does instead, or
-   `watch` saw that its interpreter is locked. In a later step than the one it is awaited in, it has skipped the call.
+   The position of a rank on another node without records here is unknown: it is only named as awaited.
+5. A rank that is awaited and in no call is a culprit: it did not reach the call. Its open span shows what it does
+   instead, or `watch` saw that its GIL is held. If it is in a later step than the one it is awaited in, it has skipped
+   the call.
    If its host has enqueued calls and its device has not started them, the device is stuck.
-   If all awaited ranks are in calls that all members entered, those calls do not end: because a send and its receive
-   do not fit (`unequal_message`), because a rank called something else under that number, or a later one, and may have
-   left it since (`mismatched_with_ended`), or because the network or the backend is stuck.
-6. Where no device is in a call and some have not started what their hosts enqueued, these devices are stuck.
-7. Without such a rank the edges hold a cycle, or all ranks entered and none left. In a cycle, a rank that is awaited in
-   a step that it has left behind, or in a gradient's call while it is in the optimizer's, has skipped a call; where a
-   message is awaited, that one is missing; else groups are entered in opposite order.
+   If all awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive
+   differ in size (`unequal_message`), or a rank made another call under that number or a later one and may have left it
+   since (`mismatched_with_ended`), or the network or the backend is stuck.
+6. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck.
+7. Otherwise the edges form a cycle, or all ranks entered and none left. In a cycle, a rank has skipped a call if it is
+   past the step in which it is awaited, or is in the optimizer while awaited in a gradient's call. Else an awaited
+   message is missing, or groups are entered in opposite order.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _PHASE_CAUSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangCause:
-    """Culprits and the ranks that wait for them. `call` is the call that the most ranks wait in."""
+    """Culprits and the ranks that wait for them. `call` is the call in which most ranks wait."""
 
     cause: str
     culprits: tuple[int, ...]
@@ -59,9 +60,9 @@ class HangCause:
     call: Call | None = None
     cycle: tuple[int, ...] = ()
     differs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """With a mismatch: what was called -> ranks."""
+    """For a mismatch: {text of the call: ranks}."""
     unseen: tuple[int, ...] = ()
-    """Awaited ranks of which nothing is recorded here, where no other is to blame."""
+    """Awaited ranks without records here, if no other rank is the culprit."""
 
     @property
     def is_mismatch(self) -> bool:
@@ -70,13 +71,13 @@ class HangCause:
 
     @property
     def is_proof(self) -> bool:
-        """True if it is wrong by itself, however short the silence was."""
-        is_message = self.call is not None and self.call.is_p2p  # some backends allow a receive that is too large
+        """True if it is an error by itself, however short the silence."""
+        is_message = self.call is not None and self.call.is_p2p  # some backends accept a receive that is too large
         return (self.is_mismatch and not is_message) or self.cause == "stopped"
 
 
 def find_culprits(view: AttemptView) -> HangCause:
-    """Name the ranks that a standstill waits for. Pure; does not decide whether there is one."""
+    """Find the ranks that the others wait for. Pure; does not decide whether the run hangs."""
     alive = {rank: state for rank, state in view.ranks.items() if not state.closed}
     heads = {rank: oldest_calls(state.calls) for rank, state in alive.items()}
     waiting = tuple(sorted(rank for rank in heads if heads[rank]))
@@ -86,7 +87,7 @@ def find_culprits(view: AttemptView) -> HangCause:
     if stopped:
         of_others = commonest_call([c for rank, calls in heads.items() if rank not in stopped for c in calls])
         return _cause("stopped", stopped, waiting, of_others or commonest_call(all_calls))
-    # A call that is open although a later one is done may be one that no rank waits for: unless its sides differ.
+    # Possibly no rank waits for a call that is open although a later one is done, unless its sides differ.
     unwaited = {rank: list(state.unwaited) for rank, state in alive.items()}
     if mismatch := mismatched_collective(heads, view.differing) or mismatched_collective(unwaited, view.differing):
         together = [c for c in all_calls if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
@@ -107,11 +108,11 @@ def find_culprits(view: AttemptView) -> HangCause:
     for rank in roots:
         if _loads_instead(alive.get(rank), heads.get(rank, [])):
             heads[rank] = []
-    if roots and all(heads.get(rank) for rank in roots):  # they came to a call that all known members entered
+    if roots and all(heads.get(rank) for rank in roots):  # they reached a call that all known members entered
         if unfit := unequal_message(view) or mismatched_with_ended(view):
             return cause_of_mismatch(unfit, waiting)
         stuck_calls = [c for rank in roots for c in heads[rank]]
-        ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two, in any order
+        ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two ends, in any order
         return _cause("all_entered", tuple(sorted({*roots, *ends})), waiting, commonest_call(stuck_calls))
     roots = tuple(rank for rank in roots if not heads.get(rank))
     if roots:
@@ -157,7 +158,7 @@ def _cause(
 
 
 def cause_of_mismatch(found: Mismatch, waiting: tuple[int, ...] = ()) -> HangCause:
-    """The cause of a hang in calls that do not fit."""
+    """The cause of a hang in mismatched calls."""
     return _cause(found.cause, found.ranks, waiting, found.call, differs=found.differs)
 
 
@@ -213,14 +214,14 @@ def _has_answered(view: AttemptView, heads: Mapping[int, list[Call]], call: Call
 
 
 def _is_past(state: RankView | None, awaited: Call) -> bool:
-    """Return True if a rank is in a later step than the one in which others await it in a collective."""
+    """Return True if a rank is past the step in which others await it in a collective."""
     if state is None or state.step is None or awaited.step is None or awaited.is_p2p or awaited.on_device:
         return False
     return state.step > awaited.step
 
 
 def _is_queued(view: AttemptView, rank: int, awaited: Call | None) -> bool:
-    """Return True if a rank's host has enqueued what others await, and its device has not started it."""
+    """Return True if a rank's host has enqueued the awaited call, but its device has not started it."""
     if awaited is None:
         return False
     if awaited.is_p2p:
@@ -235,11 +236,11 @@ def _is_behind(state: RankView | None) -> bool:
 
 
 def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call | None) -> str:
-    """The cause, from the activity of the culprits that did not come."""
+    """The cause by the activity of culprits that did not reach the call."""
     if awaited is not None and all(_is_past(view.ranks.get(rank), awaited) for rank in roots):
         return "skipped"
     if all(rank in view.ranks and view.ranks[rank].closed for rank in roots):
-        return "finished"  # it closed itself: no rank should wait for it any more
+        return "finished"  # it closed normally: no rank should wait for it any more
     if all(_is_queued(view, rank, awaited) or _is_behind(view.ranks.get(rank)) for rank in roots):
         return "device_stuck"
     if roots and all(rank in view.ranks and view.ranks[rank].holds_gil for rank in roots):
@@ -254,7 +255,7 @@ def _cause_of_absence(view: AttemptView, roots: tuple[int, ...], awaited: Call |
 def _past(
     view: AttemptView, cycle: tuple[int, ...], heads: Mapping[int, list[Call]], graph: WaitGraph
 ) -> tuple[tuple[int, ...], Call] | None:
-    """Ranks of a cycle that are awaited in a step, or in its gradients, which they have left behind; and the call."""
+    """Ranks of a cycle that are already past the step, or its gradients, in which they are awaited; and the call."""
     missed: dict[int, Call] = {}
     for rank in cycle:
         for call in heads[rank]:
@@ -269,11 +270,11 @@ def _past(
 
 
 def _step_of(state: RankView, own: list[Call]) -> int | None:
-    """The step that a rank is in; of one whose calls are on a device, that of the device: its host runs ahead."""
+    """The step that a rank is in; for calls on a device the device's step, because its host runs ahead."""
     steps = [call.step for call in own if call.on_device and call.step is not None]
     return min(steps, default=state.step)
 
 
 def _is_updating(own: list[Call], awaited: Call) -> bool:
-    """Return True if a rank is in the optimizer's calls and awaited in one that precedes them in every step."""
+    """Return True if a rank is in the optimizer's calls but awaited in one that precedes them in every step."""
     return awaited.phase in ("forward", "backward") and bool(own) and all(call.phase == "optimizer" for call in own)

@@ -3,8 +3,8 @@
     dumps = FILES.read(survey(folder))
     hangs_of_dumps(dumps)[0].summary  # "Rank 1 did not reach all_reduce #6 (group world:0-1): stuck in user..."
 
-A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog gave a call up,
-or if ranks made different calls at the same place. Dumps of a healthy run give no finding.
+A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog timed out, or
+if ranks made different calls at the same place. Dumps of a healthy run give no finding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_LISTED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dumps:
-    """Dumps of a job, one a rank, and the job as they show it."""
+    """Dumps of a job, one per rank, and the state of the job that they show."""
 
     dumps: Sequence[RankDump]
     world: DumpedWorld | None
@@ -48,7 +48,7 @@ def _read(found: Survey) -> _Dumps:
 
 
 def hangs_of_dumps(read: _Dumps) -> list[Finding]:
-    """The hang that the dumps show, and what they leave open."""
+    """Findings on the hang that the dumps show, and on what they leave open."""
     world = read.world
     if world is None:
         return [_insufficient("no dump could be read")]
@@ -69,9 +69,9 @@ def hangs_of_dumps(read: _Dumps) -> list[Finding]:
 
 
 def _before_unseen(world: DumpedWorld) -> Finding | None:
-    """The verdict on the calls that ranks made before any that a rank without a dump is awaited in.
+    """Judge only the calls that each rank made before its first call that may wait for a rank without a dump.
 
-    What a device does first is what keeps it: where such a call stands, the missing dumps need not be known.
+    Calls run in order on a device, so if one of these hangs, the missing dumps are not needed.
     """
     graph, ranks = WaitGraph(world.view), {}
     for rank, view in world.view.ranks.items():
@@ -85,7 +85,7 @@ def _before_unseen(world: DumpedWorld) -> Finding | None:
 
 
 def _hang(world: DumpedWorld) -> Finding | None:
-    """The verdict of the hang analyzer."""
+    """Judge the dumps by the hang analyzer of recorded runs."""
     blame = find_culprits(world.view)
     if blame.cause == "busy":
         return None  # no rank waits in a call
@@ -120,7 +120,7 @@ def _hang(world: DumpedWorld) -> Finding | None:
 
 
 def _skewed(world: DumpedWorld, hang: Finding) -> bool:
-    """True if the culprits were dumped before the others made the call: they may have entered it later."""
+    """Return True if the culprits were dumped before the others made the call: they may have entered it afterwards."""
     if hang.cause not in ("not_entered", "p2p_unmatched", "order_inversion"):
         return False
     place = (hang.evidence.get("process_group"), hang.evidence.get("seq"))

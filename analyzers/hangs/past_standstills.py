@@ -1,16 +1,14 @@
-"""Standstills that ended: a step in which a rank stood still for longer than a hang, and then went on.
+"""Standstills that ended: steps in which a rank made no progress for longer than the hang limit, then went on.
 
-1. A rank's own time in a step: without waiting in collectives, without waiting for a core that others had, and without
-   checkpoints and evaluation, which have separate limits. It stood still where that is more than
-   `StallPolicy.floor_s`, `step_factor` median steps and twice its longest steps shortly before. An
-   attempt's first step compiles and warms up.
-2. Other ranks waited for it in collectives meanwhile, in the same step or, where it stood between two, in the next one.
-   Where no rank waited, it is reported only if `watch` had seen a hang.
-3. Its place is the phase or gap in which it spent most; or the compiler, if that was at work for most of it: then the
-   guard that failed is told. What `watch` had reported of the hang while it lasted (cause,
-   stacks) is added.
+1. A rank's own time in a step excludes waiting in collectives, waiting for a core, checkpoints and evaluation (these
+   have separate limits). It is a standstill if it exceeds `StallPolicy.floor_s`, `step_factor` median steps and twice
+   the rank's longest step shortly before. An attempt's first step, which compiles and warms up, does not count.
+2. Other ranks must have waited for it in collectives meanwhile, in the same step or, if it was between two, in the next
+   one. If no rank waited, it is reported only if `watch` had seen a hang.
+3. Its place is the phase or gap that took most of the time, or the compiler if it was running for most of it; then the
+   failed guard is named. The cause and stacks that `watch` reported at the time are added.
 
-On a GPU that is one of several the host knows no waits, so nothing is judged by them there.
+With several GPUs the host does not see waits for other ranks, so nothing is judged there.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _STEPS_BEFORE = 200
 
 
 class _Still(NamedTuple):
-    """A rank's step that was longer than a hang by itself."""
+    """A step of a rank whose own time exceeds the hang limit."""
 
     attempt: int
     step: int
@@ -59,7 +57,7 @@ class _Still(NamedTuple):
 def past_standstills(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:
     """Findings of kind `standstill`, the longest first."""
     if lacking(source, steps=("duration_ns", "collective_wait_ns")):
-        return []  # `hangs` says what is not recorded
+        return []  # `hangs` reports missing records
     policy = policy or stall_policy(scope.manifest)
     by_step: dict[tuple[int, int], list[_Still]] = {}
     for still in _still(source, scope, policy):
@@ -108,7 +106,7 @@ def _still(source: Source, scope: Scope, policy: StallPolicy) -> list[_Still]:
 
 
 def _placed(source: Source, still: _Still) -> _Still:
-    """Set the place to the compiler if it was at work for most of the time."""
+    """Set the place to the compiler if it was running for most of the time."""
     ((compile_ns,),) = source.rows(
         "SELECT coalesce(sum(end_ns - start_ns), 0) FROM spans "
         "WHERE kind = 'compile' AND attempt = ? AND step = ? AND rank = ?",
@@ -118,7 +116,7 @@ def _placed(source: Source, still: _Still) -> _Still:
 
 
 def _guard(source: Source, still: _Still) -> str:
-    """Why a rank compiled something again in that step; empty if it did not, or is not known."""
+    """Why a rank recompiled in that step; empty if it did not, or if it is unknown."""
     for event in EventLog.load(source, (event_kinds.RECOMPILE,)).of(event_kinds.RECOMPILE, attempt=still.attempt):
         if (event.rank, event.step) == (still.rank, still.step):
             return f"{event.text('function')} ({event.text('file')}:{event.integer('line')}): {event.text('guard')}"
@@ -126,7 +124,7 @@ def _guard(source: Source, still: _Still) -> str:
 
 
 def _waiting(source: Source, own: Sequence[_Still]) -> list[int]:
-    """Ranks that waited for those that stood still."""
+    """Ranks that waited for the given ranks."""
     first, still = own[0], {one.rank for one in own}
     rows = source.rows(
         "SELECT rank FROM steps WHERE attempt = ? AND step BETWEEN ? AND ? + 1 GROUP BY rank "

@@ -1,22 +1,22 @@
-"""Non-finite values: the rank, parameter and phase that made the first NaN or Inf, and the response to it.
+"""Non-finite values: the rank, parameter and phase that produced the first NaN or Inf, and the response to it.
 
 1. Bad steps are those whose loss, local loss, gradient norm or gradient count is not finite. Consecutive bad steps are
-   one episode: its first step is explained, what follows is fallout.
+   one episode: its first step is explained, the others are consequences.
 2. A reduction hands a NaN to every member, so each input is flagged before it is reduced. The earliest flagged
    collective of the step, by the time since each rank's own begin of the step (no clocks are compared), names the
-   ranks whose input was already bad. Later flags are fallout of that result.
-3. Without flags the ranks whose own loss is not finite are named; without those, none is (`suspect`). Members of one
-   tensor-parallel group have it together, so that is then all that is known.
+   ranks whose input was already bad. Later flags are consequences of that result.
+3. Without flags, ranks whose own loss is not finite are named; without such ranks, none is (`suspect`). Members of a
+   tensor-parallel group have the same loss, so the group is all that is known then.
 4. Phase: forward if a named rank's own loss was not finite; reduction if every gradient was finite before its reduction
    and the result is not (the first flags, if any, are the norm's); else backward.
 5. Parameter: backward runs from the loss to the input, so among the parameters that are not finite the last one in
    the model's order was first. Sharded gradients are checked on all ranks: the bad element lies in one shard.
-6. If the step was replayed (`analyzers.numerics.replay_result`), whether it came back and in which operation is
-   stronger evidence than all of that; it also names ranks where nothing else does. Each rank watches its own operations
-   there: what came back while no rank made it was made by a reduction.
+6. If the step was replayed (`analyzers.numerics.replay_result`), the result is stronger evidence than all of the above:
+   whether the fault was reproduced, and in which operation. It also names ranks if nothing else does. In a replay each
+   rank checks its own operations, so a value that no rank produced was produced by a reduction.
 
-While the run lives, only steps of the newest attempt that all its ranks have ended are judged: the response to a step
-comes before its end, and the records of one rank may be in the store before those of another.
+On a live run, only steps of the newest attempt that all ranks have finished are judged: by then the response to the
+step is recorded, and records of one rank may be in the store before those of another.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from probes.tape import event_kinds
 __all__ = ["WITHIN_GROUP", "non_finite_values"]
 
 MAX_EPISODES = 50
-"""Episodes that are explained one by one: a run with more has one cause that the first show."""
+"""Maximum episodes explained individually: more have one common cause, which the first ones show."""
 
 INPUT_GRADIENT = "input_gradient_norm"
 """Series of `probes.collectives.input_gradient`: a rank's gradient at the first layer, before any reduction."""
 WITHIN_GROUP = "tensor_parallel_group"
-"""What named the ranks: their losses, which a group that sums within the forward pass has together."""
+"""Basis on which ranks are named: their losses, which are equal in a group that sums within the forward pass."""
 
 _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.LOSS_SCALE)
 
@@ -53,8 +53,8 @@ _EVENTS = (*RESPONSE_EVENTS, *REPLAY_EVENTS, event_kinds.NONFINITE, event_kinds.
 def non_finite_values(source: Source, scope: Scope) -> list[Finding]:
     """Findings of kind `non_finite`, one an episode.
 
-    Of all attempts even while the run lives: a restart may be quicker than a tick, and the bad steps of the attempt
-    before it are still to be reported.
+    On a live run, too, all attempts are judged: a restart may be quicker than a tick, and the bad steps of the
+    attempt before it must still be reported.
     """
     if missing_tables(source, "steps"):
         why = "Non-finite values were not checked: no steps were recorded."
@@ -76,7 +76,7 @@ class _Episode:
 
 
 def _episodes(source: Source, scope: Scope, log: EventLog) -> list[_Episode]:
-    """Consecutive bad steps, in the order in which they ran; a step that ran twice is judged twice."""
+    """Group consecutive bad steps, in order of execution; a step that ran twice is judged twice."""
     episodes: list[_Episode] = []
     for attempt, step, turn in _bad_steps(source, scope, log):
         last = episodes[-1] if episodes else None
@@ -89,7 +89,7 @@ def _episodes(source: Source, scope: Scope, log: EventLog) -> list[_Episode]:
 
 
 def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, int, int]]:
-    """(attempt, step, turn) of each run of a step with anything that is not finite."""
+    """(attempt, step, turn) of each execution of a step with a non-finite value."""
     bad = source.rows(
         "SELECT DISTINCT attempt, step FROM steps WHERE step >= ? AND (NOT isfinite(loss) OR NOT isfinite(local_loss) "
         "OR NOT isfinite(grad_norm) OR nonfinite_count > 0)",
@@ -111,7 +111,7 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
     )
     ((newest,),) = source.rows("SELECT max(attempt) FROM steps")
     least_ends = {newest: _num_ranks(source, newest)} if scope.is_live else {}
-    # fp16: a step that overflowed at its loss scale was dropped, the scale halved, and that was all.
+    # fp16: a step that overflowed at its loss scale was dropped and the scale halved, which is normal.
     absorbed = {(event.attempt, event.step) for event in log.of(event_kinds.LOSS_SCALE)}
     absorbed |= dropped_for_overflow(source) if rows else set()
     absorbed -= {(event.attempt, event.step) for event in log.of(event_kinds.NONFINITE)}
@@ -121,7 +121,7 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
         if is_bad and num_ends >= least_ends.get(attempt, 0) and (attempt, step) not in absorbed
     ]
     known = {(attempt, step) for attempt, step, _ in found}
-    for event in log.of(event_kinds.NONFINITE):  # a step that never ended has its verdict only here
+    for event in log.of(event_kinds.NONFINITE):  # a step that never ended is only known from its verdict
         if scope.is_live and event.attempt == newest:
             continue
         if event.step is not None and event.step >= scope.since_step and (event.attempt, event.step) not in known:
@@ -131,14 +131,14 @@ def _bad_steps(source: Source, scope: Scope, log: EventLog) -> list[tuple[int, i
 
 
 def _num_ranks(source: Source, attempt: int | None) -> int:
-    """A rank is known before its first step is."""
+    """Number of ranks: `ranks` counts, too, since a rank is known before its first step."""
     tables = [table for table in ("steps", "ranks") if source.has(table)]
     counts = [source.rows(f"SELECT count(DISTINCT rank) FROM {table} WHERE attempt = ?", [attempt]) for table in tables]
     return max(int(count) for ((count,),) in counts)
 
 
 def _refused(log: EventLog, attempt: int, step: int) -> bool:
-    """True if the step was undone, so that what comes next is no fallout of it."""
+    """Return True if the step was undone, so that later steps are not its consequences."""
     return bool(log.of(event_kinds.NONFINITE, attempt=attempt, step=step)) or any(
         event.integer("from_step") == step for event in log.of(event_kinds.ROLLBACK, attempt=attempt)
     )
@@ -169,7 +169,7 @@ def _evidence(source: Source, log: EventLog, attempt: int, step: int, turn: int)
 
 
 def _own_gradients(source: Source, attempt: int, step: int) -> list[tuple[int, bool]]:
-    """The ranks whose first layer got a gradient that was not finite; a finite one says nothing of other weights."""
+    """Ranks whose first layer got a non-finite gradient; a finite one shows nothing about other weights."""
     if not source.has("scalars"):
         return []
     rows = source.rows(
@@ -194,7 +194,7 @@ def _flags(source: Source, attempt: int, step: int, begins: dict[int, tuple[int,
     for rank, group, seq, op, issue_ns, nonfinite, phase in rows:
         begin_ns, duration_ns = begins.get(rank, (issue_ns, None))
         since_ns = issue_ns - begin_ns
-        if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else: another run of the same step
+        if since_ns >= 0 and (duration_ns is None or since_ns <= duration_ns):  # else: another execution
             flags.append(Flag(rank=rank, group=group or "", seq=seq if seq is not None else -1, op=op or "",
                               since_begin_ns=since_ns, nonfinite=bool(nonfinite), phase=phase or ""))  # fmt: skip
     return flags
@@ -209,7 +209,7 @@ def _is_data_parallel(source: Source, attempt: int) -> bool:
 
 
 def _gradients(source: Source, attempt: int, step: int) -> list[tuple[int, str, int]]:
-    """In the order of the tape, which is the model's."""
+    """Gradients in tape order, which is the model's order."""
     if not source.has("gradients"):
         return []
     sql = "SELECT rank, parameter, coalesce(nonfinite_count, 0) FROM gradients WHERE attempt = ? AND step = ?"
@@ -229,7 +229,7 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
     step = episode.step
     on_all = len(evidence.rows) > 1 and len(where.ranks) == len(evidence.rows)
     if on_all or not where.ranks:
-        # The loss is bad on all ranks at once: the weights were ruined before, by a step that was not refused.
+        # The loss is bad on all ranks at once: an earlier step, which was not refused, had corrupted the weights.
         before = _evidence(source, log, episode.attempt, step - 1, 0)
         if any(flag.nonfinite for flag in before.flags) or any(bad for _, bad in before.own_gradients):
             evidence, where, step = before, locate(before), step - 1
@@ -268,19 +268,19 @@ def _explain(source: Source, log: EventLog, episode: _Episode) -> Finding:
 
 
 def _is_narrower(origin: Origin, where: Location) -> bool:
-    """Return True if the replay names ranks where nothing else does, or some of those whose loss was not finite: ranks
-    of a tensor-parallel group have it together."""
+    """Return True if only the replay names ranks, or if it names some of those whose loss was not finite: ranks of a
+    tensor-parallel group share the loss."""
     return not where.ranks or (where.how == "local_loss" and set(origin.ranks) < set(where.ranks))
 
 
 def _is_by_reduction(replayed: ReplayResult, where: Location, evidence: StepEvidence) -> bool:
-    """Return True if it came back although every rank of several watched its operations and none of them made it."""
+    """Return True if the fault was reproduced, but none of several ranks, all checking their operations, made it."""
     is_whole = replayed.came_back and 1 < replayed.num_ranks == len(evidence.rows)
     return is_whole and replayed.origin is None and where.how == "nothing" and evidence.data_parallel
 
 
 def _share_sums(source: Source, attempt: int, ranks: Sequence[int]) -> bool:
-    """Return True if these are several ranks of one tensor-parallel group, whose sums hand a NaN to all its members."""
+    """Return True for several ranks of one tensor-parallel group, whose sums spread a NaN to all members."""
     stage, coordinates = load_places(source, attempt)
     if len(ranks) < 2 or not all(rank in coordinates for rank in ranks):
         return False

@@ -1,4 +1,4 @@
-"""Printed losses and gradient norms that are not finite, and steps that were left out for it."""
+"""Printed losses and gradient norms that are not finite, and steps that were skipped because of it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from analyzers.finding import Finding
 __all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite"]
 
 WARM_UP_LINES = 20
-"""Lines in which fp16 searches its loss scale: a gradient norm that overflows there is how it does so."""
+"""First lines, in which fp16 searches its loss scale and gradient norms overflow normally."""
 MIN_SKIPPED = 10
 MIN_SKIPPED_RATIO = 0.05
-"""Left-out steps / all since the first of them. A dynamic loss scale leaves out one in a thousand."""
+"""Skipped steps / all steps since the first skipped one. A dynamic loss scale skips about one in a thousand."""
 _WARM_UP_STEPS = 100
 SCALE_FLOOR = 1.0
-"""Loss scale at which fp16 gradients are not enlarged at all: what overflows there is itself too large."""
+"""Loss scale at which fp16 gradients are not scaled up: if they still overflow, they are too large themselves."""
 MIN_HALVINGS_RATIO = 4.0
-"""Largest / last loss scale from which a scale was lowered; bf16 prints 1 in every line."""
+"""Minimum ratio of the largest to the last loss scale; bf16 prints 1 in every line."""
 DO = (
     "Inspect the data, the learning rate and the update before it. In fp16 try bf16; torch.autograd.set_detect_anomaly "
     "names the operation."
 )
-"""Next step where no rank is known."""
+"""Next step if no rank is known."""
 
 
 def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Report one finding: where the first value is that is not finite, and in which order loss and gradient went."""
+    """Report the first value that is not finite, and whether the loss or the gradient norm was first."""
     rows = sorted(steps, key=lambda row: (row["step"], row["rank"]))
     bad_loss = [row["step"] for row in rows if _is_bad(row.get("loss"))]
     bad_norm = [row["step"] for row in rows if _is_bad(row.get("grad_norm"))]
     if not bad_loss:
         last = max((place for place, row in enumerate(rows) if _is_bad(row.get("grad_norm"))), default=0)
         if last < WARM_UP_LINES and len(rows) - 1 - last >= len(bad_norm):
-            bad_norm = []  # finite after it: the search
+            bad_norm = []  # finite afterwards: the search for a loss scale
     first = min((*bad_loss, *bad_norm), default=None)
     if first is None:
         return []
@@ -86,7 +86,7 @@ def nonfinite(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """A printed fp16 loss scale that fell to its floor: gradients overflow whatever the scale."""
+    """Report a printed fp16 loss scale that fell to its floor: gradients overflow at any scale."""
     rows = sorted(
         (row for row in steps if (row.get("loss_scale") or 0) > 0), key=lambda row: row["step"]
     )  # -1: unknown
@@ -124,7 +124,7 @@ def _is_bad(value: object) -> bool:
 
 
 def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Steps that the trainer left out because their gradients overflowed, beyond the search for a loss scale."""
+    """Report steps that the trainer skipped because gradients overflowed, except in the search for a loss scale."""
     rows = sorted((row for row in steps if row.get("skipped") is not None), key=lambda row: row["step"])
     late = [row for row in rows if row["step"] > _WARM_UP_STEPS and row["skipped"]]
     num = sum(row["skipped"] for row in late)

@@ -4,10 +4,10 @@
     view = joined(own_view, [decode(data)], {1: offset_ns})        # the leader: all ranks, by its own clock
 
 A digest is an `AttemptView` of the node's own ranks: step, open spans, calls in flight, newest number by group and the
-state of each process. So what judges one node's records (`hang`, `rank_lost`) judges the whole job's.
+state of each process. The analyzers of one node's records (`hang`, `rank_lost`) can thus judge the whole job.
 
-It comes from another machine: its size is bounded, packed and unpacked, its version and the type of each value are
-checked. A digest that would be too large drops texts first, then calls behind the oldest.
+Digests come from other machines, so packed and unpacked size are bounded, and the version and the type of each value
+are checked. A digest that would be too large drops texts first, then all calls but the oldest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STATES = ("running", "stopped", "dead")
 
 
 class DigestError(ValueError):
-    """The bytes are no digest that this version reads; one line."""
+    """The bytes are not a digest of this version; the text is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Digest:
 
 
 def of_ranks(view: AttemptView, ranks: Iterable[int]) -> AttemptView:
-    """The part of a view that is about some ranks, without the order of calls that their first member showed."""
+    """The part of a view that concerns some ranks, without the order of calls."""
     kept = frozenset(ranks)
     return replace(
         view,
@@ -66,7 +66,7 @@ def of_ranks(view: AttemptView, ranks: Iterable[int]) -> AttemptView:
 
 
 def encode(digest: Digest) -> bytes:
-    """At most MAX_BYTES."""
+    """Return the digest as at most MAX_BYTES bytes."""
     for texts, calls in ((True, True), (False, True), (False, False)):
         plain = json.dumps(_plain(digest, texts=texts, calls=calls), separators=(",", ":")).encode()
         packed = zlib.compress(plain, 1)
@@ -77,7 +77,7 @@ def encode(digest: Digest) -> bytes:
 
 
 def decode(data: bytes) -> Digest:
-    """Raises DigestError."""
+    """Read a digest. Raises DigestError."""
     if len(data) > MAX_BYTES:
         raise DigestError(f"a digest of {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
@@ -93,9 +93,9 @@ def decode(data: bytes) -> Digest:
 
 
 def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int, int]) -> AttemptView:
-    """All known ranks in the attempt of `own`, by the clock of its reader.
+    """Join `own` with the digests of its attempt: all known ranks, by the reader's clock.
 
-    `offsets_ns`: how far each node's clock is ahead. Of two views of a rank the newer one counts.
+    `offsets_ns`: by how much each node's clock is ahead. Of two views of a rank the newer one is used.
     """
     ranks, members = dict(own.ranks), {group: set(found) for group, found in own.members.items()}
     last_seq, last_p2p = dict(own.last_seq), dict(own.last_p2p)
@@ -136,7 +136,7 @@ def joined(own: AttemptView, digests: Sequence[Digest], offsets_ns: Mapping[int,
 
 
 def joined_log(log: EventLog, digests: Sequence[Digest], offsets_ns: Mapping[int, int]) -> EventLog:
-    """The log with the events of the digests that it lacks, by the clock of its reader."""
+    """Add the digests' events that the log lacks, by the reader's clock."""
     known = {(event.kind, event.rank, event.wall_ns) for event in log.all()}
     more = [
         replace(event, wall_ns=event.wall_ns - offsets_ns.get(digest.node, 0))
@@ -270,12 +270,12 @@ def _int_or_none(value: Any) -> int | None:
 
 
 def _short(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """An event's own columns, long texts cut: a traceback stays on the node that wrote it."""
+    """Shorten long texts of an event: a whole traceback stays on the node that wrote it."""
     return {key: value[:300] if isinstance(value, str) else value for key, value in detail.items()}
 
 
 def _spans(ranks: Sequence[int]) -> list[list[int]]:
-    """Ranks as [first, last] of each unbroken row: a group of thousands is one pair."""
+    """Encode ranks as [first, last] pairs of consecutive numbers: a group of thousands is one pair."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and spans[-1][1] == rank - 1:

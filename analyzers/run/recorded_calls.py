@@ -3,7 +3,7 @@
 A call of a group that NCCL's plugin recorded counts from where its kernel starts on the device (`device_calls`).
 
 found = recorded_calls(source, attempt=0, since_step=40, cut_ns=now_ns)
-found.in_flight[3].calls                # collectives that rank 3 had begun and not finished
+found.in_flight[3].calls                # collectives that rank 3 had begun but not finished
 found.last_seq[("dp[0,1]", 3)]          # number of the last collective that rank 3 entered in that group
 """
 
@@ -35,11 +35,11 @@ The size is the shape where that is recorded, else the bytes: NCCL's plugin know
 """
 P2P = ("send", "recv")
 MAX_NAME = 40
-"""Characters of a group's name in a sentence: some list all of their members."""
+"""Maximum characters of a group's name in a sentence: some names list all members."""
 KEPT_CALLS = 4
-"""Calls in flight that are kept for each group or peer of a rank."""
+"""Maximum calls in flight kept for each group or peer of a rank."""
 _UNNAMED = r"regexp_matches(concat_ws(' ', op, process_group, dtype, shape), '(^| )\?[0-9]+( |$)')"
-"""A call with a text that `names.jsonl` lost: it cannot be compared with those of other ranks."""
+"""A call whose name `names.jsonl` lost: it cannot be compared with those of other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class Call:
     peer: int | None = None
     step: int | None = None
     on_device: bool = False
-    """Whether its begin is that of its kernel: the device has started it."""
+    """True if its begin is that of its kernel, so the device has started it."""
     host_only: bool = False
-    """Whether it may be a call on a device of which only the host's part is known: it may wait behind other kernels."""
+    """True if only the host's part of a call on a device is known: it may be queued behind other kernels."""
 
     @property
     def is_p2p(self) -> bool:
@@ -76,7 +76,7 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The call for a sentence: `all_gather #608 (group world:0-3)`."""
+        """Text for a sentence: `all_gather #608 (group world:0-3)`."""
         if self.is_p2p:
             return f"{self.op} #{self.seq} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
         return f"{self.op} #{self.seq} (group {_cut(group_text(self.group))})"
@@ -88,11 +88,11 @@ def _cut(name: str) -> str:
 
 @dataclass(slots=True)
 class CallsInFlight:
-    """Calls of one rank without an end."""
+    """Calls of one rank that have not ended."""
 
     calls: list[Call] = field(default_factory=list)
     enqueued: list[Call] = field(default_factory=list)
-    """The oldest of each group or peer that the device has not started."""
+    """The oldest call of each group or peer that the device has not started."""
     unwaited: list[Call] = field(default_factory=list)
     number: int = 0
 
@@ -110,15 +110,15 @@ class RecordedCalls:
     in_flight: dict[int, CallsInFlight] = field(default_factory=dict)
     """By rank."""
     queued: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Newest number of a collective that a host has enqueued, where its device is behind, by (group, rank)."""
+    """Newest number of an enqueued collective by (group, rank), for devices that are behind their hosts."""
     queued_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
     """Queued p2p calls, by (rank, send or recv, peer)."""
     unnamed: frozenset[int] = frozenset()
-    """Ranks of whose calls it is not known which they were: the names that they refer to were lost."""
+    """Ranks with calls whose names were lost."""
 
 
 def recorded_calls(source: Source, attempt: int, since_step: int | None, cut_ns: int) -> RecordedCalls:
-    """Read the calls from `since_step` on as of `cut_ns` (epoch nanoseconds); empty without a table of collectives.
+    """Read the calls from `since_step` on, as of `cut_ns` (epoch nanoseconds); empty without a table of collectives.
 
     Calls of dumps belong to no step: without `since_step` all are read.
     """
@@ -159,7 +159,7 @@ def _since(step: int | None) -> str:
 
 
 def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
-    """Keep the calls that devices have started, in groups on devices; those only enqueued become `queued`."""
+    """In groups on devices, keep calls that devices have started; the enqueued ones become `queued`."""
     known = device_places(source, attempt)
     for rank in _on_cuda(source, attempt) & found.in_flight.keys():
         place = found.in_flight[rank]
@@ -200,8 +200,8 @@ def _in_flight(
 ) -> dict[int, CallsInFlight]:
     """Calls in flight by rank: the oldest of each group or peer, and their number.
 
-    Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. A call that is open
-    although a later one of its group is done was never waited for, and is kept apart.
+    Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. An open call with a
+    later completed one in its group was never waited for, and is kept separately (`unwaited`).
     """
     later = {key: seq for key, seq in done.items() if seq >= 0}
     rows = source.rows(

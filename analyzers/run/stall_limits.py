@@ -1,11 +1,11 @@
-"""When a run that makes no progress is stalled: limits that adapt to the run and know its phases.
+"""Decide when a run without progress counts as stalled: limits adapt to the run's steps and its current phase.
 
     limit_s(view, StallPolicy())        # 5.0 for steps of 50 ms, 120 s while a checkpoint is written
     stalled_s(view, now_ns, StallPolicy())  # seconds without progress, None while within the limit
 
-Progress is any record of any rank: when one rank hangs, the others run into their next collective within a step and
-fall silent too. That also makes the limit independent of who hangs. A start records nothing while it imports or
-compiles: there a process at work is progress as well.
+Progress is any record of any rank: if one rank hangs, the others block in their next collective within a step and stop
+recording, too, so the limit does not depend on which rank hangs. During a start (imports, compilation) nothing is
+recorded, so there CPU time or reads of a process count as progress. The values are in `analyzers.run.policy`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def limit_s(view: AttemptView, policy: StallPolicy) -> float:
-    """Longest silence allowed in what the attempt is doing now (seconds)."""
+    """Longest silence allowed in the current phase of the attempt (seconds)."""
     alive = [rank for rank in view.ranks.values() if not rank.closed]
     limit = max(
         policy.floor_s,
@@ -42,7 +42,7 @@ def limit_s(view: AttemptView, policy: StallPolicy) -> float:
         SHARED.beyond_few_factor * view.longest_step_ns / 1e9,
     )
     if any(rank.state == "stopped" for rank in alive):
-        return limit  # no phase stops a process
+        return limit  # SIGSTOP is no phase: the phases' limits do not apply
     if len(alive) < view.world_size and len(view.ranks) < view.world_size:
         limit = max(limit, policy.startup_s)
     if any(rank.finished_steps == 0 for rank in alive):
@@ -64,16 +64,16 @@ def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> floa
 
 
 def _at_work_ns(view: AttemptView) -> int | None:
-    """When a rank that has not finished a step was last seen at work, and not in a collective, where waiting may cost
-    processor time as well; None if none was."""
+    """Time at which a rank without a finished step last used CPU or read files (epoch nanoseconds); None if none did.
+    Ranks in a collective are excluded, since waiting there may use CPU time, too."""
     starting = [rank for rank in view.ranks.values() if not (rank.finished_steps or rank.calls or rank.closed)]
     return max((rank.worked_ns for rank in starting if rank.worked_ns and rank.state == "running"), default=None)
 
 
 def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None, *, is_last: bool = True) -> bool:
-    """Return True if the attempt finished, or was interrupted and closed itself. `is_last`: no attempt followed.
+    """Return True if the attempt finished, or closed itself after an interruption. `is_last`: no attempt followed.
 
-    An attempt that was interrupted while ranks had long been waiting for a closed rank was stuck, so it did not.
+    Returns False if ranks had been waiting for a closed rank for longer than the limit when it was interrupted.
     """
     if view.ranks and all(rank.closed for rank in view.ranks.values()):
         return not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
@@ -101,12 +101,12 @@ def killed_by_watch(log: EventLog, attempt: int) -> bool:
 
 
 def death_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which the first process ended, or the launcher gave up (epoch nanoseconds); None if unknown."""
+    """Time at which the first process or the launch ended (epoch nanoseconds); None if unknown."""
     ended_ns = first_end_ns(log, view.attempt)
     if ended_ns is not None:
         return ended_ns
     excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
-    if excluded_ns is not None:  # the launcher ends the attempt with it; what a node records later says nothing of it
+    if excluded_ns is not None:  # the launcher ends the attempt with it; ignore later records of a node
         return max(excluded_ns, view.last_ns)
     next_ns = next_launch_ns(view, log)
     given_up_ns = min(
@@ -118,7 +118,7 @@ def death_ns(view: AttemptView, log: EventLog) -> int | None:
 
 
 def next_launch_ns(view: AttemptView, log: EventLog) -> int:
-    """Time at which the run was launched again after an attempt; what a later launch records is no end of this one.
+    """Time of the next launch after an attempt (epoch nanoseconds): later records do not describe this attempt's end.
 
     A node that joins launches nothing: only the first node's launches count.
     """
@@ -129,11 +129,11 @@ def next_launch_ns(view: AttemptView, log: EventLog) -> int:
 
 
 def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
-    """Time at which the last `watch` left, as it does once its ranks are gone; None if one is not known to have left,
-    or if ranks have recorded since.
+    """Time at which the last `watch` ended, as it does once its ranks are gone (epoch nanoseconds). None if one is not
+    known to have ended, or if ranks have recorded since.
 
-    A launcher that is interrupted may take long to end after its ranks, and so may the last round of its watch: that is
-    no silence of the ranks.
+    An interrupted launcher, or the last tick of its watch, may take long to end after its ranks: that time is no
+    silence of the ranks.
     """
     started, stopped = log.of(event_kinds.WATCH_STARTED), log.of(event_kinds.WATCH_STOPPED)
     if Counter(event.integer("pid") for event in started) != Counter(event.integer("pid") for event in stopped):
@@ -145,7 +145,7 @@ def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
 def watched_ns(view: AttemptView, log: EventLog) -> int | None:
     """Time at which `watch` took the stacks of a silent attempt (epoch nanoseconds); None if it did not.
 
-    It takes them of a stalled run only, so they prove a hang even where the process that reports it has died.
+    `watch` takes stacks of stalled runs only, so they prove a hang even if the process that would report it has died.
     """
     times = [
         event.wall_ns for event in log.of(event_kinds.STACKS, attempt=view.attempt) if event.wall_ns > view.last_ns
@@ -154,7 +154,7 @@ def watched_ns(view: AttemptView, log: EventLog) -> int | None:
 
 
 def stalled_before_death(view: AttemptView, log: EventLog, policy: StallPolicy) -> float | None:
-    """Seconds of silence before the first process ended, or its stack was taken, if beyond the limit."""
+    """Seconds of silence before the first process ended or stacks were taken; None while within the limit."""
     when_ns, seen_ns = death_ns(view, log), watched_ns(view, log)
     if view.stood_still_ns is not None:
         return (max(when_ns or 0, view.stood_still_ns) - view.last_ns) / 1e9

@@ -2,7 +2,7 @@
 
 arrivals = load_arrivals(source, attempt=0, rank=3, first_step=40, last_step=90)
 arrivals.caused_wait_ratio       # 0.93: nearly all waiting in the groups of rank 3 was for it
-last_ranks(source)               # of each group the rank that is last most often, over all its calls
+last_ranks(source)               # per group, the rank that is last most often, over all its calls
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from analyzers.source import Source
 __all__ = ["Arrivals", "LastRank", "last_ranks", "load_arrivals", "waits_ms"]
 
 ARRIVAL_STEPS = 50
-"""Newest slow steps whose collectives are read: enough for a percentage, little enough for any run."""
+"""Maximum newest slow steps whose collectives are read: enough for a percentage, and fast on any run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ class Arrivals:
 def load_arrivals(
     source: Source, attempt: int, rank: int, first_step: int, last_step: int, *, within_stages: bool = False
 ) -> Arrivals:
-    """Read them: the member with the shortest time in a collective came last, and the others waited the difference.
+    """Read arrivals: the member with the shortest time in a collective was last, and the others waited the difference.
 
-    With `within_stages`, of groups whose members send each other no messages: between the stages of a pipeline its
-    schedule decides who comes last.
+    `within_stages`: only groups whose members exchange no messages, since between pipeline stages the schedule decides
+    which member is last.
     """
     if not source.has("collectives"):
         return Arrivals(num_last=0, num_checked=0, caused_wait_ratio=None)
@@ -81,21 +81,21 @@ def load_arrivals(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRank:
-    """The rank of a group that is last into most of the calls which all members made."""
+    """The rank that is last into most calls of a group, over the calls that all members made."""
 
     rank: int
     num_ranks: int
     arrivals: Arrivals
     wait_ratio: float
-    """Part of the other members' time in these calls for which they waited for it."""
+    """Share of the other members' time in these calls that is waiting for this rank."""
     median_wait_ms: float
-    """Wait of another member in a call that it was last into."""
+    """Median wait of another member in calls that this rank entered last (ms)."""
     lost_s: float
-    """Sum over those calls of the longest wait."""
+    """Sum of the longest wait of each of those calls (s)."""
 
 
 def last_ranks(source: Source) -> list[LastRank]:
-    """One a group with calls of all its members."""
+    """One `LastRank` per group that has calls made by all its members."""
     rows = source.rows(
         """
         WITH calls AS (
@@ -138,9 +138,11 @@ def last_ranks(source: Source) -> list[LastRank]:
 def waits_ms(
     source: Source, attempt: int, ranks: Sequence[int], culprit: int, first_step: int, last_step: int
 ) -> dict[int, float]:
-    """By step, the most that one of `ranks` can have waited for the culprit, in the mean: in all calls of their groups
-    that the culprit was the last to enter, whether or not the rank computed meanwhile. Steps without such a call are
-    left out."""
+    """Upper bound of the time that `ranks` waited for the culprit: {step: milliseconds, mean over the ranks}.
+
+    Counts calls of their groups that the culprit entered last, whether or not the rank computed meanwhile. Steps
+    without such a call are left out.
+    """
     rows = source.rows(
         """
         SELECT step, CAST(sum(took - shortest) / 1e6 / ? AS DOUBLE) FROM (

@@ -1,22 +1,21 @@
-"""Corroboration by CPU time and kernel counters: did a slow rank compute more, or did the host keep it from computing.
+"""Corroborate a slow rank by CPU time and kernel counters: it computed more, or its host kept it from computing.
 
     counters = load_counters(source, attempt=0, slow=(3, [(40, 90)]), peers=[0, 1, 2])
     attribute(counters, cause="compute", excess_ms=12.0, factor=1.3)      # Attribution(cause="host", ...)
 
-Compared are medians over the slow steps (means, of a rank that pauses now and then), of the rank against the median of
-its peers, in milliseconds a step. Steps between two slow stretches are none of them: there the rank is as fast as ever.
+The rank is compared with the median of its peers by medians over the slow steps (means for a rank that pauses), in
+milliseconds per step. Steps between two slow stretches, in which the rank is as fast as usual, are left out.
 
 1. Garbage collections explain the excess: host.
 2. On a CPU the rank's CPU time is above its peers' by about the same factor as its wall time: it computes more. On a
    crowded host a rank that computes more also waits for a core more, by as much again.
-3. The time for which the rank's thread was ready to run and waited for a core explains it: host. What it waits in
-   proportion to the CPU time that it has above its peers belongs to its work, not to the host.
-4. The rank trains on more tokens than its peers, by as much: its sequences are longer, and no machine is bad.
-5. On a CPU the excess of CPU time, with the waits that belong to it, must be there if the rank computes more. If it is
-   not, the rank was kept from running: by the disk (pages that had to be read), by a core if CPU time and waits for one
-   are most of the excess together, or by a lock or a call that blocks. On
-   a GPU the host's CPU time says nothing of the device, and a loader may well wait for a disk without using a core:
-   there this is not asked.
+3. The time for which the rank's thread was runnable and waited for a core explains the excess: host. Waits in
+   proportion to its additional CPU time belong to its work, not to the host.
+4. The rank trains on more tokens than its peers, by the same factor: its sequences are longer, and no machine is bad.
+5. On a CPU a rank that computes more must have additional CPU time. If it has not, it was kept from running: by the
+   disk (major page faults), by a busy core (if CPU time and waits for a core together are most of the excess), or by a
+   lock or blocking call. This is not checked on a GPU, where the host's CPU time shows nothing about the device, nor
+   for loading, which may wait for a disk without using a core.
 6. What was not recorded decides nothing.
 """
 
@@ -42,19 +41,19 @@ REASONS: dict[str, str] = {
     "blocked": "It is idle off-CPU: waiting on a lock, disk or sleep.",
     "kept": "Its CPU time did not rise, so it was kept off the CPU.",
 }
-"""What the host does to the rank, one sentence each."""
+"""One sentence per reason: how the host slows the rank."""
 _COLUMNS = ("cpu_ns", "run_delay_ns", "gc_ns", "major_faults", "tokens")
 Span = tuple[int, int]
-"""First and last step of a stretch."""
+"""First and last step of a slow stretch."""
 MAX_STEPS = 200
-"""Newest steps that are read."""
+"""Maximum newest steps that are read."""
 MAX_PEERS = 32
-"""Peers that are read."""
+"""Maximum peers that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Excess of a rank over its peers, medians or means a step; None where it was not recorded."""
+    """Excess of a rank over its peers, median or mean per step; None if not recorded."""
 
     cpu_ms: float | None = None
     cpu_ratio: float | None = None
@@ -63,9 +62,9 @@ class Counters:
     own_run_delay_ms: float | None = None
     """The rank's whole wait for a core, not its excess."""
     usual_run_delay_ms: float | None = None
-    """The wait of all these ranks for a core in the other steps that were judged."""
+    """Wait of all these ranks for a core in the other judged steps (ms per step)."""
     usual_core_wait_ratio: float | None = None
-    """That wait / their CPU time. Where nearly all judged steps are slow ones, that of the peers in these."""
+    """That wait / their CPU time. If nearly all judged steps are slow, the peers' ratio in the slow steps."""
     slow_s: float | None = None
     """How long the slow steps lasted."""
     gc_ms: float | None = None
@@ -78,14 +77,14 @@ class Counters:
 
     @property
     def is_crowded(self) -> bool:
-        """Return True if these ranks wait for cores at other times as well: their machine has too few."""
+        """Return True if these ranks wait for cores in other steps, too: their machine has too few."""
         return (self.usual_core_wait_ratio or 0.0) >= SHARED.explained_ratio
 
     def has_own_core(self, policy: CorroborationPolicy) -> bool:
         """Return True if it waits for a core for much longer than its peers, and than all do at other times.
 
         Where several ranks share too few cores, one has a core to itself for some seconds: then the other is no slower
-        than usual, or slower for as long. What is not known decides nothing.
+        than usual, or slower for as long. Unknown values decide nothing.
         """
         if self.run_delay_ms is None or self.own_run_delay_ms is None:
             return True
@@ -95,9 +94,9 @@ class Counters:
         return self.own_run_delay_ms - others_ms >= SHARED.minor_ratio * self.own_run_delay_ms
 
     def is_share_of_waits(self, excess_ms: float, policy: CorroborationPolicy) -> bool:
-        """Return True if an excess of computing is small against what the rank waits for a core on a crowded machine,
-        and its CPU time hardly above its peers'. Healthy ranks differ by as much there, whatever part of the excess the
-        medians of their waits show."""
+        """Return True if a compute excess is small against the rank's waits for a core on a crowded machine and its CPU
+        time is hardly above its peers'. Healthy ranks differ as much there, whatever part of the excess the medians of
+        their waits explain."""
         own_ms = self.own_run_delay_ms
         if not self.on_cpu or own_ms is None or not self.is_crowded:
             return False
@@ -129,8 +128,9 @@ class Attribution:
 def attribute(
     counters: Counters, *, cause: str, excess_ms: float, factor: float, policy: CorroborationPolicy | None = None
 ) -> Attribution:
-    """Attribute an excess that the wall clock puts in `cause` (compute or data): `excess_ms` per step, `factor` times
-    what the peers take. Pure."""
+    """Attribute an excess that wall times show in `cause` (compute or data). Pure.
+
+    `excess_ms` is per step; `factor` is the rank's time / its peers' time."""
     policy = policy or CorroborationPolicy()
     enough = SHARED.explained_ratio * max(excess_ms, 1e-9)
     is_waiting = counters.run_delay_ms is not None and counters.run_delay_ms >= enough
@@ -159,8 +159,8 @@ def attribute(
 
 
 def _waits_of_more_work_ms(counters: Counters) -> float:
-    """Return the wait for a core that goes with the CPU time above the peers': on a crowded host each millisecond of
-    work waits equally long, so a rank with three times the work waits for two thirds of its time because of it."""
+    """Return the part of the wait for a core that comes from additional CPU time: on a crowded host each millisecond of
+    work waits equally long, so a rank with three times the work has two thirds of its wait because of it."""
     own, ratio = counters.own_run_delay_ms, counters.cpu_ratio or 0.0
     if not counters.on_cpu or own is None or counters.run_delay_ms is None or ratio <= 0:
         return 0.0
@@ -172,7 +172,7 @@ def _has_more_tokens(counters: Counters, factor: float) -> bool:
 
 
 def some_peers(peers: Sequence[int], rank: int) -> list[int]:
-    """The peers but `rank` itself; of more than `MAX_PEERS` every n-th."""
+    """The peers except `rank`; every n-th of more than `MAX_PEERS`."""
     others = [peer for peer in peers if peer != rank]
     return others[:: max(1, -(-len(others) // MAX_PEERS))]
 
@@ -188,7 +188,7 @@ def load_counters(
 ) -> Counters:
     """Read the newest steps of `slow`: (rank, its slow stretches), and of its peers; empty if not recorded.
 
-    `judged`: first and last step that were compared, to know what is usual outside of the slow ones.
+    `judged`: first and last compared step, to read usual values outside of the slow steps.
     """
     rank, spans = slow
     last_step = max(last for _, last in spans)
@@ -267,7 +267,7 @@ def _usual_waits(
 
 
 def _within(spans: Sequence[Span]) -> str:
-    """Condition in SQL: a step of one of these stretches."""
+    """SQL condition: the step lies in one of these stretches."""
     return "(" + " OR ".join(f"step BETWEEN {int(first)} AND {int(last)}" for first, last in spans) + ")"
 
 

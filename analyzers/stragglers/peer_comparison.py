@@ -1,4 +1,4 @@
-"""Comparison of ranks with their peers: who is persistently slower than the ranks that do the same work. Pure.
+"""Compare ranks with their peers: find ranks that are persistently slower than others with the same work. Pure.
 
     for slow in find_stragglers(timings):
         slow.rank, slow.cause, slow.first_step, slow.excess_ms
@@ -7,13 +7,13 @@
    together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do
    those for all. Clocks are not compared.
    The time between phases is own work, too, by gap.
-2. Peers have the same work: the same pipeline stage, and for loading also the same place in their tensor- and
-   context-parallel groups, of which often the first alone loads. For each observation the excess of a rank is its own
-   time minus the median of its peers' (itself excluded), over the peers' whole own time; for compute (forward,
-   backward, optimizer and the gaps) and for data. `past_comparison` judges ranks without peers.
-   Where the noise of all work hides a rank, each small phase and gap is compared by itself.
-3. `persistence` finds ranks that stand out, from which step to which, against the noise of this run; `change_point`
-   ranks that became slower than they were, by less; `pauses` ranks that stop again and again and are as fast as the
+2. Peers have the same work: the same pipeline stage, and for data loading also the same place in their tensor- and
+   context-parallel groups, in which often only the first rank loads. For each observation the excess of a rank is its
+   own time minus the median of its peers' (itself excluded), divided by the peers' whole own time. It is computed for
+   compute (forward, backward, optimizer and the gaps) and for data. `past_comparison` judges ranks without peers.
+   Small phases and gaps are also compared separately, since the noise of all work may hide a rank.
+3. `persistence` finds outlier ranks with first and last step, against the noise of this run; `change_point` finds
+   smaller slowdowns of a rank against its own past; `pauses` finds ranks that stop repeatedly and are as fast as the
    others in between.
 """
 
@@ -60,8 +60,7 @@ _BETWEEN_STEPS = ("before_forward", "after_optimizer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """One slow rank with one cause: numbers for the finding. Times in ms per step, medians over its segments; means if
-    it pauses."""
+    """One slow rank with one cause. Times are in ms per step: medians over its segments, or means if it pauses."""
 
     rank: int
     cause: Cause
@@ -78,17 +77,17 @@ class Straggler:
     num_steps: int
     ongoing: bool
     paused_ratio: float = 0.0
-    """Share of the steps in which it pauses, as fast as the others in between; 0: it is slow in most of them."""
+    """Share of the steps in which it pauses; 0 if it is slow in most steps."""
     has_peers: bool = True
-    """Whether it was compared with peers; else with its own past, since no rank has the same work."""
+    """True if compared with peers; False if with its own past, since no other rank has the same work."""
     found_in: str = ""
-    """Phase or gap that shows it alone; empty where all of its work does."""
+    """The only phase or gap that shows the slowness; empty if all of its work shows it."""
     by_cpu: bool = False
-    """Whether CPU time was compared, and excess and factor are of it."""
+    """True if CPU time was compared; `excess_ms` and `factor` are then of CPU time."""
 
     def place(self) -> str:
         """Phase or gap that holds nearly all of the excess; empty if none does (a rank that is slow everywhere)."""
-        if self.found_in or self.by_cpu:  # the wall clock, which knows the places, shows no excess
+        if self.found_in or self.by_cpu:  # places are known by wall time, which shows no excess
             return self.found_in
         of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
         place = max(of_cause, key=lambda name: of_cause[name])
@@ -111,7 +110,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
         compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
         together = compute + data
         whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
-        data_excess = np.zeros_like(data)  # stays 0 for a rank without another that loads the same
+        data_excess = np.zeros_like(data)  # stays 0 for a rank without data peers
         kinds: list[tuple[Cause, Ints, Matrix]] = [("compute", np.arange(len(peers)), compute)]
         for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
             if len(loaders) > 1:
@@ -130,7 +129,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
                 segment, excess_ms[segment.row], ranks.get(segment.row, [])
             ):
                 continue
-            # A pause hits the rank in any phase: one finding, of the phase that it mostly hit.
+            # A pause may fall into any phase: report one finding, for the phase with most of them.
             at = slice(segment.begin, segment.end)
             lost_in_data, lost = data_excess[segment.row, at].mean(), excess_ms[segment.row, at].mean()
             cause = "data" if lost_in_data > SHARED.agreement_ratio * lost else "compute"
@@ -142,7 +141,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
 
 
 def without_side_effects(stragglers: Sequence[Straggler]) -> list[Straggler]:
-    """Drop the causes of a rank that are small against its largest one."""
+    """Drop causes of a rank that are small compared to its largest one."""
     largest: dict[int, float] = {}
     for straggler in stragglers:
         largest[straggler.rank] = max(straggler.excess_ms, largest.get(straggler.rank, 0.0))
@@ -171,9 +170,9 @@ def _steady(
 def _in_one_place(
     timings: Timings, peers: Ints, own: tuple[Matrix, Matrix], policy: StragglerPolicy
 ) -> Iterator[tuple[int, Straggler]]:
-    """(row, straggler) of ranks that are slow in one small phase or gap, above whose noise it shows.
+    """(row, straggler) of ranks that are slow in one small phase or gap, above the noise of that place.
 
-    Work that only moved there from another place costs nothing.
+    Work that merely moved there from another place is not counted.
     """
     whole, together = own
     total_excess_ms = together - others_median(together)
@@ -202,7 +201,7 @@ def _in_one_place(
 
 
 def _has_moved(in_place_ms: Vector, in_all_ms: Vector) -> bool:
-    """Decide whether the rank's other work is shorter for sure by a good part of what this place takes longer."""
+    """Return True if the rank's other work is certainly shorter, by a good part of this place's excess."""
     others_ms = in_all_ms - in_place_ms
     error_ms = sigma(others_ms) / math.sqrt(max(len(others_ms), 1))
     most_ms = float(np.median(others_ms)) + SHARED.interval_sigmas * error_ms
@@ -210,8 +209,8 @@ def _has_moved(in_place_ms: Vector, in_all_ms: Vector) -> bool:
 
 
 def _with_place(known: list[Straggler], in_place: Straggler) -> list[Straggler]:
-    """The causes of a rank with the place where it is slow. Where it loses more in the place than in the steps in which
-    all of its work shows it, noise of its other work hides the rest of those steps: the place dates it."""
+    """Add the place where a rank is slow to its causes. If the excess in that place exceeds the excess in all work, the
+    other work's noise hides a part of the slow steps: then onset and end are taken from the place."""
     computing = [one for one in known if one.cause != "data"]
     lost_ms = sum(one.excess_ms * one.num_steps for one in computing)
     if in_place.excess_ms * in_place.num_steps > lost_ms:
@@ -220,7 +219,7 @@ def _with_place(known: list[Straggler], in_place: Straggler) -> list[Straggler]:
 
 
 def _placed(known: Straggler, in_place: Straggler) -> Straggler:
-    """Name the place of a slow rank whose other phases are too noisy to tell, if it holds most of the excess."""
+    """Set the place of a slow rank whose other phases are too noisy, if it holds most of the excess."""
     if known.cause == "data" or known.place():
         return known
     holds_most = in_place.excess_ms >= SHARED.agreement_ratio * known.excess_ms
@@ -228,21 +227,21 @@ def _placed(known: Straggler, in_place: Straggler) -> Straggler:
 
 
 def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
-    """Decide whether a place holds so much of a typical rank's work that its noise is that of all work."""
+    """Return True if a place has so much of a typical rank's work that its noise is that of all work."""
     usual = np.quantile(values, 0.25, axis=1) / np.maximum(np.quantile(together, 0.25, axis=1), 1e-3)
-    # Of two ranks the lesser: the median would hold the slow rank itself.
+    # With two ranks take the smaller value: the median would include the slow rank.
     return bool(np.quantile(usual, 0.5, method="lower") > policy.small_place_ratio)
 
 
 def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
-    """Work in one place with all other work at its median: what its noise is in all of the work."""
+    """Own work with all other places at their median, so that only the noise of this place is left."""
     rest = np.median(together, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
     with_rest: Matrix = values + np.maximum(rest, 0.0)
     return with_rest
 
 
 def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -> bool:
-    """Decide whether most of what a rank loses by pauses lies where it is slow in most steps anyway."""
+    """Return True if most of a rank's loss by pauses lies in steps that `steady` already covers."""
     slow = np.zeros(len(excess_ms), dtype=bool)
     for segment in (segment for straggler in steady for segment in straggler.segments):
         slow[segment.begin : segment.end] = True
@@ -251,32 +250,32 @@ def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -
 
 
 def outlasts_bursts(timings: Timings, segment: Segment, policy: StragglerPolicy) -> bool:
-    """Decide whether it lasted for longer than another job's burst, in seconds: steps may be short."""
+    """Return True if a segment lasted longer (in seconds) than a burst of another job: steps may be short."""
     at = slice(segment.begin, segment.end)
     step_s = float(np.mean(np.nanmedian(complete(timings.duration[:, at]), axis=0))) / 1e3
     return num_steps_of(timings.steps, segment) * step_s >= segment.num_required * policy.burst_step_s
 
 
 def is_significant(straggler: Straggler) -> bool:
-    """Decide whether it costs enough of a step."""
+    """Return True if the excess is a relevant part of a step."""
     share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
     return straggler.excess_ms >= SHARED.min_excess_ms and share >= SHARED.min_share_ratio
 
 
 def places_of(timings: Timings, cause: Cause) -> tuple[str, ...]:
-    """Phases and gaps, those of the cause first."""
+    """Phases and gaps, starting with those of the cause."""
     own = timings.places(cause)
     return (*own, *(place for place in timings.own if place not in own))
 
 
 def num_steps_of(steps: Ints, segment: Segment) -> int:
-    """Number of steps that a segment's observations stand for: a very long run is downsampled."""
+    """Number of steps that a segment's observations represent: very long runs are downsampled."""
     own = steps[segment.begin : segment.end]
     return 1 + int(np.maximum(np.diff(own), 1).sum())
 
 
 def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
-    """Median step (ms) before a rank became slow: without the rank the run is no faster. None without a history."""
+    """Median step (ms) before a rank became slow, a bound for the step without it. None without a history."""
     begin = slow.segments[0].begin
     if begin < SHARED.history:
         return None
@@ -284,8 +283,8 @@ def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
 
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
-    """Bound the excess of a device that waits for its host by the growth of the step. Where the step did not grow, the
-    device was idle before, too: it waited for other ranks then, and waits for its host now."""
+    """Limit the excess of a device that waits for its host to the growth of the step. If the step did not grow, the
+    device was idle before, too: then it waited for other ranks, now for its host."""
     before_ms = step_before_ms(timings, slow)
     if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
         return slow
@@ -295,7 +294,7 @@ def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
 
 
 def complete(values: Matrix) -> Matrix:
-    """Fill holes (a rank without a row of the observation) with the median of the others, which is neutral."""
+    """Replace missing values (NaN) by the median of the other ranks, which is neutral."""
     holes = np.isnan(values)
     if not holes.any():
         return values
@@ -315,7 +314,7 @@ def measured(
     excess_ms: Matrix,
     paused_ratio: float = 0.0,
 ) -> Straggler:
-    """Numbers of a slow rank; `place`: rows of the peers, and which of them it is."""
+    """Measure a slow rank; `place`: rows of its peers, and its position among them."""
     peers, row = place
     typical = np.mean if paused_ratio else np.median
     segments = sorted(segments, key=lambda segment: segment.begin)
@@ -332,7 +331,7 @@ def measured(
     per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])
     next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
-    # Ranks in lockstep take the same time; where whole steps differ they are not, and the slowest is the job's.
+    # Ranks in lockstep have equal steps; if whole steps differ, the slowest one determines the job's step.
     of_ranks = np.nanmax if WHOLE_STEP in timings.own else np.nanmedian
     step_ms = float(typical(of_ranks(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
     gain = max(0.0, excess - max(0.0, next_slowest))

@@ -1,16 +1,16 @@
-"""Suspects: slow ranks joined to a rank, a node or a rotation, with a cause and a pattern in time.
+"""Suspects: slow ranks grouped into a rank, a node or ranks in turn, with a cause and a pattern in time.
 
     for suspect in suspects(stragglers, counters, nodes, first_step=6):
         suspect.ranks, suspect.cause, suspect.reason, suspect.pattern, suspect.node
 
-1. Counters corroborate or change the cause of each slow rank (`corroboration`). One that waits for a core, as its peers
-   do or as all ranks do at other times, is none. Nor is one whose excess is small against the waits of a crowded
-   machine, where healthy ranks differ by as much.
+1. Counters corroborate or change the cause of each slow rank (`corroboration`). A rank is no suspect if it waits for a
+   core as its peers do or as all ranks do at other times, or if its excess is small against the waits on a crowded
+   machine, where healthy ranks differ as much.
 2. A rank that is slow in several phases because of its host is one suspect, not several.
-3. Most ranks of one node, slow at the same time for the same cause, are the node; with one node only there is nothing
-   to compare it with.
-4. Ranks that are slow one after the other and never together are slow *in turn*: no bad machine, but a
-   job that moves, or uneven data.
+3. If most ranks of a node are slow at the same time for the same cause, the node is the suspect; a single node cannot
+   be compared with others.
+4. Ranks that are slow one after the other and never together are slow *in turn*: not a bad machine, but another job
+   that moves, or uneven data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Suspect:
     reason: str
     pattern: Pattern
     confirmed: bool = False
-    """True if CPU time or the kernel's count of waits for a core agrees."""
+    """True if CPU time or the kernel's waits for a core support the cause."""
     counters: Counters = field(default_factory=Counters)
     node: str = ""
     device: DeviceComparison | None = None
@@ -90,7 +90,7 @@ def suspects(
 ) -> list[Suspect]:
     """Join slow ranks, the worst first. Pure.
 
-    `counters` by (rank, cause); `nodes`: each rank's; `first_step`: the first that was judged.
+    `counters` by (rank, cause); `nodes`: {rank: node}; `first_step`: the first step that was judged.
     """
     policy = policy or StragglerPolicy()
     attributed: dict[tuple[int, str], list[tuple[Straggler, Attribution]]] = {}
@@ -107,7 +107,7 @@ def suspects(
         ):
             continue
         if straggler.factor <= 1 and own.is_crowded:
-            continue  # its peers are kept from working as long in another phase
+            continue  # its peers lose as much time in another phase
         attributed.setdefault((straggler.rank, attribution.cause), []).append((straggler, attribution))
     single: list[Suspect] = []
     for (rank, cause), found in attributed.items():
@@ -135,7 +135,7 @@ def with_device(suspect: Suspect, device: DeviceComparison | None) -> Suspect:
 
 
 def pattern_of(straggler: Straggler, first_step: int) -> Pattern:
-    """Pattern of one rank's slowness in time; `first_step`: the first that was judged."""
+    """Pattern in time of one rank's slowness; `first_step`: the first step that was judged."""
     if straggler.paused_ratio:
         return "pauses"
     if len(straggler.segments) >= SHARED.min_times:
@@ -181,14 +181,14 @@ def _join_in_turn(found: Sequence[Suspect]) -> list[Suspect]:
 
 
 def _join(own: Sequence[Suspect]) -> Suspect:
-    """All members in one suspect, with cause, reason and counters of the slowest."""
+    """Join all members in one suspect, with cause, reason and counters of the slowest."""
     members = sorted((suspect.worst for suspect in own), key=lambda member: -member.excess_ms)
     worst = next(suspect for suspect in own if suspect.worst is members[0])
     return replace(worst, members=tuple(members))
 
 
 def _at_the_same_time(own: Sequence[Suspect]) -> list[Suspect]:
-    """Those whose time overlaps for the most part with that of the one that is slow the longest."""
+    """Suspects that overlap mostly in time with the one that is slow the longest."""
     if not own:
         return []
     longest = max(own, key=lambda suspect: suspect.last_step - suspect.first_step)

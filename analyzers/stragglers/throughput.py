@@ -4,11 +4,11 @@
     change = between(step_times(store_a), step_times(store_b))
     change.ratio, change.low, change.high           # time of a token in B over that in A, with its 95 % interval
 
-One slow rank is a straggler and not judged here: of each step the median rank's own work is taken, and the shortest
-wait of a rank, which is the transfer. Their sum is what all ranks share.
+A single slow rank is a straggler and not judged here: per step, the median rank's own work and the shortest wait of any
+rank (the transfer) are added. The sum is the time shared by all ranks.
 
-1. Medians of blocks of 10 steps take out single jitters; the first steps (compilation, caches) are left out.
-2. Where the medians before and after differ most in units of the blocks' noise is the candidate.
+1. Medians over blocks of 10 steps remove single jitters; the first steps (compilation, caches) are left out.
+2. The candidate is the block at which the medians before and after differ most, in units of the blocks' noise.
 3. It counts if the time rose by `min_rise_ratio`, if nearly all blocks after it lie above the middle between the two
    levels and nearly all before it below, and if it lasted to the end over `min_blocks`. A shared machine has bursts
    that come back down.
@@ -41,18 +41,18 @@ _RESAMPLES = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Times of the committed steps in the order of training (ms): what all ranks share, and its parts."""
+    """Times of the committed steps in order of training (ms): shared time and its parts, one array each."""
 
     step: Ints
     data: Floats
     compute: Floats
     communication: Floats
     duration: Floats
-    """Median rank, without checkpoints and evaluations; a straggler's lateness is in it."""
+    """Of the median rank, without checkpoints and evaluations; includes waits for a straggler."""
     is_split: bool = True
-    """Phases were recorded; of a printed step only the duration is known, and at most its part for data."""
+    """True if phases were recorded; a printed step has only a duration, and at most a data time."""
     tokens: Floats
-    """Of all ranks, each counted once; NaN where not recorded."""
+    """Tokens of all ranks, each counted once; NaN if not recorded."""
     attempt: int = 0
 
     @property
@@ -63,7 +63,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """B over A, of the median time of a step, or of a token where both say how many there were."""
+    """Ratio B / A of the median time per token, or per step if either run did not record tokens."""
 
     ratio: float
     low: float
@@ -179,7 +179,7 @@ def _drop(times: StepTimes, policy: ThroughputPolicy) -> Finding | None:
     rises = np.array([np.median(blocks[k:]) - np.median(blocks[:k]) for k in places])
     weights = np.sqrt(places * (num - places) / num)
     split = int(places[int(np.argmax(rises * weights))])
-    # Medians before and after stay the same up to twice the true place: what lies on which side of the middle shows it.
+    # The medians do not change up to twice the true place; the sides of the middle on which blocks lie show it.
     is_above = blocks > (np.median(blocks[:split]) + np.median(blocks[split:])) / 2
     agreeing = np.append(0, np.cumsum(~is_above)) + is_above.sum() - np.append(0, np.cumsum(is_above))
     split = int(places[int(np.argmax(agreeing[places]))])

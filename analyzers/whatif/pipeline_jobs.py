@@ -1,18 +1,18 @@
-"""Slowdown of a pipeline job out of its operations: S, S_w, M_W and M_S of Lin et al. (OSDI 2025).
+"""Slowdown of a pipeline job from its recorded operations: S, S_w, M_W and M_S of Lin et al. (OSDI 2025).
 
     found = what_if_of_operations(read_operations(path))
     found.slowdown, found.worst_ranks_ratio, found.last_stage_ratio       # S, M_W, M_S
 
-Each step is replayed over the dependencies of its operations (`whatif.simulate`), one program a stream of a worker:
+Each step is replayed over the dependencies of its operations (`whatif.simulate`), one program per stream:
 
 1. Computation runs in its recorded order. A forward or backward pass waits for its receive; its send waits for it.
-2. A send and its receive end together: when both have begun, and the transfer is over. Operations between data-parallel
-   ranks of a stage begin when the last has come; embedding gradients are exchanged by the first and the last stage.
+2. A send and its receive end together: after both have begun and the transfer is over. Operations between data-parallel
+   ranks of a stage begin when the last rank has arrived; the first and the last stage exchange embedding gradients.
 3. Reductions that begin before the last pass ends overlap with it, after the last backward pass of their chunk.
 
 Balanced means, as in the paper: every computation at the mean of its type over data-parallel ranks, stages and steps,
 every transfer at the median of its type. M_W and M_S replace the operations of the worst 3 % of the workers and of the
-last stage in the job as it ran. Time in which no operation was ready is not replayed; the error says how much it is.
+last stage in the job as it ran. Time in which no operation was ready is not replayed; it is part of the error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from store.readers.operations import Operations
 __all__ = ["what_if_of_operations"]
 
 MAX_OPERATIONS = 3_000_000
-"""Operations that are replayed in all: fewer steps are taken of larger jobs."""
+"""Maximum operations replayed in total: fewer steps of larger jobs."""
 PASSES = ("forward-compute", "backward-compute")
 MESSAGES = ("forward-recv", "forward-send", "backward-recv", "backward-send")
 SYNCS = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce", "grads-sync", "params-sync")
@@ -48,14 +48,14 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True)
 class _Step:
-    """A step's graph, with the rows that each piece of work and each call has its time from."""
+    """A step's graph, with the rows from which each piece of work and each call takes its time."""
 
     graph: Graph = field(default_factory=Graph)
     rows_of_work: list[int] = field(default_factory=list)
     rows_of_call: list[list[int]] = field(default_factory=list)
     calls: dict[Key, int] = field(default_factory=dict)
     messages: dict[int, int] = field(default_factory=dict)
-    """The call of each send and receive, by row."""
+    """Call of each send and receive, by row."""
 
     def call(self, key: Key) -> int:
         """The call of an operation that several make, or of an operation's end."""
@@ -65,7 +65,7 @@ class _Step:
         return self.calls[key]
 
     def takes(self, values: Floats) -> float:
-        """Milliseconds until the last operation ends, with these times of all rows."""
+        """Milliseconds until the last operation ends, given the times of all rows."""
         transfers = [max((values[row] for row in rows), default=0.0) for rows in self.rows_of_call]
         ends = step_ends(self.graph, values[self.rows_of_work].tolist(), transfers)
         if np.isnan(ends).any():
@@ -74,7 +74,7 @@ class _Step:
 
 
 def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) -> WhatIf:
-    """The what-if of a job. Raises SourceError where it has no passes of two workers or more."""
+    """The what-if of a job. Raises SourceError if it does not have passes of at least two workers."""
     policy = policy or WhatIfPolicy()
     workers = np.unique(jobs.dp_rank * (int(jobs.stage.max()) + 1) + jobs.stage)
     if len(workers) < 2 or not set(PASSES) & set(jobs.optype):
@@ -112,7 +112,7 @@ def what_if_of_operations(jobs: Operations, policy: WhatIfPolicy | None = None) 
 
 
 def _chosen(jobs: Operations, num_replays: int) -> list[int]:
-    """Steps that are replayed: all, or as many of the last ones as the limit allows."""
+    """Steps to replay: all, or as many of the last ones as the limit allows."""
     steps, counts = np.unique(jobs.step, return_counts=True)
     whole = [int(step) for step, count in zip(steps, counts, strict=True) if count >= 0.5 * counts.max()]
     most = max(1, int(MAX_OPERATIONS // max(1, num_replays * int(counts.max()))))
@@ -134,7 +134,7 @@ def _balanced(jobs: Operations, own: Floats, used: npt.NDArray[np.bool_]) -> Flo
 
 
 def _by_rank(jobs: Operations, slowdown: Callable[[npt.NDArray[np.bool_]], float]) -> dict[int, float]:
-    """S_w, the largest first: the smaller of the data-parallel rank's and the stage's own slowdown."""
+    """S_w per rank, largest first: the smaller of the slowdowns of its data-parallel rank and its stage."""
     by_lane = {int(lane): slowdown(jobs.dp_rank == lane) for lane in np.unique(jobs.dp_rank)}
     by_stage = {int(stage): slowdown(jobs.stage == stage) for stage in np.unique(jobs.stage)}
     if len(by_stage) == 1:
@@ -147,7 +147,7 @@ def _by_rank(jobs: Operations, slowdown: Callable[[npt.NDArray[np.bool_]], float
 
 
 def _graph(jobs: Operations, rows: Ints, own: Floats) -> _Step:
-    """A step's graph; `own` gets the transfers of its calls in place of what they waited as well."""
+    """A step's graph. In `own` the durations of calls are replaced by their transfers, without the waits."""
     made = _Step()
     names = [jobs.optype[kind] for kind in jobs.kind[rows]]
     workers: dict[tuple[int, int], list[tuple[int, str]]] = {}
@@ -212,7 +212,7 @@ class _Worker:
         return "compute"
 
     def _match(self, direction: str, streams: dict[str, list[tuple[int, str]]]) -> None:
-        """Tie sends and receives to passes, in order; those beyond the model's first and last chunk are left out."""
+        """Match sends and receives to passes, in order, except those beyond the model's first and last chunk."""
         jobs = self._jobs
         passes = [row for row, name in self._passes if name == f"{direction}-compute"]
         place = {row: number for number, row in enumerate(passes)}
