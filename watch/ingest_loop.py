@@ -1,4 +1,4 @@
-"""Ingest the tapes of one node into its store, judge what needs the store, and export; in its own thread.
+"""Ingest the tapes of one node into its store, run the analyzers that need it, and export; in a separate thread.
 
     loop = IngestLoop(run, ingester, tapes, judge, exports, events)
     with loop.running():                # a tick each second, or a few (`watch.records.tick_pace`)
@@ -9,7 +9,7 @@
 2. Run the live analyzers that need more than the newest records, and write new findings and advice as events.
 3. Measure and export; end processes of older attempts.
 
-A reader that keeps the store's file open, or a full disk, delays this thread alone: hangs are judged elsewhere
+A reader that keeps the store's file open, or a full disk, delays only this thread: hangs are detected in another one
 (`watch.standstill_loop`).
 """
 
@@ -51,11 +51,11 @@ __all__ = ["IngestLoop"]
 
 logger = logging.getLogger("rankscope.watch")
 EAGER_S = 10.0
-"""Seconds after the end of a rank in which there is a tick each second."""
+"""Seconds after a rank's end during which there is a tick each second."""
 EAGER_START_S = 4.0
-"""Seconds of such ticks after a start or a new attempt, to show first records; then the ranks need the cores."""
+"""Seconds of such ticks after a start or a new attempt, to show first records; later, cores are left to the ranks."""
 QUIET_S = 2.0
-"""Seconds without a record after which the ranks need the cores less than the user needs to know why."""
+"""Seconds without a record after which there is a tick each second again: idle ranks need no cores."""
 
 
 class IngestLoop:
@@ -76,13 +76,13 @@ class IngestLoop:
         manifest = run.manifest()
         self.failed_ticks = 0
         self.retention: Retention | None = None
-        """Takes out what is older than the configured window, if anything."""
+        """Removes records older than the configured window; None if none is configured."""
         self.publishing: Publishing | None = None
-        """Publishes what is ingested to the configured address, if there is one."""
+        """Publishes ingested records to the configured address; None without one."""
         self.exclusions: ExclusionRequester | None = None
-        """Asks the launcher to leave ranks out, if the run is configured so."""
+        """Asks the launcher to exclude ranks; None unless configured."""
         self.captures: CaptureRequester | None = None
-        """Asks suspects to profile their next steps, if the run is configured so."""
+        """Asks suspect ranks to profile their next steps; None unless configured."""
         self._run, self._ingester, self._tapes, self._judge = run, ingester, tapes, judge
         self._exports, self._events = exports, events
         self._node_rank, self._job = node_rank, job
@@ -94,11 +94,11 @@ class IngestLoop:
         self._eager_of, self._eager_since_s = -1, 0.0
         self._tick_s = 0.0
         self._ingested_ns = tapes.recorded_now_ns()
-        """Until when the store holds what was written. A reader of the store may delay the next ingest, and no rank
-        counts as silent for that."""
+        """Time up to which the store has all records. A reader may delay the next ingest, and no rank counts as silent
+        because of that."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Tick in a thread while the block runs; then wait for the tick that is under way."""
+        """Tick in a thread while the block runs; at its end, wait for the current tick."""
         return background_loop(self._run_until, name="ingest")
 
     def tick(self) -> None:
@@ -106,7 +106,7 @@ class IngestLoop:
         start = time.monotonic()
         self._ingest()
         with self.open_store() as opened:
-            store = Remembered(opened)  # analyses and exporters ask much of the same
+            store = Remembered(opened)  # analyses and exporters run many of the same queries
             stale = stale_ranks(store, self._node_rank)
             findings = self._judge.record_findings(store, self._ingested_ns, num_ticks=self._pace.num_ticks)
             advice = self._advice(store)
@@ -117,7 +117,7 @@ class IngestLoop:
                 if finding.attempt == self._tapes.attempt:
                     self._lines.sample(finding, self._tapes.pids)
             if self.captures is not None and not self._tapes.has_ended:
-                # Not both at once: stacks of a rank that profiles would name the profiler's lines.
+                # Never both at once: stacks of a rank that profiles would show the profiler's lines.
                 now_ns = self._tapes.recorded_now_ns()
                 self.captures.poll(findings, store, self._tapes.attempt, now_ns, waits=self._lines.is_sampling)
             self._traces.poll(store, self._tapes.placed)
@@ -134,8 +134,8 @@ class IngestLoop:
         self._tick_s = time.monotonic() - start
 
     def leave(self) -> None:
-        """Record that ranks are watched no longer. The round that is under way may last for many seconds on a crowded
-        machine, and the ranks of an interrupted job end meanwhile: that is no silence of the ranks."""
+        """Record that ranks are no longer watched. The current tick may last many seconds on a crowded machine, and
+        ranks of an interrupted job end meanwhile, which must not count as their silence."""
         if not self._has_left:
             self._has_left = True
             self._events.write(event_kinds.WATCH_STOPPED, pid=os.getpid())
@@ -148,7 +148,7 @@ class IngestLoop:
             if self._job is not None:
                 self._job.close()
         self._ingest(thorough=True)
-        # How an attempt ended is reported by the second run of the analyzers that sees the next one.
+        # The end of an attempt is reported in the second run of the analyzers that sees the next attempt.
         last = [self._end_ranks, self._judge_last, self._judge_last, self._advise_last]
         while last:
             has_written = False
@@ -178,7 +178,7 @@ class IngestLoop:
             try:
                 with self._pace.round():
                     self.tick()
-            except StoreError as error:  # a reader held the file, or the disk is full: the tapes keep everything
+            except StoreError as error:  # a reader holds the file, or the disk is full: tapes keep everything
                 self.failed_ticks += 1
                 logger.warning("%s", error)
             except BaseException:  # a tick that fails, by SystemExit too, must not end the thread; the log has each one
@@ -187,14 +187,14 @@ class IngestLoop:
             self._pace.rest(stop, is_eager=self._is_eager)
 
     def _is_eager(self) -> bool:
-        """Return True while something happens that a user waits to see: a tick each second."""
+        """Return True while a user waits for news (a start, an end, silence), to tick each second."""
         tapes, now_s = self._tapes, time.monotonic()
         if tapes.attempt != self._eager_of:
             self._eager_of, self._eager_since_s = tapes.attempt, now_s
         return now_s - self._eager_since_s < EAGER_START_S or tapes.news_s < EAGER_S or tapes.quiet_s >= QUIET_S
 
     def _ingest(self, *, thorough: bool = False) -> None:
-        """Take what is on the tapes into the store."""
+        """Ingest new records from the tapes into the store."""
         now_ns = self._tapes.recorded_now_ns()
         result = self._ingester.tick(thorough=thorough)
         self._num_rows += result.num_rows

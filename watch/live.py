@@ -1,4 +1,4 @@
-"""Live findings of one node: run the live analyzers, write what is new as events, hand it to the exporters.
+"""Live findings of one node: run the live analyzers, write new findings as events, pass them to the exporters.
 
 judge = LiveJudge(run.manifest(), events, exports)
 judge.report(judge.findings(store, now_ns))
@@ -35,9 +35,9 @@ logger = logging.getLogger("rankscope.watch")
 
 
 class LiveJudge:
-    """Reports each finding once. What a watch that was killed has reported is read from its events, not repeated.
+    """Reports each finding once. Findings reported by a previous, killed watch are read from its events, not repeated.
 
-    Three threads use it: one asks for hangs and deaths, one for the findings of plug-ins, one for all else.
+    Three threads use it: one for hangs and deaths, one for findings of plug-ins, one for all others.
     """
 
     def __init__(self, manifest: Mapping[str, Any], events: EventWriter, exports: Exports) -> None:
@@ -49,7 +49,7 @@ class LiveJudge:
 
     @property
     def is_stopping(self) -> bool:
-        """True once the run is being stopped: no finding is over because its ranks end."""
+        """True once the run is being stopped: the end of its ranks does not close findings."""
         return self._state.is_stopping
 
     @is_stopping.setter
@@ -68,13 +68,13 @@ class LiveJudge:
         return any(f.kind == "hang" and f.status == "fired" and f.attempt == attempt for f in reported)
 
     def open_findings(self, kind: str, attempt: int) -> list[Finding]:
-        """Findings of a kind that were reported of an attempt and are not over."""
+        """Reported findings of a kind and attempt that are not over."""
         with self._state.lock:
             reported = list(self._state.reported.values())
         return [f for f in reported if f.kind == kind and f.status == "fired" and f.attempt == attempt]
 
     def add_nodes(self, digests: Sequence[Digest], clock_offsets_ns: Mapping[int, int]) -> None:
-        """Set the digests of the other nodes' ranks for the next `findings`; nodes that are led get none."""
+        """Set the digests of the other nodes' ranks for the next `findings`; empty unless this node leads."""
         self._state.sees_part = True
         self._state.digests, self._state.clock_offsets_ns = digests, clock_offsets_ns
 
@@ -83,15 +83,15 @@ class LiveJudge:
         return [*self.standstill_findings(source, now_ns), *self.record_findings(source, now_ns)]
 
     def standstill_findings(self, source: Source, now_ns: int) -> list[Finding]:
-        """Those of hangs and lost ranks, from the newest records."""
+        """New and changed findings on hangs and lost ranks, from the newest records."""
         return standstill_findings(source, self._state, now_ns)
 
     def record_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-        """All others, from the whole store. `num_ticks`: seconds since the last call."""
+        """New and changed findings of other kinds, from the whole store. `num_ticks`: seconds since the last call."""
         return record_findings(source, self._state, now_ns, num_ticks=num_ticks)
 
     def plugin_findings(self, source: Source, now_ns: int, *, num_ticks: int = 1) -> list[Finding]:
-        """Those of plug-ins, which may keep the caller waiting for their limit of time."""
+        """New and changed findings of plug-ins; may block for the plug-ins' time limit."""
         return plugin_findings(source, self._state, now_ns, num_ticks=num_ticks)
 
     def advice(
@@ -101,7 +101,7 @@ class LiveJudge:
         return live_advice(source, self._advice, manifest, now_ns, is_last=is_last)
 
     def report_advice(self, advice: Sequence[Finding]) -> bool:
-        """Write advice as events, for who looks on; no alarm and no exporter hears of it. True if there was any."""
+        """Write advice as events only; it is never exported or alerted. Returns True if there was any."""
         for finding in advice:
             self._events.write(
                 event_kinds.ADVICE,
@@ -113,7 +113,7 @@ class LiveJudge:
         return bool(advice)
 
     def report_failures(self) -> None:
-        """Write an event for each analysis and plug-in that failed, once a reason."""
+        """Write an event for each analysis and plug-in that failed, once per reason."""
         with self._state.lock:
             failed = {(name, reason) for name, reasons in self._state.failures.items() for reason in reasons}
             news, self._told_failures = failed - self._told_failures, failed | self._told_failures

@@ -2,11 +2,10 @@
 
     python -m watch.node_process runs/latest --node-rank 0     (started by the launcher, or by local rank 0)
 
-Two loops, once a second each: the main thread judges whether the run stands still (`watch.standstill_loop`), from
-tapes alone; another writes the store and judges the rest (`watch.ingest_loop`). Plug-ins have a third
-(`watch.plugins.loop`). It ends when the run has ended, or when
-every process of the run is gone. It takes no part in any collective and holds no lock that a rank could wait for: it
-can be killed at any moment and started again.
+Each loop ticks once a second. The main thread detects hangs from tapes alone (`watch.standstill_loop`), a second thread
+writes the store and runs all other analyzers (`watch.ingest_loop`), a third runs plug-ins (`watch.plugins.loop`). The
+process ends when the run has ended, or when all processes of the run are gone. It takes part in no collective and holds
+no lock that a rank could wait for, so it can be killed at any moment and started again.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ __all__ = ["Heartbeat", "main"]
 logger = logging.getLogger("rankscope.watch")
 TICK_S = 1.0
 LOCK_WAIT_S = 10.0
-"""How long to wait for a reader that has the store open for writing: one that catches it up does so for a moment."""
+"""Maximum wait for a reader that has the store open for writing, as `catch_up` has for a moment."""
 CLOSE_TRIES = 3
 SIGNALLED = 128
-"""Exit codes from here on are of a signal."""
+"""Offset of exit codes after a signal: 128 + signal number."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXAMPLES = """
 examples:
@@ -72,13 +71,13 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry of the watch process of a launch: as `run_watch`, but 0 after a signal, with which launchers end it."""
+    """Entry point under a launcher: like `run_watch`, but returns 0 after a signal, by which launchers end it."""
     code = run_watch(arguments)
     return code if code < SIGNALLED else 0
 
 
 def run_watch(arguments: Sequence[str] | None = None) -> int:
-    """Watch a run to its end. Returns 0, 128 + the signal that ended it, or 2 without a run or where one watches it."""
+    """Watch a run to its end. Returns 0, 128 + the ending signal, or 2 if there is no run or another watch has it."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
@@ -115,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> int:
-    """Open what a watch needs and run its loop; the exit code. Raises StoreLockedError where another watch runs."""
+    """Open what a watch needs, run its loops, return the exit code. Raises StoreLockedError if another watch runs."""
     node_rank, folder = options.node_rank, run.node_dir(options.node_rank)
     with contextlib.ExitStack() as serving:
         with _sole_writer(run, node_rank) as ingester:
@@ -155,15 +154,15 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                 plugins.finish()
                 syncing.finish()
                 if not loop.is_needed():
-                    remove_shared(run.path, node_rank)  # of ranks that could not do it themselves
-        exporting.finish()  # the store is released: no reader waits for a tracker or for a last scrape
+                    remove_shared(run.path, node_rank)  # for ranks that could not do it themselves
+        exporting.finish()  # the store is released first, so no reader waits for a tracker or a last scrape
         if ingest.publishing is not None:
             ingest.publishing.finish()
     return SIGNALLED + signal_number if signal_number else 0
 
 
 def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
-    """The right to write the node's store. Raises StoreLockedError."""
+    """Hold the lock for writing the node's store. Raises StoreLockedError."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -175,7 +174,7 @@ def _sole_writer(run: RunDir, node_rank: int) -> Ingester:
 
 
 class _EndRequest:
-    """Signals that ask the watch to end, kept: DuckDB wraps what a signal handler raises in its own error."""
+    """Stores the signal that asks the watch to end, since DuckDB would wrap an exception raised by a signal handler."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -190,7 +189,7 @@ class _EndRequest:
 
 
 def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginLoop, heartbeat: Heartbeat) -> int:
-    """Tick until the run has ended or a signal arrives: its number, 0 without."""
+    """Tick until the run has ended or a signal arrives; return its number, or 0."""
     end = _EndRequest()
     with contextlib.suppress(KeyboardInterrupt), plugins.running(), ingest.running():
         try:
@@ -204,7 +203,7 @@ def _run_until_needed(loop: StandstillLoop, ingest: IngestLoop, plugins: PluginL
 
 def _close(ingest: IngestLoop, run: RunDir, heartbeat: Heartbeat) -> None:
     """Ingest the last records."""
-    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # a folder that was replaced is refused by each
+    for _ in range(CLOSE_TRIES if run.path.is_dir() else 0):  # each of these refuses a folder that was replaced
         heartbeat.beat()
         with contextlib.suppress(StoreError):
             ingest.close()
@@ -222,7 +221,7 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> No
             if end.number:
                 return
             logger.exception("Tick failed, trying again.")
-        else:  # a watch that cannot judge is to be replaced; its launcher's patience outlasts a few failures
+        else:  # without a beat the launcher replaces this watch, but only after more than a few failures
             heartbeat.beat()
         time.sleep(max(0.05, TICK_S - (time.monotonic() - start)))
 
@@ -234,7 +233,7 @@ class Heartbeat:
         self._fd = fd
         if fd >= 0:
             os.set_blocking(fd, False)
-            os.set_inheritable(fd, False)  # not for the trackers and commands that watch starts
+            os.set_inheritable(fd, False)  # not inherited by trackers and commands that watch starts
 
     def beat(self) -> None:
         """Write a byte; a full pipe or a lost launcher is ignored."""

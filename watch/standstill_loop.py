@@ -1,13 +1,12 @@
-"""Judge whether the run stands still, once a second, and act on it: from tapes and a monotonic clock alone.
+"""Detect hangs once a second and act on them, from tapes and a monotonic clock alone.
 
 1. Poll tapes and events of this node (`watch.live_tapes`), the launcher and the ranks' processes in /proc.
 2. With several nodes, send a digest of this node's ranks, or judge those of all nodes (`watch.digests.exchange`).
-3. When nothing moves, or a rank has ended, run the analyzers of hangs and deaths over the newest records.
+3. If nothing is recorded, or a rank has ended, run the analyzers of hangs and deaths over the newest records.
 4. On a hang take stacks and kill the culprit (`watch.culprit`), so that the launcher restarts the ranks.
 
-No store is opened and no wall clock is read here: neither a reader that holds the store open
-nor a change of the clock hides a hang or kills a healthy rank. The store is written in another thread
-(`watch.ingest_loop`).
+No store is opened and no wall clock is read here: neither a reader that holds the store open nor a change of the clock
+can hide a hang or kill a healthy rank. The store is written in another thread (`watch.ingest_loop`).
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ __all__ = ["StandstillLoop"]
 
 logger = logging.getLogger("rankscope.watch")
 ORPHAN_GRACE_S = 10.0
-"""How long to wait for a run without a living process and without `run_ended`: between attempts all ranks are gone."""
+"""Seconds to wait for a run without live processes or `run_ended`: between attempts all ranks are gone."""
 QUIET_S = 2.0
-"""Silence from which on the newest records are judged; at most half of the shortest silence that counts."""
+"""Seconds of silence from which the newest records are judged; at most half of the shortest silence that counts."""
 NEWS_S = 20.0
-"""How long the newest records are judged after an end of a rank: the launcher reports how it died seconds later."""
+"""Seconds for which records are judged after a rank's end: the launcher reports how it died seconds later."""
 
 
 class StandstillLoop:
@@ -75,7 +74,7 @@ class StandstillLoop:
         self._refused: Verdict | None = None
 
     def tick(self) -> None:
-        """One round. After one that failed, the next reads the newest records again: some may be in memory already."""
+        """Do one round. After a failed one, the next reads the newest records again: some may be in memory already."""
         try:
             self._round()
         except Exception:
@@ -96,7 +95,7 @@ class StandstillLoop:
                 state=change.state,
                 os_state=change.os_state,
             )
-            tapes.poll()  # its own event: the newest records are judged with it
+            tapes.poll()  # this node's own event: judge the newest records with it
         self._judge.is_stopping = tapes.is_stopping
         self._startup.poll(tapes.pids, quiet_s=tapes.quiet_s, has_stepped=self._has_stepped)
         if self._job is not None:
@@ -105,12 +104,12 @@ class StandstillLoop:
         findings = self._findings()
         self._judge.report(findings)
         fired = [finding for finding in findings if finding.kind == "hang" and finding.status == "fired"]
-        # A finding may be about how a former attempt ended: no rank of this one may be killed for it.
+        # A finding may be about the end of an earlier attempt: no rank of this one may be killed for it.
         self._act([finding for finding in fired if finding.attempt == attempt], attempt)
 
     def _has_stepped(self) -> bool:
         """Return True if a rank of this node has finished a step of the attempt."""
-        source = self._tapes.source(all_nodes=self._judges_all)  # as it is judged: others would be read again
+        source = self._tapes.source(all_nodes=self._judges_all)  # as judged: others would need another read
         sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
         placed = [*self._tapes.placed]
         return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0

@@ -1,14 +1,11 @@
 """Lost ranks: which rank died first and why, and which died only as a consequence.
 
 1. `run.endings` gathers how every rank ended, and separates roots from deaths that followed another.
-2. Roots are the first death and all others that did not follow from it. Ranks that died of the same cause are one
-   finding.
+2. Roots are the first death and all others that did not follow from it, one finding per cause.
 3. If all errors are lost connections and no rank is missing, no rank is named as the cause: the connections between
    ranks, or to the rendezvous store, were lost. An error that may be a rank's own takes precedence as the root.
-4. If records stop on all ranks at nearly the same time without an error, the whole run was killed, or its disk could
-   not be written any more: no rank is named.
-5. Where a launcher was lost, its ranks ended with it: their errors are no cause (`launcher_loss`). The same holds
-   for a node that stopped as a whole (`node_loss`).
+4. If all ranks' records stop together without an error, the run was killed or its disk is full: no rank is named.
+5. If a launcher (`launcher_loss`) or a whole node (`node_loss`) was lost, errors of its ranks are consequences.
 6. A death that followed a standstill is its consequence: `hangs` explains it, and nothing is reported here.
 7. An attempt that began but left no records was lost as a whole (`unrecorded_attempts`).
 """
@@ -218,9 +215,7 @@ def _interruption(view: AttemptView, log: EventLog) -> str:
 
 def _connections_lost(view: AttemptView, failed: Sequence[Death], ended: Sequence[int], again: str) -> Finding:
     """Report lost connections: every rank reports one and none is missing, so no failed rank is the cause.
-
-    `ended`: ranks that SIGTERM ended, before the loss or because of it.
-    """
+    `ended`: ranks that SIGTERM ended, before the loss or because of it."""
     first, of_store = failed[0], [death for death in failed if death.is_of_store]
     is_store = first.is_of_store or 2 * len(of_store) > len(failed)
     victims = of_store if is_store else failed

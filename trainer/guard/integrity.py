@@ -1,27 +1,27 @@
-"""State integrity: finds parameters and optimizer state of a rank that changed outside the optimizer's step.
+"""State integrity: detect parameters or optimizer state that changed outside the optimizer's step.
 
     integrity = Integrity(training, recorder)
     integrity.after_step(step)                       # the optimizer has written the state of `step`
     vote = integrity.vote()                          # in the next step, before its small reduction
     found = integrity.judge(sums)                    # a Corruption, the same on all ranks, or None
 
-What is compared, at each state that is due:
+Two comparisons are made for each state that is due:
 
-* Replicas. The ranks of a replica group (DDP, HSDP's replicas, what is whole on all tensor-parallel ranks) must hold
-  the same bits. Each rank's vote is its checksum times a coefficient; the coefficients of a group add up to zero. So
-  the sum over all ranks is zero if all replicas agree, whatever the groups are, and one number in the step's reduction
-  does. A difference gives zero with a chance of 2^-31.
-* The chain. State that fewer than three ranks hold (a shard has no replica, two replicas no majority) is read after
-  the optimizer's step and again before the next: nothing may write in between.
+* Replicas. The ranks of a replica group (DDP, HSDP's replicas, tensors that all tensor-parallel ranks hold whole) must
+  hold the same bits. Each rank's vote is its checksum times a coefficient, and the coefficients of a group add up to
+  zero. The sum over all ranks is therefore zero if all replicas agree, for any set of groups, and a single number in
+  the step's reduction is enough. A difference stays unnoticed with probability 2^-31.
+* The chain. State held by fewer than three ranks (a shard has no replica, two replicas have no majority) is read after
+  the optimizer's step and again before the next one: nothing may write in between.
 
 Only on a mismatch do ranks exchange checksums by tensor, and `analyzers.corruption.replicas.judge` names rank and
 tensor.
 
-What it cannot see: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1`
-makes all of them due); a wrong result inside the optimizer's step; gradients before they are reduced, which reach all
-all replicas (`trainer.guard.recompute_check` checks those); constants such as the rotary tables.
+Not detected: a flip in a shard without a replica between two states that are not due (`probes.chain_interval = 1` makes
+all of them due); a wrong result inside the optimizer's step; wrong gradients before their reduction, which reach all
+replicas (`trainer.guard.recompute_check` checks those); constants such as the rotary tables.
 
-On a GPU the second reading is judged one step later, when its numbers have come back by themselves.
+On a GPU the second reading is judged one step later, so that reading its numbers does not synchronise the device.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from trainer.training.rank_training import Training
 __all__ = ["Integrity", "IntegrityVote"]
 
 PRIME = 2**31 - 1
-"""Votes are taken modulo it, so that their sum over four million ranks is exact in float64."""
+"""Modulus of the votes, chosen so that their sum over four million ranks is exact in float64."""
 ENOUGH_REPLICAS = 3
-"""Replicas from which a majority names the odd one."""
+"""Minimum number of replicas for a majority that identifies the differing one."""
 
 
 class IntegrityVote(NamedTuple):
     """One rank's vote on its state, or the sums over all ranks."""
 
     checksum: float = 0.0
-    """Weighted so that the sum over all ranks is zero, modulo `PRIME`, where replicas agree."""
+    """Weighted so that the sum over all ranks is zero modulo `PRIME` if replicas agree."""
     chain_broken: float = 0.0
-    """Ranks whose state changed between the optimizer's step and the next."""
+    """Number of ranks whose state changed between the optimizer's step and the next."""
     unreadable: float = 0.0
-    """Ranks that could not read their state: nothing is judged then."""
+    """Number of ranks that could not read their state; if any, nothing is judged."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Check:
 
 
 class Integrity:
-    """One rank's share; every method is called on all ranks."""
+    """The check on one rank; every method is called on all ranks."""
 
     def __init__(self, training: Training, recorder: Recorder) -> None:
         probes, checkpoint = training.config.probes, training.config.checkpoint
@@ -93,7 +93,7 @@ class Integrity:
         self._place = f"{socket.gethostname()} {training.device}"
         if training.device.type == "cpu":
             self._place += f" rank {training.rank}"
-        # No copy is trusted before it was checked, so each state that is kept is due as well.
+        # A copy is trusted only after a check, so each state that is copied is due as well.
         self._intervals = (probes.fingerprint_interval, checkpoint.memory_interval, checkpoint.interval)
         self._chain_interval = probes.chain_interval
         self._lags = training.device.type == "cuda"
@@ -119,14 +119,14 @@ class Integrity:
         )
 
     def report_suspect_devices(self, verdict: Verdict, ledger: Ledger) -> None:
-        """Record the devices of a corruption and how often each was suspected, for the launcher to exclude them."""
+        """Record the devices of a corruption and how often each was suspected, so the launcher can exclude them."""
         if self.training.rank == 0:
             for rank, device in zip(verdict.ranks, verdict.devices, strict=True):
                 count = ledger.corruptions.get(device, 0)
                 self.recorder.event(event_kinds.DEVICE_SUSPECTED, device=device, suspect_rank=rank, count=count)
 
     def trusted_step(self, step: int) -> int:
-        """The newest state up to `step` without evidence of corruption; `step` where integrity is not checked."""
+        """The newest state up to `step` without evidence of corruption; `step` itself if integrity is not checked."""
         return self.healthy_step if self.enabled else step
 
     def reset(self, step: int) -> None:
@@ -145,7 +145,7 @@ class Integrity:
                 record_error("fingerprints", error)
 
     def left_out(self, step: int) -> None:
-        """The optimizer left out the update of `step` after all: the state is that of the step before."""
+        """Note that the optimizer skipped the update of `step`: the state is that of the step before."""
         self._state_step = step - 1
 
     def vote(self) -> IntegrityVote:
@@ -161,7 +161,7 @@ class Integrity:
             return IntegrityVote(unreadable=1.0)
 
     def judge(self, sums: IntegrityVote) -> Corruption | None:
-        """Judge the newest state by the votes of all ranks. Collective where they differ."""
+        """Judge the newest state by the votes of all ranks. Collective if they differ."""
         if not self.enabled or sums.unreadable or self._checked is None:
             return None
         if int(sums.checksum) % PRIME == 0 and not sums.chain_broken:
@@ -170,7 +170,7 @@ class Integrity:
         return self._explain(self._checked)
 
     def examine(self) -> Corruption | None:
-        """Check now: a bad step may come from a flipped bit and not from its batch. Collective."""
+        """Check now, since a bad step may come from a flipped bit and not from its batch. Collective."""
         if not self.enabled:
             return None
         self._pending = self._checked = None
@@ -206,7 +206,7 @@ class Integrity:
 
     def _read(self, *, chained_only: bool = False) -> Reading:
         tensors = training_tensors(self.training)
-        # What a compression of gradients keeps is written in backward, not by the optimizer's step.
+        # State of gradient compression is written in backward, not by the optimizer's step.
         tensors = {name: value for name, value in tensors.items() if not name.startswith("compression.")}
         for name in tensors.keys() - self._groups.keys():
             self._groups[name] = self._group_of(name, tensors)
@@ -215,7 +215,7 @@ class Integrity:
         return self._reader.read(local_tensors(tensors))
 
     def _group_of(self, name: str, tensors: dict[str, Tensor]) -> ReplicaGroup:
-        """Replica group of a parameter, also for its optimizer state: the count of steps has no placement.
+        """Replica group of a parameter, also used for its optimizer state, whose step count has no placement.
 
         Under ZeRO-1 no other rank holds the optimizer state.
         """
@@ -238,7 +238,7 @@ class Integrity:
     # On a mismatch.
 
     def _explain(self, checked: CheckedState | None) -> Corruption | None:
-        """Exchange checksums by tensor; the culprits, or None if all is well after all (or was reported already)."""
+        """Exchange checksums by tensor; returns the culprits, or None if all agree (or if it was reported already)."""
         own = {} if checked is None else {n: [self._groups[n].label, v] for n, v in checked.found.items()}
         broken = {} if checked is None else {name: checked.expected[name] for name in checked.broken()}
         shared = gather_from_all({"found": own, "broken": broken, "place": self._place})
@@ -278,14 +278,14 @@ class CheckedState:
     taken_ns: int
     found: dict[str, int]
     expected: dict[str, int]
-    """Checksums after the optimizer's step, of the tensors that were read then."""
+    """Checksums after the optimizer's step, for tensors that were read then."""
 
     def broken(self) -> list[str]:
         return [name for name, value in self.expected.items() if self.found.get(name, value) != value]
 
 
 def record_groups(recorder: Recorder, checked: CheckedState, groups: Mapping[str, ReplicaGroup]) -> None:
-    """Write one row a group: the sum of its tensors' checksums, each with a distinct weight."""
+    """Write one row per group: the sum of its tensors' checksums, each with a distinct weight."""
     sums: dict[str, list[int]] = {}
     for number, (name, value) in enumerate(checked.found.items()):
         row = sums.setdefault(groups[name].label, [0, 0, 0])

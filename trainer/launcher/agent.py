@@ -1,16 +1,16 @@
-"""torch's elastic agent over our rank processes: rendezvous with the other nodes, start and restart of the ranks.
+"""torch's elastic agent over Rankscope's rank processes: rendezvous with other nodes, start and restart of the ranks.
 
     agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=RankProcesses(...), devices=Devices(4))
     result = agent.run()
 
-The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. Ours
-differs in three things. An attempt is claimed (`trainer.checkpoint.attempt_fence`) before any rank starts, and all
-nodes learn its number through the rendezvous store. Who ended first is an event before the agent acts on it. And once
-a rank has died the others get a short grace period: they cannot finish the step that they are in.
+The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. It
+differs in three ways:
+1. It claims an attempt (`trainer.checkpoint.attempt_fence`) before any rank starts, and shares its number in the store.
+2. It records which rank ended first as an event before it acts on it.
+3. Once a rank has died, the others get only a short grace period: they cannot finish the current step.
 
-The world is as large as the nodes and devices that are there allow: of the ranks that met, the largest number on which
-the configuration can be laid out takes part, and the global batch is divided among them. A node whose ranks are all
-left over waits until the world changes, or ends.
+The largest number of available ranks for which the configuration has a valid layout takes part, and the global batch is
+divided among them. A node without any of these ranks waits until the world changes, or ends.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from watch.health.oom_kills import OomCounter
 __all__ = ["Agent"]
 
 STRANDED_S = 3.0
-"""How long ranks may live on after one of them died: they see the connection break within milliseconds, or never."""
+"""Grace period (s) after a rank died: the others see the broken connection within milliseconds, or never."""
 EXITING_S = 5.0
-"""How long the kernel may take to end a process that others have already lost: it frees its memory first."""
+"""Time (s) that the kernel may take to end a process whose peers have lost it: it frees its memory first."""
 EXIT_BARRIER_S, MARGIN_S = 30.0, 3.0
-"""MARGIN_S: ranks leave by themselves when their grace period is over; only those that do not are killed."""
+"""MARGIN_S: ranks leave by themselves at the end of their grace period; only remaining ones are killed."""
 _OVER = "rankscope/over"
 _REGROUP = "rankscope/regroup"
-"""Set before a node stops its ranks to leave devices out: all ranks end as when they are preempted, and go on."""
+"""Key set before a node stops its ranks to exclude devices: all ranks save and end as if preempted, then restart."""
 
 
 class Agent(SimpleElasticAgent):
@@ -92,7 +92,7 @@ class Agent(SimpleElasticAgent):
         self.exit_code = EXIT_FAILED
         self._requests = RequestFile(run, node.rank)
         self._oom = OomCounter()
-        self.goes_on_without = False  # ranks stopped as agreed; the launch is to go on without another node
+        self.goes_on_without = False  # ranks stopped as agreed, and the launch goes on without another node
         self._node_failures = node.failures
         limit = config.recovery.max_failures_per_node
         self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0
@@ -167,7 +167,7 @@ class Agent(SimpleElasticAgent):
         codes = self.ranks.exit_codes()
         store = _store_of(worker_group)
         if not codes and not store.check([_OVER]):
-            return RunResult(state=WorkerState.HEALTHY)  # left over: a node that takes part reports the end
+            return RunResult(state=WorkerState.HEALTHY)  # no ranks here: others report the end
         if all(code == 0 for code in codes.values()):
             store.set(_OVER, "")
             return RunResult(
@@ -176,10 +176,10 @@ class Agent(SimpleElasticAgent):
             )
         if not any(codes.values()) and self._follow_request(worker_group):
             return RunResult(state=WorkerState.FAILED)
-        if any(codes.values()):  # the rank that a failed one lost may not have been through with its own end
+        if any(codes.values()):  # the rank whose connection was lost may still be ending
             self.ranks.wait_for_exiting(EXITING_S)
             codes = self.ranks.exit_codes()
-        # Within one poll, a rank that died of a signal died first: the others' errors come from the broken connection.
+        # If several ended within one poll, the one that died of a signal was first: the others saw a broken connection.
         first = sorted(
             (local_rank for local_rank, code in codes.items() if code), key=lambda rank: (codes[rank] or 0) > 0
         )
@@ -220,7 +220,7 @@ class Agent(SimpleElasticAgent):
             # SIGTERM before the rank could handle it: the machine is being preempted.
             regroups = _store_of(worker_group).check([_REGROUP])
             if regroups or _group_size(worker_group) > self.node.min_nodes:
-                # Another node is preempted, and has agreed with us where to stop: go on without it, at no cost.
+                # Another node is preempted, and all agreed on the last step: go on without it, at no cost.
                 self._remaining_restarts += not self.goes_on_without
                 self.goes_on_without = True
             else:
@@ -229,7 +229,7 @@ class Agent(SimpleElasticAgent):
         else:
             self._record_exit(worker, code, message=str(failure.message), is_blamed=is_blamed)
             if code == EXIT_STORAGE:
-                self.exit_code = code  # of the launch, once no restart is left
+                self.exit_code = code  # exit code of the launch, once no restart is left
             if code in NOT_RESTARTED:
                 self.exit_code, self._remaining_restarts = code, 0
             if code == EXIT_MISTAKE and (why := self._mistake(worker.global_rank)):
@@ -245,7 +245,7 @@ class Agent(SimpleElasticAgent):
         )  # fmt: skip
 
     def _mistake(self, rank: int) -> str:
-        """Return what a rank found wrong with the configuration, printed in one line; empty if it found nothing."""
+        """Return the configuration error that a rank printed in one line; empty if there is none."""
         log = self.run_dir.path / "logs" / f"attempt-{self.attempts[-1]}" / f"rank-{rank:05d}.err.log"
         try:
             lines = log.read_text(errors="replace").splitlines()
@@ -272,7 +272,7 @@ class Agent(SimpleElasticAgent):
             return
         others = worker_group.workers[0].world_size - 1
         if not fitting_world(self.config, others):
-            return  # a mesh without a free dimension: better on this device than not at all
+            return  # no smaller world is possible: better to use this device than to stop
         self.devices.exclude(device)
         worker_group.spec.local_world_size = len(self.devices.in_use)
         self.events.write(
@@ -284,11 +284,11 @@ class Agent(SimpleElasticAgent):
             reason=f"{self.devices.failures(device)} deaths, the last by {_ending(code)}",
         )
         if not self.devices.in_use:
-            self._remaining_restarts = 0  # nothing is left here: this node leaves, the others go on
+            self._remaining_restarts = 0  # no device is left here: this node leaves, the others go on
             self.exit_code = EXIT_EXCLUDED if self.is_dispensable else self.exit_code
 
     def _judge_node(self, code: int, worker_group: WorkerGroup) -> None:
-        """A node that failed too often leaves if the others can go on: not node 0, which keeps the rendezvous."""
+        """Let a node that failed too often leave if the others can go on; never node 0, which hosts the rendezvous."""
         self._node_failures += 1
         if not 0 < self._most_node_failures <= self._node_failures:
             return
@@ -309,9 +309,9 @@ class Agent(SimpleElasticAgent):
         self.failure = f"This node is excluded after {reason}"
 
     def _follow_request(self, worker_group: WorkerGroup) -> bool:
-        """Leave out the devices that `watch` asks to; returns True if the ranks are to be restarted without them.
+        """Exclude devices at the request of `watch`; returns True if the ranks must be restarted without them.
 
-        The restart is like one for a node that joins: all ranks save first, and no restart of the budget is used.
+        As for a node that joins, all ranks save before the restart, and it does not count against the budget.
         """
         request = self._requests.poll(self.attempts[-1])
         if request is None:
@@ -354,14 +354,14 @@ class Agent(SimpleElasticAgent):
             self.exit_code, self._remaining_restarts = EXIT_EXCLUDED, 0
             self.failure = f"This node is excluded: {request.reason.rstrip('.')}"
         else:
-            self._remaining_restarts += 1  # which the restart takes away again
+            self._remaining_restarts += 1  # the restart subtracts it again
         return True
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Before a restart: ranks that still run save first.
+        """Stop the ranks before a restart; ranks that still run save first.
 
-        They do where a node joins, or one whose ranks have ended waits to start again. What becomes of them is
-        recorded: without it their end would look like a kill from outside.
+        This happens if a node joins, or if a node whose ranks have ended waits to start again. The stop is recorded,
+        because otherwise it would look like a kill from outside.
         """
         running = [local_rank for local_rank, code in self.ranks.exit_codes().items() if code is None]
         self._shutdown()
@@ -374,7 +374,7 @@ class Agent(SimpleElasticAgent):
                 self._record_exit(worker, code)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        """Ranks have `_patience_s`, whatever `timeout` torch passes (2.11 and older pass none)."""
+        """Give ranks `_patience_s`, whatever `timeout` torch passes (2.11 and older pass none)."""
         self._stop.wait_announced()
         left_s = self._stop.ranks_left_s()
         number = signal.SIGTERM if death_sig == signal.SIGHUP else death_sig  # of which a rank would die unsaved

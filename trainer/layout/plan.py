@@ -1,11 +1,11 @@
-"""From a configuration and a number of ranks to the parallel layout, without torch and before any process group.
+"""Resolve a configuration and a number of ranks into the parallel layout, without torch or process groups.
 
     plan = resolve(config, world_size=8)
     plan.sizes            # {"pp": 1, "dp_replicate": 2, "dp_shard": 2, "ep": 1, "cp": 1, "tp": 2}
     plan.coordinates(5)   # {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "ep": 0, "cp": 0, "tp": 1}
 
-Ranks are numbered with `tp` fastest, then `cp`, `ep`, `dp_shard`, `dp_replicate`, `pp`: the groups that talk most lie
-closest.
+Ranks are numbered with `tp` fastest, then `cp`, `ep`, `dp_shard`, `dp_replicate`, `pp`: groups with the most
+communication are closest.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def loss_copies(self) -> int:
-        """Divisor of each rank's loss, so that the losses of all ranks that have one add up to their mean."""
+        """Divisor of each rank's loss, so that the losses of all ranks with a loss add up to their mean."""
         return self.world_size // self.pp
 
     @property
@@ -63,10 +63,10 @@ class Plan:
     def data_parallel_kind(self) -> str:
         """none | ddp | fsdp | hsdp.
 
-        DDP's C++ reducer takes no DTensors, and never hears of gradients that the zero-bubble schedules compute apart
-        from backward. Replicas then go through FSDP2 with a shard dimension of one, whose gather and scatter are
-        no-ops: `hsdp`. So does a single rank whose parameters stay in host memory. What is no expert is sharded over
-        `dp_shard`, `ep` and `cp` together, experts without `ep`.
+        DDP's C++ reducer does not support DTensors, nor see gradients that zero-bubble schedules compute outside
+        backward. In these cases replicas use FSDP2 with a shard dimension of one, whose gather and scatter are no-ops:
+        `hsdp`. So does a single rank whose parameters stay in host memory. Non-expert parameters are sharded over
+        `dp_shard`, `ep` and `cp` together, experts over these without `ep`.
         """
         if self.dp_shard * self.ep * self.cp > 1 or self.offloads_parameters:
             return "hsdp" if self.dp_replicate > 1 else "fsdp"
@@ -76,10 +76,9 @@ class Plan:
         return "none"
 
     def chunks(self, rank: int, exchange: str) -> tuple[tuple[int, ...], int]:
-        """Chunks of each sequence that a rank has, of how many equal ones; see `parallel.cp_exchange`.
+        """Return (indices of a rank's chunks of each sequence, number of equal chunks); see `parallel.cp_exchange`.
 
-        In a ring the first tokens would leave a rank idle while the last keep another busy: each has an early and a
-        late chunk.
+        In a ring each rank gets an early and a late chunk, since causal attention does less work for early tokens.
         """
         place = self.coordinates(rank)["cp"]
         if self.cp == 1 or exchange == "gather":
@@ -88,7 +87,7 @@ class Plan:
 
     @property
     def compiles(self) -> bool:
-        """Return False where a schedule takes backward passes in two parts, which a compiled one has not."""
+        """Return False for schedules that split backward passes in two, which compiled modules do not support."""
         return self.pp == 1 or not self.schedule.endswith("zero_bubble")
 
     @property
@@ -112,7 +111,7 @@ class Plan:
 
 
 def resolve(config: Config, world_size: int) -> Plan:
-    """Check `config` against `world_size` ranks and fill in what it leaves open. Raises ConfigError (one line)."""
+    """Check `config` against `world_size` ranks and fill in open values. Raises ConfigError (one line)."""
     if world_size < 1:
         raise ConfigError(f"world size = {world_size}: must be at least 1")
     sizes = _mesh_sizes(config, world_size)
@@ -135,7 +134,7 @@ def resolve(config: Config, world_size: int) -> Plan:
 
 
 def fitting_world(config: Config, num_ranks: int) -> int:
-    """The largest world of at most `num_ranks` ranks that `config` can be laid out on; 0 if there is none."""
+    """The largest world of at most `num_ranks` ranks for which `config` has a layout; 0 if there is none."""
     for world_size in range(num_ranks, 0, -1):
         try:
             resolve(config, world_size)
@@ -237,7 +236,7 @@ def _batch_sizes(config: Config, data_size: int, pp: int, stages: Stages) -> tup
             f"train.global_batch_size = {train.global_batch_size}: must be divisible by the {data_size} data ranks"
         )
     local = train.global_batch_size // data_size
-    # A pipeline keeps its ranks busy only with several microbatches; without one, a single pass is the fastest.
+    # A pipeline needs several microbatches to keep its ranks busy; without a pipeline, a single pass is fastest.
     micro = train.micro_batch_size or (max(1, local // (2 * pp)) if pp > 1 else local)
     if local % micro:
         raise ConfigError(
@@ -278,9 +277,9 @@ class Stages:
 
 
 def split_layers(num_layers: int, pp: int, per_rank: int, style: str, costs: list[float]) -> Stages:
-    """Cut `num_layers` into `pp * per_rank` runs of neighbours so that the dearest stage is as cheap as it can be.
+    """Split `num_layers` into `pp * per_rank` consecutive stages so that the costliest one is as cheap as possible.
 
-    `costs` is one number a layer; empty means equal layers.
+    `costs` has one number per layer; empty means equal layers.
     """
     count = pp * per_rank
     layers = _cheapest_cut(costs or [1.0] * num_layers, count)
@@ -292,7 +291,7 @@ def split_layers(num_layers: int, pp: int, per_rank: int, style: str, costs: lis
 
 
 def _cheapest_cut(costs: list[float], count: int) -> tuple[tuple[int, ...], ...]:
-    """Dynamic programming: best[k][j] = lowest (dearest stage, sum of squares) for the first j layers in k stages."""
+    """Dynamic programming: best[k][j] = lowest (costliest stage, sum of squares), first j layers in k stages."""
     size = len(costs)
     total = [0.0]
     for cost in costs:
@@ -305,9 +304,9 @@ def _cheapest_cut(costs: list[float], count: int) -> tuple[tuple[int, ...], ...]
         for last in range(stage, size + 1):
             for first in range(stage - 1, last):
                 before, cost = best[stage - 1][first], total[last] - total[first]
-                # The sum of squares spreads what is left: 3 3 2 2 layers, not 3 3 3 1.
+                # The sum of squares spreads the rest evenly: 3 3 2 2 layers, not 3 3 3 1.
                 candidate = (max(before[0], cost), before[1] + cost * cost)
-                # On a tie the later cut: early stages take the extra layer, the head makes the last stage dear.
+                # On a tie take the later cut: early stages get the extra layer, since the last stage has the head.
                 if candidate <= best[stage][last]:
                     best[stage][last], cut[stage][last] = candidate, first
     bounds, last = [size], size

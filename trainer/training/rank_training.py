@@ -1,6 +1,6 @@
 """Model parts, optimizer and data of one rank, and the phases of a step.
 
-`trainer.training.build.build` makes it; the loop in that module's docstring is how it is used.
+Made by `trainer.training.build.build`, whose module docstring shows the loop that uses it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["Training"]
 _BYTES_OF_LOGITS = 3 * 4
 """Bytes per token and vocabulary entry: logits, softmax and gradients in float32."""
 _SHARE_FOR_LOGITS = 0.1
-"""Share of the device's memory that whole logits may take."""
+"""Maximum share of the device's memory for whole logits."""
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     stream: BatchStream
     loader: Prefetcher  # of this rank's batches of `stream`
-    validation: dict[str, BatchStream]  # by name; of one corpus that has its own end kept, the name is empty
+    validation: dict[str, BatchStream]  # by name; the name is empty for the held-out end of a single corpus
     scaler: LossScaler | None = None
     pipeline: Pipeline | None = None
     loss_in_chunks: bool = False
@@ -120,12 +120,12 @@ class Training:
 
         The gradients are those of the mean over the whole global batch, reduced over the data ranks with the last
         microbatch. The loss is this rank's own (zero where `has_loss` is false): `global_mean` makes it the batch's.
-        In a pipeline the spans are those that probes take from its stages.
+        In a pipeline, the probes record spans from its stages.
         """
         self._seed_dropout(batch.index)
         self._rescale()
         for module in self.modules:
-            if not module.training:  # after an evaluation; setting it walks through every module
+            if not module.training:  # after an evaluation; `train()` walks through every module
                 module.train()
         self._scale_router_losses()
         if self.pipeline is not None:
@@ -147,12 +147,12 @@ class Training:
         return losses[0] if count == 1 else torch.stack(losses).sum()
 
     def _rescale(self) -> None:
-        """Here and not after an update: parameters also change by checkpoints, copies and faults."""
+        """Rescale here and not after an update: checkpoints, copies and faults change parameters, too."""
         for part in self.parts:
             part.rescale()
 
     def _scale_router_losses(self) -> None:
-        """Routers' losses enter in backward, besides a loss that is divided by microbatches and scaled in fp16."""
+        """Scale the routers' losses, added in backward, like the loss: divided by microbatches, scaled in fp16."""
         scale = 1.0 if self.scaler is None else self.scaler.scale
         for layer in self.expert_layers.values():
             layer.loss_scale = scale / self.plan.num_microbatches
@@ -210,7 +210,7 @@ class Training:
         return token_loss(module(inputs), targets)
 
     def own_piece(self, batch: Batch) -> Batch:
-        """Under context parallel a rank has a part of each sequence."""
+        """This rank's part of each sequence under context parallel; else the whole batch."""
         return batch.piece(*self.plan.chunks(self.rank, self.config.parallel.cp_exchange))
 
     def _microbatches(self) -> Iterator[slice]:
@@ -230,14 +230,14 @@ class Training:
     def clip(self, *summed: Tensor, own: Sequence[Tensor] = ()) -> ClipResult:
         """Clip gradients to `optim.clip_norm`. Collective.
 
-        `summed`, rows of float64 on the device, are summed over all ranks by the reduction of the norm; `own` are read
-        back as they are. All numbers come back at once: the host waits for the device here.
+        `summed` (rows of float64 on the device) is summed over all ranks in the norm's reduction; `own` is read back
+        unreduced. Synchronises: the host waits for the device here, once for all numbers.
         """
         with self.recorder.span("optimizer"):
             return self._clip(summed, own).read()
 
     def clip_unread(self, *summed: Tensor, own: Sequence[Tensor] = (), waits: bool = False) -> ClipNumbers:
-        """`clip` that leaves the numbers on the device until they are read; with `waits` they are on the host."""
+        """Like `clip`, but leaves the numbers on the device until they are read; with `waits` they are on the host."""
         with self.recorder.span("optimizer"):
             numbers = self._clip(summed, own)
             if waits:
@@ -263,9 +263,9 @@ class Training:
         return LocalGradients(parameters, self.plan.world_size // self.plan.pp)
 
     def absorb_overflow(self, norm: float) -> bool:
-        """fp16: whether a norm that is not finite is only the loss scale's doing; drops the step if so.
+        """Return True, and drop the step, if a non-finite norm in fp16 only comes from too large a loss scale.
 
-        Always False in other precisions and for finite norms. Ask it before calling the step a fault.
+        Always False in other precisions and for finite norms. Call it before judging the step.
         """
         if self.scaler is None or not self.scaler.absorbs(norm):
             return False
@@ -277,7 +277,7 @@ class Training:
     def step(self, step: int, *, leave_out: Tensor | None = None) -> float:
         """Take optimizer step `step` (from 0) and clear the gradients; returns the learning rate used.
 
-        `leave_out`: 1 on the device if the update is not to happen; the fused kernel reads it, the host does not.
+        `leave_out`: a device tensor, 1 to skip the update; the fused kernel reads it, the host does not.
         """
         with self.recorder.span("optimizer"):
             rate = learning_rate(step, self.config)
@@ -290,7 +290,7 @@ class Training:
             return rate
 
     def discard(self) -> None:
-        """Drop the accumulated gradients; also puts parameters in order after a step that broke off halfway."""
+        """Drop the accumulated gradients; also restores parameters after a step that was interrupted midway."""
         self.optimizer.zero_grad(set_to_none=True)
         for part in self.parts:
             part.reshard()
@@ -314,8 +314,8 @@ class Training:
 
     @contextlib.contextmanager
     def without_side_effects(self) -> Iterator[None]:
-        """Run a step that leaves no trace: gradients are reduced whole, compression keeps nothing of them, the load of
-        experts is not counted. With whole logits where they fit: each layer's result can be looked at then."""
+        """Context for a step without side effects: gradients are reduced uncompressed, compression keeps no state of
+        them, expert load is not counted. Uses whole logits if they fit, so that each layer's result can be examined."""
 
         def trains(does: bool) -> None:
             for compression in self.compressions:
@@ -333,7 +333,7 @@ class Training:
             trains(True)
 
     def _whole_logits_fit(self) -> bool:
-        """Return the same on all ranks: it does not ask what is free."""
+        """Return the same value on all ranks: it does not depend on free memory."""
         if self.device.type != "cuda":
             return True
         tokens = self.plan.micro_batch_size * self.config.data.seq_len // self.plan.cp
@@ -342,26 +342,26 @@ class Training:
         return logits * _BYTES_OF_LOGITS < there * _SHARE_FOR_LOGITS
 
     def close(self) -> None:
-        """End the data workers. Harmless to call twice, or never."""
+        """End the data workers. Calling it twice, or never, is harmless."""
         self.loader.close()
 
     def _loss_context(self) -> AbstractContextManager[object]:
-        """DTensor's cross-entropy on split logits; its backward must run inside too."""
+        """Context of DTensor's cross-entropy on sharded logits; backward must run inside it, too."""
         if self.plan.tp > 1 and self.config.parallel.loss_parallel:
             return loss_parallel()
         return contextlib.nullcontext()
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """Mixed precision where FSDP's own policy does not already do it."""
+        """Autocast context for mixed precision, unless FSDP's own policy already handles it."""
         dtype = COMPUTE_DTYPES[self.config.train.precision]
         if dtype == torch.float32 or self.plan.data_parallel_kind in ("fsdp", "hsdp"):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)
 
     def _seed_dropout(self, batch_index: int) -> None:
-        """Dropout is a function of (seed, batch, data rank), so it is the same again after a rollback.
+        """Seed dropout from (seed, batch, data rank), so that it is reproduced after a rollback.
 
-        Ranks of a tp group agree, unless each has its own part of the sequence.
+        Ranks of a tp group use the same seed, unless each has its own part of the sequence.
         """
         if self.config.model.dropout:
             at = self.plan.coordinates(self.rank)

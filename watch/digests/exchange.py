@@ -30,16 +30,16 @@ from watch.digests.link import LEADER, DigestLink, Refusal, Verdict
 __all__ = ["SILENT_S", "JobWatch"]
 
 SILENT_S = 8.0
-"""A watch that was killed is started again within 2 s and imports torch before its first digest."""
+"""Seconds: a killed watch is restarted within 2 s and imports torch before its first digest."""
 MOVED_NS = 5_000_000
 """A clock offset that has changed by this much is reported again."""
 REFUSED_EVERY_S = 60.0
-"""Between two events of messages that are refused for the same reason."""
+"""Seconds between two events about messages refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
 """Withdraws the previous verdict."""
 _SUBJECTS = ("exit_rank", "state_rank", "killed_rank")
 _OF_NODES = (event_kinds.LAUNCHER_LOST, event_kinds.STOP_REQUESTED)
-"""Ends of a node's launcher: without them the leader would take the ends of its ranks for failures of the ranks."""
+"""Events about the end of a node's launcher, without which the leader would take its ranks' ends for failures."""
 
 
 class JobWatch:

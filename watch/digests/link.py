@@ -1,4 +1,4 @@
-"""Digests between the nodes' watches, through the store of the rendezvous.
+"""Exchange digests between the watches of the nodes, through the rendezvous store.
 
     with DigestLink("node-0:29500", node=1, num_nodes=4, secret=job_secret(run)) as link:
         link.publish(digest)                     # returns at once; the newest is sent
@@ -8,9 +8,9 @@
 Each message is signed (`watch.digests.signed_messages`); one that is forged or replayed changes nothing and is listed
 by `take_refusals`.
 
-All communication happens in threads of this object: a lost node, or a store that is lost with the leader's machine,
-delays no tick. What cannot be sent is counted and dropped; the records are in the node's own store.
-Imports torch, in its thread, and only here: a watch of a single node does not load it.
+All communication happens in threads of this object, so a lost node or a store lost with the leader's machine delays no
+tick. Digests that cannot be sent are counted and dropped; the records are in the node's own store. Only this module of
+watch imports torch, in its thread: a watch of a single node does not load it.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ __all__ = ["ALL", "LEADER_KEY", "DigestLink", "Refusal", "Traffic", "Verdict", "
 logger = logging.getLogger("rankscope.watch")
 LEADER = 0
 ALL = -1
-"""Receiver of what is for all nodes."""
+"""Receiver number of messages for all nodes."""
 PERIOD_S = 0.5
-"""Between two polls; a new digest is sent at once."""
+"""Seconds between two polls; a new digest is sent immediately."""
 STORE_S = 5.0
 RECONNECT_S = 2.0
 CLOSE_S = 3.0
 ANSWERS_S = 3.0
-"""Without an answer of the store for so long the connection counts as lost: it is polled twice a second."""
+"""Seconds without an answer after which the store counts as lost; it is polled twice a second."""
 MAX_SUMMARY = 4000
 MAX_REFUSALS = 1000
 """Maximum distinct refusals kept until they are collected."""
 LEADER_KEY = "rankscope/leader"
-"""What node 0 writes for all: a message without a body, which carries its session."""
+"""Key that node 0 writes for all nodes: a message without a body, which carries its session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The ranks that keep a job waiting, as the leader found."""
+    """The leader's finding: the ranks that a job waits for."""
 
     attempt: int
     ranks: tuple[int, ...]
@@ -74,7 +74,7 @@ class Verdict:
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """Totals of the link so far."""
+    """Totals of a link since it was opened."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -85,7 +85,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Messages of one purpose that had no effect; `node`: the one that they claim to come from."""
+    """Messages of one purpose that were ignored; `node`: the node that they claim to come from."""
 
     node: int
     purpose: str
@@ -162,7 +162,7 @@ class DigestLink:
         return self.is_connected and time.monotonic() - self._answered_s < ANSWERS_S
 
     def received(self) -> list[Digest]:
-        """The newest digest of each other node, `received_ns` by our clock."""
+        """The newest digest of each other node; `received_ns` is by this node's clock."""
         return list(self._received.values())
 
     @property
@@ -181,7 +181,7 @@ class DigestLink:
             self._refusals[refusal] = self._refusals.get(refusal, 0) + 1
 
     def _serve(self, work: Callable[[TCPStore], None]) -> None:
-        """Run `work` on a connection, on a new one when the store was lost, until the end."""
+        """Run `work` on a connection until the end; reconnect if the store was lost."""
         while not self._stopped.is_set():
             try:
                 work(self._connect())

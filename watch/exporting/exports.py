@@ -48,7 +48,7 @@ class Exports:
 
     @property
     def is_read(self) -> bool:
-        """True if a last measurement of the run has a reader: a collector, or a scraper that has come before."""
+        """True if anyone will read a last measurement: a collector, or a scraper that has scraped before."""
         return self._otel is not None or (self._metrics is not None and self._metrics.is_scraped(time.time_ns()))
 
     def tick(self, source: Source, facts: TickFacts, *, measure_now: bool) -> None:
@@ -88,7 +88,7 @@ def exports(
     listen: Listen | None,
     bare: bool = False,
 ) -> Iterator[Exports]:
-    """Open all of them until the block ends; `listen` goes before the run's configuration. `bare`: none of them."""
+    """Open all exporters until the block ends; `listen` overrides the run's configuration. `bare`: open none."""
     if bare:
         yield Exports(None, None, None, None)
         return
@@ -127,7 +127,7 @@ class OtelExport:
 
 @contextmanager
 def otel_export(run: RunDir, node_rank: int, events: EventWriter) -> Iterator[OtelExport | None]:
-    """None where no endpoint is set, or the `otel` extra is not installed (reported as an event)."""
+    """Open the export; None if no endpoint is set or the `otel` extra is not installed (reported as an event)."""
     if not wanted():
         yield None
         return

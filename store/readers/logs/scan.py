@@ -5,8 +5,7 @@
 
 0. UTF-16, colours and JSON lines are converted to plain text first (`plain_text`).
 1. Chunks of 4 MiB are searched for the rules' literals, all at once; only lines with one are decoded and matched.
-2. A line longer than 16 KiB is cut there, so a chunk without a line end does not grow the buffer.
-3. After too many hits in a file a literal is no longer searched for, and this is reported: memory stays bounded.
+2. Memory is bounded: lines are cut at 16 KiB, and a literal with too many hits is no longer searched and reported.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ KEPT_LAST = 10
 """Newest exceptions kept besides those: the last ones show how the process ended."""
 MAX_EVENTS = 60_000
 MAX_PREFIXES = 16
-"""Maximum constant prefixes learned per file."""
 SAMPLE_BYTES = 64 << 10
 SAMPLE_LINES = 200
 LATER_LINES = 1_000
@@ -121,7 +119,6 @@ class ReadLog:
     events: list[LogEvent] = field(default_factory=list)
     steps: list[LogStep] = field(default_factory=list)
     last_step_line: int = 0
-    """Number of the last line that reports a step."""
     num_lines: int = 0
     num_bytes: int = 0
     tail: bytes = b""

@@ -1,4 +1,4 @@
-"""The checkpoints of a run on disk: sharded, hashed, published by one rename, written while the training goes on.
+"""Checkpoints on disk: sharded, hashed, published by one rename, written in the background.
 
     disk = DiskCheckpoints(run.checkpoints, training, recorder, keep=3)
     disk.open(); loaded = disk.load_newest(ledger)      # all ranks; None if there is none
@@ -6,11 +6,12 @@
     disk.advance(sums)                                  # all ranks, once a step, with the sums of `disk.vote()`
     disk.settle()                                       # all ranks: wait for the save that is being written
 
-A folder is `step-00000050.1.a0.tmp` while it is written (number of the save, attempt), gets its manifest last and then
-its name, in one rename; `trainer.checkpoint.disk_tier.saving` has the stages. One save is written at a time. A folder
-that must not be used again is renamed to `step-00000050.condemned`. Loading checks all hashes before torch opens any
-file, and takes the checkpoint before if one is proven not to be as it was written. Storage that cannot be read proves
-nothing: StorageError ends the attempt, and nothing is renamed or removed.
+Saving: a folder is named `step-00000050.1.a0.tmp` while it is written (number of the save, attempt). Its manifest is
+written last, then one rename gives it its final name; `trainer.checkpoint.disk_tier.saving` has the stages. Only one
+save is written at a time. A folder that must not be used again is renamed to `step-00000050.condemned`.
+
+Loading: all hashes are verified before torch opens any file (`trainer.checkpoint.disk_tier.loading`). If a file differs
+from its hash, the next older one is used. Unreadable storage proves no damage: StorageError, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ class DiskCheckpoints:
         self.keep_every = keep_every
         self.is_chief = training.rank == 0
         self.saved: list[int] = []
-        """Steps that this run may go back to, verified, oldest first; the same on all ranks."""
+        """Steps of verified checkpoints that this run may go back to, oldest first; the same on all ranks."""
         self.unread: set[int] = set()
-        """Steps whose files are complete and could not be read back: loading verifies them. The same on all ranks."""
+        """Steps whose files are complete but could not be read back; loading verifies them. The same on all ranks."""
         self.states = States()
         """Kept by rank 0 only."""
         self.background = ThreadPoolExecutor(1, thread_name_prefix="rankscope-save")
-        """Does one thing at a time, none of which may be a collective."""
-        # A thread that pickles keeps the interpreter's lock until it is asked for so long; the training thread, which
-        # lets go of it in each operation, would wait 5 ms every time that it wants it back.
+        """Runs background work one at a time; none of it may be a collective."""
+        # A thread that pickles holds the GIL for a whole switch interval; the training thread, which
+        # releases the GIL in each operation, would wait the default 5 ms each time to get it back.
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         self._save: Save | None = None
         self._plan: SavePlan | None = None
@@ -106,9 +107,9 @@ class DiskCheckpoints:
         late_extra: Callable[[], Mapping[str, Any]] = dict,
         stall_ns: int = 0,
     ) -> None:
-        """Start to write a checkpoint of what `copy` holds. All ranks; none may be `busy`. `stall_ns` goes on record.
+        """Start to write a checkpoint of the state in `copy`. All ranks; none may be `busy`. `stall_ns` is recorded.
 
-        `late_extra` is called in the background, on rank 0: what takes long to find out belongs there.
+        `late_extra` is called in the background on rank 0, for values that take long to compute.
         """
         assert self._save is None
         start = time.monotonic_ns()
@@ -119,7 +120,7 @@ class DiskCheckpoints:
         values, step = copy.values, copy.step
         self._num_saves += 1
         final = self.path(step)
-        if step in self.unread:  # what is read back this time takes its place
+        if step in self.unread:  # this save, if it can be read back, replaces it
             self.states.found(step, "failed")
         self._report(step, "writing")
         content = self._content(values)
@@ -136,11 +137,11 @@ class DiskCheckpoints:
         self._save.stall_ns = stall_ns + time.monotonic_ns() - start
 
     def vote(self) -> SaveVote:
-        """This rank's vote on the save that is being written."""
+        """This rank's vote on the current save."""
         return self._save.vote() if self._save is not None else SaveVote()
 
     def advance(self, sums: SaveVote) -> bool:
-        """Go on with the save by the votes of all ranks; True if it has succeeded. All ranks."""
+        """Advance the save by the votes of all ranks; returns True once it has succeeded. All ranks."""
         save = self._save
         if save is None or sums.pending:
             return False
@@ -183,7 +184,7 @@ class DiskCheckpoints:
     # Loading.
 
     def open(self) -> None:
-        """Remove what a former attempt left unfinished, and recover what it replaced. All ranks, before loading."""
+        """Remove an earlier attempt's unfinished folders, recover those it was replacing. All ranks, before loading."""
         if self.is_chief:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -193,16 +194,15 @@ class DiskCheckpoints:
                 self._report_problem(f"{self.folder.name} cannot be written: {failure.strerror}")
 
     def newest(self, ledger: Ledger) -> int:
-        """Step of the newest finished checkpoint without a batch that was given up; -1 if there is none. All ranks."""
+        """Step of the newest finished checkpoint that includes no skipped batch; -1 if there is none. All ranks."""
         steps, stale = self._scan(ledger)
         return max((step for step in steps if step not in stale), default=-1)
 
     def load_newest(self, ledger: Ledger) -> Loaded | None:
-        """Load the newest checkpoint whose hashes agree; those that do not are condemned. All ranks.
+        """Load the newest checkpoint whose hashes match; condemn those that do not. All ranks.
 
-        One that holds the update of a batch that was given up since is condemned too: the run was ended between the
-        decision and the way back. Raises CheckpointError if there are checkpoints but none can be used: to start over
-        must be asked for. Raises StorageError, LoadError.
+        One that includes the update of a batch skipped later is condemned, too: the run ended before its rollback.
+        Raises CheckpointError if none of the existing ones is usable (start over explicitly), StorageError, LoadError.
         """
         steps, stale = self._scan(ledger)
         candidates = [step for step in steps if step not in stale] or steps
@@ -227,22 +227,22 @@ class DiskCheckpoints:
         return None
 
     def adopt(self, ledger: Ledger, before: int) -> None:
-        """Know the checkpoints up to a step without loading one of them. All ranks."""
+        """Take over the list of checkpoints up to a step without loading any. All ranks."""
         steps, stale = self._scan(ledger)
         self.saved = [step for step in steps if step <= before and step not in stale]
         for step in stale:
             self.condemn(step, "it holds the update of a batch that was given up")
 
     def load(self, step: int) -> Loaded | None:
-        """Load one checkpoint; if its hashes do not agree, condemn it and return None. All ranks. Raises StorageError,
+        """Load one checkpoint; if its hashes do not match, condemn it and return None. All ranks. Raises StorageError,
         LoadError."""
         return self._try_load(step)
 
     # Afterwards.
 
     def condemn(self, step: int, reason: str, *, is_damaged: bool = False) -> None:
-        """Never use a checkpoint again, even if it is still being written. All ranks; the folder stays, under another
-        name, until it is pruned. `is_damaged`: for what its files hold, not for what happened in the training."""
+        """Never use a checkpoint again, even if it is still being written. All ranks; the folder is renamed and stays
+        until it is pruned. `is_damaged`: because of its files, not because of the training state that it holds."""
         self.saved = [other for other in self.saved if other != step]
         self.unread.discard(step)
         if self._save is not None and self._save.step == step:
@@ -258,7 +258,7 @@ class DiskCheckpoints:
                 note_reason(target, reason, is_damaged=is_damaged)
 
     def condemn_from(self, step: int, reason: str) -> None:
-        """Condemn what holds the state of `step` or of a later one. All ranks."""
+        """Condemn all checkpoints of `step` and of later steps. All ranks."""
         writing = [self._save.step] if self._save is not None and not self._save.cancelled else []
         for other in sorted(other for other in {*self.saved, *self.unread, *writing} if other >= step):
             self.condemn(other, reason)
@@ -270,7 +270,7 @@ class DiskCheckpoints:
         """
         good = [step for step in self.saved if good_step is not None and step <= good_step]
         if len(good) < self.keep:
-            return  # until then a condemned one may be the last hope
+            return  # until then a condemned one may be the only copy left
         old = [step for step in [*self.saved, *self.unread] if step < good[-self.keep]]
         spare = [step for step in old if not (self.keep_every and step % self.keep_every == 0)]
         self.saved = [step for step in self.saved if step not in spare]
@@ -306,7 +306,7 @@ class DiskCheckpoints:
         }
 
     def _break_off(self, save: Save) -> None:
-        """The end of a save that failed on some rank, or was condemned; no rank is pending."""
+        """End a save that failed on some rank or was condemned; no rank is pending."""
         self._save = None
         save.release()
         if not save.cancelled:
@@ -332,7 +332,7 @@ class DiskCheckpoints:
             self._discard(save.scratch)
 
     def _scan(self, ledger: Ledger) -> tuple[list[int], set[int]]:
-        """The finished checkpoints, and those of them that hold the update of a batch that was given up since."""
+        """Steps of finished checkpoints, and of those that include the update of a batch skipped later."""
 
         def scan() -> tuple[list[int], list[int]]:
             steps = checkpoint_steps(self.folder)
@@ -353,7 +353,7 @@ class DiskCheckpoints:
                 found = read()
             except StorageError as error:
                 problem = str(error)
-            except OSError as error:  # no list of checkpoints is not an empty list
+            except OSError as error:  # an unreadable folder is not an empty one
                 problem = f"{self.folder.name} cannot be read now ({error.strerror})"
         agreed: tuple[_T, str] = from_rank_0([found, problem])
         if agreed[1]:
@@ -380,7 +380,7 @@ class DiskCheckpoints:
         return loaded
 
     def _discard(self, path: Path) -> None:
-        """Take a folder out of the way at once, and delete it in the background: that can take long."""
+        """Rename a folder at once and delete it in the background, which can take long."""
         fence.check()
         trash = fence.scratch(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
         with contextlib.suppress(OSError):

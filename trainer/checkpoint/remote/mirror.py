@@ -1,13 +1,13 @@
-"""Keeps the finished checkpoints of a run at an address: a thread of the launcher, so that no rank spends time on it.
+"""Mirrors the finished checkpoints of a run to a remote address, in a thread of the launcher, so ranks lose no time.
 
     mirror = CheckpointMirror(run, config, events)
     mirror.restore()        # before the ranks start: fetch what this machine has lost
     mirror.start()
-    problem = mirror.close()                    # after they ended: the newest is there when it returns, or the reason
+    problem = mirror.close()                    # after they ended: "" if the newest has been sent, else the reason
 
-The newest checkpoint that can be read goes first. One that is condemned here is removed there, and so is one that
-retention removed. What cannot be sent is tried again for as long as the run lives; the training does not notice. What
-cannot be read here now is neither damaged nor gone: until it can, nothing is removed there.
+The newest readable checkpoint is sent first. Checkpoints condemned or pruned locally are removed remotely. Failed
+uploads are retried for as long as the run lives, without an effect on the training. A local checkpoint that cannot be
+read at the moment is neither damaged nor gone: until it can be read, nothing is removed remotely.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = ["CheckpointMirror", "address_of"]
 
 POLL_S = 1.0
 MAX_WAIT_S = 60.0
-"""Between two tries to send what could not be sent."""
+"""Maximum seconds between two retries of a failed upload."""
 END_S = 900.0
-"""After the run: how long the newest checkpoint may still take."""
+"""Seconds that the upload of the newest checkpoint may take after the run."""
 MAX_LEDGER_BYTES = 16 << 20
 
 
@@ -49,7 +49,7 @@ def address_of(config: CheckpointConfig, run: RunDir) -> str:
 
 
 class CheckpointMirror:
-    """The checkpoints of one run here and there. One launcher at a time sends: the one that `run.json` names."""
+    """Local and remote checkpoints of one run. Only one launcher sends at a time: the one named in `run.json`."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class CheckpointMirror:
         self._open_folder = open_folder
         self._copies: RemoteCopies | None = None
         self._seen: set[int] = set()
-        """Steps that were finished here while this process ran."""
+        """Steps whose local checkpoints were finished while this process ran."""
         self._refused: set[tuple[int, bytes]] = set()
-        """Checkpoints that are damaged here."""
+        """Steps of damaged local checkpoints."""
         self._ledger = b""
         self._reported = ""
         self._stop = threading.Event()
@@ -77,10 +77,11 @@ class CheckpointMirror:
     # Before the ranks start.
 
     def restore(self) -> int | None:
-        """Fetch the newest checkpoint that is newer than those here; its step, or None. Then describe the run there.
+        """Fetch the newest remote checkpoint if it is newer than all local ones; returns its step, or None. Then write
+        the run's description to the address.
 
-        One whose hashes do not agree is left for the one before. Raises RemoteError where there is no checkpoint here
-        either, or the address cannot be written: a run that cannot save where it was told to ends before it starts.
+        If its hashes do not match, the one before is fetched. Raises RemoteError if this fails and there is no local
+        checkpoint, or if the address cannot be written: a run that cannot save as configured must not start.
         """
         here: list[int] = []
         resume = self._config.resume
@@ -104,7 +105,7 @@ class CheckpointMirror:
         for step in reversed([step for step in copies.steps if step > newer_than]):
             condemned = f"step-{step:08d}.condemned"
             if (self._run.checkpoints / condemned).exists() and condemned not in damaged:
-                continue  # poisoned, not damaged: the same there
+                continue  # condemned for its training state, so the remote copy is no better
             start = time.monotonic_ns()
             try:
                 folder = copies.fetch(step, self._run.checkpoints)
@@ -118,11 +119,11 @@ class CheckpointMirror:
         return None
 
     def _fetch_ledger(self, copies: RemoteCopies) -> None:
-        """The ledger, which says what batches were given up, unless there is one here."""
+        """Fetch the ledger, which lists skipped batches, unless there is a local one."""
         path = self._run.checkpoints / LEDGER_NAME
         content = None if path.exists() else copies.folder.read(LEDGER_NAME, MAX_LEDGER_BYTES)
         if content is not None:
-            for each in (copy_of(path), path):  # a lone one would be reported as the loss of the other
+            for each in (copy_of(path), path):  # a single copy would be reported as the loss of the other
                 each.write_bytes(content)
 
     # While they train.
@@ -138,12 +139,12 @@ class CheckpointMirror:
                 wait_s = POLL_S if self.sync() else min(max(2 * wait_s, 5.0), MAX_WAIT_S)
 
     def sync(self) -> bool:
-        """Make the address like the folder; False if something cannot be read now. Sends at most one checkpoint."""
+        """Mirror the folder to the address, sending one checkpoint at most; False if something is unreadable now."""
         if self._run.manifest().get("launcher_pid", os.getpid()) != os.getpid():
             return True  # a later launch has taken the run
         try:
             if start_over_is_due(self._run):
-                return True  # what is here is about to be put aside
+                return True  # the local checkpoints are about to be set aside
             with self._opened() as copies:
                 here, unread = self._finished()
                 self._seen |= here.keys()
@@ -154,7 +155,7 @@ class CheckpointMirror:
                     self._report("removed", step=step, reason="it was removed or condemned on the disk")
         except (OSError, StorageError) as error:
             if isinstance(error, RemoteError):
-                self._copies = None  # read again what is there
+                self._copies = None  # list the remote checkpoints again
             return self._failed(_line(error), max(self._seen, default=None))
         if unread:
             return self._failed(unread[max(unread)], max(unread))
@@ -168,7 +169,7 @@ class CheckpointMirror:
         return False
 
     def _send_next(self, copies: RemoteCopies, here: dict[int, bytes]) -> dict[int, str]:
-        """Send the newest that is due and can be read; returns those that cannot be now, and why."""
+        """Send the newest due checkpoint that can be read; returns {step: reason} of those that cannot be read now."""
         unread = {}
         for step in self._due(copies, here):
             try:
@@ -206,14 +207,14 @@ class CheckpointMirror:
                 self._ledger = content
 
     def _retired(self, copies: RemoteCopies, here: dict[int, bytes]) -> list[int]:
-        """Steps there that are to be removed: gone here while this process ran, or older than all that are kept."""
+        """Remote steps to remove: removed locally while this process ran, or older than all that are kept."""
         try:
             names = set(os.listdir(self._run.checkpoints))
         except FileNotFoundError:
-            return []  # the whole folder is lost: the copies there are what is left
+            return []  # the whole local folder is lost: the remote copies are all that is left
         every = self._config.keep_every
         oldest = min(here) if len(here) >= self._config.keep else -1
-        damaged = condemned_as_damaged(self._run.checkpoints)  # only here: the copy there is what is left of it
+        damaged = condemned_as_damaged(self._run.checkpoints)  # only damaged locally: the remote copy is still good
         found = []
         for step in copies.steps:
             name = f"step-{step:08d}"
@@ -225,7 +226,7 @@ class CheckpointMirror:
         return found
 
     def _finished(self) -> tuple[dict[int, bytes], dict[int, str]]:
-        """Step -> manifest of the finished checkpoints here, and step -> why it cannot be read now. Raises OSError."""
+        """{step: manifest} of finished local checkpoints, and {step: why it cannot be read now}. Raises OSError."""
         found, unread = {}, {}
         for step in checkpoint_steps(self._run.checkpoints):
             try:
@@ -239,7 +240,7 @@ class CheckpointMirror:
     # After they ended.
 
     def close(self, *, limit_s: float = END_S) -> str:
-        """Send what is left; "" if the newest checkpoint is there, else what is wrong. A signal ends the wait."""
+        """Send the rest; returns "" if the newest checkpoint has been sent, else the reason. A signal ends the wait."""
         self._stop.set()
         given_up = threading.Event()
 
@@ -265,7 +266,7 @@ class CheckpointMirror:
             wait_s = min(2 * wait_s, MAX_WAIT_S)
 
     def _missing(self) -> str:
-        """Names the newest checkpoint here that is not there."""
+        """Name the newest local checkpoint that has not been sent."""
         try:
             here, unread = self._finished()
             newest = max([*here, *unread], default=None)
@@ -283,7 +284,7 @@ class CheckpointMirror:
 
     @contextmanager
     def _opened(self) -> Iterator[RemoteCopies]:
-        """Checkpoints at the address; the block must end within `checkpoint.remote_limit_s`."""
+        """Open the remote checkpoints; the block must end within `checkpoint.remote_limit_s`."""
         copies = self._copies or RemoteCopies(self._open_folder(self.address))
         with copies.folder.limit(self._config.remote_limit_s, "Raise checkpoint.remote_limit_s."):
             if self._copies is None:

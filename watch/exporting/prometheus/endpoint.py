@@ -3,8 +3,9 @@
     with metrics_endpoint(run, node_rank=0, stall=policy, events=events) as metrics:
         metrics.tick(store, now_ns, facts)          # while the store is open
 
-An endpoint that cannot be opened (its port is in use) is reported as an event and the run goes on without it.
-Measuring costs some queries, so a node without scrapes is measured only every `UNSCRAPED_EVERY_S`.
+If the endpoint cannot be opened (its port is in use), an event reports this and the run goes on without it. A
+measurement takes several queries, so a node without scrapes is measured only every `UNSCRAPED_EVERY_S`.
+Names, units and help of the metrics are in `watch.exporting.metrics.catalogue`.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ MAX_BYTES = 4 << 20
 
 UNSCRAPED_EVERY_S = 15.0
 SCRAPED_FOR_S = 60.0
-"""How long after a scrape a node counts as scraped: longer scrape intervals are unfit for a run that may die."""
+"""Seconds after a scrape during which a node counts as scraped; longer intervals would miss a run that dies."""
 COST_FACTOR = 9.0
-"""Pause after a measurement in units of its duration: watch spends at most a tenth of its time on it."""
+"""Pause after a measurement / its duration: watch spends at most a tenth of its time on measuring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +67,14 @@ class Metrics:
         self.samples: tuple[Sample, ...] = ()
         """The newest measurement."""
         self.is_wanted = wanted()
-        """True if there may be a reader: a collector, or a scrape."""
+        """True if there may be a reader: a collector or a scraper."""
         self._measured_ns, self._scraped_ns, self._num_scrapes = 0, 0, 0
         self._cost_s = 0.0
         self._num_scrapes_before = 0
         """Scrapes that did not see the newest measurement."""
 
     def tick(self, source: Source, now_ns: int, facts: TickFacts, *, measure_now: bool = False) -> None:
-        """Measure: each tick while the node is scraped, else every `UNSCRAPED_EVERY_S`, within the limit of cost."""
+        """Measure each tick while the node is scraped, else every `UNSCRAPED_EVERY_S`, within the cost limit."""
         pause_s = COST_FACTOR * self._cost_s if self.is_scraped(now_ns) else UNSCRAPED_EVERY_S
         if not self.is_wanted or not (measure_now or now_ns - self._measured_ns >= pause_s * 1e9):
             return
@@ -115,7 +116,7 @@ def _telemetry(facts: TickFacts, now_ns: int) -> Iterator[Sample]:
 def metrics_endpoint(
     run: RunDir, node_rank: int, *, stall: StallPolicy, events: EventWriter, listen: Listen | None = None
 ) -> Iterator[Metrics]:
-    """Serve until the block ends; `listen` goes before the run's configuration."""
+    """Serve until the block ends; `listen` overrides the run's configuration."""
     metrics = Metrics(run, node_rank, stall)
     with ExitStack() as stack:
         try:
@@ -133,7 +134,7 @@ def metrics_endpoint(
 
 
 def listen_address(manifest: Mapping[str, Any]) -> Listen | None:
-    """The address of the run's configuration for its metrics; None: not served. Raises ListenError."""
+    """The configured address of the metrics; None if not served. Raises ListenError."""
     given = read(MetricsSettings, manifest)
     if not given.listen:
         return None
@@ -159,10 +160,10 @@ def read_token(path: Path) -> str:
 
 @contextmanager
 def announced(runs_dir: Path, run_id: str, node_rank: int, address: str, *, is_tls: bool = False) -> Iterator[None]:
-    """Keep an entry in the file until the block ends. A file that cannot be written is ignored.
+    """Keep an entry for this endpoint in the targets file until the block ends. Errors of writing it are ignored.
 
-    A watch that is killed leaves its entry behind; Prometheus then sees `up == 0`, which is right while the run should
-    be alive. The next watch of the same folder removes entries whose process on this machine is gone.
+    A killed watch leaves its entry behind; Prometheus then sees `up == 0`, which is right as long as the run should be
+    alive. The next watch of the same folder removes entries whose process on this machine is gone.
     """
     entry = {
         "targets": [address],
@@ -206,6 +207,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 def _is_alive(entry: dict[str, Any]) -> bool:
     labels = entry.get("labels")
     if not isinstance(labels, dict) or labels.get("__meta_rankscope_host") != os.uname().nodename:
-        return True  # of another machine, or not written by us
+        return True  # from another machine, or not written by Rankscope
     pid = str(labels.get("__meta_rankscope_pid", ""))
     return not pid.isdecimal() or Path(f"/proc/{pid}").exists()
