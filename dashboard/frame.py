@@ -1,13 +1,13 @@
-"""Frame of all pages: the run, its state, the age of its last record, and errors in place of a traceback.
+"""Frame of all pages: the run, its state, the age of its last record, and error messages instead of tracebacks.
 
     @framed("Ranks")
     def ranks(view: View) -> None:
-        answer = view.ask(load_ranks, measure)      # None: a message was drawn, there are no data yet
+        answer = view.ask(load_ranks, measure)      # None: no data yet, and a message was drawn
         ...
 
-The body is a fragment: while the run is alive or a query is running, it alone runs every `POLL_S` seconds. Parts whose
-query is slow show a message, the others are drawn at once; as soon as a result has arrived the page is drawn again,
-where unchanged charts come from a cache (`cached_figure`).
+The body is a fragment: while the run is alive or a query is running, only the body runs every `POLL_S` seconds. Parts
+with a slow query show a message, the others are drawn at once. When a result arrives, the page is drawn again;
+unchanged charts come from a cache (`cached_figure`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 ]  # fmt: skip
 
 RUN_ID = "run_id"
-"""Key of the run that the page shows, in the session."""
+"""Session key of the run that the page shows."""
 PATIENCE_S = 0.6
-"""Seconds that a page waits for first answers before it is drawn without them."""
+"""Seconds that a page waits for its first results before it is drawn without them."""
 POLL_S = 2.0
 IDLE_S = 15.0
-"""Seconds between two polls of a run that has ended: it may be resumed."""
+"""Seconds between two polls of an ended run, which may be resumed."""
 OLD_S = 15.0
-"""Age of the last record from which it is orange while the run is alive."""
+"""Age of the last record (seconds) from which it is shown in orange while the run is alive."""
 _STATE_COLOURS: dict[str, BadgeColour] = {
     "training": "green", "starting": "blue", "stalled": "red", "recovering": "orange", "finished": "gray",
     "preempted": "gray", "interrupted": "gray", "died": "red", "failed": "red", "given up": "red", "fenced": "gray",
@@ -59,7 +59,7 @@ _STATE_ICONS = {
 
 @st.cache_resource(show_spinner=False)
 def shared_answers() -> Answers:
-    """The answers of all visitors."""
+    """Query results shared by all visitors."""
     return Answers()
 
 
@@ -76,7 +76,7 @@ def access_to(run: RunDir) -> RunAccess:
 
 
 def runs_folder() -> RunsFolder:
-    """The folder that the dashboard was started on."""
+    """Folder of runs with which the dashboard was started."""
     folder: RunsFolder = st.session_state["runs_folder"]
     return folder
 
@@ -96,9 +96,9 @@ class View:
     is_pending: bool = False
     manifest: dict[str, Any] = field(default_factory=dict)
     awaited: list[Future[None]] = field(default_factory=list)
-    """Running queries without which a part of the page is empty."""
+    """Running queries whose results a part of the page still lacks."""
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
-    """Deadline (monotonic) of the page's wait for first answers; later ones are drawn later."""
+    """Deadline (monotonic) for first results; later ones are drawn later."""
 
     @property
     def patience_s(self) -> float:
@@ -111,9 +111,9 @@ class View:
         return self.access.run.run_id
 
     def ask(self, load: Callable[..., Any], *parameters: Hashable, often: bool = False) -> Any:
-        """`load(store, *parameters)` of the run, or None after a message why there is no result yet.
+        """Return `load(store, *parameters)`, or None after drawing a message why there is no result yet.
 
-        `often`: a quick query that shows what happens now, repeated with shorter pauses.
+        `often`: repeat with shorter pauses, for a quick query that shows the current state.
         """
         answer = self.access.ask(load, *parameters, first_s=min(FIRST_S, self.patience_s), often=often)
         if answer.error is not None:
@@ -129,7 +129,7 @@ class View:
         return answer.value
 
     def diagnosis(self) -> Diagnosis | None:
-        """The newest diagnosis; None while the first one is computed."""
+        """The newest diagnosis; None while the first one is being computed."""
         answer = self.access.diagnosis(first_s=min(FIRST_S, self.patience_s))
         if answer.value is None:
             self.expect(answer)
@@ -137,7 +137,7 @@ class View:
         return answer.value if isinstance(answer.value, Diagnosis) else None
 
     def expect(self, answer: Answer) -> None:
-        """Draw the page again when this answer has arrived."""
+        """Draw the page again when this result has arrived."""
         self.is_pending = True
         if answer.pending is not None:
             self.awaited.append(answer.pending)
@@ -145,7 +145,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Places:
-    """Places of the head that are filled when the run's state is known."""
+    """Placeholders of the head, filled when the run's state is known."""
 
     badge: Any
     since: Any
@@ -202,7 +202,7 @@ def _page(title: str, body: Callable[[View], None]) -> None:
             st.session_state["polls"] = pending or live
             st.rerun()
 
-    # The run's id in the key: another run is another fragment, which keeps nothing of the former one.
+    # The key has the run's id: another run is another fragment, with no state of the former one.
     st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
 
 
@@ -217,12 +217,12 @@ def _retry(run_id: str) -> None:
 
 
 def _has_arrived(awaited: list[Future[None]]) -> bool:
-    """Wait until the next poll for one of the results; the browser shows the rest of the page meanwhile."""
+    """Wait for one of the results until the next poll; the browser shows the rest of the page meanwhile."""
     slot, until = st.empty(), time.monotonic() + POLL_S
     while awaited and time.monotonic() < until:
         if wait(awaited, timeout=0.1, return_when=FIRST_COMPLETED).done:
             return True
-        slot.caption("Loading more…")  # here Streamlit handles a click that came in between
+        slot.caption("Loading more…")  # here Streamlit handles a click that came meanwhile
     return False
 
 
@@ -264,7 +264,7 @@ def _state(places: _Places, state: RunState) -> None:
 def _since(state: RunState) -> str:
     if state.last_ns is None:
         return ":gray[no record yet]"
-    if state.word == "stalled":  # its ranks are silent, as the reason says; `watch` goes on to write
+    if state.word == "stalled":  # the ranks are silent, as the reason says, but `watch` still writes
         return ""
     old_s = max(0.0, time.time() - state.last_ns / 1e9)
     text = f"last record {units.age(old_s)} ago"
@@ -272,7 +272,7 @@ def _since(state: RunState) -> str:
 
 
 def _cannot_read(error: Exception, *, has_former: bool = False) -> None:
-    """Draw an error in place of a traceback."""
+    """Draw an error message instead of a traceback."""
     if isinstance(error, StoreBusyError):
         head = "Another process has the store open"
         hint = "The page tries again. Close the program that has it open (a DuckDB shell without -readonly?)."

@@ -98,7 +98,7 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streaml
 
 
 _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
-"""A failing import of one of these is a bug, and its traceback says where."""
+"""A failing import of one of these packages is a bug, so its traceback is shown."""
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def main() -> None:
 
 @functools.cache
 def _entry(name: str) -> Callable[..., Any]:
-    """All commands, or the named one alone: to make the options of the others takes longer than many a command."""
+    """All commands, or only the named one: building the options of all others takes longer than many commands."""
     some = copy.copy(app)
     some.registered_commands = [one for one in app.registered_commands if one.name == name] or app.registered_commands
     return typer.main.get_command(some)

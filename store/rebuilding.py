@@ -45,19 +45,19 @@ class RebuildResult:
     rows: dict[str, int]
     """Finished rows by table, over all nodes."""
     problems: tuple[str, ...]
-    """Files that could not be read, or not wholly; table `ingest_problems` says why."""
+    """Files that could not be read completely; table `ingest_problems` has the reasons."""
     kept: tuple[Path, ...] = ()
-    """Former stores that were set aside: they have what damaged tapes no longer have, or cannot be read."""
+    """Former stores that were set aside, because they have rows that damaged tapes lost, or cannot be read."""
 
 
 def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, force: bool = False) -> RebuildResult:
     """Rebuild every node's store; `progress(bytes done, bytes of all tapes)` is called now and then.
 
-    Where tapes are retired, the rows of the old store come first. The old store stays in use until the new one is
-    whole. One that has rows which the tapes no longer have is kept as it is, unless `force`: then it is set aside, as
-    is one whose rows are not those that damaged tapes give now. Raises StoreLockedError while a watch writes,
-    StoreBusyError while another process has the store open, StoreError if the folder cannot be written or rows would be
-    lost.
+    If tapes are retired, the old store's rows are copied first. The old store stays in use until the new one is
+    complete. If it has rows that the tapes no longer have, it is kept unchanged; with `force` it is set aside. It is
+    also set aside if its rows differ from those that damaged tapes give now. Raises StoreLockedError while a watch
+    writes, StoreBusyError while another process has the store open, StoreError if the folder cannot be written or rows
+    would be lost.
     """
     rows: Counter[str] = Counter()
     kept: list[Path] = []
@@ -99,7 +99,7 @@ def rebuild(run: RunDir, progress: Callable[[int, int], None] | None = None, *, 
 
 
 def _check_use(store: Path) -> None:
-    """Raise StoreError for a store in use, before the tapes are read; free one that was killed at a checkpoint."""
+    """Raise StoreError for a store in use, before tapes are read; free one whose writer died in a checkpoint."""
     try:
         connect_attached({"former": store}, wait_s=WAIT_S).close()
     except StoreCorruptError as error:
@@ -109,17 +109,17 @@ def _check_use(store: Path) -> None:
 
 
 def _carried_over(store: Path, fresh: Path) -> dict[str, int]:
-    """Begin the new store with the rows of the old one; returns their number by table. Raises StoreError."""
+    """Copy the old store's rows into the new one; returns their number by table. Raises StoreError."""
     try:
         return carry_over(store, fresh)
     except StoreCorruptError:
-        return {}  # what it cannot give is named as a problem of the tapes
+        return {}  # rows that it cannot provide are reported as a problem of the tapes
     except StoreError as error:
         raise _left_alone(error) from error
 
 
 def _check_loss(fresh: Path, store: Path, *, has_problems: bool, force: bool) -> Path | None:
-    """Set the former store aside if need be; returns its place. Raises StoreError for a loss that is not forced."""
+    """Set the former store aside if necessary; returns its new path. Raises StoreError for a loss without `force`."""
     import duckdb
 
     if not store.exists():
@@ -154,9 +154,9 @@ def _left_alone(error: StoreError) -> StoreError:
 
 
 def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
-    """Rows by table, before and now, of those parts that have fewer.
+    """{table: (rows before, rows now)} over the parts that have fewer rows now.
 
-    Parts are ranks of an attempt, segments, and of events the moments: what came since does not make up for a loss.
+    Parts are ranks of an attempt, segments, or (for events) times, so that new rows do not hide a loss.
     """
     for database in ("former", "fresh"):
         connection.execute(
@@ -168,13 +168,13 @@ def _lost_rows(connection: DuckDBPyConnection) -> dict[str, tuple[int, int]]:
         "FROM former_parts f LEFT JOIN fresh_parts n USING (name, kind, part)) "
         "WHERE now < was GROUP BY name, kind ORDER BY sum(was - now), kind DESC"
     ).fetchall()
-    return {name: (int(was), int(now)) for name, was, now in rows}  # of two kinds, the one that lost more
+    return {name: (int(was), int(now)) for name, was, now in rows}  # of two kinds of parts, the one that lost more
 
 
 def _parts(connection: DuckDBPyConnection, database: str) -> Iterator[str]:
-    """Queries of the number of rows by table and part, open ones included."""
+    """SQL queries for the number of rows by table and part, including open ones."""
     tables = _tables(connection, database)
-    yield "SELECT '' AS name, '' AS kind, '' AS part, 0 AS num WHERE false"  # a writer died before it made a table
+    yield "SELECT '' AS name, '' AS kind, '' AS part, 0 AS num WHERE false"  # a writer died before it created a table
     if "pending" in tables.get("ingest_positions", ()):
         yield f"SELECT source_table, 'segment', path, next_place - len(pending) FROM {database}.main.ingest_positions"
     for table, columns in tables.items():
@@ -184,7 +184,7 @@ def _parts(connection: DuckDBPyConnection, database: str) -> Iterator[str]:
         name = table.removesuffix("_done").removesuffix("_open").replace("'", "''")
         keys = ", ".join(key for key in ("attempt", "rank", "wall_ns") if key in columns)
         yield f"SELECT '{name}', 'rank', [{keys}]::VARCHAR, count(*) FROM {source} GROUP BY ALL"
-        if SEGMENT in columns:  # calls in flight that were derived from NCCL's are of a segment of another table
+        if SEGMENT in columns:  # calls in flight derived from NCCL's belong to a segment of another table
             yield (
                 f"SELECT '{name}', 'segment', {SEGMENT}, count(*) FROM {source} "
                 f"WHERE contains({SEGMENT}, '/{name}.') GROUP BY ALL"

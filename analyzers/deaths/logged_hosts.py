@@ -1,4 +1,4 @@
-"""Causes that the kernel or a scheduler states: a GPU's XID, the OOM killer, a time limit, preemption, a lost node."""
+"""Causes stated by the kernel or a scheduler: a GPU's XID, the OOM killer, a time limit, preemption, a lost node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from analyzers.logs.wording import DO_OF_LINE
 __all__ = ["host_candidates", "host_of", "limited_by"]
 
 APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
-"""Xids that a program causes by what it does (13, 31, 43, 69), or that only follow another (45, 66)."""
+"""Xids caused by the program itself (13, 31, 43, 69), or that only follow another Xid (45, 66)."""
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 _PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
@@ -22,7 +22,7 @@ _CLOCKS = ("date; date -u # on that host: its kernel's line is of another hour t
 
 
 def host_candidates(book: LogBook) -> list[Candidate]:
-    """Everything that is stated about hosts, devices and the allocation."""
+    """Candidates for every stated cause about hosts, devices and the allocation."""
     return [
         *_devices(book),
         *_switches(book),
@@ -43,7 +43,7 @@ def _devices(book: LogBook) -> Iterator[Candidate]:
             by_device.setdefault((entry.host, entry.text("bus")), []).append(entry)
     named = {(entry.source, entry.line) for entry in book.of("gpu_lost") if entry.text("bus")}
     for (host, bus), every in by_device.items():
-        if not bus:  # the driver's text spreads over three lines, and the first has the address
+        if not bus:  # the driver's text has three lines, and only the first has the address
             every = [entry for entry in every
                      if not any((entry.source, entry.line - apart) in named for apart in range(1, 5))]  # fmt: skip
         lines = [entry for entry in every if _when(entry, book) != "another time"]
@@ -109,7 +109,7 @@ def _switches(book: LogBook) -> Iterator[Candidate]:
 
 
 def _tested(book: LogBook) -> Iterator[Candidate]:
-    """Tests of DCGM that a device failed."""
+    """Candidates for DCGM tests that a device failed."""
     lines = list(book.of("dcgm_failed"))
     if not lines:
         return
@@ -129,7 +129,7 @@ def _tested(book: LogBook) -> Iterator[Candidate]:
 
 
 def _drained(book: LogBook) -> Iterator[Candidate]:
-    """Nodes that Slurm takes no more jobs on, and why: the reason may be of this job's end, or older."""
+    """Candidates for drained Slurm nodes with the reason, which may be related to this job's end or older."""
     lines = [entry for entry in book.of("node_drained") if entry.text("reason")]
     if lines:
         first = lines[0]
@@ -154,14 +154,14 @@ def _drained(book: LogBook) -> Iterator[Candidate]:
 
 
 def _xid(entry: LogLine) -> int | None:
-    """The code, or that of the error which this line says caused it."""
+    """The Xid code, or the code that the line names as its cause."""
     return entry.number("previous") or entry.number("xid")
 
 
 def _when(entry: LogLine, book: LogBook, policy: LogPolicy | None = None) -> str:
     """Relation of a kernel's line to the job's time: "the job's", "another time", or "unsure" (clocks of two zones).
 
-    A process of the job that the line names settles it.
+    If the line names a process of the job, it is the job's.
     """
     policy = policy or LogPolicy()
     if entry.pid is not None and any(one.pid == entry.pid and one.rank is not None for one in book.of("nccl_comm")):
@@ -189,7 +189,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     in_cgroup = any(entry.text("cgroup") or "emory cgroup" in entry.message or "CONSTRAINT_MEMCG" in entry.message
                     for entry in lines)  # fmt: skip
     held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
-    # A kernel's log reaches back for days: of a process that nothing else speaks of, it may be another job's.
+    # A kernel log reaches back for days: a process that no other line mentions may be another job's.
     is_jobs = bool(ranks) or any(entry.kind != "oom_kill" for entry in lines) or _was_killed(book)
     yield from_lines(
         "host_out_of_memory",
@@ -230,7 +230,7 @@ def _killed_ranks(book: LogBook) -> set[int]:
 
 
 def limited_by(entry: LogLine) -> str:
-    """Why a scheduler ended a job; empty where it only passed an end on."""
+    """Why a scheduler ended a job; empty if it only reports another end."""
     if entry.kind == "node_failed":
         return "node_failed"
     resource = entry.text("resource").lower()
@@ -257,7 +257,7 @@ def limited_by(entry: LogLine) -> str:
 
 
 def host_of(entry: LogLine) -> str:
-    """Host that a scheduler's line is about; empty for a failed node that a job's own step reports from a live one."""
+    """Host that a scheduler's line names; empty for a node failure that a job step on a live node reports."""
     if entry.text("at") and limited_by(entry) == "node_failed":
         return ""
     return entry.text("host") or entry.text("node") or entry.host or ""
@@ -318,7 +318,7 @@ def _links(book: LogBook) -> Iterator[Candidate]:
 
 
 def _file_systems(book: LogBook) -> Iterator[Candidate]:
-    """A server or disk that the kernel reports as failing: processes wait for it and log nothing."""
+    """Candidates for a server or disk that the kernel reports as failing: processes wait for it and log nothing."""
     lines = [entry for entry in book.of("file_system") if _when(entry, book) != "another time"]
     back = {entry.text("server"): book.position(entry) for entry in lines if entry.text("state") == "OK"}
     open_ = [entry for entry in lines if entry.text("state") != "OK"
@@ -340,7 +340,7 @@ def _file_systems(book: LogBook) -> Iterator[Candidate]:
 
 
 def _troubles(book: LogBook) -> Iterator[Candidate]:
-    """A kernel that stood still, or memory that it could not correct: it may be why a process died or hung."""
+    """Candidates for a kernel lockup or uncorrected memory error, which may be why a process died or hung."""
     lines = [entry for entry in book.of("kernel_trouble") if _when(entry, book) != "another time"]
     if lines:
         host = host_in(lines)

@@ -5,23 +5,23 @@
     python -m benchmarks.accuracy.diagnosis --device cuda --faulty 400 --clean 100
     python -m benchmarks.accuracy.diagnosis --fault slow_compute_5 --runs 20 --ranks 64 --seed 7 --verbose
 
-Each run is simulated (`tests.support.simulator`), written as tapes, ingested into a store and diagnosed as any run on
-disk is. `benchmarks.accuracy.labelled` says, for each fault, what the findings have to say.
+Each run is simulated (`tests.support.simulator`), written as tapes, ingested into a store and diagnosed like any run on
+disk. `benchmarks.accuracy.labelled` has the expected findings of each fault.
 
 | column | meaning |
 |---|---|
 | seen | runs in which anything was fired |
-| kind, rank, cause | runs in which a fired finding has the expected kind; and names the rank; and gives the cause |
-| place | of runs that are slow between phases: the finding names the gap |
-| among | runs in which a finding of the kind says that one of a group did it, and the rank is one of them: not `rank` |
-| suspect | runs in which a finding of the kind says that it does not know the rank; nothing is fired, so not `kind` |
+| kind, rank, cause | runs in which a fired finding has the expected kind; also names the rank; also gives the cause |
+| place | for runs that are slow between phases: the finding names the gap |
+| among | runs in which a finding of the kind names a group that includes the rank; does not count as `rank` |
+| suspect | runs in which a finding of the kind says that the rank is unknown; not fired, so does not count as `kind` |
 | wrong | fired findings that are not about the fault, or name another rank |
 | steps | steps from onset to detection: median and 90th percentile of the shortest prefix of the run that shows it |
 
-With `--keep` each outcome is a line of a file, and runs that are in it are not made again: stop and go on as you like.
-Whole runs are diagnosed in full; in their prefixes only the analyzer that a fault needs is asked.
+With `--keep` each outcome is appended to a file, and runs that are already in it are skipped, so the benchmark can be
+stopped and resumed. Whole runs are diagnosed in full; on prefixes only the analyzer for the fault runs.
 
-Intervals are Wilson's, 95 %. A fault whose analyzer is not there is listed as `not offered` and counts nowhere.
+Intervals are 95 % Wilson intervals. A fault without an analyzer is listed as `not offered` and not counted.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from store import Store
 from tests.support.simulator import simulate, write
 
 PREFIXES = (3, 5, 10, 15, 20, 40, 80, 120, 200)
-"""Steps after the onset at which a run is looked at, to see from when on it is diagnosed."""
+"""Steps after the onset at which a run is cut, to find the first prefix that is diagnosed."""
 MAX_PREFIX_RANKS = 128
-"""Runs of more ranks are looked at once: writing their prefixes takes minutes."""
+"""Larger runs are only diagnosed as a whole: writing their prefixes takes minutes."""
 ALARMS = frozenset(kind for expected in EXPECTED.values() for kind in expected.kinds)
-"""Kinds of findings that say that something went wrong: fired on a clean run they are false alarms. Other analyzers
-(bubble, communication, goodput, ...) may say what they measured; those are counted by kind, not as alarms."""
+"""Kinds of findings about problems: on a clean run they are false alarms. Other analyzers (bubble, communication,
+goodput, ...) report measurements, which are counted by kind and are no alarms."""
 _MEASURES = ("bubble",)
 
 
@@ -81,7 +81,7 @@ class Outcome:
     among: bool = False
     suspect: bool = False
     contradiction: str = ""
-    """A verdict that finds no problems beside a what-if gain beyond its error."""
+    """A verdict of no problems together with a what-if gain beyond its error."""
     wrong: int = 0
     wrong_kinds: list[str] = field(default_factory=list)
     right: int = 0
@@ -116,7 +116,7 @@ def judge(case: Case) -> Outcome:
         looks_again = case.with_prefixes and outcome.num_ranks <= MAX_PREFIX_RANKS
         if expected.steps and outcome.kind and outcome.rank and looks_again:
             outcome.steps = _steps_to_detection(recording, expected, truth, onset, folder)
-    except Exception as error:  # a run that cannot be diagnosed is a result, too
+    except Exception as error:  # failing to diagnose a run is a result, too
         outcome.error = f"{type(error).__name__}: {error}"[:500]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -177,7 +177,7 @@ def _names(expected: Expected, finding: Finding, truth: Sequence[int]) -> bool:
     match expected.ranks:
         case "one":
             return found == true
-        case "members":  # a pair, a group or a node: nobody is named who has no part in it
+        case "members":  # a pair, a group or a node: no rank outside of it may be named
             return bool(found & true) and (found <= true or true <= found)
         case "nobody":
             return not found or found == true
@@ -190,11 +190,11 @@ def _names(expected: Expected, finding: Finding, truth: Sequence[int]) -> bool:
 def _steps_to_detection(
     recording: Any, expected: Expected, truth: Sequence[int], onset: int, folder: Path
 ) -> int | None:
-    """The shortest prefix of the run that is diagnosed, by bisection over `PREFIXES`."""
+    """Length of the shortest prefix that is diagnosed, by bisection over `PREFIXES`."""
     last = recording.scenario.steps
     prefixes = [n for n in PREFIXES if onset + n - 1 < last]
 
-    asked = analyses_of(expected)  # those that say it of the whole run
+    asked = analyses_of(expected)  # analyzers that need the whole run
 
     def is_seen(number: int) -> bool:
         path = folder / f"prefix-{number}"
@@ -211,7 +211,7 @@ def _steps_to_detection(
 
 
 def print_mistake(outcome: Outcome) -> None:
-    """Print the mistakes of a run, with the options that make it again; nothing if all was right."""
+    """Print the mistakes of a run, with the options that reproduce it; nothing if all was right."""
     o, expected = outcome, EXPECTED[outcome.fault]
     named = expected.is_clean or (o.cause and o.place)
     good = named and not (o.wrong or o.error or o.contradiction) and (not expected.told or o.insufficient)
@@ -230,7 +230,7 @@ def print_mistake(outcome: Outcome) -> None:
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
-    """The runs to be made."""
+    """The cases to run."""
     common: dict[str, Any] = {
         "seed": options.seed,
         "ranks": options.ranks,
@@ -249,11 +249,11 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     counts = {name: -(-options.faulty // len(faulty)) for name in faulty}
     counts |= {name: -(-options.clean // len(clean)) for name in clean}
     cases = [Case(fault=name, index=i, **common) for name, count in counts.items() for i in range(count)]
-    return sorted(cases, key=lambda case: case.index)  # whatever part is made is a fair sample
+    return sorted(cases, key=lambda case: case.index)  # any completed part is a fair sample
 
 
 def resumed(path: Path | None, cases: Sequence[Case]) -> list[Outcome]:
-    """Outcomes of these cases that a former call has left."""
+    """Outcomes of these cases from an earlier call."""
     if path is None or not path.exists():
         return []
     found = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()]
@@ -262,7 +262,7 @@ def resumed(path: Path | None, cases: Sequence[Case]) -> list[Outcome]:
 
 
 def judged(cases: Sequence[Case], jobs: int) -> Iterable[Outcome]:
-    """The outcomes, as they come."""
+    """Yield outcomes as they complete."""
     if jobs < 2 or len(cases) < 2:
         yield from map(judge, cases)
         return
@@ -271,7 +271,7 @@ def judged(cases: Sequence[Case], jobs: int) -> Iterable[Outcome]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; 1 if there was any mistake of an analyzer that is offered."""
+    """Run the benchmark; returns 1 if any offered analyzer made a mistake."""
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--faulty", type=int, default=500, help="labelled faulty runs, over all faults (500)")
     parser.add_argument("--clean", type=int, default=500, help="clean runs (500)")

@@ -1,4 +1,4 @@
-"""Runs with labels: what is wrong in each, and what a diagnosis has to say of it.
+"""Labelled runs: the fault in each, and the findings expected from a diagnosis.
 
     scenario, ranks = make(Case(fault="hang", seed=0, index=3))
     EXPECTED["hang"].causes
@@ -22,13 +22,13 @@ __all__ = ["EXPECTED", "Case", "Expected", "make"]
 
 RANKS = (*[8] * 40, *[16] * 30, *[32] * 20, *[64] * 7, 128, 256, 1024)
 ANY, ONE, MEMBERS, SIDE, NOBODY = "any", "one", "members", "side", "nobody"
-"""Ranks that a finding has to name: any; exactly the rank; none outside a pair, group or node; the rank, or both sides
-where two ranks contradict each other and neither has a majority; no rank (or all that took part)."""
+"""Ranks that a finding must name: any; exactly the rank; none outside a pair, group or node; the rank, or both of two
+ranks that contradict each other without a majority; no rank (or all that took part)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expected findings of a fault. `also`: kinds that are true as well (fallout), and count neither way."""
+    """Expected findings of a fault. `also`: kinds that are true as well (consequences) and are not counted."""
 
     ids: str
     kinds: tuple[str, ...] = ()
@@ -38,9 +38,9 @@ class Expected:
     layouts: tuple[str, ...] = ("ddp", "fsdp", "fsdp_tp", "hsdp", "pp", "pp_fsdp")
     steps: bool = False
     places: tuple[str, ...] = ()
-    """Phases or gaps, of which a finding has to name one."""
+    """Phases or gaps, one of which the finding must name."""
     told: str = ""
-    """Kind of a finding that has to say that its input is missing: every run lacks something, that one this."""
+    """Kind of which a finding must report that its input is missing."""
 
     @property
     def is_clean(self) -> bool:
@@ -48,7 +48,7 @@ class Expected:
 
 
 _DATA_PARALLEL = ("ddp", "fsdp", "fsdp_tp", "hsdp")
-_WIDE = ("ddp", "fsdp", "hsdp")  # where a node of several is a minority among the ranks with the same work
+_WIDE = ("ddp", "fsdp", "hsdp")  # one node's ranks are a minority among those with the same work
 _COMPUTE = ("compute", "forward", "backward")
 _HANG = {"kinds": ("hang",)}
 _LOST = {"kinds": ("rank_lost",)}
@@ -62,7 +62,7 @@ EXPECTED: dict[str, Expected] = {
     "exception": Expected(ids="F4", causes=("exception",), **_LOST),
     "out_of_memory": Expected(ids="F44", causes=("out_of_memory", "oom", "exception"), also=("memory", "oom"), **_LOST),
     "data_exhausted": Expected(ids="F13", causes=("data", "data_exhausted", "exception"), **_LOST),
-    # Processes that stand still.
+    # Processes that hang.
     "stop": Expected(ids="F2", causes=("stopped",), **_HANG),
     "gil": Expected(ids="F5", causes=("not_entered", "p2p_unmatched", "gil"), **_HANG),
     "hang": Expected(ids="F10", causes=("not_entered", "p2p_unmatched"), **_HANG),
@@ -121,7 +121,7 @@ EXPECTED: dict[str, Expected] = {
     "bit_flip_shard": Expected(
         ids="F28", kinds=("fingerprint_chain_broken",), layouts=("fsdp", "fsdp_tp", "pp_fsdp"),
     ),
-    # Nothing is wrong, or nothing that is a rank's fault. Replicas are compared and shards chained in these as well.
+    # No fault, or none of a rank. Replicas and shards are checked in these runs, too.
     "clean": Expected(ids="-"),
     "clean_quiet": Expected(ids="-"),
     "clean_busy": Expected(ids="-"),
@@ -140,7 +140,7 @@ EXPECTED: dict[str, Expected] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run to be made and judged."""
+    """One run to simulate and judge."""
 
     fault: str
     seed: int
@@ -148,7 +148,7 @@ class Case:
     ranks: int = 0
     with_prefixes: bool = True
     device: str = "cpu"
-    """`cuda`: the same run as ranks on GPUs record it."""
+    """`cuda`: the run as ranks on GPUs would record it."""
 
 
 def make(case: Case) -> tuple[Scenario, list[int]]:

@@ -1,14 +1,14 @@
-"""Record faults, accounts and costs on a GPU with several ranks over real NCCL, the most telling first.
+"""Record faults, time accounts and costs on a GPU with several ranks over real NCCL, the most informative jobs first.
 
 python -m benchmarks.gpu.record --out recorded --minutes 7             # about thirty jobs on one GPU
-python -m benchmarks.gpu.record --out recorded --cost --minutes 5      # what attaching costs a step, by its parts
+python -m benchmarks.gpu.record --out recorded --cost --minutes 5      # cost of attaching per step, by part
 python -m benchmarks.gpu.record --out recorded --device cpu --only hang
 
-Each job is a process group of its own: `rankscope run` of `benchmarks/gpu/loop.py`, or `rankscope train`. A finished
-job is on disk before the next starts: a line of `results.jsonl` (seconds, exit code, the verdict) and an archive in
-`recordings.tar` with its run folder, its output, marks and traces. Jobs that measure time run alone, under MPS where
-there is a control daemon, so that kernels of both ranks run at once; those in which something dies run several at a
-time without it, since MPS takes the neighbours with it.
+Each job runs in a separate process group: `rankscope run` of `benchmarks/gpu/loop.py`, or `rankscope train`. A finished
+job is on disk before the next starts: a line of `results.jsonl` (seconds, exit code, verdict) and an archive in
+`recordings.tar` with its run folder, output, marks and traces. Jobs that measure time run alone, under MPS if there is
+a control daemon, so that kernels of both ranks run concurrently. Jobs in which a process dies run several at a time and
+without MPS, since a fault ends all clients of the MPS server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["JOBS", "Job", "main"]
 ROOT = Path(__file__).resolve().parents[2]
 LOOP = Path(__file__).with_name("loop.py")
 STOP_WHEN = re.compile(r"^(HANG|CRITICAL|Hang)|did not reach|stands? still|no progress|is stuck", re.MULTILINE)
-"""What a live verdict of a hang reads like: the job is then stopped as a user would, by Ctrl-C."""
+"""Pattern of a live verdict on a hang, after which the job is stopped by SIGINT as a user would."""
 STEP_MS = re.compile(r"mean step of the second half ([\d.]+) ms")
 NUM_TOGETHER = 5
 NUM_FIRST = 5
@@ -45,7 +45,7 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A recording: how the loop, or `train`, is started. `alone`: its times count."""
+    """A job to record: how the loop, or `train`, is started. `alone`: it measures times."""
 
     name: str
     alone: bool = False
@@ -54,9 +54,9 @@ class Job:
     train: tuple[str, ...] = ()
     traced: bool = False
     bare: bool = False
-    """The loop under torchrun, without us: what a job's step is compared with."""
+    """True for the loop under torchrun without Rankscope: the baseline for step times."""
     stop: bool = False
-    """It does not end by itself: it is sent SIGINT once its hang is reported."""
+    """True if it does not end by itself: it gets SIGINT once its hang is reported."""
 
 
 def _loop(style: str, fault: str, **options: str) -> dict[str, str]:
@@ -79,7 +79,7 @@ _COST = {
     "run_without_plugin": {"RANKSCOPE_NCCL_EVENTS": "none"},
     "run_without_kernels": {"RANKSCOPE_NCCL_EVENTS": "calls"},
 }
-"""Ways to start the loop, in turns: where the cost of a step comes from."""
+"""Ways to start the loop, run alternately, to find where the cost of a step comes from."""
 COST_JOBS = tuple(
     Job(
         name=f"cost_{style}_{way}_{turn}",
@@ -129,7 +129,7 @@ JOBS: tuple[Job, ...] = (
 
 
 class Recorder:
-    """Runs jobs into a folder until the time is over."""
+    """Runs jobs and records them into a folder until the time is over."""
 
     def __init__(self, out: Path, *, device: str, minutes: float) -> None:
         self.out, self.device = out, device
@@ -140,7 +140,7 @@ class Recorder:
         self.work.mkdir(parents=True, exist_ok=True)
 
     def run(self, job: Job, *, mps: Path | None = None) -> None:
-        """Run one job to its end; what it left is analyzed and packed behind it."""
+        """Run one job to its end; its results are analyzed and packed in the background."""
         left_s = self.end_s - time.monotonic()
         if left_s < 20:
             self._write({"job": job.name, "skipped": "no time left"})
@@ -163,7 +163,7 @@ class Recorder:
         self._behind.submit(self._keep, job, folder, line)
 
     def close(self) -> None:
-        """Wait for what is still analyzed and packed."""
+        """Wait for analyses and packing in the background."""
         self._behind.shutdown()
 
     def _keep(self, job: Job, folder: Path, line: dict[str, object]) -> None:
@@ -173,7 +173,7 @@ class Recorder:
             if not job.bare:
                 line["verdict"] = self._analyze(folder)
             self._pack(job, folder)
-        except Exception as error:  # the other recordings are still worth having
+        except Exception as error:  # the other recordings are still useful
             line["error"] = f"{type(error).__name__}: {error}"
         self._write(line)
 
@@ -197,13 +197,13 @@ class Recorder:
         if job.traced:
             found["LOOP_MARKS"] = str(folder)
         if mps:
-            # MPS gives a client two queues of the device; streams that share one wait for each other.
+            # MPS gives a client two hardware queues; streams that share one wait for each other.
             found["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
             found |= {"CUDA_MPS_PIPE_DIRECTORY": str(mps / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(mps / "log")}
         return found
 
     def _wait(self, job: Job, process: subprocess.Popen[bytes], log: Path, limit_s: float) -> dict[str, object]:
-        """Wait for the end; a hang is stopped by Ctrl-C once it is reported. Seconds of each since the start."""
+        """Wait for the end, and send SIGINT once a hang is reported. Returns the seconds of both since the start."""
         begin_s, found = time.monotonic(), dict[str, object]()
         stopped_s, seen = 0.0, 0
         while process.poll() is None:
@@ -227,7 +227,7 @@ class Recorder:
         return found
 
     def _analyze(self, folder: Path) -> list[str]:
-        """First lines of `analyze` on the run that the job left."""
+        """First lines of `rankscope analyze` on the job's run."""
         run = next((one for one in (folder / "run", *folder.glob("run-*")) if one.is_dir()), None)
         if run is None:
             return ["no run folder"]
@@ -266,7 +266,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def multi_process_service(folder: Path) -> Iterator[Path | None]:
-    """CUDA's MPS with pipes of its own; None where there is no daemon."""
+    """Start CUDA's MPS with separate pipes; None if there is no daemon."""
     daemon = shutil.which("nvidia-cuda-mps-control")
     if daemon is None:
         yield None

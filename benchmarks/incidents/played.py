@@ -1,13 +1,13 @@
-"""Logs of jobs with a known culprit, as torchrun, srun, accelerate and DeepSpeed write them: whom a verdict names.
+"""Synthetic logs of jobs with a known culprit, as torchrun, srun, accelerate and DeepSpeed write them.
 
-    python -m benchmarks.incidents.played --seeds 1000    # exit code 1 if a rank is named that is not to blame
+    python -m benchmarks.incidents.played --seeds 1000    # exit code 1 if a rank is named that is not a culprit
 
 job = play(seed)
 job.files      # {"node-0.log": "..."}
-job.culprits   # {3}: whom a verdict may name, and nobody else
+job.culprits   # {3}: the only ranks that a verdict may name
 
-Ranks that only suffer are ended by the launcher, raise, abort or print nothing; their lines are mixed with those of the
-culprit; nodes write a log each, one of which may be missing; attempts before may have died of another cause.
+Victims are ended by the launcher, raise, abort or print nothing, and their lines are interleaved with the culprit's.
+Each node writes a log, one of which may be missing. Earlier attempts may have died of another cause.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def play(seed: int) -> PlayedJob:
     for node, lines in enumerate(_attempt(job)):
         nodes[node] += lines
     texts = ["\n".join(lines) + "\n" for lines in nodes]
-    if rng.random() < 0.25:  # the writer was ended: the last line is not whole
+    if rng.random() < 0.25:  # the writer was killed, so its last line is truncated
         texts = [text[: -rng.randrange(1, min(120, len(text)))] if len(text) > 1 else text for text in texts]
     files = {f"node-{node}.log": text for node, text in enumerate(texts)}
     if num_nodes > 1 and rng.random() < 0.3:  # one node's log was not collected
@@ -181,7 +181,7 @@ def _watchdog(job: _Job, rank: int) -> list[str]:
 
 
 def _merged(rng: random.Random, streams: list[list[str]]) -> list[str]:
-    """Streams interleaved: the order in each stays. Without prefixes a traceback is written at once, mostly."""
+    """Interleave streams, each in order. Without prefixes, tracebacks are mostly written as a whole."""
     left = [list(lines) for lines in streams if lines]
     merged = []
     while left:
@@ -232,7 +232,7 @@ def _torchrun(job: _Job, node: int, failed: dict[int, int], ended_s: dict[int, f
     seen_s = {rank: (ended_s[rank] // poll_s + 1) * poll_s for rank in failed}
     first_s = min(seen_s.values())
     listed = {rank: code for rank, code in failed.items() if seen_s[rank] == first_s}
-    if job.random.random() < 0.5:  # as newer versions do, those that were ended then as well
+    if job.random.random() < 0.5:  # newer versions also list ranks that the launcher ended
         listed |= {rank: -15 for rank in failed if rank not in listed}
     root = min(listed, key=lambda rank: (seen_s[rank], rank))
     module = "torch.distributed.elastic.multiprocessing.api"
@@ -281,7 +281,7 @@ def findings_of(job: PlayedJob) -> Sequence[Finding]:
 
 
 def main() -> int:
-    """Exit 1 if a rank is named that is not to blame, in any finding."""
+    """Return 1 if any finding names a rank that is not a culprit."""
     parser = argument_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="number of jobs")
     parser.add_argument("--first", type=int, default=0, help="first seed")

@@ -1,4 +1,4 @@
-"""SQL of the pages, besides what they share with the report (`analyzers.figures`).
+"""SQL of the pages, except what they share with the report (`analyzers.figures`).
 
     pulse(store)["tokens_per_s"]
     curve = speed(store)                 # columns step, low, middle, high (ms), tokens_per_s
@@ -28,10 +28,10 @@ __all__ = [
 
 MAX_BUCKETS = 1_000
 MAX_SCALARS = 12
-"""Lines of the user's own numbers: more cannot be told apart."""
+"""Maximum curves of the user's own scalars: more cannot be distinguished."""
 MAX_CHECKPOINTS = 500
 MAX_SAMPLE = 1_000_000
-"""Rows of steps from which a percentile is computed; of more, every k-th step."""
+"""Maximum rows for a percentile; beyond that, every k-th step is used."""
 Columns = dict[str, npt.NDArray[Any]]
 
 
@@ -41,7 +41,7 @@ def none(*names: str) -> Columns:
 
 
 def step_range(source: Source) -> tuple[int, int, int] | None:
-    """(first step, last step, number of rows) of finished steps of ranks; None where there is none."""
+    """(first step, last step, number of rows) of the ranks' finished steps; None if there are none."""
     if not source.has("steps"):
         return None
     ((first, last, num),) = source.rows("SELECT min(step), max(step), count(*) FROM steps WHERE rank >= 0")
@@ -65,9 +65,9 @@ def extent(source: Source) -> dict[str, Any]:
 def pulse(source: Source) -> dict[str, float | None]:
     """Values of the newest steps: step, loss, grad_norm, lr, step_ms, tokens_per_s, memory_bytes, memory_rank.
 
-    The newest are those that ran last: after a rollback, not the discarded ones. A NaN loss is returned as NaN. The
-    loss is that of the lowest rank that has one, as in the report: an attached loop's ranks have their own. The
-    memory is that of the rank with the most. Tokens count once, however many ranks read the same text.
+    The newest steps are those that ran last; after a rollback, not the discarded ones. A NaN loss is returned as NaN.
+    The loss is that of the lowest rank with one, as in the report, since ranks of an attached loop have different ones.
+    The memory is that of the rank with the most. Tokens count once, however many ranks read the same text.
     """
     names = ("step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "memory_bytes", "memory_rank")
     measured = [name for name in names if name not in ("step_ms", "tokens_per_s")]
@@ -93,7 +93,7 @@ def pulse(source: Source) -> dict[str, float | None]:
 def speed(source: Source) -> Columns:
     """Columns step, low, middle, high (percentiles 10, 50, 90 of step time over the ranks, ms), tokens_per_s.
 
-    All executions of a step count, each with its own tokens and time. Of long runs every k-th step of a bucket is
+    Every execution of a step counts, with its own tokens and time. For long runs every k-th step of a bucket is
     read.
     """
     names = ("step", "low", "middle", "high", "tokens_per_s")
@@ -140,7 +140,7 @@ def places(source: Source) -> Columns:
 
 
 def ranking(source: Source, first_step: int, last_step: int) -> Columns:
-    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; of long runs from ranges of steps."""
+    """Columns rank, own_ms, step_ms, waiting_ms (medians) and memory_mib; for long runs from ranges of steps."""
     names = ("rank", "own_ms", "step_ms", "waiting_ms", "memory_mib")
     if step_range(source) is None:
         return none(*names)
@@ -173,7 +173,7 @@ def two_ranks(source: Source, a: int, b: int, measure: str) -> Columns:
 
 
 def rate(source: Source) -> Columns:
-    """Columns step, lr: of the first rank that recorded one."""
+    """Columns step, lr, from the first rank that recorded a learning rate."""
     if not source.has("steps"):
         return none("step", "lr")
     return source.query(
@@ -183,7 +183,7 @@ def rate(source: Source) -> Columns:
 
 
 def compression_error(source: Source) -> Columns:
-    """Columns step, error: relative error of the reduced gradient, where it was compressed and measured."""
+    """Columns step, error: relative error of the reduced gradient, for steps in which compression was measured."""
     if lacking(source, steps=("compression_error",)):
         return none("step", "error")
     return source.query(
@@ -258,7 +258,7 @@ def memory_by_rank(source: Source) -> Columns:
 def checkpoints(source: Source) -> Columns:
     """Columns attempt, step, tier, states (in order), bytes, duration_ms, stall_ms, reason: one row per checkpoint.
 
-    Of each tier the newest `MAX_CHECKPOINTS`; column num is the number of all.
+    Returns the newest `MAX_CHECKPOINTS` of each tier; column num is the total number.
     """
     names = ("attempt", "step", "tier", "states", "bytes", "duration_ms", "stall_ms", "reason", "num")
     if not source.has("checkpoints"):

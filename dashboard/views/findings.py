@@ -44,7 +44,7 @@ def card(
 ) -> None:
     """Draw one finding in three lines, `has_link`: with a link to its evidence; `closed` is why it is not open.
 
-    `is_numbered`: with the number that its steps have in the chart of the loss.
+    `is_numbered`: show the number that marks its steps in the loss chart.
     """
     with st.container(border=True, key=f"card-{number}"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -68,7 +68,7 @@ def card(
 
 
 def as_of(finding: Finding, state: RunState) -> str:
-    """The step until which an open finding of a run that trains was judged, where the page's figures are newer."""
+    """The last judged step of an open finding on a live run, if the page's figures are newer."""
     lasts = finding.kind in KINDS and KINDS[finding.kind].may_last
     if not (state.is_live and lasts and finding.last_step and state.step and finding.last_step < state.step):
         return ""
@@ -77,7 +77,7 @@ def as_of(finding: Finding, state: RunState) -> str:
 
 @framed("Findings")
 def findings(view: View) -> None:
-    """Draw the list, or the finding that the address names."""
+    """Draw the list, or the finding in the page's address."""
     words = view.ask(reported_findings, often=True)
     if words is None:
         return
@@ -96,7 +96,7 @@ def findings(view: View) -> None:
 
 
 def verdict_text(diagnosis: Diagnosis, listed: str = "see Findings") -> str:
-    """The verdict for `st.markdown`. `listed`: where the checks are listed that were not made."""
+    """The verdict for `st.markdown`. `listed`: heading of the list of checks that were not made."""
     return "  \n".join(map(markdown_text, diagnosis.verdict.replace(LISTED_BELOW, listed).splitlines()))
 
 
@@ -152,7 +152,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
         st.rerun()
     finding = pick(known.findings + advised, asked)
     if finding is None:
-        if diagnosis is not None:  # of a live run it is never the newest: an answer must not wait for that
+        if diagnosis is not None:  # on a live run the report is never the newest; do not wait for it
             empty_state("This run has no such finding now.", "It may be over, or the link is for another run.")
         if diagnosis is None or view.is_pending:
             st.caption("The analyzers are reading the run…")
@@ -190,7 +190,7 @@ def _one(view: View, known: CurrentFindings, advised: list[Finding], asked: str,
 
 
 def _why(finding: Finding) -> str:
-    """The evidence in one line, or the summary where the evidence has an unknown form."""
+    """The evidence in one line, or the summary if the evidence has an unknown form."""
     try:
         return why(finding)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -203,7 +203,7 @@ def _evidence_of(view: View, finding: Finding) -> dict[str, Any] | None:
 
 
 class _ById:
-    """A finding as a parameter of a query: equal to a later version of itself with other numbers."""
+    """A finding as a query parameter: equal to later versions of itself with other numbers."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding

@@ -30,7 +30,7 @@ __all__ = ["overview"]
 
 MAX_CARDS = 4
 _IN_REPORT = {"step_ms": "step_ms_median", "tokens_per_s": "tokens_per_s"}
-"""Numbers of the newest steps, and the facts of the report that are the same of all steps."""
+"""{number of the newest steps: the report's fact with the same meaning over all steps}."""
 _UNWELL = ("stalled", "recovering", "died", "failed", "given up", "fenced")
 
 
@@ -52,11 +52,11 @@ def overview(view: View) -> None:
     account = diagnosis.goodput if diagnosis is not None else None
     with st.container(key="overview-account"):
         st.subheader("Where the time went", anchor=False)
-        if account is None or account.wall_s <= 0:  # never empty: what is drawn beneath keeps its place and its zoom
+        if account is None or account.wall_s <= 0:  # never empty, so that elements below keep their place and zoom
             st.caption("Computing the account…" if diagnosis is None else "No step was recorded yet.")
         else:
             chart(goodput.strip, account, key="overview-goodput", what="Shares of the wall time by category")
-    with st.container(key="overview-findings"):  # separate, so that the elements beneath keep their identity
+    with st.container(key="overview-findings"):  # separate, so that the elements below keep their identity
         _findings(view, known, diagnosis)
     with st.container(key="overview-lines"):
         lines = view.ask(load_lines)
@@ -112,7 +112,7 @@ def _pulse(view: View, pulse: dict[str, float | None], diagnosis: Diagnosis | No
 def _shown(
     pulse: dict[str, float | None], diagnosis: Diagnosis | None, name: str, *, is_live: bool
 ) -> tuple[float | None, float | None]:
-    """A number of the newest steps, with that of all steps; of a run that has ended only the latter, the report's."""
+    """A number of the newest steps and of all steps; for an ended run only the latter, from the report."""
     of_all: Any = None if diagnosis is None else diagnosis.run.get(_IN_REPORT[name])
     return (pulse[name], of_all) if is_live or of_all is None else (of_all, None)
 
@@ -143,7 +143,7 @@ def _loss_text(loss: float | None) -> str:
 
 
 def _work_rate(manifest: dict[str, Any], tokens_per_s: float | None) -> tuple[str, str, str | None, str]:
-    """MFU, with the model's FLOP/s of all ranks beneath it."""
+    """MFU, with the model's FLOP/s of all ranks below it."""
     meant = "Model FLOPs utilisation: share of the devices' peak that the model uses."
     per_token, size = flops_per_token(manifest), manifest.get("world_size")
     missing = escaped(visible(why_not_judged(manifest) or "")[:200])
@@ -164,7 +164,7 @@ def _planned_steps(manifest: dict[str, Any]) -> int | None:
 
 
 def _mark(view: View, diagnosis: Diagnosis) -> str:
-    """Colour and icon of a verdict without findings: green only for steps that were judged in a run that goes well."""
+    """Colour and icon of a verdict without findings: green only if steps were judged and the run goes well."""
     if not diagnosis.run.get("steps") or view.state.word in ("starting", "empty"):
         return "gray[:material/hourglass_top:"
     if diagnosis.run.get("ended") == "failed" or view.state.word in _UNWELL:

@@ -72,7 +72,7 @@ def run(
     own = words[: len(words) - len(options.training_script_args)]
     if not any(word.startswith(_RENDEZVOUS) for word in own):
         options.standalone = True
-    if options.standalone:  # the stores are on loopback, so that is where the ranks look for them
+    if options.standalone:  # the rendezvous stores listen on loopback, so the ranks must connect there
         options.local_addr = options.local_addr or "localhost"
     os.environ[LAUNCHER_PID] = str(os.getpid())
     if options.run_dir:
@@ -114,7 +114,7 @@ def run(
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
-    """The options of torchrun and our own; ends the command with one line where one of them is wrong."""
+    """Parse the options of torchrun and Rankscope; exits with one line if one of them is wrong."""
     from torch.distributed.run import determine_local_world_size, get_args_parser, parse_min_max_nnodes
 
     if not words:
@@ -126,7 +126,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     message = io.StringIO()
     try:
-        with contextlib.redirect_stderr(message):  # argparse writes a page of usage before its one line
+        with contextlib.redirect_stderr(message):  # argparse prints a page of usage before its error
             options: argparse.Namespace = parser.parse_args(words)
     except SystemExit as ended:
         if not ended.code:
@@ -147,7 +147,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
 
 
 def _checked(overrides: list[str]) -> dict[str, dict[str, Any]]:
-    """The settings of `--set`, in JSON's types; ends the command where one is wrong, or belongs to the trainer."""
+    """The settings of `--set`, as JSON types; exits if one is wrong or belongs to the trainer."""
     from probes.attach.attached_config import SECTIONS
     from trainer.config.load import ConfigError, given_settings
 
@@ -174,7 +174,7 @@ def _start_attached(options: argparse.Namespace) -> None:
 
 
 def _lost_rendezvous(options: argparse.Namespace, error: Exception) -> str:
-    """What became of the rendezvous of the nodes, in one line: torch's own text has a stack of C++ in it."""
+    """Error of a failed rendezvous in one line, without the C++ stack in torch's own text."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
     said = str(error.__cause__ or error).partition("\nException raised from")[0]
     return f"--rdzv-endpoint {where}: no rendezvous with the other nodes: {' '.join(said.split())[:200]}"

@@ -2,8 +2,8 @@
 
     problems = expand(Path("evidence.tar.gz"), into)
 
-Only plain files are written, under their own names: no member can lead out of the folder, and links, devices and
-whatever is over the limits is left out and reported.
+Only regular files are written, and no member can escape the folder. Links, devices and members over the limits are
+skipped and reported.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MAX_BYTES = 32 << 30
 """Maximum total size of all members, in bytes."""
 ALWAYS_BYTES = 1 << 30
 MAX_RATIO = 64
-"""Unpacked bytes for one packed byte, beyond ALWAYS_BYTES: logs and traces reach 10 to 40, a bomb 1,000."""
+"""Maximum unpacked bytes per packed byte beyond ALWAYS_BYTES: logs and traces reach 10 to 40, a bomb 1,000."""
 FREE_SHARE = 0.8
 """Share of the target disk's free space that may be used."""
 MAX_MEMBERS = 20_000
 ENTRY_BYTES = 512
 """Average size of a zip directory entry, in bytes."""
 MAX_HEADER_BYTES = 64 << 10
-"""Long names and other extended headers of one member: the library reads them whole."""
+"""Maximum size of a member's extended headers (such as long names), which the library reads as a whole."""
 MAX_NAME_BYTES = 200
 _DAMAGE = (
     tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, RuntimeError,
     ValueError,
 )  # fmt: skip
-"""What the libraries raise; SourceError, a ValueError, is passed on."""
+"""Errors that the libraries raise for damaged archives; SourceError, a ValueError, is passed on."""
 _HOLES = "holds a file with holes (tar --sparse): the rest was not read"
 _PIECE = 1 << 20
 _TAR_MARK = slice(257, 262)
@@ -57,9 +57,9 @@ def is_archive(first: bytes) -> str:
 
 
 class PlainMember(tarfile.TarInfo):
-    """A member whose headers are bounded: the library reads an extended header, or a map of holes, of any length."""
+    """A tar member with bounded headers: the library would read extended headers and sparse maps of any length."""
 
-    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:  # the library's hook for other members
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:  # the library's hook for special members
         extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
         if self.type in (*extended, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
             if not 0 <= self.size <= MAX_HEADER_BYTES:
@@ -76,7 +76,7 @@ class PlainMember(tarfile.TarInfo):
 
 
 def expand(path: Path, into: Path) -> list[tuple[str, str]]:
-    """Write the members' plain files below `into`; returns (member, why it was left out). Raises SourceError."""
+    """Write the regular files below `into`; returns (member, why it was skipped). Raises SourceError."""
     return confined(_expand, path, into)
 
 
@@ -98,7 +98,7 @@ def _expand(path: Path, into: Path) -> list[tuple[str, str]]:
                 os.utime(target, (modified_s, modified_s))
             except SourceError:
                 raise
-            except _DAMAGE as error:  # of a tar the rest cannot be read either: that is raised next
+            except _DAMAGE as error:  # the rest of a tar cannot be read either; that is raised next
                 problems.append((name, _damage(error)))
     except SourceError:
         raise
@@ -155,7 +155,7 @@ def _zip(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[
 
 
 def _check_directory(path: Path) -> None:
-    """Refuse a directory of more entries than are read: the library makes an object of each before the first one."""
+    """Refuse a zip with too many entries before the library creates an object for each of them."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - (1 << 17)))
         tail = file.read()
@@ -184,7 +184,7 @@ def _write(stream: IO[bytes], target: Path, budget: _Budget) -> None:
 
 
 class _Stream(io.RawIOBase):
-    """Chunks as a file that can only be read on."""
+    """File object over chunks that can only be read forward."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._kept = chunks, b""

@@ -1,9 +1,9 @@
-"""Files that a stranger hands over: only plain ones are opened, nothing is followed, and no read is without a bound.
+"""Open untrusted files: regular files only, no symlinks, bounded reads.
 
     for path in survey(folder).paths: ...
-    for chunk in unpacked(path): ...        # bytes, gunzipped where they are compressed; SourceError says what is wrong
+    for chunk in unpacked(path): ...        # bytes, gunzipped if compressed; SourceError says what is wrong
 
-A link, a FIFO or a device in such a folder is named and left alone: opening it could read another file or never return.
+Links, FIFOs and devices are listed as problems and not opened: that could read another file or block for ever.
 """
 
 from __future__ import annotations
@@ -46,39 +46,39 @@ MAX_ROWS = 1_000_000
 """Maximum rows per file and table."""
 MAX_FILES = 20_000
 MAX_DEPTH = 3
-"""Folders below the one that was given: dumps are often gathered in one folder a host."""
+"""Maximum depth of folders: dumps are often collected in one folder per host."""
 MAX_PROBLEMS = 50
 MAX_UNPACKED_BYTES = 4 << 30
 """Maximum unpacked size of one file: stops compressed bombs. A trace of 8 million events has about 2 GiB."""
 MAX_EMPTY_MEMBERS = 1000
-"""In a row: each costs a copy of what follows it."""
+"""Maximum consecutive empty gzip members: each costs a copy of the rest of the data."""
 _GZIP = b"\x1f\x8b"
 _RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
 MAX_RANK = 1_000_000
 NO_RANK = "tells no rank"
-"""How the reason begins for which a file of one rank could not be used among several."""
+"""Start of the reason why one rank's file could not be used among several."""
 
 
 class SourceError(ValueError):
-    """A foreign file or folder cannot be read; the text is one line that says what and why."""
+    """A file or folder cannot be read; the text is one line with the name and the reason."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """Plain files below a folder, in the order of their names, and what was left alone."""
+    """Regular files below a folder in the order of their names, and problems of those that were skipped."""
 
     paths: list[Path] = field(default_factory=list)
     problems: list[dict[str, str]] = field(default_factory=list)
 
     def add_problem(self, path: Path, problem: str) -> None:
-        """Note what is wrong with a file; a folder full of rubbish doesn't fill the report."""
+        """Note a file's problem; the number is bounded, so that a folder of foreign files doesn't fill the report."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append({"path": path.name, "problem": problem})
 
 
 def survey(folder: Path) -> Survey:
-    """List the files of a folder (or the one file given). Raises SourceError where it cannot be listed."""
+    """List the files of a folder (or the one given file). Raises SourceError if it cannot be listed."""
     found = Survey()
     if not folder.is_dir():
         found.paths.append(folder)
@@ -122,13 +122,13 @@ def _opened(path: Path) -> int:
 
 
 def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
-    """The bytes of a file and when it was last written (epoch nanoseconds)."""
+    """The bytes of a file and its modification time (epoch nanoseconds)."""
     fd = _opened(path)
     with open(fd, "rb") as file:
         size = os.fstat(fd).st_size
         if size > max_bytes:
             raise SourceError(f"has {size:,} bytes: more than the {max_bytes:,} that are read")
-        return file.read(size), os.fstat(fd).st_mtime_ns  # a larger number is allocated at once
+        return file.read(size), os.fstat(fd).st_mtime_ns  # reading a larger number would allocate it at once
 
 
 def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
@@ -138,7 +138,7 @@ def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
 
 
 def modified_ns(path: Path) -> int:
-    """When a file was last written (epoch nanoseconds); 0 if that cannot be told."""
+    """Modification time of a file (epoch nanoseconds); 0 if unknown."""
     try:
         return path.lstat().st_mtime_ns
     except OSError:
@@ -146,7 +146,7 @@ def modified_ns(path: Path) -> int:
 
 
 def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
-    """A file in chunks of at most 1 MiB, gunzipped if it is compressed. SourceError at a cut or past the limit."""
+    """Yield a file in chunks of at most 1 MiB, gunzipped if compressed. SourceError if truncated or too large."""
     total = 0
     with open(_opened(path), "rb") as file:
         first = file.read(CHUNK_BYTES)
@@ -203,7 +203,7 @@ def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
 
 
 def head(path: Path, num_bytes: int = 4096) -> bytes:
-    """The first bytes of a file, unpacked; what can be had of them where it is damaged."""
+    """The first bytes of a file, unpacked; fewer if it is damaged."""
     found = b""
     try:
         for chunk in unpacked(path, max_bytes=CHUNK_BYTES):
@@ -217,8 +217,8 @@ def head(path: Path, num_bytes: int = 4096) -> bytes:
 
 
 def rank_of_name(path: Path) -> int | None:
-    """The rank that a file's name tells: the number after `rank`, there or in its folder's name, else the last number
-    before its suffixes."""
+    """The rank in a file's name: the number after `rank` in its own or its folder's name, else the last number before
+    its suffixes."""
     stem = path.name.split(".")[0] if path.name.split(".")[0] else path.name
     for name in (path.name, stem):
         marked = _RANK.findall(name)

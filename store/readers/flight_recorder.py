@@ -1,15 +1,16 @@
-"""PyTorch's flight recorder: one rank's dump, checked field by field and reduced to what a verdict needs.
+"""PyTorch's flight recorder: read one rank's dump, check each field, and keep what a verdict needs.
 
     dump = read_dump(Path("dumps/nccl_trace_rank_3"), rank=3)
-    dump.calls        # per group, by number: what the rank called last
-    dump.dropped      # records that the ring no longer held
+    dump.calls        # per group, {number: call}: the rank's newest calls
+    dump.dropped      # records that the ring buffer had already overwritten
 
 Read are pickles as the watchdog writes them (`TORCH_FR_DUMP_TEMP_FILE`, before 2.9 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`;
 `_dump_nccl_trace`, `_dump_fr_trace`) and JSON (`_dump_fr_trace_json`), of any backend, format 2.x. The format is that
 of `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
-* A backend with device events tells `completed`. gloo has none: there `retired` says that a call is over, well or not.
-* Calls inside a coalesced group have no events: the entry `coalesced` that follows speaks for them.
+* A backend with device events sets `completed`. gloo has none: there `retired` means that a call is over, with success
+  or not.
+* Calls inside a coalesced group have no events: the entry `coalesced` that follows them has their state.
 * Nothing in a dump is trusted: a field of the wrong type or size counts as not recorded.
 """
 
@@ -45,7 +46,7 @@ __all__ = ["KEPT_CALLS", "MAX_PICKLE_BYTES", "RankDump", "read_dump"]
 MAX_PICKLE_BYTES = 96 << 20
 MAX_ENTRIES = 200_000
 KEPT_CALLS = 64
-"""Newest collectives of a group that are kept: ranks that are further apart are told apart by their numbers alone."""
+"""Newest collectives kept per group; for ranks that are further apart only the numbers are compared."""
 KEPT_P2P = 256
 
 
@@ -62,22 +63,22 @@ class RankDump:
     damaged_entries: int = 0
     dropped: int = 0
     tells_started: bool = False
-    """Some call is known to have been started by the device: one that is not known to be was not."""
+    """True if the dump records when devices start calls: a call without a start has then not been started."""
     only_active: bool = False
-    """Written without completed calls: one that is absent is complete, and gaps in the numbers are no lost records."""
+    """True if written without completed calls: absent calls are complete, gaps in the numbers no lost records."""
     last_ns: int = 0
     groups: dict[str, GroupKey] = field(default_factory=dict)
     calls: dict[GroupKey, dict[int, Recorded]] = field(default_factory=dict)
     last_seq: dict[GroupKey, int] = field(default_factory=dict)
     p2p: dict[tuple[GroupKey, str, int], list[Recorded]] = field(default_factory=dict)
-    """Calls by (group, direction, peer in the group), the newest; `p2p_before` counts those that are not kept."""
+    """Newest calls by (group, direction, peer in the group); `p2p_before` counts those that are not kept."""
     p2p_before: dict[tuple[GroupKey, str, int], int] = field(default_factory=dict)
     enqueued: dict[int, int] = field(default_factory=dict)
-    """`last_enqueued_collective` by the rank's own number of the group (`pg_status`)."""
+    """`last_enqueued_collective` of `pg_status`, by the rank's local number of the group."""
 
 
 def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = None) -> RankDump:
-    """Read and check one dump. Raises SourceError with the reason if it is none. `loads` reads a pickle's file."""
+    """Read and check one dump. Raises SourceError with the reason if it is not one. `loads` unpickles a file."""
     top = _load(path, loads or _loads)
     version = short_text(top.get("version"), 20)
     if not re.fullmatch(r"2(\.\d{1,4})?", version):
@@ -176,7 +177,7 @@ def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
 
 
 def _holds_only_active(entries: list[Any]) -> bool:
-    """Return True without a completed call and with gaps in the numbers: a ring keeps its newest records whole."""
+    """Return True if no call is completed and numbers have gaps: a ring keeps its newest records without gaps."""
     numbers = [entry.get("record_id") for entry in entries if isinstance(entry, dict)]
     known = [number for number in numbers if isinstance(number, int)]
     has_gap = any(b - a > 1 for a, b in itertools.pairwise(known))
@@ -184,9 +185,9 @@ def _holds_only_active(entries: list[Any]) -> bool:
 
 
 def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:
-    """The entries without those that say nothing beyond their number: complete, well-formed, none of the newest.
+    """Drop entries that only matter by their number: complete, well-formed and not among the newest.
 
-    In a ring of 2,000 that is nearly all of them, and looking at them in full is most of the work of a dump.
+    In a ring of 2,000 these are nearly all, and checking them in full would be most of the work.
     """
     kept: list[Any] = []
     newer: dict[Any, int] = {}
@@ -198,7 +199,7 @@ def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:
             ended_ns = entry.get("time_discovered_completed_ns")
             if type(op) is str and type(name) is tuple and type(seq) is int and type(ended_ns) is int:
                 if "coalesced" in op:
-                    return entries  # what it says, it says of others
+                    return entries  # its state is that of other entries
                 if name not in newer and not all(type(part) is str for part in name):
                     return entries
                 newer[name] = count = newer.get(name, 0) + 1
@@ -243,7 +244,7 @@ def _keep(call: Recorded, dump: RankDump) -> None:
         return
     calls = dump.calls.setdefault(call.group, {})
     same = calls.get(call.seq)
-    if same is not None:  # several in one coalesced launch: one call of all their bytes
+    if same is not None:  # several in one coalesced launch count as one call with all their bytes
         same.done &= call.done
         same.started |= call.started
         same.num_bytes = None if None in (same.num_bytes, call.num_bytes) else same.num_bytes + call.num_bytes  # type: ignore[operator]
@@ -251,7 +252,7 @@ def _keep(call: Recorded, dump: RankDump) -> None:
         return
     calls[call.seq] = call
     dump.last_seq[call.group] = max(call.seq, dump.last_seq.get(call.group, -1))
-    if len(calls) > KEPT_CALLS:  # the oldest that is not done is what the rank waits in: it stays
+    if len(calls) > KEPT_CALLS:  # keep the oldest incomplete call: the rank waits in it
         in_order = iter(calls)
         oldest = next(in_order)
         del calls[oldest if calls[oldest].done else next(in_order)]

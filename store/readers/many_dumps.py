@@ -1,13 +1,12 @@
-"""Thousands of dumps, read in separate processes that have little memory and little time.
+"""Read thousands of dumps in child processes with limits of memory and time.
 
-    for path, dump in read_many([(path, rank), ...]): ...      # RankDump, or the SourceError that says why not
-    dumps = read_dumps(survey(folder))                         # one a rank
+    for path, dump in read_many([(path, rank), ...]): ...      # a RankDump, or a SourceError with the reason
+    dumps = read_dumps(survey(folder))                         # one per rank
 
-`plain_pickle` runs a pickle in Python, 40 ms for a ring of 2,000 entries: too slow for 4,096 ranks. Python's own
-unpickler takes 6 ms (2 ms where the newest entries are enough: `newest_entries`), and with a `find_class` that refuses
-everything it runs nothing; but a few bytes can make it fill the memory, or take for ever. So it is used in a child
-only, under limits of the kernel's, and what fails there for whatever reason is read again by `plain_pickle`, which says
-what is wrong.
+`plain_pickle` interprets a pickle in Python: 40 ms for a ring of 2,000 entries, too slow for 4,096 ranks. Python's own
+unpickler takes 6 ms (2 ms if the newest entries are enough: `newest_entries`). With a `find_class` that refuses
+everything it executes no code, but a few bytes can make it exhaust memory or never return. So it is only used in a
+child process with kernel limits; a dump that fails there is read again by `plain_pickle`, which reports the reason.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from store.readers.newest_entries import Memo, newest_entries
 __all__ = ["FEW", "read_dumps", "read_many"]
 
 FEW = 64
-"""Dumps that are read right here: starting processes takes longer."""
+"""Up to this many dumps are read in this process: starting others takes longer."""
 CHUNK = 16
 MEMORY_BYTES = 2 << 30
-"""Address space of one process. A dump of 2,000 entries takes 20 MB."""
+"""Address space limit of one process. A dump of 2,000 entries takes 20 MB."""
 TIME_S = 20
-"""For one dump. The default action of the alarm ends the process, whatever it is in."""
+"""Seconds per dump. The default action of SIGALRM ends the process in any state."""
 
 Read = tuple[Path, RankDump | SourceError]
 
 
 def read_dumps(found: Survey) -> list[RankDump]:
-    """Read the dumps of a job, the best one of each rank; what cannot be read is listed in `found.problems`."""
+    """Read the dumps of a job, the best one of each rank; unreadable files are added to `found.problems`."""
     by_rank: dict[int, RankDump] = {}
     places: list[tuple[Path, int]] = []
     for path in found.paths:
@@ -78,7 +77,7 @@ def _worth(dump: RankDump) -> tuple[int, bool, int]:
 def read_many(
     places: Sequence[tuple[Path, int]], processes: int | None = None, *, time_s: float = TIME_S
 ) -> Iterator[Read]:
-    """The dumps in the order of `places`, each (file, rank)."""
+    """Yield the dumps in the order of `places`, each (file, rank)."""
     done = 0
     number = processes or min(8, os.cpu_count() or 1)
     if len(places) > FEW and number > 1:
@@ -90,7 +89,7 @@ def read_many(
                     for (path, rank), dump in zip(chunk, found, strict=True):
                         yield path, dump if dump is not None else _read(path, rank)
                         done += 1
-            except BrokenProcessPool:  # a process ran into its limits: the rest the slow way
+            except BrokenProcessPool:  # a process hit its limits: read the rest the slow way
                 pool.shutdown(wait=False, cancel_futures=True)
     for path, rank in places[done:]:
         yield path, _read(path, rank)
@@ -105,8 +104,8 @@ def _read(path: Path, rank: int) -> RankDump | SourceError:
 
 def _confine() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    gc.disable()  # millions of objects are made, none in a circle
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller's to handle
+    gc.disable()  # millions of objects are created, none in a cycle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # left to the caller
 
 
 def _read_chunk(places: Sequence[tuple[Path, int]], time_s: float) -> list[RankDump | None]:
@@ -114,7 +113,7 @@ def _read_chunk(places: Sequence[tuple[Path, int]], time_s: float) -> list[RankD
 
 
 def _read_quickly(path: Path, rank: int, time_s: float) -> RankDump | None:
-    """In the child: None if anything at all goes wrong."""
+    """Read a dump in the child; None on any error."""
     signal.setitimer(signal.ITIMER_REAL, time_s)
     try:
         return read_dump(path, rank, loads=_loads)
@@ -125,7 +124,7 @@ def _read_quickly(path: Path, rank: int, time_s: float) -> RankDump | None:
 
 
 class _Plain(pickle.Unpickler):
-    """Numbers, strings and containers: whatever would look something up is refused."""
+    """Unpickler for numbers, strings and containers only: any lookup of a class is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError("asks for a Python object")

@@ -1,4 +1,4 @@
-"""The tables of Rankscope in memory: what readers of other programs' files fill, and analyzers ask as any store.
+"""A store in memory: readers of other programs' files fill its tables, and analyzers query it like any store.
 
 with MemoryStore() as store:
     store.add("log_events", [{"rank": 3, "kind": "exception", ...}])
@@ -42,10 +42,10 @@ _NUMBERS = itertools.count()
 
 @functools.cache
 def _instance(pid: int) -> DuckDBPyConnection:
-    """DuckDB, started once a process, with empty tables to copy: a start takes as long as to judge a small log."""
+    """DuckDB, started once per process, with empty tables to copy: starting takes as long as judging a small log."""
     connection = connect_memory()
     connection.execute(f"ATTACH ':memory:' AS empty; USE empty; {_CREATE}; USE memory")
-    atexit.register(_instance.cache_clear)  # DuckDB's module complains of objects that outlive it
+    atexit.register(_instance.cache_clear)  # DuckDB's module reports objects that outlive it
     return connection
 
 
@@ -55,7 +55,7 @@ def _forget(connection: DuckDBPyConnection, name: str) -> None:
 
 
 class MemoryStore:
-    """Fits `analyzers.source.Source`. A table that was never filled is empty, and `has` says that it is not there."""
+    """Implements `analyzers.source.Source`. A table that was never filled is empty, and `has` returns False for it."""
 
     def __init__(self) -> None:
         name = f"store{next(_NUMBERS)}"
@@ -67,7 +67,7 @@ class MemoryStore:
         self._free.atexit = False
 
     def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows; a column that a row does not name is NULL, `attempt` is 0 unless it says otherwise."""
+        """Append rows; missing columns are NULL, a missing `attempt` is 0."""
         columns = store_columns(TABLES[table])
         self._filled.add(table)
         for first in range(0, len(rows), BATCH_ROWS):
@@ -84,7 +84,7 @@ class MemoryStore:
                 self._connection.unregister("batch_rows")
 
     def add_columns(self, table: str, columns: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append rows given as one array a column; the others are NULL, and `attempt` is 0."""
+        """Append rows given as one array per column; other columns are NULL, a missing `attempt` is 0."""
         self._filled.add(table)
         num_rows = len(next(iter(columns.values())))
         self._connection.register("batch_rows", {"attempt": np.zeros(num_rows, dtype=np.int32), **columns})
@@ -96,13 +96,13 @@ class MemoryStore:
             self._connection.unregister("batch_rows")
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
-        """The answer as one array a column."""
+        """Return the result as one array per column."""
         with interruptible():
             found: dict[str, npt.NDArray[Any]] = self._connection.execute(sql, params).fetchnumpy()
         return found
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The answer as tuples."""
+        """Return the result as tuples."""
         with interruptible():
             found: list[tuple[Any, ...]] = self._connection.execute(sql, params).fetchall()
         return found
@@ -112,7 +112,7 @@ class MemoryStore:
         return table in self._filled
 
     def interrupt(self) -> None:
-        """End the query that another thread runs."""
+        """Cancel the query that another thread runs."""
         self._connection.interrupt()
 
     def close(self) -> None:

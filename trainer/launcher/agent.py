@@ -3,8 +3,8 @@
     agent = Agent(spec, run=run, config=config, node=node, events=events, ranks=RankProcesses(...), devices=Devices(4))
     result = agent.run()
 
-The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. It
-differs in three ways:
+The agent is the engine behind torchrun: rendezvous, numbering of ranks, restarts and their budget are torch's own. This
+subclass differs in three ways:
 1. It claims an attempt (`trainer.checkpoint.attempt_fence`) before any rank starts, and shares its number in the store.
 2. It records which rank ended first as an event before it acts on it.
 3. Once a rank has died, the others get only a short grace period: they cannot finish the current step.

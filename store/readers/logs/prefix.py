@@ -5,8 +5,8 @@
 
 Known are torchrun (`[rank3]:`, `[default3]:`), srun (`3: `), mpirun (`[1,3]<stderr>:`), horovodrun (`[3]<stderr>:`),
 pdsh (`worker-1: `), Ray (`(WorkerDict pid=71, ip=10.0.0.1)`), Kubernetes (`[pod/job-worker-0/pytorch]`), NCCL
-(`host:pid:tid [gpu]`), syslog (`Mar  1 08:30:00 host kernel:`), glog and Python's logging. Whatever else stands before
-the lines of a file is learned from it: `store.readers.logs.constant_prefix`.
+(`host:pid:tid [gpu]`), syslog (`Mar  1 08:30:00 host kernel:`), glog and Python's logging. Any other prefix common to
+a file's lines is learned from the file: `store.readers.logs.constant_prefix`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _GROUP = re.compile(r"\(\?P<(\w+)>")
 
 
 def _any_of(parts: Iterable[str]) -> tuple[re.Pattern[str], dict[str, dict[str, str]]]:
-    """One pattern of several parts, and for the group of each part its groups by their names in it."""
+    """Join parts into one pattern; returns it and, per part's group, the part's own groups by name."""
     parts = list(parts)
     groups = {f"part{place}": {f"{name}{place}": name for name in _GROUP.findall(part)}
               for place, part in enumerate(parts)}  # fmt: skip
@@ -76,16 +76,16 @@ _WRITTEN_OVER = re.compile(
     r"(?:\[(?:rank|default)?\d{1,6}\]: ?)?\[[EWIF](?:\d{3,4} [\d:.]{8,20})? \S{1,80}\.cpp:\d{1,6}\]|"
     r"\[rank\d{1,6}\]: ?(?=Traceback \(most|(?:\w{1,40}\.){0,6}\w{1,40}Error: )"
 )
-"""The begin of a line of torch that followed a progress bar, which leaves the cursor where it is."""
+"""Start of a torch log line behind a progress bar, which prints no newline."""
 _INDENTED = re.compile(r"\[(?:rank|default|Rank|RANK)")
 _BAR = re.compile(r"[ \t]+\|(?= |$)")
-"""What CloudWatch and loguru write between a time and the line."""
+"""Separator that CloudWatch and loguru write between a time and the line."""
 _GLOG_REST = re.compile(r" +\d+ +\S+:\d+\] ?| \S+:\d+\] ?|\] ?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """Parts of a line's prefix; None where it does not say. `task` is srun's number: a rank if it started one each."""
+    """Parts of a line's prefix; None if absent. `task` is srun's number, a rank if srun started one task per rank."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -98,12 +98,12 @@ class Prefix:
 
     @property
     def stream(self) -> tuple[int | None, int | None, int | None, str | None, int | None]:
-        """Equal for lines of one writer. Times are left out, for they differ from line to line."""
+        """Text that is equal for all lines of one writer: the prefix without times."""
         return (self.rank, self.local_rank, self.task, self.host, self.pid)
 
 
 def clean(line: bytes) -> str:
-    """A line as text that may be shown: no colours, no control characters, no changes of direction."""
+    """A line that is safe to show: without colours, control characters or changes of text direction."""
     text = line.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
@@ -111,7 +111,7 @@ def clean(line: bytes) -> str:
 
 
 def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = ()) -> Prefix:
-    """The prefix of a line that went through `clean`; `constant`: what else the file's lines begin with."""
+    """Read the prefix of a line from `clean`; `constant`: further prefixes common to the file's lines."""
     found: dict[str, str] = {}
     wall_ns: int | None = None
     at = 0
@@ -139,7 +139,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
             break
         stated = {name: value for group, name in names.items() if (value := match[group]) is not None}
         is_torch = match[0].startswith("[rank")
-        if (is_torch and was_torch) or "gpu" in stated:  # the second of two writers; NCCL's host, not the collector's
+        if (is_torch and was_torch) or "gpu" in stated:  # torch's second rank; NCCL's host
             found |= stated
         was_torch |= is_torch
         found = stated | found
@@ -159,7 +159,7 @@ def read_prefix(text: str, clock: Clock, constant: Sequence[re.Pattern[str]] = (
 
 
 def written_over(text: str, at: int) -> int:
-    """Offset behind `at` at which torch's own line begins in a line that a progress bar began; 0 if there is none."""
+    """Offset after `at` at which torch's own line begins behind a progress bar; 0 if there is none."""
     match = _WRITTEN_OVER.search(text, at) if "[" in text[at:] else None
     return match.start() if match else 0
 

@@ -1,11 +1,11 @@
-"""A played run on disk: the real recorder and the real plugin write its tapes, by the virtual clock.
+"""A simulated run on disk: the real recorder and the real NCCL plugin write its tapes, by a virtual clock.
 
     played = play("ddp", steps=60, seed=0, fault=None, folder=Path("runs"))
     played.run, played.truth.exposed_ratio
 
-1. `streams` gives every operation its time.
-2. What each rank's host and device did is handed, in the order of the virtual clock, to a `TapeRecorder` and to a copy
-   of the plugin (compiled from its sources with the virtual clock), which write their tapes themselves.
+1. `streams` computes the time of every operation.
+2. The operations of each rank's host and device are passed, in the order of the virtual clock, to a `TapeRecorder` and
+   to a copy of the plugin (compiled from its sources with the virtual clock), which write their tapes themselves.
 3. The launcher's and the node's events follow: how the run ended, readings of the devices, XIDs.
 """
 
@@ -48,16 +48,16 @@ NODE_BYTES_PER_NS = 150.0
 NETWORK_BYTES_PER_NS = 40.0
 LATENCY_NS = 15_000
 SEEN_LATE_NS = 2_000
-"""The host sees a kernel's start and stop so much later than the device."""
+"""Delay with which the host sees a kernel's start and stop."""
 PROXY_STEPS = 2
 START_NS = 400_000_000
-"""From a rank's first record to its first step."""
+"""Time from a rank's first record to its first step."""
 SEND_GPU_WAIT, SEND_WAIT, RECV_WAIT, SEND_PEER_WAIT = 8, 9, 10, 20
 _OPS = {"send": "Send", "recv": "Recv"}
 _DESCRIPTIONS = {WORLD: "default_pg"}
 
 Emit = tuple[int, int, Callable[[], None]]
-"""Time, order at that time, what to do."""
+"""(time, order at that time, action)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +71,13 @@ class Played:
 
 
 class Links:
-    """Times of transfers: a ring, or a pair, is as fast as its slowest link."""
+    """Durations of transfers: a ring or pair is as fast as its slowest link."""
 
     def __init__(self, layout: Layout, fault: Fault | None, dice: random.Random) -> None:
         self._layout, self._fault, self._dice = layout, fault, dice
 
     def pairs(self, call: Collective) -> list[tuple[int, int]]:
-        """(from, to) of what a call uses."""
+        """(from, to) of the links that a call uses."""
         kinds = {op for op, _ in call.ops.values()}
         if kinds & {"send", "recv"}:
             rank, (op, _) = next(iter(call.ops.items()))
@@ -93,7 +93,7 @@ class Links:
         return min(call.steps.values()) >= fault.step and next(iter(call.ops.values()))[1] > 2
 
     def transfer_ns(self, call: Collective) -> int | None:
-        """Time of a transfer; None: for ever."""
+        """Duration of a transfer; None: never ends."""
         op, count = next(iter(call.ops.values()))
         size, num = count * 4, len(call.members)
         moved = {
@@ -177,7 +177,7 @@ def play(
 
 
 class _Rank:
-    """Hands what one rank did to its recorder and its plugin."""
+    """Passes one rank's operations to its recorder and its plugin."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _Rank:
         copy.unlink()
         self.handles: dict[int, Any] = {}
         self.emits: list[Emit] = []
-        self.reached_ns: int | None = None  # when the compute stream comes to what the host does now
+        self.reached_ns: int | None = None  # when the compute stream reaches the host's current operation
         self.stamps = self.recorder.stamps
         assert self.stamps is not None
         self.stamps._new_event = lambda: PlayedEvent(self)
@@ -359,7 +359,7 @@ class _Rank:
             state["op"] = self.handles[key].proxy_op(channel=channel, peer=peer, steps=PROXY_STEPS, is_send=is_send)
 
         self._at(begin + SEEN_LATE_NS, 7, start)
-        # A call that never ends: healthy links move their first step and get no second one.
+        # In a call that never ends, healthy links do their first step and get no second one.
         each = (end - begin) // PROXY_STEPS if end is not None else 100_000
         fault = self.links._fault
         usual = int(each / (fault.factor if is_bad and fault else 1))

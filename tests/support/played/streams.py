@@ -4,16 +4,16 @@
     world.run()                                   # to the end, or until no rank can go on
     world.machines[3].kernels, world.calls        # what ran where and when, by the virtual clock
 
-A host executes its operations one after the other and hands work to its device, which it does not wait for until
-`LAUNCH_QUEUE` launches are outstanding:
+A host executes its operations in order and hands work to its device, without waiting for it until `LAUNCH_QUEUE`
+launches are outstanding:
 
-1. A kernel starts when its stream is free and the host has launched it. A call of a communicator runs on a stream of
-   its own, after what was on the compute stream when the host made it.
-2. The kernel of a call starts on each member by itself and spins until all members' kernels have started; then the
-   transfer begins, and all leave together. Members that brought another operation or size never leave.
-3. `Await` holds the compute stream until a call is over: that is exposed communication. `Sync` holds the host until the
-   compute stream has reached where it was `lag` marks ago.
-4. What can never end has no end: its time is None, as is everything behind it.
+1. A kernel starts when its stream is free and the host has launched it. A call of a communicator runs on a separate
+   stream, after the work that was on the compute stream when the host made it.
+2. The kernel of a call starts independently on each member and spins until all members' kernels have started; then the
+   transfer begins, and all leave together. Members with another operation or size never leave.
+3. `Await` blocks the compute stream until a call is over (exposed communication). `Sync` blocks the host until the
+   compute stream has reached the mark made `lag` marks ago.
+4. Work that never ends has the end None, and so has all work queued behind it.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class SpanEnd:
 
 @dataclass(slots=True, kw_only=True)
 class Host:
-    """The host works by itself; None: for ever."""
+    """Work of the host; None: never ends."""
 
     ns: int | None
 
 
 @dataclass(slots=True, kw_only=True)
 class Launch:
-    """The host launches a kernel on the compute stream; None: one that never ends."""
+    """The host launches a kernel on the compute stream; None: never ends."""
 
     ns: int | None
 
@@ -92,7 +92,7 @@ class Await:
 
 @dataclass(slots=True)
 class Mark:
-    """Remember where the compute stream is."""
+    """Mark the current place of the compute stream."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Sync:
 
 @dataclass(slots=True)
 class AwaitEnd:
-    """The compute stream has been made to wait; only on a machine's log."""
+    """Entry of a machine's log: the compute stream has been made to wait."""
 
 
 Op = Begin | EndStep | Span | SpanEnd | Host | Launch | Call | Await | AwaitEnd | Mark | Sync
@@ -112,7 +112,7 @@ Op = Begin | EndStep | Span | SpanEnd | Host | Launch | Call | Await | AwaitEnd 
 
 @dataclass(slots=True, kw_only=True)
 class Kernel:
-    """Something that ran on a compute stream: a kernel, or the stream standing still for a call."""
+    """Interval of a compute stream: a kernel, or a wait for a call."""
 
     step: int
     phase: str
@@ -139,7 +139,7 @@ class Collective:
 
     @property
     def last_start_ns(self) -> int:
-        """When the last member came."""
+        """Time at which the last member arrived."""
         return max(self.start_ns.values())
 
 
@@ -159,16 +159,16 @@ class _Item:
     phase: str
     duration_ns: int | None = 0
     event: _Event | None = None
-    """To be set when the stream gets here."""
+    """Set when the stream reaches this item."""
     after: _Event | None = None
-    """To be waited for."""
+    """Event that the stream waits for."""
     call: Collective | None = None
     awaited: Collective | None = None
     begun: bool = False
 
     @property
     def is_launch(self) -> bool:
-        """True for a kernel; what streams wait for takes no place in the driver's queue."""
+        """True for a kernel; waits of streams take no place in the driver's queue."""
         return self.duration_ns != 0 or self.call is not None
 
 
@@ -179,9 +179,9 @@ class _Stream:
 
 
 LAUNCH_NS = 6_000
-"""Time of the host for one launch."""
+"""Host time of one launch."""
 LAUNCH_QUEUE = 1_000
-"""Launches that a driver takes before the next one waits for the oldest to end."""
+"""Launches that the driver queues; a further one blocks until the oldest has ended."""
 
 
 class Machine:
@@ -192,9 +192,9 @@ class Machine:
         self.host_ns = 0
         self.kernels: list[Kernel] = []
         self.log: list[tuple[int, Op]] = []
-        """What the host did that a recorder sees, by its time."""
+        """Recorded operations of the host, with their times."""
         self.reached: list[_Event] = []
-        """Of each entry of `log` when the compute stream came to it, as an event recorded there would tell."""
+        """Time at which the compute stream reached each entry of `log`, as a CUDA event recorded there would show."""
         self.step, self.phase = 0, ""
         self.marks: list[_Event] = []
         self.is_done = False
@@ -211,7 +211,7 @@ class Machine:
         return self.is_done and not any(stream.queue for stream in self._streams.values())
 
     def advance(self, world: World) -> bool:
-        """Go as far as possible; whether anything moved."""
+        """Advance as far as possible; returns True if anything moved."""
         moved = False
         while self._one_operation(world) or self._one_item(world):
             moved = True
@@ -340,14 +340,14 @@ class Machine:
             item.event.ns = end
         stream.queue.popleft()
         if item.is_launch:
-            if self._num_launched >= LAUNCH_QUEUE:  # the host waited for this one to end
+            if self._num_launched >= LAUNCH_QUEUE:  # the host was blocked until this one ended
                 self.host_ns = max(self.host_ns, end)
             self._num_launched -= 1
         return True
 
 
 class World:
-    """All ranks and their calls. `transfer_ns(call)` says how long a call takes; None: for ever."""
+    """All ranks and their calls. `transfer_ns(call)` is the duration of a call; None: never ends."""
 
     def __init__(
         self,
@@ -365,7 +365,7 @@ class World:
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def run(self) -> None:
-        """Move all ranks until none can go on."""
+        """Advance all ranks until none can go on."""
         moved = True
         while moved:
             moved = False
@@ -382,7 +382,7 @@ class World:
         return next(members for members in self.groups[group] if rank in members)
 
     def call_of(self, rank: int, op: Call) -> Collective:
-        """The call that this one of a rank is a part of: the n-th of its group, or of its pair and direction."""
+        """The collective that a rank's call belongs to: the n-th of its group, or of its pair and direction."""
         members = self.members(op.group, rank)
         key: tuple[object, ...] = (op.group, members)
         if op.peer is not None:
@@ -398,7 +398,7 @@ class World:
         return call
 
     def settle(self, call: Collective) -> None:
-        """Give a call its end once all members' kernels have started."""
+        """Set a call's end once all members' kernels have started."""
         if len(call.start_ns) < len(call.members):
             return
         if any(op in ("send", "recv") for op, _ in call.ops.values()):

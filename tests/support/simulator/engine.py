@@ -1,22 +1,22 @@
-"""The discrete-event engine: gives programs their time, rank by rank, with numpy over the ranks of a role.
+"""Discrete-event engine: computes the times of programs, vectorised by numpy over the ranks of a role.
 
     engine = Engine(layout, job, noise, rng)
     engine.run([Role(lanes, ops, steps), ...])   # one program a role
     engine.log                                   # what the ranks would have recorded
 
-1. Each rank has a clock of its own. Work moves it by the work's time: the rank's factor, noise, a preemption now and
-   then. A call records when it was made.
-2. A collective starts when its last member has made its call and the group's former transfer is over; it lasts
+1. Each rank has a separate clock. Work advances it by the work's time, with the rank's factor, noise and occasional
+   preemption. A call records when it was made.
+2. A collective starts when its last member has made its call and the group's previous transfer is over; it lasts
    latency + bytes moved / bandwidth. All members leave it together (a slow link in a ring delays the ranks behind it
-   most: the chunks arrive there last). A call that is waited for later costs only what is left then.
+   most, where the chunks arrive last). Waiting later for a call costs only its remaining time.
 3. Calls of a group match in the order in which each member makes them, whatever their steps or sources are. Members
-   that bring another operation, or another size, never get out. Point-to-point calls match by pair and direction.
-4. A rank that dies or gets stuck has no later times: its clock is infinite, and so is that of everyone who waits for
-   it. What is open then is what a tape shows.
-5. Tensors carry a taint (not finite): work passes it from what it reads to what it writes, a reduction to all members.
+   with another operation or size never leave. Point-to-point calls match by pair and direction.
+4. A rank that dies or gets stuck has no later times: its clock is infinite, and so are those of all ranks that wait for
+   it. Records that are open then are those of a tape.
+5. Tensors carry a taint (not finite): work passes it from its inputs to its outputs, a reduction to all members.
 
-Ranks with the same program form a role and move together. Where some of them must wait and others need not, the role
-is split; if nobody can go on, those who wait will wait for ever.
+Ranks with the same program form a role and advance together. If only some of them must wait, the role is split; if none
+can go on, the waiting ones wait for ever.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class Engine:
         self.log = Log(layout)
         self.now = np.zeros(count)
         self.until = np.full(count, np.inf)
-        """When each rank wrote its last: it died, or everything was stopped."""
+        """Time of each rank's last record: it died, or all ranks were stopped."""
         self.factor = {place: np.ones(count) for place in (*PHASES, *GAPS)}
-        """How many times as long a rank takes for a kind of work."""
+        """Factor of each rank's time for a kind of work."""
         self.extra_s = {place: np.zeros(count) for place in (*PHASES, *GAPS)}
-        """What is added to each piece of a kind of work, in which the processor does nothing."""
+        """Seconds added to each piece of a kind of work, without CPU time."""
         self.busy_s = {place: np.zeros(count) for place in (*PHASES, *GAPS)}
-        """What is added to each piece of a kind of work, in which the processor computes."""
+        """Seconds added to each piece of a kind of work, as CPU time."""
         self.taken_ratio = np.zeros(count)
-        """Share of the rank's core that other processes take, for each second that it computes."""
+        """Seconds that other processes take of the rank's core per second that it computes."""
         self.links = Links(layout, job, noise, rng)
         self.stops: list[Stop] = []
         self.stopped: dict[int, float] = {}
         self.pauses: dict[int, Floats] = {}
-        """step -> seconds by rank that Python's collector takes in it."""
+        """{step: seconds by rank of garbage collection in it}."""
         self.collections_s = np.zeros(count)
-        """Seconds by rank that Python's collector takes in every step."""
+        """Seconds by rank of garbage collection in every step."""
         self.taints = Taints(count)
         self.speed = np.exp(noise.rank_ratio * rng.standard_normal(count))
         self.step_noise = 1.0
@@ -82,7 +82,7 @@ class Engine:
         self._gap_before = {phase: GAPS.index(names[PHASE_COLUMNS[phase].gap].removesuffix("_ns")) for phase in PHASES}
 
     def run(self, roles: list[Role]) -> None:
-        """Run programs to their ends, or to where nobody can go on."""
+        """Run programs to their ends, or until no rank can go on."""
         self._draw_step_noise()
         active = list(roles)
         with np.errstate(invalid="ignore"):
@@ -167,12 +167,12 @@ class Engine:
         self.taints.work(lanes, op.reads, op.writes)
 
     def _collect(self, lanes: Ints, pause: Floats, own: Floats, wall: Floats) -> tuple[Floats, Floats]:
-        """Let Python's collector run within a piece of work."""
+        """Add garbage collection to a piece of work."""
         self._gc[lanes] += pause
         return own + pause, wall + pause
 
     def _stolen(self, seconds: float, size: int) -> Floats:
-        """Time that the operating system takes away."""
+        """Seconds of preemption by the operating system."""
         stolen = np.zeros(size)
         hits = self.rng.poisson(self.noise.preemptions_per_s * seconds * size)
         if hits:
@@ -209,7 +209,7 @@ class Engine:
         return True
 
     def _message(self, role: Role, op: Send | Recv, kind: str) -> tuple[object, CollectiveRow]:
-        """Send or receive; who sends goes on."""
+        """Send or receive; the sender goes on."""
         part = self.calls.message(role, op, kind)
         if kind == "send":
             part[1].wait[:] = 0.0
@@ -219,7 +219,7 @@ class Engine:
     # Waiting.
 
     def _try_wait(self, role: Role) -> bool:
-        """Finish the wait of a role if everything that it waits for has an end (which may be never)."""
+        """Finish the wait of a role if all calls that it waits for have an end, which may be infinite."""
         assert role.waiting is not None
         kind, what = role.waiting
         parts = awaited(role)
@@ -250,7 +250,7 @@ class Engine:
         self.taints.receive(role.lanes, tensor, self.calls.sent(key))
 
     def _split(self, active: list[Role]) -> bool:
-        """Let those of a waiting role go on that can; whether any could."""
+        """Split off the ranks of a waiting role that can go on; returns True if there were any."""
         for role in list(active):
             ready = np.ones(len(role.lanes), dtype=bool)
             for key, _ in awaited(role):
@@ -261,7 +261,7 @@ class Engine:
         return False
 
     def _give_up(self, role: Role) -> None:
-        """Nobody will ever come: what this role waits for has no end."""
+        """Set an infinite end for what this role waits for: no other rank can go on."""
         self.now[role.lanes] = np.inf
         role.pc = len(role.ops)
 
@@ -322,4 +322,4 @@ class Engine:
         row.total_wait_ns[places] += self._wait[lanes]
         row.cpu_ns[places], row.gc_ns[places] = self._cpu[lanes], self._gc[lanes]
         row.run_delay_ns[places] = self._run_delay[lanes]
-        self.now[lanes] += 20e-6 * NS  # what the loop does between two steps
+        self.now[lanes] += 20e-6 * NS  # the loop's work between two steps
