@@ -45,9 +45,9 @@ class Analysis:
     run: Callable[[Source, Scope], list[Finding]]
     records: Records = "all"
     live: Literal["never", "each_tick", "periodic"] = "never"
-    """How often `watch` runs it while the run lives; `periodic` costs more and shows over steps, not seconds."""
+    """How often `watch` runs it on a live run; `periodic` for analyses that cost more and need several new steps."""
     advises: bool = False
-    """Whether `watch` says its advice once, as soon as the first steps show it (`analyzers.settings.live_advice`)."""
+    """True if `watch` reports its advice once, after first steps that show it (`analyzers.settings.live_advice`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class FileAnalysis:
 
 
 def file_analyses() -> tuple[FileAnalysis, ...]:
-    """Those of files, in the order of the packages."""
+    """Analyses of files, in the order of the packages."""
     named = (
         f"analyzers.{package}.{module}"
         for package in packages()
@@ -81,7 +81,7 @@ def analyses() -> tuple[Analysis, ...]:
 
 
 def our_analyses() -> tuple[Analysis, ...]:
-    """Those of the packages of `analyzers`."""
+    """Analyses of the packages of `analyzers`."""
     found: list[Analysis] = []
     for package in packages():
         found += importlib.import_module(f"analyzers.{package}.analyze").ANALYSES
@@ -89,7 +89,7 @@ def our_analyses() -> tuple[Analysis, ...]:
 
 
 def plugin_analyses() -> tuple[Analysis, ...]:
-    """Those of plug-ins; what a plug-in declares wrongly is an analysis that says so."""
+    """Analyses of plug-ins; a wrong declaration becomes an analysis that reports it."""
     return tuple(analysis for plugin in installed() for analysis in _of(plugin))
 
 

@@ -33,9 +33,9 @@ class Cause:
     do: str
     """Next step. `{ranks}`, and what is empty where it is unknown: `{caller}`, `{stack}`, `{unseen}`, `{devices}`."""
     seen: str = ""
-    """What a run's records show; the analyzer that finds it fills the names in. Empty: it writes the sentence."""
+    """Sentence for findings from a run's records; the analyzer fills in names. Empty: the analyzer writes it."""
     text: str = ""
-    """What a line of a log shows, with `{who}`, `{error}` and `{at}`. Empty: no single line proves it."""
+    """Sentence for findings from a log line, with `{who}`, `{error}` and `{at}`. Empty: no single line proves it."""
     collect: tuple[str, ...] = ()
     """Commands that settle it, with capitals where something has to be filled in."""
     blame: Blame = "rank"
@@ -44,7 +44,7 @@ class Cause:
     by_user: bool = False
     """It lies in the user's code, data or wish, never in a machine."""
     names_call: bool = False
-    """Its first sentence names the call that the others wait in."""
+    """True if its first sentence names the call in which the others wait."""
 
     @property
     def advice(self) -> str:
@@ -260,7 +260,7 @@ COLLECT: Mapping[str, tuple[str, ...]] = {
     "ray": ("ls -t /tmp/ray/session_latest/logs/worker-*.err # on the node of that worker", _KERNEL),
     "hang": (_STACKS, _DUMPS, _KERNEL),
 }
-"""What to collect, by cause or signal, and where no one cause is known: errors that contradict each other, any hang."""
+"""What to collect, by cause or signal, or for contradicting errors and hangs without a known cause."""
 
 
 def names(kind: str, *, by_user: bool = False) -> frozenset[str]:

@@ -36,13 +36,13 @@ class Kind:
     identity: tuple[str, ...] = ("attempt", "first_step", "ranks")
     """Fields that make two findings of the kind the same one; `evidence.<name>` is a value of its evidence."""
     may_last: bool = False
-    """Whether it can end: open until `watch` reports it as over. Else it is an incident that has happened."""
+    """True if it can end: open until `watch` reports it as over. Else it is an incident that has happened."""
     at_end: bool = False
-    """Whether it is about the end of an attempt, whatever step the finding names."""
+    """True if it is about the end of an attempt, whatever step the finding names."""
     drawn: bool = True
-    """Whether it has figures."""
+    """True if it has figures."""
     by_machine: bool = False
-    """Whether a broken machine can cause it; the fleet's memory counts those."""
+    """True if a broken machine can cause it; the fleet's memory counts those."""
     user_causes: frozenset[str] = frozenset()
     """Causes in the user's code, data or wish, of a kind that a machine can cause too."""
 

@@ -29,7 +29,7 @@ class Scope:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     """The run's own description (`run.json`): its configuration, versions, plan. Not trusted: types are checked."""
     stacks_dir: Path | None = None
-    """Where the stacks of a hang lie."""
+    """Folder of the stacks of a hang."""
 
     @property
     def is_live(self) -> bool:

@@ -69,7 +69,7 @@ def ints(column: npt.NDArray[Any], missing: int = -1) -> Ints:
 
 
 def missing_tables(source: Source, *tables: str) -> list[str]:
-    """Those of `tables` that the store lacks, or that are empty: no records do not mean healthy."""
+    """Tables of `tables` that are missing or empty: no records do not mean healthy."""
     return [t for t in tables if not source.has(t) or not source.rows(f"SELECT 1 FROM {t} LIMIT 1")]
 
 

@@ -31,7 +31,7 @@ __all__ = ["LOOPBACK", "DashboardError", "DashboardServer", "usable_port"]
 
 READY_S = 60.0
 PORT_TRIES = 3
-"""How often a free port is chosen: another process may take it before the server does."""
+"""Tries to choose a free port: another process may take it before the server does."""
 LOOPBACK = "127.0.0.1"
 
 

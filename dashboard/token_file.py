@@ -13,7 +13,7 @@ from probes.tape.safe_open import read_plain
 __all__ = ["VARIABLE", "read_token"]
 
 VARIABLE = "RANKSCOPE_DASHBOARD_TOKEN_FILE"
-"""What tells the server where the file is; without it there is no login."""
+"""Environment variable with the path of the file; without it there is no login."""
 MIN_CHARS = 16
 MAX_BYTES = 4096
 

@@ -26,7 +26,7 @@ class Recorder(Protocol):
     """Records the steps, spans and events of one rank. No method raises because of a failed write."""
 
     enabled: bool
-    """Whether anything is recorded."""
+    """True if anything is recorded."""
     rank: int
     attempt: int
     step_number: int

@@ -144,7 +144,7 @@ class StepClock:
         self._empty_row = tape.unset_row()
         is_host = not device.startswith("cuda")
         self.measures_waits = is_host
-        """Whether what this rank waits for others is known on its host."""
+        """True if what this rank waits for others is known on its host."""
         self.events = None if is_host else _phase_events(self._write_stamped)
         self._not_counted: frozenset[int] = frozenset() if is_host else ON_DEVICE | _WAITS
         for column in (column for columns in PHASE_COLUMNS.values() for column in columns if column >= 0):
@@ -153,7 +153,7 @@ class StepClock:
         self.row = self._empty_row.copy()
         """The current step's columns."""
         self.in_phase = False
-        """Whether a span that adds to the row is open."""
+        """True if a span that adds to the row is open."""
         self._gap_start_ns = self._gap_start_wait_ns = 0
         pack_step, self._open_step = tape.opener("step", "start_ns")
         self._empty_step = pack_step(*self._empty_row[2:])  # what follows those two

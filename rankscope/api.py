@@ -121,12 +121,12 @@ class Run(_Diagnosed):
 
     @property
     def path(self) -> Path:
-        """Its folder; of a published run, that of the copy on this machine."""
+        """Folder of the run; for a published run, that of the local copy."""
         return self._folder.path
 
     @property
     def run_id(self) -> str:
-        """Its name on disk."""
+        """Name of the run on disk."""
         return self._folder.run_id
 
     @property

@@ -18,7 +18,7 @@ from rankscope.cli import app
 __all__ = ["markdown"]
 
 _KINDS = {int: "N", float: "NUMBER"}
-"""What stands for the value of an option, by the type of its default."""
+"""Placeholder for an option's value, by the type of its default."""
 
 _SEVERAL = 3
 """Commands from which a parameter of the same meaning is explained once for all."""

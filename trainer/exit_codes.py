@@ -20,7 +20,7 @@ __all__ = [
 EXIT_FAILED = 1
 """A rank raised or was killed, and no restart is left."""
 EXIT_MISTAKE = 2
-"""What was asked for cannot be done: configuration, fault, run folder, checkpoint."""
+"""The request cannot be carried out: configuration, fault, run folder, checkpoint."""
 EXIT_GIVEN_UP = 3
 """The guard stopped the run: what fails would fail again."""
 EXIT_FENCED = 4

@@ -11,9 +11,9 @@ from __future__ import annotations
 __all__ = ["KILL_MARGIN_S", "RESERVE_S", "budget_s", "rank_grace_s"]
 
 RESERVE_S = 5.0
-"""What follows the ranks: it takes 1 to 4 s on two busy cores."""
+"""Time for the work after the ranks' end: 1 to 4 s on two busy cores."""
 END_S = 2.0
-"""What is left for the launcher's process to end."""
+"""Time left for the launcher's process to end."""
 KILL_MARGIN_S = 1.0
 """Ranks leave by themselves when their time is over; those that have not after this long are killed."""
 

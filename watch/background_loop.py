@@ -13,7 +13,7 @@ from contextlib import contextmanager
 __all__ = ["background_loop"]
 
 STOP_S = 20.0
-"""How long the end of the block waits for the round that is under way."""
+"""Seconds that the end of the block waits for the current round."""
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from watch.stacks.signal_dump import take_stacks
 __all__ = ["CulpritKiller", "kill_stale"]
 
 OTHERS_S = 15.0
-"""How long a hang is left to others whose culprit does not run here."""
+"""Seconds for which other nodes handle a hang whose culprit does not run here."""
 
 
 class CulpritKiller:

@@ -69,9 +69,9 @@ class LiveTapes:
 
     def __init__(self, run: RunDir, node_rank: int = 0) -> None:
         self.has_ended = False
-        """Whether the launcher reported the end of the run on this node, and has not started it again since."""
+        """True if the launcher reported the end of the run on this node, and has not started it again since."""
         self.is_stopping = False
-        """Whether a signal has asked the launcher for the end of the run."""
+        """True if a signal has asked the launcher for the end of the run."""
         self.pids: Mapping[int, int] = {}
         """{rank: pid} of this node's ranks that have not closed."""
         self.launcher_pid = 0

@@ -37,7 +37,7 @@ class RecentRecords:
         self._connection = connect_memory(threads=1)
         create(self._connection)
         self.store = Store(self._connection, f"the newest records of {run.path}")
-        """What the last `read` returned."""
+        """Result of the last `read`."""
         self._tail = Tail(run, folders)
         self._state = ReadState()
         self._ticks = 0

@@ -33,7 +33,7 @@ __all__ = ["MAX_ROWS", "MEMORY_BYTES", "Views", "reduced_views", "whole_views"]
 
 MAX_ROWS = 30_000_000
 MEMORY_BYTES = 2_200_000_000
-"""What the store's engine may take for a report; the analyzers take up to 1 GB more. The rest goes to a disk."""
+"""Memory of the store's engine for a report; the rest goes to disk. The analyzers take up to 1 GB more."""
 HISTORY_ROWS = 1_000_000
 """Rows of the ranks that are kept whole."""
 BEGIN_STEPS, END_STEPS = 20, 60

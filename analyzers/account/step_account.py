@@ -43,7 +43,7 @@ class StepAccount:
     idle_ns: int | None
     """A stage of a pipeline without work; None without a recorded pipeline."""
     not_measured_ns: int
-    """What no column accounts for."""
+    """Time that no column accounts for."""
     in_flight_ns: int = 0
     """Communication was in flight, and nothing tells whether it was hidden behind computing, or behind a late host."""
     host_late_ns: int = 0

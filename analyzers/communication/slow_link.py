@@ -43,7 +43,7 @@ class SlowLink:
     last_step: int
     is_ongoing: bool
     has_peers: bool = True
-    """Whether it was compared with others; else with its own past."""
+    """True if it was compared with others; else with its own past."""
     route: NetworkLink | None = None
     """The link between two nodes that is slow, where proxy threads were recorded."""
 

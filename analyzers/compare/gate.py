@@ -31,7 +31,7 @@ class Gate:
 
     name: str
     limit_ratio: float = SHARED.saving_ratio
-    """Of `slower`: the whole interval of the time must be above it."""
+    """Limit of `slower`: the whole interval of the time ratio must be above it."""
 
 
 def gates_of(texts: Sequence[str]) -> list[Gate]:

@@ -26,7 +26,7 @@ class LossChange:
     noise: float
     """Standard error of the difference, from how much each curve jumps from step to step."""
     first_different_step: int | None
-    """Where the curves stop being equal to the last bit; None: nowhere."""
+    """First step at which the losses are not bitwise identical; None if they always are."""
 
     is_real: bool
     """A difference beyond the noise."""

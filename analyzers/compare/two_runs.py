@@ -86,7 +86,7 @@ class Comparison:
     shortcomings: tuple[str, str] = ("", "")
     """Why A, and B, is not called better: not finished, or a critical finding that the other has not."""
     findings: tuple[Finding, ...]
-    """What comparing them found: a regression of B's speed, if its interval leaves no doubt."""
+    """Findings of the comparison: a regression of B's speed, if its interval excludes none."""
 
     @property
     def sentence(self) -> str:

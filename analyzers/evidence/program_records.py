@@ -33,7 +33,7 @@ SAME_RATIO = 1e-3
 NOTHING_IN_IT = "holds no step, no reading and no failure that is known"
 MAX_FRAMES = 6
 MIN_PROCESSES = 3
-"""Of fewer there is no majority from which one could differ."""
+"""Minimum number of processes for a majority from which one may differ."""
 _LIBRARY = re.compile(r"torch/|(?:threading|selectors|queue|socket|ssl)\.py:")
 """Frames of libraries as py-spy shortens them."""
 _WAITS = re.compile(

@@ -19,7 +19,7 @@ __all__ = ["Stop", "add_flow"]
 
 MAX_FLOWS = 600
 SKEW_MS = 1.0
-"""What clocks of two hosts may differ by before a line would go back in time, and is left out."""
+"""Maximum clock difference of two hosts; with a larger one a line would go back in time, so it is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

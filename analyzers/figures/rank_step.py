@@ -35,9 +35,9 @@ MEASURES = {
     "not measured": (f"{NOT_MEASURED} / 1e6", "ms"),
     "memory": ("memory_bytes / 1048576.0", "MiB"),
 }
-"""What a matrix rank x step can show: name -> expression over `steps`, unit."""
+"""Quantities of a matrix rank x step: {name: (expression over `steps`, unit)}."""
 _OF_CALLS = ("own work", "waiting")
-"""What the calls of GPUs without stamps tell."""
+"""Quantities known from the calls of GPUs without stamps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,7 @@ def _test(arcs: _Arcs, ranks: Floats, limit: float) -> tuple[float, int]:
 
 
 def _real(values: Floats, splits: Sequence[tuple[int, float]], limit: float) -> list[tuple[int, float]]:
-    """Those at which the runs directly before and after differ; the least certain is dropped first."""
+    """Changes at which the runs directly before and after differ; the least certain is dropped first."""
     kept = list(splits)
     while kept:
         bounds = [0, *(index for index, _ in kept), len(values)]
@@ -226,13 +226,13 @@ class _Arcs:
 
     @classmethod
     def to_the_newest(cls, count: int, least: int) -> _Arcs:
-        """Those after a split."""
+        """Changes after a split."""
         begin = np.arange(least, count - least + 1)
         return cls(begin, np.full_like(begin, count), count)
 
     @classmethod
     def between(cls, count: int, least: int) -> _Arcs:
-        """Those with runs before and after them."""
+        """Changes with runs before and after them."""
         begin, end = np.meshgrid(np.arange(least, count), np.arange(least, count - least + 1), indexing="ij")
         valid = end - begin >= least
         return cls(begin[valid], end[valid], count)

@@ -22,7 +22,7 @@ __all__ = ["LogBook", "LogLine"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)
-"""What a launcher prints as its last: a start after it is of another launch into the same file."""
+"""Last lines of a launcher: a start after one of them is another launch into the same file."""
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
 _ROLES = {kind: rule.role for kind, rule in _RULES.items()}

@@ -48,7 +48,7 @@ class Wrong:
     norm: float
     reference: float
     per_block_ratio: float | None = None
-    """Of a trend: norm of a block over that of the block behind it, nearer to the output."""
+    """For a trend: ratio of a block's norm to that of the next block, nearer to the output."""
 
 
 def gradient_flow(source: Source, scope: Scope, policy: GradientFlowPolicy = GradientFlowPolicy()) -> list[Finding]:

@@ -58,7 +58,7 @@ class StepEvidence:
     own_gradients: Sequence[tuple[int, bool]] = ()
     """(rank, whether its own gradient held NaN or Inf before any reduction), of those that looked."""
     data_parallel: bool = False
-    """Whether every gradient is reduced over other ranks before the optimizer's phase."""
+    """True if every gradient is reduced over other ranks before the optimizer's phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

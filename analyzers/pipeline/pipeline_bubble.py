@@ -51,12 +51,12 @@ class Bubble:
     idle_ratio: float
     expected_ratio: float
     is_formula: bool
-    """Whether `expected_ratio` is the schedule's closed form; else its order was replayed with equal stages."""
+    """True if `expected_ratio` is the schedule's closed form; else its order was replayed with equal stages."""
     imbalance_ratio: float
     communication_ratio: float
     data_ratio: float
     order_ratio: float
-    """What the order that was taken has over the formula, with equal stages; 0 without one."""
+    """Bubble of the recorded order minus that of the formula, with equal stages; 0 without an order."""
     imbalance_ms: float
     total_ms: float
     num_microbatches: int
@@ -68,10 +68,10 @@ class Bubble:
     stages_by_rank: Mapping[int, tuple[int, ...]]
     work_ms_by_stage: Mapping[int, float]
     heaviest_stage: int | None
-    """That with the most work of the coordinate that has the most; None where all have as good as the same."""
+    """The rank with the most work, in the pipeline coordinate with the most work; None if all are nearly equal."""
     lighten_ms: float
     lighten_ratio: float
-    """What of that coordinate's work is over the mean of all."""
+    """That coordinate's work above the mean of all coordinates."""
 
     @property
     def excess_ratio(self) -> float:

@@ -47,7 +47,7 @@ def not_judged(plugin: InstalledPlugin, reason: str) -> Finding:
 
 
 def explain(part: str, finding: Finding) -> str:
-    """Its sentence for a finding, or why there is none; empty where it does not explain the kind."""
+    """The plug-in's sentence for a finding, or why there is none; empty if it does not explain the kind."""
     plugin = plugin_of(finding.kind)
     if plugin is None:
         return ""

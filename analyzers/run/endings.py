@@ -1,4 +1,4 @@
-"""Ends of the ranks of an attempt: root causes apart from ranks that died of another rank's death.
+"""How the ranks of an attempt ended: root causes, separated from ranks that died because of another rank.
 
     deaths = find_deaths(view, log)
     roots = [death for death in deaths if not death.collateral]
@@ -54,7 +54,7 @@ OUT_OF_MEMORY = re.compile(
 """Errors of a device or a host without free memory; CUDA's libraries have separate codes for it."""
 _BACKENDS_TYPES = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "SignalException")
 _UNNAMED_TYPES = ("RuntimeError", "Exception", "")
-"""What a backend's error is where torch has no type for it; Exception and none: not recorded."""
+"""Types of backend errors without a torch type; Exception and "": type not recorded."""
 _MAKES_CALLS = re.compile(r"/torch/(?!utils/)")
 """Torch calls collectives in backward passes, hooks and wrappers; its data loader does not."""
 _NAMED = re.compile(r"(?:[A-Za-z_][\w.]{0,200}\.)?([A-Z]\w{0,100}(?:Error|Exception))\b")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 __all__ = ["Frame", "Link", "frame_texts", "own_frame", "own_frame_text", "read_traceback"]
 
 MAX_CHARACTERS = 64 << 10
-"""Of a traceback's end that are read; `probes` writes 20,000."""
+"""Characters read at the end of a traceback; `probes` writes 20,000."""
 MAX_FRAMES = 12
 """Frames of a traceback that a finding carries."""
 _NEXT = re.compile(

@@ -1,4 +1,4 @@
-"""Ends of the newest launch of a run, apart from nodes that left while the others went on.
+"""How the newest launch of a run ended, without nodes that left while the others went on.
 
 ended = run_ends(log, last_ns=view.last_ns)         # [-1] is the run's, if there is any
 """
@@ -11,7 +11,7 @@ from probes.tape import event_kinds
 __all__ = ["run_ends"]
 
 CLOCKS_NS = 1_000_000_000
-"""How far the clocks of two nodes may be apart: a rank records later only if it is later by more."""
+"""Maximum difference between the clocks of two nodes: a rank counts as later only beyond it."""
 
 
 def run_ends(log: EventLog, *, last_ns: int) -> list[Event]:

@@ -38,7 +38,7 @@ _GROUP_SAMPLES = 9
 _WINDOWS = (1, 2, 4, 8)
 """Blocks over which noise is measured."""
 MAX_OBSERVATIONS = 2_000
-"""Of longer histories observations are averaged in groups: an onset is then known to the group."""
+"""Maximum observations; longer histories are averaged in groups, and an onset is then known to the group."""
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

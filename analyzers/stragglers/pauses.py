@@ -26,7 +26,7 @@ from analyzers.stragglers.policy import PausePolicy
 __all__ = ["find_pauses"]
 
 _QUARTILE_TO_SIGMA = 1 / 0.3186
-"""Of absolute values; the quarter of the differences that is the smallest holds no pause."""
+"""Factor from the first quartile of absolute differences to sigma; the smallest quarter of them has no pause."""
 
 
 def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segment]:

@@ -44,11 +44,11 @@ class Graph:
     """For each piece of work: rank, step, and how many calls the rank had made in the step. Where ranks wait differs
     from rank to rank; what they call does not."""
     transfer_ms: list[float] = field(default_factory=list)
-    """How long each call takes after its last member has come."""
+    """Duration of each call after its last member has arrived."""
     call_of: list[Key] = field(default_factory=list)
     """For each call: what it is compared with (dimension, operation, size)."""
     members: list[int] = field(default_factory=list)
-    """How many ranks post each call."""
+    """Number of ranks that post each call."""
     steps: list[int] = field(default_factory=list)
     """The steps, in order."""
     meetings: Ints | None = None

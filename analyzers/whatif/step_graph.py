@@ -50,11 +50,11 @@ class StepGraph:
     graph: Graph
     basis: str
     error_ratio: float
-    """How far a prediction of steps from others is off (`held_out`), or the replay of all as they ran, if more."""
+    """Error of predicting steps from other steps (`held_out`), or of replaying all as they ran, if larger."""
     measured_ms: float
     """Measured time of a step, mean over the graph's steps."""
     replay_error_ratio: float = 0.0
-    """How far the replay of all steps as they ran is off: it reads what it is compared with."""
+    """Error of replaying all steps as they ran, which uses the same steps that it is compared with."""
     launch_delay_ratio: float = 0.0
     """Part of the time in which nothing that was recorded ran."""
 

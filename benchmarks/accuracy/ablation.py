@@ -111,7 +111,7 @@ def verdict_of(case: Recorded) -> list[Any]:
 
 
 def essence(finding: Finding) -> list[Any]:
-    """What a reader acts on."""
+    """Fields of a finding that a reader acts on."""
     return [
         finding.kind, finding.status, finding.severity, finding.cause, list(finding.ranks), finding.first_step,
         finding.last_step, finding.attempt, finding.evidence.get("place"),

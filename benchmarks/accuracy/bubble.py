@@ -1,4 +1,4 @@
-"""Idle time of pipeline ranks: measured from the recorded spans, beside the schedule's formula.
+"""Idle time of pipeline ranks: measured from the recorded spans, compared with the schedule's formula.
 
     python -m benchmarks.accuracy.bubble --quick                 # under a minute
     python -m benchmarks.accuracy.bubble --json bubble.json      # three minutes, of which the processor works one

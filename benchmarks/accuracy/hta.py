@@ -1,4 +1,4 @@
-"""Compute, communication, exposed and idle time of traces, beside HolisticTraceAnalysis on the same files.
+"""Compute, communication, exposed and idle time of traces, compared with HolisticTraceAnalysis on the same files.
 
     python -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python                # traces made here, a shape a row

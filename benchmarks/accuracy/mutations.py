@@ -176,7 +176,7 @@ def copy_tree(target: Path) -> None:
 
 
 def failing(root: Path, tests: str) -> tuple[bool, str]:
-    """Whether the tests fail in a tree, and the line that says so."""
+    """True if the tests fail in a tree, and the line that says so."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
     environment = os.environ | {"PYTHONPATH": str(root)}
     try:

@@ -1,3 +1,3 @@
-"""What the probes, `watch` and the pages take from a training, by alternating blocks."""
+"""Cost of the probes, `watch` and the pages for a training, by alternating blocks."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torch's allocator gives out on a CPU, from the profiler's events.
+"""Memory that torch's allocator hands out on a CPU, from the profiler's events.
 
 kept, most = allocated(lambda: model(tokens))
 """

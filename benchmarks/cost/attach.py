@@ -1,4 +1,4 @@
-"""Cost of `rankscope.attach` in a script of the usual kind, beside others that log the same numbers.
+"""Cost of `rankscope.attach` in a typical script, compared with other tools that log the same numbers.
 
     python -m benchmarks.cost.attach --quick                  # about two minutes
     python -m benchmarks.cost.attach --rounds 6 --json attach.json

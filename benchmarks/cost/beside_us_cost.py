@@ -1,4 +1,4 @@
-"""Cost of TraceML and of Rankscope on the same script, each beside the bare script in its own interpreter.
+"""Cost of TraceML and of Rankscope on the same script, each against the bare script in a separate interpreter.
 
     python -m benchmarks.cost.beside_us_cost --traceml-python PYTHON     # of an environment with traceml-ai and torch
 

@@ -169,7 +169,7 @@ def _settle(device: torch.device) -> None:
 
 
 def _kernels(loop: OurLoop, device: torch.device, count: int, steps: int = 3) -> list[dict[str, Any]]:
-    """What the device's time of a step went to, the longest first."""
+    """Parts of the device's time in a step, the longest first."""
     activity = torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity]) as profile:
         for _ in range(steps):

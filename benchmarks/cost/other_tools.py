@@ -1,4 +1,4 @@
-"""Others beside us: rules for loss spikes on the same curves, and torch's own tools on the same hangs.
+"""Comparison with other tools: rules for loss spikes on the same curves, and torch's own tools on the same hangs.
 
     python -m benchmarks.cost.other_tools spikes --runs 400       # a minute on one core
     python -m benchmarks.cost.other_tools hangs                   # real gloo ranks under TORCH_DISTRIBUTED_DEBUG=DETAIL

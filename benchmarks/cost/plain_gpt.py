@@ -1,4 +1,4 @@
-"""Loss and speed of the trainer beside a plain, single-file GPT loop: same model, weights, batches and rates.
+"""Loss and speed of the trainer against a plain, single-file GPT loop: same model, weights, batches and rates.
 
     python -m benchmarks.cost.plain_gpt --quick                  # tokens/s: four minutes on a quiet machine
     python -m benchmarks.cost.plain_gpt --dim 128 --batch 8      # losses over 1,000 steps of three seeds: 15 minutes

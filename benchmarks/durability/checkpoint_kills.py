@@ -8,7 +8,7 @@ ranks a random one first and the other a moment later, as a launcher does. After
 
 1. the next attempt must begin right after the newest folder that has its name: it was whole and it was used,
 2. nothing may have been condemned: no folder that has its name may be half there,
-3. every loss that an attempt recorded must be, bit for bit, that of a run which nobody killed.
+3. every loss that an attempt recorded must be bitwise identical to that of an undisturbed run.
 
 Where a kill hit is read from the events and the files that it left. Exit code 1 if anything was wrong.
 """

@@ -47,7 +47,7 @@ from trainer.launcher.prefork import PreforkServer, StartedCommand
 
 SYNC_S = 2.0
 SYNC_TAKES_S = 1.0
-"""Of a sync on this disk at most, under load."""
+"""Maximum seconds of a sync on this disk under load."""
 SETTINGS = (
     "run.name=cuts", "model.dim=32", "model.num_layers=2", "model.num_heads=4", "model.num_kv_heads=4",
     "data.seq_len=32", "train.global_batch_size=4", "train.device=cpu", "train.steps=100000000",
@@ -70,7 +70,7 @@ class Written:
     finished_ns: dict[Record, int]
     now_ns: int
     watched_s: float
-    """How long the present `watch` has run."""
+    """Seconds that the current `watch` has run."""
 
 
 @dataclass(slots=True)

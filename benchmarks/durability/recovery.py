@@ -54,7 +54,7 @@ LARGE = (
     "data.seq_len=128", "train.global_batch_size=2", "train.micro_batch_size=1", "train.precision=float32",
     "train.eval_interval=0",
 )  # fmt: skip
-"""Of a preset: steps of about a second, so that the wait for the next kill is short."""
+"""Overrides of a preset: steps of about a second, so that the wait for the next kill is short."""
 SETTINGS = (
     "run.name=recovery", "train.device=cpu", "train.steps=100000000", "checkpoint.interval=10",
     "recovery.max_restarts=1000", "recovery.max_failures_per_device=0",

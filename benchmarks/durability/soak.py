@@ -53,7 +53,7 @@ LEFT_OUT = (
     "failing_data", "divergence", "clock_shift", "missing_send", "kill_in_recovery", "failing_batch", "skip_restore",
     "torn_checkpoint", "flipped_checkpoint",
 )  # fmt: skip
-"""What is meant to end a run, needs a pipeline or other settings, or is a pair."""
+"""Faults that are left out: they end a run, need a pipeline or other settings, or are pairs."""
 CLEAN_STEPS = 60
 FIRST_STEP = 40
 STEPS_AFTER = 20

@@ -1,4 +1,4 @@
-"""A bad environment beside a fault: another wall clock, a store kept open, a stopped watch, disks that fail.
+"""Faults in a bad environment: another wall clock, a store kept open, a stopped watch, disks that fail.
 
     python -m benchmarks.durability.torture  # the whole table, some twenty minutes; needs a C compiler
     python -m benchmarks.durability.torture --only clock --only eio_load
@@ -132,7 +132,7 @@ class Environment:
     settings: tuple[str, ...] = ()
     needs_disk: bool = False
     may_end: bool = False
-    """Whether the launcher may end with exit code 75."""
+    """True if the launcher may end with exit code 75."""
 
 
 def _clock(offset_ns: int) -> Environment:

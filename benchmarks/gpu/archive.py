@@ -29,7 +29,7 @@ LACKING = (
     "nvidia-ml-py",
     "narwhals",
 )
-"""What images with PyTorch lack. They have numpy, jinja2, rich and pyarrow, which Hugging Face's libraries need."""
+"""Packages that PyTorch images lack. They have numpy, jinja2, rich and pyarrow, which Hugging Face's libraries need."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 SCRIPT = """#!/bin/bash
 # bash on-gpu.sh MINUTES: recordings, verdicts and MFU into recorded/

@@ -13,7 +13,7 @@ __all__ = ["CHECKS"]
 
 FAULTS = ("kill", "exception", "hang", "stop", "nan_grad", "slow_compute", "slow_data", "wrong_size", "bit_flip", "oom")
 FEW_FAULTS = ("exception", "nan_grad")
-"""Of the drills those that tell most in little time, where a CPU is shared."""
+"""The most informative short drills, for a shared CPU."""
 PLAYED_FAULTS = (
     "host_stall", "loader_stall", "device_stall", "stuck_call", "dead_link", "mismatch_size", "slow_gpu", "slow_link",
     "dead_gpu", "ecc_error",

@@ -1,4 +1,4 @@
-"""Tokens per second of `rankscope prepare` beside the tokenizers library alone, on the same text.
+"""Tokens per second of `rankscope prepare` against the tokenizers library alone, on the same text.
 
     python -m benchmarks.scale.prepare                                   # 200 MB of generated text, three rounds
     python -m benchmarks.scale.prepare --mb 1000 --kills 5               # a gigabyte, then once more with SIGKILLs

@@ -72,7 +72,7 @@ class Attached:
         self.run_dir = run.path if run is not None else None
         """The run's folder; None if nothing is recorded."""
         self.is_watched = False
-        """Whether this process left a `watch` next to the ranks."""
+        """True if this process started a `watch` that outlives it."""
         self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []

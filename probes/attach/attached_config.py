@@ -24,7 +24,7 @@ __all__ = ["SECTIONS", "VARIABLE", "attached_config"]
 logger = logging.getLogger("rankscope.probes")
 VARIABLE = "RANKSCOPE_ATTACH_CONFIG"
 SECTIONS = ("probes", "profiler", "recovery", "metrics", "alerts", "otel", "publish", "trackers")
-"""What concerns the records and `watch`. The other sections belong to the trainer."""
+"""Sections that concern the records and `watch`; all others belong to the trainer."""
 _DEFAULTS = {"recovery": {"enabled": False}}  # attaching is no request to kill ranks
 CHECK_S = 30.0
 """Limit of the check, which takes half a second."""

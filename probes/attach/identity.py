@@ -41,7 +41,7 @@ class Identity:
     ranks_of_process: int = 1
     """Ranks that each process of the launcher has started itself, as `torch.multiprocessing.spawn` does."""
     is_started_by_script: bool = False
-    """Whether this is such a rank: its variables are those of the process that started it."""
+    """True if this is such a rank: its variables are those of the process that started it."""
 
     @classmethod
     def from_environment(cls) -> Identity:

@@ -20,7 +20,7 @@ VARIABLE = "RANKSCOPE_LAUNCHER_PID"
 """Set by our launcher in the environment of its ranks."""
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 ADOPTION_S = 5.0
-"""How long the process between the zygote and a rank may take to end: the launcher then is the rank's parent."""
+"""Seconds that the process between zygote and rank may take to end; then the launcher is the rank's parent."""
 
 
 def end_with_launcher() -> int:

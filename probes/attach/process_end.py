@@ -54,7 +54,7 @@ class ProcessEnd:
         self._died = False
         self._exit: tuple[int, dict[str, Any]] | None = None  # step, the event's fields
         self.is_of_rank: Callable[[], bool] = lambda: True
-        """Whether this process is a rank: not where the script has started the ranks itself."""
+        """True if this process is a rank: not where the script has started the ranks itself."""
         self.at_failure: Callable[[Lines], object] = lambda lines: None
         """Called with the lines of an error or exit before its step is noted."""
         self.reason: tuple[str, int] = ("finished", 0)

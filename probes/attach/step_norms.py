@@ -37,7 +37,7 @@ class StepNorms:
         self._values = values
         self.probe: GradientProbe | None = None
         self.is_wanted = is_wanted
-        """Whether gradients are measured where the loop does not clip them."""
+        """True if gradients are measured where the loop does not clip them."""
         self.measured: float | Tensor | None = None
         """The norm of the current step, if this rank knows it."""
         self.input_gradient = InputGradientNorms()

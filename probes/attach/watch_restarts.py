@@ -34,7 +34,7 @@ STARTING_S = 90.0
 without one: on a machine that is too busy, the same limit would kill one watch after the other."""
 MAX_STARTING_S = 720.0
 KILL_S = 1.0
-"""How long the end of a killed watch is waited for: a launcher has ranks to look after."""
+"""Seconds to wait for the end of a killed watch: the launcher must also supervise ranks."""
 WATCHED_ALREADY = 2
 """Exit code of a watch that found another one at work."""
 QUICK_END_S = 30.0

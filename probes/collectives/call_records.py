@@ -106,7 +106,7 @@ class Calls:
         self._adrift: list[tuple[Call, Any]] = []
         self._backward = recorder.name("backward")
         self.measures_peaks = False
-        """Whether the pass over a gradient also finds its largest value: it then takes twice as long."""
+        """True if the pass over a gradient also finds its largest value: it then takes twice as long."""
         self.gradient_peaks: dict[str, float] = {}
         """Largest absolute value of what was reduced since they were last taken, by dimension of the mesh."""
 

@@ -44,7 +44,7 @@ class ReductionInputs:
 
     def __init__(self, *, are_all: bool = True) -> None:
         self._are_all = are_all
-        """Whether every gradient is looked at: then a finite one is known to be finite."""
+        """True if every gradient is looked at: then a finite one is known to be finite."""
         self._of_steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=KEPT_COMPUTATIONS)
 
     def begin(self, step: int) -> None:

@@ -48,7 +48,7 @@ class Ledger:
     stopped: str = ""
     """Why the guard gave up; a restart must not try again."""
     sequence: int = 0
-    """How often it was written."""
+    """Number of times it was written."""
     path: Path | None = None
 
     def next_batch(self, batch_index: int) -> int:

@@ -56,13 +56,13 @@ class MemoryState:
     sites: tuple[Site, ...]
     """The largest first, at most 20."""
     has_stacks: bool
-    """Whether any block in use has the stack that allocated it."""
+    """True if any block in use has the stack that allocated it."""
     is_at_failure: bool
-    """Whether this is the state when an allocation failed, and not the later one of the snapshot."""
+    """True if this is the state when an allocation failed, and not the later one of the snapshot."""
     requested_bytes: int | None
-    """What the allocation that failed asked for; None where the snapshot has none."""
+    """Bytes that the failed allocation requested; None if the snapshot has no failed one."""
     device_free_bytes: int | None
-    """What the device had left then."""
+    """Free bytes on the device at that time."""
     asked_at: str
     """The line that asked, as `Site.at`."""
 

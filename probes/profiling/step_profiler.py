@@ -43,7 +43,7 @@ SPAN = "profile"
 MAX_S = 30.0
 """A capture ends with the step in which this much time is over: ending it takes as long as it has events."""
 CLOSE_S = 60.0
-"""How long the end of a rank waits for its last trace to be written."""
+"""Seconds that a rank's end waits until its last trace is written."""
 
 
 class _Recorder(Protocol):

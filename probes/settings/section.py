@@ -26,7 +26,7 @@ class SettingsSection(Protocol):
     """A frozen dataclass with defaults for all fields."""
 
     section: ClassVar[str]
-    """Its key in the configuration."""
+    """Key of the section in the configuration."""
 
 
 S = TypeVar("S", bound=SettingsSection)

@@ -32,7 +32,7 @@ class EventKind:
     fields: tuple[Column, ...]
     table: str = ""
     is_open: bool = False
-    """Whether the writer may add its own fields."""
+    """True if the writer may add its own fields."""
 
 
 def text_field(name: str, help: str = "") -> Column:

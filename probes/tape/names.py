@@ -20,7 +20,7 @@ MAX_NAME_CHARS = 512
 MAX_NAMES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 OVERFLOW_ID = 1
-"""What every further name becomes once `MAX_NAMES` are taken: a loop that makes names must not eat the disk."""
+"""Name used for all new names beyond `MAX_NAMES`: a loop that makes names must not fill the disk."""
 
 
 class NameWriter:

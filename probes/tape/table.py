@@ -39,7 +39,7 @@ UNSET: dict[str, int | float] = {
     "f64": _unset_f64(),
     "name": 0,
 }
-"""What a tape holds where nothing was recorded, by column type."""
+"""Value of a tape for "not recorded", by column type."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class TickResult:
     damaged: tuple[str, ...] = ()
     """Files that could not be read, or not wholly."""
     quarantined: Path | None = None
-    """Where a store that could not be used was set aside."""
+    """Path to which an unusable store was moved."""
     bytes_read: int = 0
     duration_s: float = 0.0
 

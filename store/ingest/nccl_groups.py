@@ -49,7 +49,7 @@ class Group:
     group_name: str | None
     members: tuple[int, ...]
     is_below: bool
-    """Whether its calls are recorded by the plugin alone."""
+    """True if its calls are recorded by the plugin alone."""
 
     def holds(self, places: dict[int, int]) -> bool:
         """Return true if the ranks are at these places."""

@@ -73,7 +73,7 @@ class Problem:
     path: str
     problem: str
     checked: EventPosition | None = None
-    """What the last failed check of the node's index covered."""
+    """Range covered by the last failed check of the node's index."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from store.plugins.frames import read_frame, write_frame
 __all__ = ["MEMORY_BYTES", "Channel", "one_line", "serve"]
 
 MEMORY_BYTES = 1 << 30
-"""What a plug-in may allocate beyond what Rankscope's modules take."""
+"""Maximum bytes that a plug-in may allocate beyond Rankscope's modules."""
 LATE_S = 5.0
 """The parent ends a call at its limit; without a parent the kernel does so much later."""
 ROWS_A_PART = 5_000

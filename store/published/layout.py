@@ -42,7 +42,7 @@ class NodeState:
     replaced: Mapping[str, int]
     """{table that is replaced: round that wrote its newest object}."""
     published_wall_ns: int
-    """Until when the published rows are all that was recorded (epoch nanoseconds)."""
+    """Time up to which the published rows are complete (epoch nanoseconds)."""
     is_last: bool
     fingerprint: str
     """Fingerprint of the tables' columns; a reader with others cannot take the rows over."""

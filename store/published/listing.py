@@ -17,7 +17,7 @@ __all__ = ["RUN_NAME", "newest_run", "run_address", "runs_at"]
 
 REQUESTS = 16
 RUN_NAME = re.compile(r"(?!\.)[\w.+ -]{1,200}\Z")
-"""What a run's folder may be called; the content of an address may come from strangers."""
+"""Valid names of a run's folder; the content of an address is untrusted."""
 
 
 def runs_at(address: str) -> list[str]:

@@ -60,7 +60,7 @@ class Mirror:
 
     @property
     def recorded_until_ns(self) -> int:
-        """Until when the records of all nodes are there: of the node that is behind the most.
+        """Time up to which the records of all nodes are present: that of the node that is furthest behind.
 
         One that has left, with all its records there, holds nothing up; nor does one that has not published for
         `SILENT_S` while others did.

@@ -48,12 +48,12 @@ class Round:
     generation: str
     sequence: int
     read_wall_ns: int
-    """Until when it has what the node's tapes had."""
+    """Time up to which it has all records of the node's tapes."""
     new: Mapping[str, Any]
     replaced: Mapping[str, Any]
     is_last: bool
     is_partial: bool
-    """Whether the store has more rows that wait."""
+    """True if the store has more rows to publish."""
 
 
 class Publisher:

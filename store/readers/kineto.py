@@ -68,9 +68,9 @@ class RankTrace:
     stage: int
     """Place in the pipeline where the trace names such a group, else 0: ranks of one stage do the same work."""
     device: str
-    """What the times are of: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or an unknown device's category."""
+    """Device of the times: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or an unknown device's category."""
     marked: bool
-    """Whether it has `ProfilerStep#` marks; without, the whole trace is one step, number 0."""
+    """True if it has `ProfilerStep#` marks; without, the whole trace is one step, number 0."""
     steps: Ints
     begin_us: Floats
     end_us: Floats

@@ -38,7 +38,7 @@ MAX_VALUE_BYTES = 1 << 20
 MAX_TABLES = 5_000
 MAX_NAME_CHARS = 200
 HEAP_BYTES = 128 << 20
-"""What SQLite may allocate."""
+"""Maximum bytes that SQLite may allocate."""
 LIMIT_S = 45.0
 _STEP = re.compile(r"(?:ProfilerStep#|(?:step|iteration|iter)[ _:=#]*)(\d{1,9})$", re.IGNORECASE)
 _TABLES = frozenset({

@@ -1,4 +1,4 @@
-"""How much of the cores that this process may use is idle, so that no group of the suite waits beside an idle core.
+"""Idle share of the cores that this process may use, so that no group of the suite waits while a core is idle.
 
 cores = IdleCores()
 cores.share()    # of the time since the call before: 0.0 when all were busy

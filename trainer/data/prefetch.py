@@ -26,7 +26,7 @@ from trainer.data.token_folder import DataError
 __all__ = ["Prefetcher"]
 
 _DEATH_S = 2.0
-"""How long a process whose connection broke may take to end."""
+"""Seconds that a process may take to end after its connection broke."""
 
 
 @dataclass(frozen=True, slots=True)

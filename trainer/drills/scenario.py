@@ -24,7 +24,7 @@ __all__ = ["CLEAN", "DrillError", "DrillPlan", "Scenario", "choose_faults", "pla
 CLEAN = "none"
 """Name of the run without a fault: it must end without a finding."""
 PAIRS = ("nan_grad+kill", "slow_data+nan_grad", "kill+kill")
-"""What `all` also runs, two faults in one run; the second strikes after the first was dealt with."""
+"""Pairs of faults that `all` also runs in one run; the second strikes after the response to the first."""
 _CLEAN_STEPS = 30
 _SPREAD_STEPS = 6
 _BETWEEN_STEPS = 8

@@ -90,7 +90,7 @@ class Wanted:
 
     steps: int
     faults: Sequence[Fault] = ()
-    """Those that the run was asked to inject."""
+    """Faults that the run was asked to inject."""
     expected: Sequence[tuple[Fault, Expected]] = ()
     recovery: Recovery = "goes_on"
     required_events: Sequence[tuple[str, str]] = ()

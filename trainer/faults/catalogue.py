@@ -1,11 +1,11 @@
-"""Every kind of fault: what happens, and what the suite must say and do about it. The one place for both.
+"""All kinds of faults: what happens, and the finding and response that are required. The single source of both.
 
     kind = CATALOGUE["nan_grad"]
     kind.fault_id, kind.what                  # "F22", "one element of a gradient becomes NaN before it is reduced"
     kind.expected.kinds, kind.expected.rank   # ("non_finite",), "rank"
 
-The numbers F1 to F47 are those of the list of faults that the suite is built against. What carries a kind out stands in
-`trainer/faults/injectors/`; what stands here needs no torch, so that a command line can list it.
+The numbers F1 to F47 refer to the list of faults that the suite is built against. `trainer/faults/injectors/` carries
+the kinds out; this module needs no torch, so that a command can list them.
 """
 
 from __future__ import annotations
@@ -372,4 +372,4 @@ NOT_DRILLED = {
     "F47": "ranks and launcher send nothing to an endpoint; exporters: tests/watch/exporting",
     "F48": "a folder from a stranger, not a run that trains: tests/hostile",
 }
-"""What cannot be drilled on processes of one machine, with the reason, and what stands for it."""
+"""Faults that cannot be drilled with processes on one machine, with the reason and the substitute."""

@@ -33,7 +33,7 @@ ARM: Mapping[str, Callable[[Trigger, Training], None]] = {
     **node.ARM,
     **storage.ARM,
 }
-"""What prepares a rank for each kind."""
+"""Function that prepares a rank for each kind."""
 
 
 def arm(

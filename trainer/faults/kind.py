@@ -17,7 +17,7 @@ Whose = Literal["rank", "tensor_group", "among", "none"]
 activations; it among others, where records cannot separate the cause from its victims; no rank alone, where all
 have the same (a batch, a rate)."""
 Recovery = Literal["goes_on", "skips", "restarts", "stops"]
-"""What must follow: nothing but training; a refused step and a rollback; a new attempt; an end with a report."""
+"""Required response: training goes on; a refused step and a rollback; a new attempt; an end with a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Kind:
     drilled_rank: int = -1
     """The rank that a drill strikes; -1 = any, by seed."""
     settings: tuple[str, ...] = ()
-    """What a drill changes in the configuration for it."""
+    """Settings that a drill changes for it."""
     parameters: str = ""
-    """What a drill adds to it: `factor=3`."""
+    """Options that a drill adds to the fault: `factor=3`."""
     allowed: tuple[str, ...] = ()
     """Kinds of findings that may be true of it too, and are then no false alarms."""
     required_event: tuple[str, str] = ("", "")

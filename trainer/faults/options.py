@@ -39,7 +39,7 @@ _FROM_ONE = ("step", "until")
 
 
 WHERE = ("parameter", "optimizer", "gradient", "rng", "data")
-"""What can hold a bit that flips (the first three), or be left out of a restore (all but the gradient)."""
+"""Targets of a bit flip (the first three), or of an incomplete restore (all but the gradient)."""
 
 
 class FaultError(ValueError):

@@ -62,7 +62,7 @@ class ProgressView:
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._live = console.is_terminal
         self._num_ranks = plan.world_size
-        """Of the newest attempt: fewer than planned where nodes or devices are missing."""
+        """World size of the newest attempt; smaller than planned if nodes or devices are missing."""
         bar = [BarColumn(bar_width=24)] if console.width >= MIN_BAR_WIDTH else []
         self._bar = Progress(
             TextColumn("{task.description}"),

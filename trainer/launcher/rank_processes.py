@@ -28,7 +28,7 @@ __all__ = ["UNKNOWN_EXIT", "RankProcesses"]
 logger = logging.getLogger("torch.distributed.elastic.rankscope")  # goes where the launcher's own log goes
 POLL_S = 0.02
 UNKILLABLE_S = 30.0
-"""How long a killed process may take: one in an uninterruptible wait of a driver may never end, and is given up."""
+"""Seconds that a killed process may take: in an uninterruptible wait of a driver it may never end, and is left."""
 UNKNOWN_EXIT = 255
 _PF_EXITING = 0x4
 """The kernel's flag of a process that has begun to end: its connections may be closed before it can be waited for."""

@@ -1,4 +1,4 @@
-"""Ends of a node's ranks as the launcher records them: by themselves, or stopped by it.
+"""Record how a node's ranks ended: by themselves, or stopped by the launcher.
 
 was_stopped(-signal.SIGTERM, is_killed=False)                       # True
 record_stop(events, rank=3, pid=4711, code=-signal.SIGTERM)

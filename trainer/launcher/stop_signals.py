@@ -39,7 +39,7 @@ _FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
 REPEAT_S = 0.2
 """A wrapper may pass on the Ctrl-C that the terminal has delivered already: within this time it is the same one."""
 ANNOUNCE_S = 1.0
-"""How long the ranks' end waits for the record of its cause. A disk that does not answer must not delay it."""
+"""Seconds that the ranks' end waits for the record of its cause; an unresponsive disk must not delay it."""
 VERDICT_S = 1.5
 """Part of the time budget for the final output."""
 _CLOSE = 0

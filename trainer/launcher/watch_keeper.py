@@ -26,7 +26,7 @@ from trainer.launcher.node import Node
 __all__ = ["WatchKeeper"]
 
 WATCH_END_S = 60.0
-"""How long the last ingestion may take before the run is reported without it (it is caught up by any reader)."""
+"""Seconds that the last ingestion may take before the run is reported without it (any reader catches up)."""
 
 
 class WatchKeeper:

@@ -40,7 +40,7 @@ IMPORT_TIMEOUT_S = 120.0
 PRELOADED = ("trainer.launcher.launch", "trainer.rank.worker")
 """Modules that are imported once, before anything is forked."""
 ENTRY_POINT = "trainer.rank.worker:run_and_leave"
-"""What a forked rank runs, named as in the metadata of a package: the zygote knows nothing else of a rank."""
+"""Entry point of a forked rank (`module:function`); the zygote knows nothing else about a rank."""
 FORK_TIMEOUT_S = 10.0
 MAX_MESSAGE_BYTES = 1 << 20
 _PR_SET_CHILD_SUBREAPER = 36

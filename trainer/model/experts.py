@@ -104,7 +104,7 @@ class MixtureOfExperts(nn.Module):
         self.loss_share = 1.0
         """Share of this rank's tokens in those of its loss: less than all where ranks have one loss together."""
         self.loss_scale = 1.0
-        """What the mean loss of a microbatch is multiplied with before backward."""
+        """Factor of a microbatch's mean loss before backward."""
         self.counts_load = True
         self._load: Tensor | None = None
 

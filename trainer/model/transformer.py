@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.separator = separator
         self.compiled = False
-        """Whether the blocks go through torch.compile."""
+        """True if the blocks go through torch.compile."""
         self.chunks: tuple[int, ...] = (0,)
         self.num_chunks = 1
         """Context parallel: which chunks of each sequence come in, of how many."""

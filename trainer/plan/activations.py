@@ -44,7 +44,7 @@ class SavedActivation:
     head: float
     """Last norm, logits and loss."""
     boundary: float
-    """What passes from one block, or pipeline stage, to the next."""
+    """Bytes passed from one block, or pipeline stage, to the next."""
     loss_backward: float
     """Lives only while backward goes through the loss: the gradients of the logits."""
     block_backward: float

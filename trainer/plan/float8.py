@@ -29,7 +29,7 @@ class Float8Products:
     flops_per_s: float
     """The device's dense peak."""
     has_feed_forward: bool
-    """Whether the largest product of a block is one of them."""
+    """True if the largest product of a block is in float8."""
     others: tuple[str, ...]
     """What is multiplied in the precision of the training."""
 

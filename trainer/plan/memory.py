@@ -55,11 +55,11 @@ class RankMemory:
     gathered: int
     """Full parameters that FSDP has gathered, or autocast's low-precision copies, at their most."""
     activations: int
-    """What forward keeps for backward, over all microbatches in flight."""
+    """Activations that forward keeps for backward, over all microbatches in flight."""
     working: int
     """Gradients of the logits; a block that is computed again; full gradients on their way into a reduction."""
     compression: int
-    """What compressed gradients need besides."""
+    """Additional memory for compressed gradients."""
     context: int
     host: int
     """Parameters, gradients and moments in the host's memory, with `parallel.cpu_offload`; not on a device."""

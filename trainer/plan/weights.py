@@ -29,7 +29,7 @@ class Weight:
     rows: int
     row_numel: int
     split: str = ""
-    """What tensor parallelism splits: rows | columns | nothing."""
+    """Dimension that tensor parallelism splits: rows | columns | nothing."""
     decays: bool = True
     """Norms and the embedding do not; the optimizer keeps them in a separate group."""
     matrices: int = 1
@@ -76,13 +76,13 @@ class Unit:
 
     @property
     def coded(self) -> list[Weight]:
-        """Those whose moments take 8 bits, where AdamW8bit is the optimizer."""
+        """Weights with 8-bit moments under AdamW8bit."""
         matrices = (weight for weight in self.weights if weight.decays and weight.row_numel > 1)
         return [weight for weight in matrices if weight.row_numel % CODES_BLOCK == 0]
 
     @property
     def matrices(self) -> list[Weight]:
-        """Those that Muon updates, where it is the optimizer."""
+        """Weights that Muon updates, if it is the optimizer."""
         return [weight for weight in self.weights if self.layer is not None and weight.row_numel > 1]
 
 

@@ -26,7 +26,7 @@ CODE_FILE = "RANKSCOPE_PREFLIGHT_CODE_FILE"
 """Variable with the file that gets the exit code of the ranks that `launch_preflight` started."""
 
 END_S = 10.0
-"""How long the launcher has to end its ranks after a signal."""
+"""Seconds that the launcher has to end its ranks after a signal."""
 
 
 def usual_ranks() -> int:

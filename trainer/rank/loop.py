@@ -58,7 +58,7 @@ class Session:
     unreduced: UnreducedGradients | None = None
     """None where local gradients are not whole, or cannot be distinguished from other reductions."""
     reduction_inputs: ReductionInputs | None = None
-    """Whether gradients were finite before their reduction, where devices reduce them."""
+    """True if gradients were finite before their reduction, where devices reduce them."""
     late: LateVerdict | None = None
     """None where each step is judged before its update."""
     asked_to_stop: Callable[[], bool] = lambda: False

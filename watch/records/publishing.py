@@ -37,7 +37,7 @@ FINISH_S = 20.0
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 HOLDS_S = 600.0
-"""How long rows that wait keep the store from folding old ones. Afterwards all is published again, as it is then."""
+"""Seconds for which unpublished rows keep the store from folding old ones; then all rows are published again."""
 NICENESS = 10
 
 

@@ -22,9 +22,9 @@ __all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 WAIT_S = 3.0
 LOOK_S = 0.05
 STILL_S = 1.0
-"""How long a file that is no pickle must not have changed: its writer may have been off its core."""
+"""Seconds for which an incomplete pickle must be unchanged: its writer may have been off its core."""
 _PICKLE_END = re.compile(rb"[su](?:q.|r.{4})?\.\Z", re.DOTALL)
-"""End of a pickled dictionary, which a dump is: its items are set, torch memoizes it, and the pickle stops."""
+"""Last opcodes of a dump, a pickled dictionary: set its items, memoize it, stop."""
 
 
 def take_dumps(run: RunDir, attempt: int, ranks: Iterable[int], *, wait_s: float = WAIT_S) -> list[int]:

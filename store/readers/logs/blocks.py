@@ -60,7 +60,7 @@ _NORM = re.compile(r"^\s*rank\s+(\d{1,6}) = (\S+)$")
 _STALLED = re.compile(r"^(\d{1,6})!?: \[")
 _STALLED_OPERATION = re.compile(r"\[missing ranks: ([\d, ]+)\]")
 _UNHANDLED = re.compile(r"Unhandled exception: \S{1,200}\. what\(\): (.+)")
-"""What Ray's handler of std::terminate prints, in one line."""
+"""Line that Ray's handler of std::terminate prints."""
 _THROWN = re.compile(r"throwing an instance of '([\w:<>, *&]{1,200})'")
 _WHAT = re.compile(r"^\s*what\(\): +(.*)$")
 _CULPRIT = re.compile(r"Culprit rank (\d{1,6}); Error type: (\w+)")

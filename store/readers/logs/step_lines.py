@@ -67,7 +67,7 @@ _OF_LOSS = re.compile(
     r"train(?:ing)?[_/ ]|(?:train/)?(?:CE |CrossEntropy)|(?:train/)?actor/(?:pg_)?)\Z",
     re.IGNORECASE,
 )
-"""What a loss of training is called by besides: all others (`val_loss`, `loss_bbox`, `aux/loss`) are left out."""
+"""Further names of the training loss; all others (`val_loss`, `loss_bbox`, `aux/loss`) are left out."""
 _NAME_CHARS = 24
 _GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM)" + _IS + _NUMBER)
 _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE)" + _IS + _NUMBER)
@@ -134,7 +134,7 @@ class StepLine:
     """Steps of this line that were left out for an overflow."""
     skipped_so_far: int | None = None
     loss_scale: float | None = None
-    """What fp16 multiplies the loss by."""
+    """The fp16 loss scale."""
     total: int | None = None
     """Number of the last step that is planned."""
     bar: Bar | None = None

@@ -122,7 +122,7 @@ class Save:
         self._future = self._executor.submit(self._guarded, work)
 
     def wait(self) -> None:
-        """Until this rank is no longer pending."""
+        """Wait until this rank is no longer pending."""
         if self._future is not None:
             self._future.result()
 

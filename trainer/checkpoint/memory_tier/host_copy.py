@@ -52,7 +52,7 @@ class HostCopy:
         self.rng: dict[str, Tensor] = {}
         self.borrowers = 0
         self.slot = slot
-        """Where the buffers lie if they outlive the process."""
+        """Folder of the buffers if they outlive the process."""
         self.sealing: Future[None] | None = None
         """Hashes the slot in the background."""
         self.sending: Future[None] | None = None

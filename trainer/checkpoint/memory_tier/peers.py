@@ -72,7 +72,7 @@ class PeerCopies:
         self.folder = folder
         self.rank = rank
         self.partner: int | None = None
-        """Who keeps this rank's copies; None before `connect`, and with one node."""
+        """Rank that keeps this rank's copies; None before `connect`, and with one node."""
         self.hosted: set[int] = set()
         """Ranks whose copies this one keeps."""
         self._ranks: list[_Rank] = []

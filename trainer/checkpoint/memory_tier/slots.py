@@ -52,7 +52,7 @@ class Slot:
         self.vetted_path = path.with_name(path.name + ".vetted")
         self._map: mmap.mmap | None = None
         self.locked = False
-        """Whether the pages are locked, so that a GPU copies into them by itself."""
+        """True if the pages are locked, so that a GPU copies into them by itself."""
         self._layout: list[tuple[str, str, list[int], int]] = []
 
     def allocate(self, live: Mapping[str, Tensor], *, share_of: int = 1) -> dict[str, Tensor]:

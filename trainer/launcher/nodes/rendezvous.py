@@ -33,7 +33,7 @@ from trainer.torch_compat import Store
 __all__ = ["NodeRendezvous"]
 
 JOIN_S = 900
-"""How long a launch waits for the least number of nodes; schedulers start them minutes apart."""
+"""Seconds that a launch waits for the minimum number of nodes; schedulers start them minutes apart."""
 HEARTBEAT_S = 2
 HEARTBEATS_MISSED = 3
 """A node that missed so many heartbeats is not waited for."""

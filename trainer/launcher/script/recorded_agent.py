@@ -28,7 +28,7 @@ __all__ = ["Exits", "recorded"]
 
 
 CLOSE_S = 30.0
-"""How long torch waits for its ranks after their signal."""
+"""Seconds that torch waits for its ranks after signalling them."""
 KILLED_S = 0.5
 """Seconds that torch waits once their time is over, and then for the end of those that it kills."""
 

@@ -37,9 +37,9 @@ __all__ = ["Endpoint", "Listen", "ListenError", "Snapshot", "serve"]
 REQUEST_TIMEOUT_S = 10.0
 """A client that is silent for so long is disconnected."""
 LAST_ANSWERS_S = 2.0
-"""How long the end waits for answers that are being sent: `watch` exits next, and its last state would be lost."""
+"""Seconds that closing waits for answers in progress: `watch` exits next, and its last state would be lost."""
 _POLL_S = 0.05
-"""How long the end waits for the thread that takes connections."""
+"""Seconds that closing waits for the thread that accepts connections."""
 
 
 class ListenError(ValueError):

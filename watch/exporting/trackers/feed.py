@@ -25,7 +25,7 @@ __all__ = ["INSTALL", "NAMES", "TrackerFeed", "open_tracker"]
 NAMES = ("tensorboard", "wandb")
 INSTALL = "pip install 'rankscope[trackers]'"
 _SLACK_NS = 60 * 10**9
-"""How long after a newer finding an older one may come into the store: each node and each thread writes its own."""
+"""Seconds by which an older finding may be stored after a newer one: each node and thread writes its own."""
 
 
 class TrackerFeed:
