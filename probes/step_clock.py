@@ -1,19 +1,19 @@
-"""The step clock: one row of the `steps` tape, from the begin of a step to its end.
+"""The step clock: writes one row of the `steps` tape per step, from its begin to its end.
 
     clock = StepClock(steps_tape, device="cpu")
     clock.begin(7, wait_ns=0)
     ...                                       # spans add to clock.row, values are set in it
     clock.end(wait_ns=5, on_retries=write)    # duration, CPU time, waiting, garbage collection, memory
 
-A step is written when it begins and again when it ends: the step in which a rank died or hung is on the tape. Spans of
+A step is written when it begins and again when it ends, so the step in which a rank died or hung is on tape. Spans of
 a known phase (`PHASES`) add to the row unless they lie inside another such span, so the phases of a step never add up
 to more than the step. The time between them adds to a gap (`GAPS`), named by the phase that follows, so that phases and
 gaps add up to the step. In a step without any known phase the gaps are UNSET.
 
-On a GPU the host runs ahead of its device, and waits for it, and so for other ranks, wherever a value is read back.
-There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`), a
-step or more later. Steps without such stamps have the host's duration, loading, checkpoints and evaluations; what else
-is known of them are durations of calls over all members (`analyzers.account.device_timings`).
+On a GPU the host runs ahead of its device, and waits for it (and thus for other ranks) wherever a value is read back.
+There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`) and
+written a step or more later. Steps without such stamps only have host times of the whole step, loading, checkpoints and
+evaluations; for these steps analyzers use the durations of calls (`analyzers.account.device_timings`).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ GAPS = ("before_forward", "forward_to_backward", "backward_to_optimizer", "after
 NO_COLUMN = -1
 """A span of this kind adds to no column of the step."""
 OUTSIDE_STEP = -2
-"""A span of this kind is no part of the step, and neither are the spans inside it."""
+"""A span of this kind is not part of the step, nor are the spans inside it."""
 _WAIT_PHASES = ("data", "forward", "backward", "optimizer")
 _COLUMNS = {column.name: i for i, column in enumerate(TABLES["steps"].columns)}
 _COUNTS = {column.name for column in TABLES["steps"].columns if column.type != "f64"}
 _MAX_COUNT = 2**61
-"""Readers take a larger one for not recorded."""
+"""Readers treat larger values as not recorded."""
 _NAMES = {i: name for name, i in _COLUMNS.items()}
 _UNSET_I64 = int(UNSET["i64"])
 _MEMORY_INTERVAL_NS = 1_000_000_000  # reading /proc costs more than the rest of a step's record
@@ -96,7 +96,7 @@ ON_DEVICE = frozenset(
     for phase in ("forward", "backward", "optimizer")
     for column in (PHASE_COLUMNS[phase].time, PHASE_COLUMNS[phase].gap)
 ) | {_COLUMNS["after_optimizer_ns"]}
-"""Times of work that a GPU does."""
+"""Times of work done on a GPU."""
 _WAITS = frozenset(index for name, index in _COLUMNS.items() if name.endswith("_wait_ns"))
 _STEP, _START, _DURATION = _COLUMNS["step"], _COLUMNS["start_ns"], _COLUMNS["duration_ns"]
 _CPU, _WAIT, _GC = _COLUMNS["cpu_ns"], _COLUMNS["collective_wait_ns"], _COLUMNS["gc_ns"]
@@ -119,7 +119,7 @@ def _phase_events(write: Callable[[StampedStep], None]) -> PhaseEvents:
 
 
 def _column_value(column: str, value: float) -> float:
-    """A number as the step's column takes it: a whole one where it counts something. Raises what `int` raises."""
+    """Convert a number to its column's type: int for counts. Raises the errors of `int`."""
     if column not in _COUNTS:
         return float(value)
     whole = int(value)
@@ -139,12 +139,12 @@ class StepClock:
         stalls: TapeWriter | None = None,
         name: Callable[[str], int] | None = None,
     ) -> None:
-        """`stalls` and `name`: tape of the GPU's stalls and the numbers of names on it; only for a GPU."""
+        """`stalls`: tape of the GPU's stalls; `name`: returns the number of a name on it. Only for a GPU."""
         self._tape, self._stalls, self._name = tape, stalls, name
         self._empty_row = tape.unset_row()
         is_host = not device.startswith("cuda")
         self.measures_waits = is_host
-        """True if what this rank waits for others is known on its host."""
+        """True if the rank's waits for others are known on its host."""
         self.events = None if is_host else _phase_events(self._write_stamped)
         self._not_counted: frozenset[int] = frozenset() if is_host else ON_DEVICE | _WAITS
         for column in (column for columns in PHASE_COLUMNS.values() for column in columns if column >= 0):
@@ -163,7 +163,7 @@ class StepClock:
         self._core_time = CoreTime()
         self._slot = -1
         self._number = 0
-        self._deferred: dict[int, list[int]] = {}  # step number -> a slot for each of those who keep it open
+        self._deferred: dict[int, list[int]] = {}  # {step number: one slot per caller that keeps it open}
         self._gc_ns = self._gc_start_ns = 0
         gc.callbacks.append(self._on_gc)
 
@@ -183,7 +183,7 @@ class StepClock:
             self.events.begin(number)
 
     def end(self, *, wait_ns: int, on_retries: Callable[..., None], end_ns: int = 0) -> None:
-        """Complete the step, now or at `end_ns`. `on_retries` takes an event of the allocator's retries."""
+        """Complete the step, now or at `end_ns`. `on_retries` is called with retries of the allocator."""
         row = self.row
         now = end_ns or _monotonic_ns()
         row[_DURATION] = now - self._start_ns
@@ -207,11 +207,11 @@ class StepClock:
         self._tape.rewrite(self._slot, OPEN if self._number in self._deferred else COMPLETE, *row)
 
     def discard(self) -> None:
-        """Take back the step that was begun last: nothing of a step was done in it."""
+        """Take back the newest step, because nothing was done in it."""
         self._tape.rewrite(self._slot, TAKEN_BACK, *self.row)
 
     def add_phase(self, columns: PhaseColumns, start_ns: int, end_ns: int, start_wait_ns: int, wait_ns: int) -> None:
-        """Add a phase and the gap before it: its begin and end, and the rank's waiting before it and in it."""
+        """Add a phase and the gap before it, with the rank's waiting up to its begin and within it (ns)."""
         self.in_phase = False
         row, not_counted = self.row, self._not_counted
         own, wait, gap, gap_wait = columns
@@ -249,7 +249,7 @@ class StepClock:
             self.defer()
 
     def _write_stamped(self, step: StampedStep) -> None:
-        """Times of the device for a step that has ended, in place of its host's."""
+        """Replace the host times of a finished step by those of its device."""
         values = {"duration_ns": step.duration_ns, "stamped_steps": step.interval, "collective_wait_ns": 0}
         for place in (*PHASES, *GAPS):
             of = step.places.get(_COLUMNS[f"{place}_ns"])
@@ -291,7 +291,7 @@ class StepClock:
             self._deferred.pop(step, None)
 
     def close(self) -> None:
-        """Write what the device still has, stop listening to the garbage collector and close the kernel's file."""
+        """Write steps still on the device, remove the garbage collector's callback and close the /proc file."""
         if self.events is not None:
             self.events.close()
         with contextlib.suppress(ValueError):

@@ -4,8 +4,8 @@
     with recorder.step(n), recorder.span("forward", microbatch=0): ...
     recorder.close()
 
-The methods are those of `probes.recorder.Recorder`. A span is written when it begins and again when it ends: what a
-rank was doing when it died or hung is on the tape. The row of a step is kept by `probes.step_clock`.
+The methods are those of `probes.recorder.Recorder`. A span is written when it begins and again when it ends, so the
+activity of a rank that died or hung is on the tape. `probes.step_clock` keeps the row of a step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNSET_I32 = int(UNSET["i32"])
 _UNSET_I64 = int(UNSET["i64"])
 MAX_REMEMBERED = 4096  # kinds of spans: stages and microbatches are few
 _MAX_CHAIN = 100
-"""Exceptions that one was raised from."""
+"""Maximum length of a chain of exceptions."""
 _monotonic_ns = time.monotonic_ns
 
 
@@ -72,18 +72,18 @@ class TapeRecorder:
         self.wait_ns = 0
         """Nanoseconds blocked in collectives so far; the collectives' probe adds to it."""
         self.at_close: list[Callable[[], None]] = []
-        """Called before the tapes are closed: for values that are still on their way from a device."""
+        """Called before the tapes are closed, to write values that are still on a device."""
         self.profiling: StepProfiler | None = None
-        """Captures steps with torch's profiler, if the run is configured so."""
+        """Captures steps with torch's profiler; None unless configured."""
         self.ranges: Ranges | None = None
         """Opens a range around each span, for profilers."""
         self.memory: MemorySnapshots | None = None
-        """Writes what CUDA memory held when the rank dies for want of it."""
+        """Writes a snapshot of CUDA memory when the rank dies of an out-of-memory error."""
         self.name = NameWriter(directory / "names.jsonl")
         self._events = EventWriter(directory / "events.jsonl", attempt=attempt, rank=rank)
         self._folder = HeldFolder(directory)
         self._tapes: dict[str, TapeWriter] = {}
-        # With the first tape, by whose clock the store dates all of them: the wall clock may be set in between.
+        # Read with the first tape's clock anchor, by which the store dates all tapes: the wall clock may be set later.
         clock_offset_ns = time.time_ns() - time.monotonic_ns()
         stalls = self.tape("device_stalls") if device.startswith("cuda") else None
         self._clock = StepClock(self.tape("steps"), device=device, stalls=stalls, name=self.name)
@@ -129,7 +129,7 @@ class TapeRecorder:
         self._events.write(kind, step=self.step_number if step is None else step, **detail)
 
     def user_event(self, kind: str, **detail: Any) -> None:
-        """Write one event of a kind that the user chose; `step` defaults to the current one."""
+        """Write one event of a user-defined kind; `step` defaults to the current one."""
         self._events.write_any(kind, **{"step": self.step_number, **detail})
 
     def step(self, number: int) -> _Step:
@@ -189,12 +189,12 @@ class TapeRecorder:
 
     def passed_by(self, error: BaseException, kind: str) -> None:
         """Note that an error leaves a span of this kind."""
-        known = (id(error), type(error))  # no reference, which would keep the frames and their tensors
+        known = (id(error), type(error))  # a reference would keep its frames' tensors alive
         if self._passed_by != known:
             self._passed_by, self._passed_in = known, (kind, self.step_number)
 
     def phase_of(self, error: BaseException) -> str:
-        """The innermost span in which an error was raised just now; "" outside of all."""
+        """The innermost span in which an error was just raised; "" outside of all."""
         kind, step = self._passed_in
         links: list[BaseException] = [error]
         while len(links) < _MAX_CHAIN and (before := links[-1].__cause__ or links[-1].__context__) is not None:
@@ -315,8 +315,8 @@ class _Span:
 def device_uuid(device: str) -> str:
     """Return the UUID; empty for a CPU, and where this torch does not report it.
 
-    The ordinal of a device says nothing outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA orders
-    them by speed where NVML orders them by their place on the bus.
+    The ordinal of a device has no meaning outside of the process: CUDA_VISIBLE_DEVICES renumbers devices, and CUDA
+    orders them by speed, NVML by bus address.
     """
     if not device.startswith("cuda"):
         return ""
@@ -328,6 +328,6 @@ def device_uuid(device: str) -> str:
 
 
 def nvml_name(uuid: Any, *, is_slice: bool = False) -> str:
-    """CUDA's UUID as NVML writes it: of a GPU, or of a slice of one (MIG)."""
+    """Convert CUDA's UUID of a GPU, or of a MIG slice, to NVML's form."""
     text = str(uuid or "")
     return text if not text or text.startswith(("GPU-", "MIG-")) else f"{'MIG' if is_slice else 'GPU'}-{text}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["stores_up_to_date"]
 
-LAST_WORD_S = 5.0
+FINAL_POLL_S = 5.0
 COPY_BYTES = 512 << 20
 """Size of a store up to which a reader that reads on copies it while a `watch` writes it."""
 
@@ -70,7 +70,7 @@ def _catch_up_node(run: RunDir, node: int, folders: Sequence[Folder], wait_s: fl
 def _has_left(path: Path) -> bool:
     """Return True if the `watch` of an ended run leaves soon, with all records in the store: half of them would give
     half a verdict."""
-    deadline = time.monotonic() + LAST_WORD_S
+    deadline = time.monotonic() + FINAL_POLL_S
     while is_watched([path]):
         if time.monotonic() > deadline:
             return False

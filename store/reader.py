@@ -86,7 +86,7 @@ class Store:
 
         With `catch_up`, what is on the tapes and not in the store is ingested first, unless a `watch` lives, whose job
         that is; with `reads_on` then, too, into a temporary copy. If all ranks have ended and the watch has not left
-        within `catch_up.LAST_WORD_S`, the tapes are read without it. Where the run's folder cannot be written, it goes
+        within `catch_up.FINAL_POLL_S`, the tapes are read without it. Where the run's folder cannot be written, it goes
         into a temporary copy. Without it, `node` reads the store of one node alone, so that no writer of another node
         waits. `memory_bytes` bounds what queries may take; with `spills` they continue in a temporary folder beyond
         it. `threads`: of DuckDB, all cores unless given. Raises StoreError.

@@ -108,8 +108,8 @@ def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
         if entry.number("chained"):
             continue
         del open_chains[entry.source, entry.rank]
-        says_how = not (is_launchers(entry) or is_victims(entry) or is_stop(entry))
-        if len(chain) > 1 and says_how and _cause(entry, cause_of(words_of(entry))) == "exception":
+        is_own = not (is_launchers(entry) or is_victims(entry) or is_stop(entry))
+        if len(chain) > 1 and is_own and _cause(entry, cause_of(words_of(entry))) == "exception":
             found |= {(one.source, one.line): entry for one in chain[:-1]}
             found[entry.source, entry.line] = chain[0]
     return found

@@ -1,9 +1,9 @@
-"""The job as its flight-recorder dumps show it: the snapshot that runs are judged by, taken of their rows.
+"""State of a job from its flight-recorder dumps, as the snapshot by which recorded runs are judged.
 
 world = dumped_world(dumps)
 world.view             # AttemptView: calls in flight, last numbers by group and rank, members
 world.rows.undumped    # ranks that left no dump
-world.reference_ns     # when the picture was taken
+world.reference_ns     # time at which the dumps were written
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["DumpedWorld", "dumped_world"]
 
 MARGIN_NS = 60 * 10**9
 FIRST_WALL_NS = 10**18
-"""September 2001: earlier times are none of a wall clock, such as those of a host's uptime."""
+"""September 2001: earlier times are not wall-clock times, but for example a host's uptime."""
 LONGEST_SILENCE_NS = 3 * 86_400 * 10**9
-"""A file written later than this after its newest record is a copy: no rank is left waiting for longer."""
+"""A file written later than this after its newest record must be a copy: no rank waits for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpedWorld:
-    """All dumps together, and when they were written."""
+    """All dumps of a job, and the time at which they were written."""
 
     view: AttemptView
     rows: DumpRows
@@ -37,19 +37,19 @@ class DumpedWorld:
 
 
 def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
-    """Read the snapshot of these dumps, one a rank."""
+    """Make a snapshot from these dumps, one per rank."""
     rows = rows_of_dumps(dumps)
     with MemoryStore() as store:
         for table, of_table in rows.tables.items():
             store.add(table, of_table)
         recorded = take_snapshot(store, 0, EventLog([]))
-    # A dump has no steps and no end of a process: its rank trains, in the user's code where it is in no call.
+    # A dump has no steps and no process ends: assume that its rank trains, in user code unless in a call.
     ranks = {rank: replace(view, step_is_open=True, finished_steps=1) for rank, view in recorded.ranks.items()}
     view = replace(
         recorded,
         ranks=ranks,
         may_have_entered=rows.assumed,
-        world_size=len(ranks),  # who is missing is judged apart: it must not look like a slow start
+        world_size=len(ranks),  # missing ranks are judged separately and must not look like a slow start
         elsewhere=frozenset(rows.undumped),
     )
     reference_ns, clock_is_known = _reference(dumps, view)
@@ -57,17 +57,17 @@ def dumped_world(dumps: Sequence[RankDump]) -> DumpedWorld:
 
 
 def _reference(dumps: Sequence[RankDump], view: AttemptView) -> tuple[int, bool]:
-    """When the dumps were written, and whether that is believable: the times of files, which a copy may have changed.
+    """Time at which the dumps were written, by their modification times, and True if it is plausible.
 
-    A watchdog dumps when a call's timeout is over, so a time much later than that is a copy's: then, as without times
-    in the records, how long the ranks were silent was not measured.
+    A watchdog dumps when a call times out, so a much later time is that of a copy. Then, or if the records have no
+    times, the silence of the ranks is unknown.
     """
     last_ns = view.last_ns
     if last_ns < FIRST_WALL_NS:
         return last_ns, False
     written_ns = max((dump.modified_ns for dump in dumps), default=0)
     open_calls = [call for dump in dumps for calls in dump.calls.values() for call in calls.values() if not call.done]
-    # The first watchdog that gives a call up makes all ranks dump.
+    # The first watchdog that times out makes all ranks dump.
     timeout_ns = min((call.timeout_ms for call in open_calls if call.timeout_ms), default=0) * 10**6
     longest_ns = timeout_ns + MARGIN_NS if timeout_ns else LONGEST_SILENCE_NS
     if written_ns > last_ns + longest_ns:

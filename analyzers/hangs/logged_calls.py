@@ -1,7 +1,7 @@
 """Causes that lines about collective calls name: mismatches, ranks that never came, calls that did not end.
 
-DETAIL's text, torch's own desync report, monitoredBarrier and NCCL's RAS name ranks: proven. gloo's timeouts name no
-call: a rank that prints none is suspected. Lines of NCCL's watchdogs are compared in `watchdogs`.
+Ranks named by TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's desync report, monitoredBarrier and NCCL's RAS are proven. gloo's
+timeouts name no call, so a rank that prints none is a suspect. Lines of NCCL's watchdogs are compared in `watchdogs`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RANK_0_FIRST = re.compile(r"\bin (?:main_process_first|\w*(?:distributed|rank)_
 
 
 def call_candidates(book: LogBook) -> list[Candidate]:
-    """Every cause that lines about calls name."""
+    """Candidates for every cause that lines about calls name."""
     found = [
         *_stated(book),
         *_stalled(book),
@@ -41,7 +41,7 @@ def call_candidates(book: LogBook) -> list[Candidate]:
         *_timed_out(book),
     ]
     found += list(_trace_missing(book)) + list(_tasks(book))
-    # A count while the job runs says less than a call that was given up.
+    # A count while the job runs is weaker evidence than a call that timed out.
     return found or list(_ras(book)) or list(_unnumbered(book))
 
 
@@ -65,7 +65,7 @@ def _stated(book: LogBook) -> Iterator[Candidate]:
 
 
 def _culprits(book: LogBook) -> Iterator[Candidate]:
-    """Mismatches as torchfrtrace prints them, against the first rank's call: most may be listed for one's fault."""
+    """Mismatches printed by torchfrtrace against the first rank's call, so one faulty rank may list most others."""
     lines = [entry for entry in book.of("trace_culprits") if entry.ranks()]
     if not lines:
         return
@@ -87,7 +87,7 @@ def _culprits(book: LogBook) -> Iterator[Candidate]:
 
 
 def _trace_missing(book: LogBook) -> Iterator[Candidate]:
-    """Calls without some ranks as torchfrtrace prints them: not made, or their dumps were not there."""
+    """Calls printed by torchfrtrace that lack ranks: these did not make the call, or their dumps are missing."""
     lines = [entry for entry in book.of("trace_missing") if entry.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[0].ranks())))
@@ -103,7 +103,7 @@ def _trace_missing(book: LogBook) -> Iterator[Candidate]:
 
 
 def _tasks(book: LogBook) -> Iterator[Candidate]:
-    """A task of an NPU that did not end: its device stopped, or it waited for another rank."""
+    """An NPU task that did not end: its device stopped, or it waited for another rank."""
     lines = list(book.of("device_task_timeout"))
     if lines and not any(book.of_role("victim")):
         yield from_lines(
@@ -117,7 +117,7 @@ def _tasks(book: LogBook) -> Iterator[Candidate]:
 
 
 def _stalled(book: LogBook) -> Iterator[Candidate]:
-    """Horovod lists the ranks that have not submitted a tensor, again and again: the last list is how it ended."""
+    """Horovod repeatedly lists the ranks that have not submitted a tensor; the last list is the final state."""
     lines = [entry for entry in book.of("stalled_ranks") if entry.ranks()]
     if lines:
         ranks = tuple(sorted(set(lines[-1].ranks())))
@@ -133,10 +133,10 @@ def _stalled(book: LogBook) -> Iterator[Candidate]:
 
 
 def _ras(book: LogBook) -> Iterator[Candidate]:
-    """NCCL's RAS counts operations while the job runs: who is behind may be on its way, so it is a suspicion."""
+    """NCCL's RAS counts operations while the job runs: a rank that is behind may still catch up, so it is a suspect."""
     lines = [entry for entry in book.of("ras_state") if entry.ranks()]
     largest = max((entry.number("members") or 0 for entry in lines), default=0)
-    lines = [entry for entry in lines if (entry.number("members") or 0) == largest]  # the rest follows from it
+    lines = [entry for entry in lines if (entry.number("members") or 0) == largest]  # the others are consequences
     ranks = named_by(lines)
     if not ranks:
         return
@@ -156,7 +156,7 @@ def _ras(book: LogBook) -> Iterator[Candidate]:
 
 
 def _first_calls(book: LogBook) -> Iterator[Candidate]:
-    """The first call of a group: all fetch an id that its first rank publishes when it makes that call."""
+    """A group's first call: all members fetch an id that its first rank publishes when it makes that call."""
     lines = [entry for entry in book.of("unique_id_timeout") if "timeout" in entry.text("error").lower()]
     ranks = named_by(lines)
     if ranks:
@@ -173,7 +173,7 @@ def _first_calls(book: LogBook) -> Iterator[Candidate]:
 
 
 def _first_rank(book: LogBook, policy: LogPolicy | None = None) -> Iterator[Candidate]:
-    """Work that the first rank does before the others, which wait at a barrier: a data set, the seed of an epoch."""
+    """Work that only the first rank does while the others wait at a barrier, such as preparing a data set."""
     seeds = list(book.of("shared_seed"))
     waits = [one for one in book.of("exception") if _RANK_0_FIRST.search(one.text("traceback")) and is_victims(one)]
     waiting = sorted({one.rank for one in (*seeds, *waits) if one.rank is not None})
@@ -196,7 +196,7 @@ def _first_rank(book: LogBook, policy: LogPolicy | None = None) -> Iterator[Cand
 
 
 def _detail(book: LogBook) -> Iterator[Candidate]:
-    """Each rank reports itself against one other: who differs from most is named, both where it is one against one."""
+    """Each rank reports how it differs from one other. Name the rank that differs from most, or both of two."""
     lines = list(book.of("collective_mismatch"))
     if not lines:
         return
@@ -226,14 +226,14 @@ def _detail(book: LogBook) -> Iterator[Candidate]:
 
 
 def _difference(calls: Sequence[Call]) -> tuple[str, tuple[int, ...]]:
-    """The cause and the ranks of calls that torch found to differ: its text may not show in what."""
+    """The cause and ranks of calls that torch found to differ; its text may not show the difference."""
     if len(calls) < 2:
-        return "mismatch", tuple(call.rank for call in calls)  # older texts name one side only
+        return "mismatch", tuple(call.rank for call in calls)  # older versions print one side only
     found = compare_calls(calls, sized=True)
     if found is not None:
         return found.cause, found.ranks
     if calls[0].op and calls[0].shape and calls[0].dtype:
-        return "skipped", smaller_side({call.rank: call.seq for call in calls})  # the numbers alone differ
+        return "skipped", smaller_side({call.rank: call.seq for call in calls})  # only the numbers differ
     return "mismatch_size", tuple(call.rank for call in calls)
 
 
@@ -255,7 +255,7 @@ def _stuck(book: LogBook) -> Iterator[Candidate]:
 
 
 def _timed_out(book: LogBook) -> Iterator[Candidate]:
-    """gloo names no call; who did not print is suspected."""
+    """gloo names no call, so ranks that printed nothing are suspects."""
     lines = list(book.of("gloo_timeout"))
     waiting = {entry.rank for entry in lines if entry.rank is not None}
     if not lines:
@@ -279,7 +279,7 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
 
 
 def _unnumbered(book: LogBook) -> Iterator[Candidate]:
-    """A call was given up, and no line numbers it (torch before 1.12, vLLM, a second-hand report): no rank compares."""
+    """A call timed out without a printed number (torch before 1.12, vLLM, excerpts), so ranks cannot be compared."""
     lines = list(book.of("watchdog_timeout", "call_timeout"))
     lines = [entry for entry in lines if standing(entry, book) != "survived"]
     if lines:

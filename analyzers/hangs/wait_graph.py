@@ -1,4 +1,4 @@
-"""Wait-for graph of the ranks of an attempt: edges from calls in flight to the ranks that have not come.
+"""Wait-for graph of an attempt's ranks: edges from calls in flight to the ranks that have not entered them.
 
 for wait in waits_of(view):
     wait.rank, wait.awaited, wait.call
@@ -20,7 +20,7 @@ __all__ = ["Wait", "WaitGraph", "commonest_call", "cycle_of", "oldest_calls", "w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """`rank` waits in `call` for `awaited`, which has not come."""
+    """`rank` waits in `call` for `awaited`, which has not entered it."""
 
     rank: int
     awaited: int
@@ -41,14 +41,14 @@ def waits_of(view: AttemptView, limit: int = 20_000) -> list[Wait]:
 
 
 class WaitGraph:
-    """Ranks that calls wait for; the members behind in a group are worked out once for all ranks that wait there."""
+    """Finds ranks that calls wait for; members that are behind are computed once per group and number."""
 
     def __init__(self, view: AttemptView) -> None:
         self._view = view
         self._behind: dict[tuple[str, int], frozenset[int]] = {}
 
     def targets(self, calls: list[Call]) -> set[int]:
-        """Ranks that have not come to these calls."""
+        """Ranks that have not entered these calls."""
         found: set[int] = set()
         for call in calls:
             found |= self._partner(call) if call.is_p2p else self._members_behind(call.group, call.seq)
@@ -72,7 +72,7 @@ class WaitGraph:
 
 
 def oldest_calls(calls: tuple[Call, ...]) -> list[Call]:
-    """The oldest call in flight of each group (of each direction and peer for p2p)."""
+    """The oldest call in flight of each group (for p2p: of each direction and peer)."""
     oldest: dict[Any, Call] = {}
     for call in calls:
         key = (call.op, call.peer) if call.is_p2p else call.group

@@ -10,9 +10,9 @@
    the innermost frame of the traceback and whether the rank was inside a collective. Of a chain of exceptions the
    original one is judged.
 3. An error inside a collective after another rank's death is collateral, whatever its message.
-4. So is SIGABRT of a rank with calls on its device: NCCL's watchdog aborts when a peer is gone.
-5. A silent end is collateral if any other rank has a reason, or the launcher stopped the rank; so is one by SIGTERM,
-   which another process sent.
+4. SIGABRT of a rank with calls on its device is collateral: NCCL's watchdog aborts when a peer is gone.
+5. An end without an error is collateral if any other rank has a cause, or if the launcher stopped the rank. An end by
+   SIGTERM is collateral, too, since another process sent it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOST_PEER = re.compile(
     r"|peer (is )?(gone|closed)|connectFullMesh failed|got 0 bytes|SignalException",
     re.IGNORECASE,
 )
-"""Messages of a backend whose peer is gone or does not answer. Its other errors are a rank's own: CUDA, memory."""
+"""Messages of a backend whose peer is gone or unresponsive. Its other errors (CUDA, memory) are the rank's own."""
 BACKENDS_SOURCE = re.compile(
     r"\bgloo\b|\b(pair|buffer|unbound_buffer|context)\.cc:\d|\bc10d\b|ProcessGroup[A-Z]\w+|\bNCCL\b|\bnccl[A-Z]|WorkNCCL"
     r"|TCPStore|key-value store|monitoredBarrier|Watchdog caught|socket\.cpp|ms for (recv|send) operation"
@@ -81,7 +81,7 @@ class Death:
     links: tuple[Link, ...] = ()
     """The chain of exceptions, the original one first; without a traceback one link without frames."""
     phase: str | None = None
-    """Phase that it raised its exception in; "" outside of all, None if that is not recorded."""
+    """Phase in which it raised its exception; "" outside of all, None if not recorded."""
     collateral: bool = False
 
     @property
@@ -94,7 +94,7 @@ class Death:
 
     @property
     def shown(self) -> Link:
-        """The exception to report: the last of the chain that the user's own code raised, else the one to judge."""
+        """The exception to report: the last one of the chain raised by the user's own code, else `origin`."""
         own = (link for link in reversed(self.links) if any(not frame.is_library for frame in link.frames))
         return next(own, self.origin)
 
@@ -123,12 +123,12 @@ class Death:
 
 
 def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
-    """Every rank that died in the attempt, in order of time, roots apart from collateral ones."""
+    """Every rank that died in the attempt, in order of time, with `collateral` set for consequences."""
     found: dict[int, Death] = {}
     for event in log.of(event_kinds.EXCEPTION, attempt=view.attempt):
         if event.rank >= 0 and event.rank not in found:
             found[event.rank] = _of_exception(event)
-    # A rank that exits with code 0 while the others still train is what they lost.
+    # A rank that exits with code 0 while the others still train is the cause of their errors.
     failed = any(event.text("reason") == "failed" for event in log.of(event_kinds.RUN_ENDED))
     if not found and all_exited_with_zero(view, log):
         return []
@@ -138,7 +138,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         rank, name = event.integer("exit_rank"), event.text("signal")
         code = event.integer("exit_code", 0)
         if code == 0 and not name and rank in found and found[rank].cause == "exit":
-            del found[rank]  # the exit that it announced was caught
+            del found[rank]  # the recorded exit was caught, so it went on
         if rank in found or rank < 0:
             continue
         is_closed = not name and rank in closed
@@ -155,7 +155,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
         if event.text("state") == "dead" and rank in view.ranks and rank not in found and rank not in closed:
             found[rank] = Death(rank=rank, when_ns=event.wall_ns, cause="vanished")
     deaths = sorted(found.values(), key=lambda death: (death.when_ns, death.rank))
-    # watch also sees the processes that the agent ended: a silent end counts only where no other rank has a reason.
+    # watch also sees processes that the agent ended: an end without an error counts only if no other rank has a cause.
     reasons = [death for death in deaths if death.cause != "vanished" and not _is_consequence(death, view)]
     all_vanished = sum(death.cause == "vanished" for death in deaths) == len(view.ranks)
     accounted = view.ranks.keys() if all_vanished else stopped_ranks(view, log)
@@ -163,7 +163,7 @@ def find_deaths(view: AttemptView, log: EventLog) -> list[Death]:
 
 
 def all_exited_with_zero(view: AttemptView, log: EventLog) -> bool:
-    """Return True if every rank of the world ended by itself with exit code 0: no rank was lost."""
+    """Return True if every rank of the world exited with code 0, so that none was lost."""
     exits = log.of(event_kinds.RANK_EXIT, attempt=view.attempt)
     good = {
         event.integer("exit_rank") for event in exits if not event.text("signal") and event.integer("exit_code") == 0
@@ -172,7 +172,7 @@ def all_exited_with_zero(view: AttemptView, log: EventLog) -> bool:
 
 
 def _of_exception(event: Event) -> Death:
-    """The death by the exception, or by the exit, that a rank has recorded of itself."""
+    """The death by an exception or exit that the rank itself recorded."""
     links = _links(event)
     phase = event.text("phase") if "phase" in event.detail else None
     death = Death(rank=event.rank, when_ns=event.wall_ns, cause="exception", links=links, phase=phase)
@@ -192,11 +192,12 @@ def stopped_ranks(view: AttemptView, log: EventLog) -> set[int]:
 
 
 def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, accounted: Set[int]) -> bool:
-    """`reasons`: deaths with a cause, in order of time; `accounted`: ranks whose silent end has one."""
+    """Return True for a consequence. `reasons`: deaths with a cause, in order of time; `accounted`: ranks whose silent
+    end is explained."""
     if death.cause == "vanished":
         return bool(reasons) or death.rank in accounted
     if death.signal == "SIGABRT" and _is_on_device(death, view):
-        # The watchdog of NCCL aborts a process whose peer is gone; it is no fault of this rank or its device.
+        # NCCL's watchdog aborts a process whose peer is gone: not a fault of this rank or its device.
         return any(r.when_ns <= death.when_ns and r.signal != "SIGABRT" for r in reasons if r.rank != death.rank)
     if death.signal and death.signal != "SIGTERM":
         return False
@@ -242,7 +243,7 @@ def _is_backends(link: Link) -> bool:
 
 
 def _may_be_backends(link: Link) -> bool:
-    """Return True if a backend may have raised it: no type of Python's own, no frame in code without collectives."""
+    """Return True if a backend may have raised it: not a built-in type, and no frame in code without collectives."""
     if link.error_type not in _UNNAMED_TYPES or _LOADER.search(link.message):
         return False
     innermost = link.frames[-1] if link.frames else None

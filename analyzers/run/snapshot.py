@@ -1,13 +1,13 @@
 """Snapshot of an attempt: step, open spans and calls in flight of each rank when its records end.
 
     view = take_snapshot(source, attempt=0, log=EventLog.load(source, SNAPSHOT_EVENTS))
-    view.ranks[3].calls           # collectives that rank 3 had begun and not finished
+    view.ranks[3].calls           # collectives that rank 3 had begun but not finished
     view.last_seq[("dp[0,1]", 3)] # number of the last collective that rank 3 entered in that group
 
 It judges nothing; `hangs` and `deaths` do. It reads only the newest steps, back to the oldest call that a device has
-not ended: a host may run many steps ahead of its device. So it costs the same after a million of them. Once a
-process of the attempt has ended, the snapshot is of the moment before: what the other ranks recorded afterwards (failed
-calls, errors) is a consequence. The same holds for the end of a standstill.
+not ended (a host may run many steps ahead of its device), so its cost does not grow with the run. Once a process of the
+attempt has ended, or a reported hang, the snapshot shows the moment before: later records of other ranks (failed calls,
+errors) are consequences.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ SNAPSHOT_EVENTS = (
     event_kinds.WATCH_STOPPED,
 )
 RECENT_STEPS = NEWEST_STEPS
-"""Steps whose durations define a usual step."""
+"""Number of newest steps whose durations define the usual step."""
 ORDER_STEPS = 5
-"""Steps before the newest ones from which the order of a group's collectives is read."""
+"""Number of earlier steps from which the order of a group's collectives is read."""
 MAX_NUMBERS = 256
-"""Collectives in flight whose calls are compared over all ranks, ended ones too."""
+"""Maximum collectives in flight that are compared over all ranks, including ended calls."""
 SKEW_NS = 60 * 10**9
-"""Records this long after the first end mean that the clocks of two nodes disagree: then nothing is cut off."""
+"""Records later than this after the first end mean that clocks of nodes disagree: then no records are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,32 +69,32 @@ class RankView:
     step: int | None = None
     step_is_open: bool = False
     finished_steps: int = 0
-    """Of the attempt, or of its newest minutes where it is long."""
+    """Finished steps of the attempt, or of its newest minutes if it is long."""
     phases: tuple[str, ...] = ()
     last_phase: str = ""
-    """The newest of the step's spans that have ended."""
+    """The newest finished span of the step."""
     calls: tuple[Call, ...] = ()
-    """The oldest in flight of each group or peer, in the order of their issue."""
+    """Oldest call in flight of each group or peer, in order of issue."""
     enqueued: tuple[Call, ...] = ()
-    """The oldest of each group or peer that its host has enqueued and its device has not started."""
+    """Oldest call of each group or peer that the host has enqueued but the device has not started."""
     num_in_flight: int = 0
     unwaited: tuple[Call, ...] = ()
-    """Open calls with a later one of the same group that is done: most likely never waited for."""
+    """Open calls with a later completed one in the same group: most likely never waited for."""
     closed: bool = False
     state: str = "running"
-    """As `watch` saw the process last: running, stopped, dead."""
+    """State of the process when `watch` last saw it: running, stopped, dead."""
     os_state: str = ""
     worked_ns: int = 0
-    """When `watch` last saw its process at work before the first step; 0: never."""
+    """Time at which `watch` last saw its process at work before the first step; 0: never."""
     holds_gil: bool = False
-    """`watch` saw it asleep in C with Python's lock held, after its last record."""
+    """True if `watch` saw it asleep in C while holding the GIL, after its last record."""
 
     @property
     def doing(self) -> str:
         """Activity outside of collectives, in a few words."""
         if self.phases:
             return f"in {self.phases[-1]}"
-        # In a step or between two: a process that ends leaves its step.
+        # In a step or between two; a process that ends leaves its step.
         return f"in user code after {self.last_phase}" if self.last_phase in PHASES else "in user code"
 
 
@@ -108,26 +108,26 @@ class AttemptView:
     last_seq: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Newest number of a collective that a rank entered, by (group, rank)."""
     may_have_entered: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """The number up to which a rank is not awaited, by (group, rank): the records of its calls there were lost."""
+    """Number up to which a rank is not awaited, by (group, rank), because records of its calls were lost."""
     last_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
     """Newest number of a p2p call, by (rank, send or recv, peer)."""
     queued: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Newest number of a collective that a host has enqueued, where its device is behind, by (group, rank)."""
+    """Newest number of an enqueued collective by (group, rank), for devices that are behind their hosts."""
     queued_p2p: Mapping[tuple[int, str, int], int] = field(default_factory=dict)
-    """The same of p2p calls, by (rank, send or recv, peer)."""
+    """Newest number of an enqueued p2p call by (rank, send or recv, peer)."""
     next_calls: Mapping[tuple[str, CallSite], frozenset[CallSite]] = field(default_factory=dict)
-    """(group, call) -> the collectives that followed it in this group in the newest steps."""
+    """{(group, call): collectives that followed it in this group in the newest steps}."""
     differing: Mapping[tuple[str, int], tuple[Call, ...]] = field(default_factory=dict)
-    """(group, number) of collectives in flight -> what every rank called there, ended or not, where that differs."""
+    """{(group, number) of a collective in flight: calls of all ranks, ended or not}, if these differ."""
     newest_calls: Mapping[str, CallSite] = field(default_factory=dict)
     """The newest collective of a group that its first member has finished."""
     median_step_ns: int = 0
     longest_step_ns: int = 0
     world_size: int = 0
     elsewhere: frozenset[int] = frozenset()
-    """Ranks of which it is unknown what they do: of other nodes, without records here, or the names of calls lost."""
+    """Ranks in an unknown state: on other nodes without records here, or with lost names of calls."""
     stood_still_ns: int | None = None
-    """When `watch` reported the standstill in which the attempt ended: nothing was begun after it."""
+    """Time at which `watch` reported the hang in which the attempt ended; None without one."""
 
     @property
     def last_ns(self) -> int:
@@ -150,7 +150,7 @@ def attempts(source: Source) -> list[int]:
 
 
 def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
-    """Read the end of an attempt. Tables that are missing leave their part empty."""
+    """Read the end of an attempt. Missing tables leave their part empty."""
     identities = _identities(source, attempt)
     views = {rank: RankView(rank=rank, last_ns=wall_ns) for rank, (wall_ns, _) in identities.items()}
     still_ns = stood_still_ns(source, attempt, log)
@@ -198,7 +198,7 @@ def take_snapshot(source: Source, attempt: int, log: EventLog) -> AttemptView:
 
 
 def _first_step(source: Source, attempt: int, views: dict[int, RankView], cut_ns: int) -> int | None:
-    """The step from which calls are read, with the spans that are open since; None where no steps are recorded."""
+    """First step whose calls are read, including those of spans that are still open; None without recorded steps."""
     since_step = min((view.step for view in views.values() if view.step is not None), default=0) - 1
     _spans(source, attempt, views, since_step, cut_ns)
     if not source.has("steps"):
@@ -283,7 +283,7 @@ def _spans(source: Source, attempt: int, views: dict[int, RankView], since_step:
         if step is not None and view.step is not None and step > view.step:
             view = replace(
                 view, step=step, step_is_open=True
-            )  # a step begins with its first fetch, on record once done
+            )  # a step begins with its first fetch, which is recorded when done
         views[rank] = view
 
 
@@ -292,7 +292,7 @@ def _members(source: Source, attempt: int, last_seq: Mapping[tuple[str, int], in
     for group, rank in last_seq:
         members.setdefault(group, set()).add(rank)
     if source.has("process_groups"):
-        # A group's name is made of its members: every one of thousands lists the same thousands.
+        # A group's name determines its members; do not parse the same list for each of thousands of ranks.
         sql = "SELECT process_group, any_value(members) FROM process_groups WHERE attempt = ? GROUP BY process_group"
         for group, listed in source.rows(sql, [attempt]):
             members.setdefault(group or "", set()).update(int(rank) for rank in listed or ())

@@ -1,4 +1,4 @@
-"""Attach to a training loop of the user's own.
+"""Attach to a user's training loop.
 
     recorder = attach(model, optimizer)          # any script: one process, DDP, FSDP2, wrappers
     log(loss=loss)                               # optional
@@ -7,8 +7,8 @@
 
 What it does: finds the run's folder and this rank's place in it (`joining`), opens the rank's tapes, records process
 groups made before and after (`collectives`, `existing_groups`), times phases and steps through hooks (`loop_hooks`),
-measures gradients, lets the node process take stacks (`stack_file`), and local rank 0 leaves a `watch` next to the
-ranks. No collective is added and no number of the training is changed; a probe that fails is logged and left out.
+measures gradients, lets the node process take stacks (`stack_file`), and starts a `watch` from local rank 0. No
+collective is added and no number of the training is changed; a probe that fails is logged and disabled.
 
 To mark steps and phases explicitly:
 
@@ -88,7 +88,7 @@ class Attached:
 
     @contextlib.contextmanager
     def step(self, number: int | None = None) -> Iterator[None]:
-        """Record the block as a step; from the first one on, the optimizer no longer says where steps end."""
+        """Record the block as a step. After the first such block the optimizer no longer ends steps."""
         self._number = self._number + 1 if number is None else number
         if self._phases is None:
             yield
@@ -106,7 +106,7 @@ class Attached:
     def phase(self, kind: str, *, microbatch: int = -1) -> contextlib.AbstractContextManager[object]:
         """Record the block as `data`, `forward`, `backward`, `optimizer`, `checkpoint`, `evaluate`, or a custom name.
 
-        Phases of a step add up to no more than the step: what lies inside another one is recorded, not counted twice.
+        Phases of a step add up to no more than the step: a phase inside another one is recorded, but not counted twice.
         """
         return self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
 
@@ -131,7 +131,7 @@ class Attached:
         self.recorder.user_event(kind, **{f"{name}_" if name in own else name: value for name, value in detail.items()})
 
     def detach(self) -> None:
-        """Stop recording; hooks, patches, process groups and signal handlers are again what they were."""
+        """Stop recording, and restore hooks, patches, process groups and signal handlers."""
         global _current
         if _current is self:
             _current = None
@@ -150,7 +150,7 @@ class Attached:
         self._undo.append(undo)
 
     def forget(self) -> None:
-        """Stop recording in a forked process: hooks go, and the parent's records stay as they are."""
+        """Stop recording in a forked process: remove hooks, and leave the parent's records unchanged."""
         if self._phases is not None:
             self._phases.remove()
             self._phases = None
@@ -181,7 +181,7 @@ class Attached:
         self._undo.append(self.end.hook())
         atexit.register(self._at_exit)
         self._undo.append(lambda: atexit.unregister(self._at_exit))
-        if multiprocessing.parent_process() is not None:  # such a process may end without what `atexit` knows
+        if multiprocessing.parent_process() is not None:  # such a process may end without running `atexit` handlers
             self._undo.append(Finalize(None, self._at_exit, exitpriority=0).cancel)
         self.end.at_failure = self._phases.failed
         self._phases.patch()
@@ -192,7 +192,7 @@ class Attached:
         self.watch(models, optimizers, gradient_interval=gradient_interval)
 
     def _at_exit(self) -> None:
-        """Close the record of a process that comes to its end. One that died or failed records no clean end."""
+        """Close the records at the end of the process. One that died or failed records no clean end."""
         if self._phases is not None and self.end.left_by_itself():
             with failing_open("attach.exit"):
                 self._phases.end_last()
@@ -218,7 +218,7 @@ class Attached:
         gradient_interval: int | None = None,
         leads: bool = True,
     ) -> None:
-        """Hook models and optimizers, also those that were made since."""
+        """Hook models and optimizers, including ones made later."""
         if self._phases is None:
             return
         with failing_open("attach.watch"):
@@ -237,7 +237,7 @@ class Attached:
                 )
 
     def _trains_another(self, optimizer: Any) -> None:
-        """Another model is trained from here on: those that this optimizer does not update are no longer measured."""
+        """Switch to another model: models that this optimizer does not update are no longer measured."""
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         self._models = [model for model in self._models if any(id(one) in updated for one in model.parameters())]
         self._parameters = [pair for model in self._models for pair in model.named_parameters()]
@@ -246,7 +246,7 @@ class Attached:
         self.watch([], gradient_interval=self._gradient_interval)
 
     def watches(self, model: nn.Module) -> bool:
-        """Return True for a model that is watched: by the script's own `attach`, by a callback, or found before."""
+        """Return True for a watched model: given to `attach` or a callback, or found automatically."""
         return self._phases is not None and self._phases.watches(model)
 
     @property
@@ -262,7 +262,7 @@ class Attached:
                 self._is_described = True
 
     def derive_mesh(self) -> None:
-        """Record this rank's place as its process groups and pipeline stages show it, unless it was described."""
+        """Record this rank's place in the mesh, derived from process groups and pipeline stages unless described."""
         if isinstance(self.recorder, TapeRecorder) and not self._is_described:
             with failing_open("attach.derive"):
                 mesh_of_loop.derive(self.recorder)
@@ -273,17 +273,17 @@ class Attached:
                 keep_flops_per_token(RunDir(self.run_dir), self._models)
 
     def is_in_loop(self) -> bool:
-        """Return True in the thread that the loop runs in: to be asked where a model trains or an optimizer steps."""
+        """Return True in the loop's thread. Only call it where a model trains or an optimizer steps."""
         return self._phases is not None and self._phases.is_here(trains=True)
 
     def refused(self) -> None:
-        """The current step is not taken: it ends without an update, and the next thing done begins another."""
+        """End the current step without an update; the next activity begins another step."""
         if self._phases is not None:
             with failing_open("attach.refused"):
                 self._phases.refused()
 
     def called(self, model: nn.Module, args: Any = ()) -> None:
-        """`model` is being called with `args`, and was not watched when that began."""
+        """Handle a call of `model` with `args` that began before the model was watched."""
         if self._phases is not None:
             self._phases.before_forward(model, args)
 
@@ -334,7 +334,7 @@ def attach(
 
 
 def current() -> Attached | None:
-    """The handle of this process; one that records nothing where it is not attached."""
+    """The handle of this process; one that records nothing if it is not attached."""
     return _current
 
 

@@ -1,14 +1,14 @@
-"""Record fetches from torch's data loaders as phase `data`, and begin the step that a batch is fetched for.
+"""Record fetches from torch's data loaders as phase `data`, and begin the step for which a batch is fetched.
 
     fetches = Fetches(phases)
     fetches.patch()
     ...
-    fetches.fed(trains=True)        # by every pass of the model: what its batches were fetched for
+    fetches.fed(trains=True)        # at every pass of the model: shows what its batches were fetched for
 
-A step begins with the fetch of its first batch, also if that fetch raises or never ends; with one that finds the end of
-an epoch it does not. Batches of an evaluation begin none: what is evaluated after an update is of that update's step.
-Whether a loader feeds an evaluation is known before the model is called: its iterator, or else its data set, has not
-fed training, and gradients are off or every model is in eval mode.
+A step begins with the fetch of its first batch, even if that fetch raises or never ends, but not if it finds the end of
+the epoch. Batches of an evaluation begin no step: an evaluation after an update belongs to that update's step. A loader
+feeds an evaluation if its iterator, or else its data set, has not fed training, and gradients are off or all models are
+in eval mode. This is known before the model is called.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Fetches:
         self._phases = phases
         self._training: WeakSet[Any] = WeakSet()  # iterators that have fed training
         self._sets: set[int] = set()  # their data sets, which outlive an epoch
-        self._unknown: WeakSet[Any] = WeakSet()  # fetched from since a model was called
+        self._unknown: WeakSet[Any] = WeakSet()  # iterators used since the last call of a model
 
     def patch(self) -> None:
-        """Look at every loader of torch's, and at those that are made of them."""
+        """Observe torch's data loaders, and loaders built on them."""
         self._phases.replace(BASE_LOADER_ITERATOR, "__next__", self._fetch)
 
     def fed(self, *, trains: bool) -> None:
-        """A model is called, in training or not, with what was fetched since the last call."""
+        """Note a call of a model, in training or not, with the batches fetched since the last call."""
         if not self._unknown:
             return
         if trains:
@@ -91,7 +91,7 @@ class Fetches:
         try:
             begins = phases.next_step != before and not self._evaluates(iterator)
             if begins:
-                recorder.step_number = phases.next_step  # a fetch that never ends is on record as the next step's
+                recorder.step_number = phases.next_step  # a fetch that never ends is recorded in the next step
             phases.enter(_DATA)
         except Exception as error:
             record_error("attach.data", error)
@@ -112,6 +112,6 @@ class Fetches:
 
 
 def _inner(model: nn.Module) -> nn.Module:
-    """The model itself, inside of what reduces its gradients: libraries set its mode alone."""
+    """The model inside a wrapper that reduces gradients: libraries only set the inner model's mode."""
     inner = getattr(model, "module", None)
     return inner if isinstance(inner, nn.Module) else model

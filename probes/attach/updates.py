@@ -117,7 +117,7 @@ def _has_gradient(model: nn.Module) -> bool:
 
 
 def _state(model: nn.Module) -> _State:
-    """Parameters and gradients of the model, each with torch's own version counter."""
+    """Ids of the model's parameters, and the sum of torch's version counters of them and their gradients."""
     parameters = list(model.parameters())
     tensors = [tensor for parameter in parameters for tensor in (parameter, parameter.grad) if tensor is not None]
     return [id(parameter) for parameter in parameters], sum(tensor._version for tensor in tensors)

@@ -136,7 +136,7 @@ class LoopGuard:
             parameter.grad = None
         self._copies = [copy for copy in self._copies if copy.step <= back.step]
         self._guard.load(back.detector)
-        self._guard.went_back(back.step)
+        self._guard.on_rollback(back.step)
         self._updates = back.step
         if attached is not None and attached.recorder.enabled and attached.recorder.rank == 0:
             for number in decision.batches:

@@ -171,7 +171,7 @@ class Guard:
             raise self._stop(f"state corrupted {times} times on {worn[0]}, take it out of the run: {verdict.reason}")
         return Decision(batches=(), before_step=verdict.healthy_step + 1, rate_scale=ledger.rate_at(verdict.step))
 
-    def went_back(self, step: int) -> None:
+    def on_rollback(self, step: int) -> None:
         """The state is that of `step` again: later steps were not taken."""
         self._corruption = None
         while self._taken and self._taken[-1][0] > step:

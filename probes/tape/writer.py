@@ -13,8 +13,8 @@ writer killed by SIGKILL loses nothing that it stored.
 A segment's blocks are reserved before it is mapped, because storing to a sparse page on a full disk is a SIGBUS that
 would kill training; a refused reservation is counted in `TapeWriter.dropped` and tried again later.
 
-The order of stores is the program's order on x86-64; on weaker memory models a concurrent reader may see
-a state before its record, so a reader takes the newest records of a live tape as a hint and a later look as the truth.
+On x86-64 stores become visible in program order. On weaker memory models a concurrent reader may see a state before its
+record, so readers must treat the newest records of a live tape as provisional and read them again later.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def segment_name(table: str, number: int) -> str:
 
 
 def next_segment(directory: Path, table: str) -> int:
-    """The first free segment number: a writer that comes after another one (a new watch) goes on behind it."""
+    """The first free segment number: a new writer (for example a new watch) continues after the previous one."""
     numbers = [int(path.name.split(".")[-2]) for path in directory.glob(f"{table}.[0-9]*.tape")]
     return max(numbers, default=-1) + 1
 
@@ -96,8 +96,8 @@ class TapeWriter:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         directory_fd: int = -1,
     ) -> None:
-        """`directory_fd`: descriptor of the directory, which its caller keeps open. All segments go there then, also
-        where another folder stands at its path by now."""
+        """`directory_fd`: descriptor of the directory, kept open by the caller. Then all segments are created there,
+        even if its path leads to another folder by now."""
         self.table = table
         self.dropped = 0
         self._directory, self._directory_fd = directory, directory_fd
@@ -108,7 +108,7 @@ class TapeWriter:
         self._record_bytes = self._struct.size
         self._capacity = (table.segment_bytes - HEADER_BYTES) // self._record_bytes
         order = {column.name: i for i, column in enumerate(table.columns)}
-        # To the record's order; in C, because every record of every collective pays for it.
+        # Reorders values to the record's order; in C, since it runs for every record of every collective.
         self._permute: Callable[[tuple[float, ...]], tuple[float, ...]]
         self._permute = operator.itemgetter(*(order[column.name] for column in self._record_columns))
         self._offsets: dict[str, tuple[int, struct.Struct]] = {}
@@ -139,8 +139,8 @@ class TapeWriter:
         return number
 
     def opener(self, *columns: str) -> tuple[Callable[..., bytes], Callable[..., int]]:
-        """For records of which most is the same again and again, packed once: `rest = pack(*others)` and
-        `slot = open(rest, *values)`, which stores the record as OPEN.
+        """Return (pack, open) for records that share most values, which are packed once: `rest = pack(*others)`;
+        `slot = open(rest, *values)` stores a record as OPEN.
 
         `columns`, those of `values`, must be the first of the record; `others` are in the order of the table.
         """
@@ -196,7 +196,7 @@ class TapeWriter:
     def finisher(self, *columns: str) -> Callable[..., None]:
         """A function `finish(slot, *values)` that stores these columns and then marks the record as finished.
 
-        The columns must lie side by side in the record: one store for all of them is what makes it fast.
+        The columns must be adjacent in the record, so that one store writes all of them.
         """
         first, _ = self._offsets[columns[0]]
         places = [self._offsets[column] for column in columns]
@@ -247,7 +247,7 @@ class TapeWriter:
             if self.closed or number < self._current.last or number < self._retry_at:
                 self._count_dropped()
                 return None
-            # Where the last one ended, not at `number`: another thread may hold a smaller one that it has yet to store.
+            # Begin where the last segment ended, not at `number`: another thread may not have stored a smaller one yet.
             first = self._current.last
             if self._retry_at or number >= first + self._capacity:
                 first = number

@@ -176,8 +176,8 @@ def _start_attached(options: argparse.Namespace) -> None:
 def _lost_rendezvous(options: argparse.Namespace, error: Exception) -> str:
     """Error of a failed rendezvous in one line, without the C++ stack in torch's own text."""
     where = options.rdzv_endpoint or f"{options.master_addr}:{options.master_port}"
-    said = str(error.__cause__ or error).partition("\nException raised from")[0]
-    return f"--rdzv-endpoint {where}: no rendezvous with the other nodes: {' '.join(said.split())[:200]}"
+    text = str(error.__cause__ or error).partition("\nException raised from")[0]
+    return f"--rdzv-endpoint {where}: no rendezvous with the other nodes: {' '.join(text.split())[:200]}"
 
 
 def _first_failure(error: ChildFailedError) -> str:

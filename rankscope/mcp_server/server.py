@@ -71,18 +71,18 @@ def _tool(method: Callable[..., Any]) -> Tool:
 
 def _mistake(tool: Tool, problems: Sequence[Mapping[str, Any]]) -> str:
     """One line about wrong arguments of a call, with the arguments that the tool takes."""
-    said = []
+    mistakes = []
     for one in problems[:3]:
         name = visible(".".join(map(str, one["loc"])))[:100]
         if one["type"] == "extra_forbidden":
-            said.append(f"there is no argument {name}")
+            mistakes.append(f"there is no argument {name}")
         elif one["type"] == "missing":
-            said.append(f"{name} is missing")
+            mistakes.append(f"{name} is missing")
         else:
-            said.append(f"{name}: {one['msg'][:1].lower()}{visible(one['msg'][1:])}")
+            mistakes.append(f"{name}: {one['msg'][:1].lower()}{visible(one['msg'][1:])}")
     needed = tool.parameters.get("required", ())
     known = [name if name in needed else f"{name} (optional)" for name in tool.parameters.get("properties", {})]
-    return f"{'; '.join(said)}; arguments of {tool.name}: {', '.join(known) or 'none'}"
+    return f"{'; '.join(mistakes)}; arguments of {tool.name}: {', '.join(known) or 'none'}"
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., str]:

@@ -3,8 +3,8 @@
     trace = read_execution_trace(Path("et_rank3.json"))
     trace.calls["0"][17].op, trace.calls["0"][17].shape      # by group and number
 
-They have no times. With NCCL each call is a node `record_param_comms` with its number and group. Other backends leave
-the operation alone (`gloo:all_reduce`): it is counted, which says something only where the job has one group.
+They have no times. With NCCL each call is a node `record_param_comms` with its number and group. Other backends record
+only the operation (`gloo:all_reduce`), so calls are counted, which is meaningful only if the job has a single group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BACKEND_CALL = re.compile(r"(?:gloo|nccl|ucc|mpi|xccl|hccl|rccl):([a-z_]{2,40})
 _NO_CALLS = ("wait", "init", "send", "recv", "pointtopoint", "monitored_barrier")
 _ELEMENTS = re.compile(r"Tensor\((?:c10::)?([\w ]{1,40})\)")
 _ELEMENT_NAMES = {"long int": "Long", "unsigned char": "Byte", "signed char": "Char", "short int": "Short"}
-"""Types as C++ names them, in torch's names."""
+"""{C++ type name: torch dtype name}."""
 _INIT = "## process_group:init ##"
 
 
@@ -43,7 +43,7 @@ class TracedCall:
 
 @dataclass(slots=True)
 class ExecutionTrace:
-    """One rank's file. `is_counted`: numbers are places in it, not those of the process group."""
+    """One rank's file. `is_counted`: call numbers are positions in the file, not numbers of the process group."""
 
     rank: int
     path: Path
@@ -52,7 +52,7 @@ class ExecutionTrace:
     """Number of ranks of each group."""
     is_counted: bool = False
     problem: str = ""
-    """Why it was not read to its end: an observer that was not stopped leaves half a file."""
+    """Why it was not read completely: an observer that was not stopped leaves a truncated file."""
 
 
 def is_execution_trace(first: bytes) -> bool:
@@ -61,7 +61,7 @@ def is_execution_trace(first: bytes) -> bool:
 
 
 def read_execution_traces(found: Survey) -> dict[int, ExecutionTrace]:
-    """Read the files of a job by rank; what cannot be read is listed in `found.problems`."""
+    """Read the files of a job by rank; unreadable ones are added to `found.problems`."""
     traces: dict[int, ExecutionTrace] = {}
     for path in found.paths:
         try:

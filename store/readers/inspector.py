@@ -6,8 +6,8 @@
     read = read_inspected(survey(folder))        # all processes of a job
     read.ranks, read.num_ranks, read.columns()   # by the ranks of the largest communicator; columns of `collectives`
 
-Only collectives that ended are in it: what a rank hangs in is not. Times are lengths; clocks of ranks are not compared:
-each row begins at 0.
+It has completed collectives only, so not the call in which a rank hangs. Times are durations: each row begins at 0, and
+clocks of ranks are not compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class InspectedCalls:
 
     num_ranks: int
     process: tuple[str, int]
-    """Host and process number: the same in all communicators of a rank."""
+    """Host and pid, which are the same in all communicators of a rank."""
     _seq: list[int] = field(default_factory=list)
     _exec_us: list[float] = field(default_factory=list)
     ops: dict[str, int] = field(default_factory=dict)
@@ -61,14 +61,14 @@ class InspectedCalls:
         return np.array(self._exec_us, dtype=np.float64)
 
     def by_number(self) -> tuple[Ints, Floats]:
-        """Numbers in their order with the times; of a number that stands twice the last."""
+        """Ascending sequence numbers with their times; for a repeated number the last time."""
         seq, newest = np.unique(self.seq[::-1], return_index=True)
         return seq, self.exec_us[::-1][newest]
 
 
 @dataclass(slots=True)
 class InspectorLog:
-    """One process's file. `problem` is why it was not read to its end."""
+    """One process's file. `problem` says why it was not read completely."""
 
     path: Path
     calls: dict[tuple[str, int], InspectedCalls] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class InspectedJob:
 
     @property
     def largest(self) -> dict[int, InspectedCalls]:
-        """The communicator of most ranks, of most files where there are several; empty without files."""
+        """The communicator with the most ranks, among those the one with the most files; empty without files."""
 
         def size(members: dict[int, InspectedCalls]) -> tuple[int, int]:
             return max(calls.num_ranks for calls in members.values()), len(members)
@@ -94,11 +94,11 @@ class InspectedJob:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job; the files may be of fewer."""
+        """Number of ranks of the job; there may be fewer files."""
         return max((calls.num_ranks for calls in self.largest.values()), default=len(self.largest))
 
     def columns(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All calls of ranks that are known, as columns of `collectives`."""
+        """All calls of known ranks, as columns of `collectives`."""
         rank_of = {calls.process: rank for rank, calls in self.largest.items()}
         known = [(group, rank_of[calls.process], *calls.by_number()) for group, members in self.groups.items()
                  for calls in members.values() if calls.process in rank_of]  # fmt: skip
@@ -126,7 +126,7 @@ def is_scrape(first: bytes) -> bool:
 
 
 def read_inspected(found: Survey) -> InspectedJob:
-    """Read the files of a job; what cannot be read is listed in `found.problems`."""
+    """Read the files of a job; unreadable ones are added to `found.problems`."""
     groups: dict[str, dict[int, InspectedCalls]] = {}
     for path in found.paths:
         try:
@@ -142,7 +142,7 @@ def read_inspected(found: Survey) -> InspectedJob:
 
 
 def read_inspector(path: Path) -> InspectorLog:
-    """Read one file; what is wrong with it is in `problem` and `damaged_lines`."""
+    """Read one file; its errors are in `problem` and `damaged_lines`."""
     log = InspectorLog(path=path)
     try:
         if is_scrape(head(path, 64 << 10)):

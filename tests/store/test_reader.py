@@ -108,7 +108,7 @@ def test_only_the_live_writer_writes(tmp_path: Path) -> None:
 def test_an_ended_run_with_a_remaining_writer_is_read_from_its_tapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catch_up, "LAST_WORD_S", 0.1)
+    monkeypatch.setattr(catch_up, "FINAL_POLL_S", 0.1)
     run = make_run(tmp_path, steps=5)
     with Ingester(run) as ingester:
         ingester.tick()

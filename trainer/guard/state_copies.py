@@ -218,7 +218,7 @@ class StateCopies:
         if values is None:
             values, tier = self._from_disk(before_step), "disk"
         if values is None:
-            self.guard.went_back(position.step)
+            self.guard.on_rollback(position.step)
             return position, "none"
         restored = values.position
         # Whatever was saved after that state was not vetted when it mattered, or is from the poison on.
@@ -226,7 +226,7 @@ class StateCopies:
         self._save_delayed = False
         self._settle_good_step()
         self._adopt(values)
-        self.guard.went_back(restored.step)
+        self.guard.on_rollback(restored.step)
         if tier == "disk" and self._in_memory:
             self.memory.forget_from(0)
             self._copy(restored, vetted=restored.step == self.ledger.good_step)

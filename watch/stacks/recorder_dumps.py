@@ -20,7 +20,7 @@ from probes.tape.safe_open import open_plain
 __all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 
 WAIT_S = 3.0
-LOOK_S = 0.05
+POLL_S = 0.05
 STILL_S = 1.0
 """Seconds for which an incomplete pickle must be unchanged: its writer may have been off its core."""
 _PICKLE_END = re.compile(rb"[su](?:q.|r.{4})?\.\Z", re.DOTALL)
@@ -45,7 +45,7 @@ def wait_for_dumps(before: Mapping[Path, tuple[int, int]], wait_s: float) -> set
     written: set[Path] = set()
     deadline = time.monotonic() + wait_s
     while len(written) < len(before) and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         for path in before.keys() - written:
             state, now_s = file_state(path), time.monotonic()
             if path not in last or last[path][0] != state:

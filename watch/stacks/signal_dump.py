@@ -17,7 +17,7 @@ from watch.processes import kill, os_state
 __all__ = ["take_stacks"]
 
 WAIT_S = 1.0
-LOOK_S = 0.02
+POLL_S = 0.02
 """A file of the same size after so long is complete: a stack is written line by line, in one go."""
 
 
@@ -38,7 +38,7 @@ def take_stacks(run: RunDir, attempt: int, pids: Mapping[int, int], *, all_threa
     deadline = time.monotonic() + WAIT_S
     sizes, answered, are_settled = before, set[int](), not before
     while not are_settled and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         earlier, sizes = sizes, {rank: stack_path(run, attempt, rank).stat().st_size for rank in before}
         answered = {rank for rank, size in sizes.items() if size > before[rank]}
         are_settled = len(answered) == len(before) and sizes == earlier

@@ -3,7 +3,7 @@
 rank_of_log(Path("logs/rank_3.log"))                      # 3
 local_rank_of_log(Path("logs/attempt_0/3/stderr.log"))    # 3: torchrun's --log-dir, a number on its node
 host_of_log(Path("gpu-07/dmesg.txt"))                     # "gpu-07"
-host_of_log(Path("incident-17/dmesg.txt"))                # None: of a ticket, a copy, a temporary folder
+host_of_log(Path("incident-17/dmesg.txt"))                # None: names a ticket, a copy or a temporary folder
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOST = re.compile(
     r"[abhlvt]\d{2,3}[a-z]?x?\d?|gb\d{3}|mi\d{3}x?|p\d[a-z]+|trn\d)[._-]?){1,3}\d[\d_-]*(?:\.[a-z][\w.-]*)?$",
     re.IGNORECASE,
 )
-"""Names that are a host's by themselves: `gpu-07`, `dgx-a100-3`, `ip-10-0-3-7`."""
+"""Names that are certainly a host's: `gpu-07`, `dgx-a100-3`, `ip-10-0-3-7`."""
 
 
 def rank_of_log(path: Path) -> int | None:
@@ -44,7 +44,7 @@ def rank_of_log(path: Path) -> int | None:
 
 
 def local_rank_of_log(path: Path) -> int | None:
-    """The local rank whose folder torchrun's `--log-dir` made: `attempt_0/3/stderr.log`."""
+    """The local rank in a folder made by torchrun's `--log-dir`: `attempt_0/3/stderr.log`."""
     parent = path.parent
     if _STREAM.match(path.name) and parent.name.isdecimal() and len(parent.name) < 7:
         return int(parent.name)
@@ -52,12 +52,12 @@ def local_rank_of_log(path: Path) -> int | None:
 
 
 def is_of_a_later_node(path: Path) -> bool:
-    """Return True if a file's name counts its node, and it is not the first: `node-2.log`."""
+    """Return True if a file's name has a node number other than the first: `node-2.log`."""
     return _LATER_NODE.search(path.name) is not None
 
 
 def host_of_log(path: Path) -> str | None:
-    """The host of a kernel's log or a tool's output: in its name, or that of its folder."""
+    """The host of a kernel log or a tool's output, from its name or that of its folder."""
     match = _PER_HOST.match(path.name)
     if match is None:
         return None
@@ -65,7 +65,7 @@ def host_of_log(path: Path) -> str | None:
 
 
 def _host_of_folder(path: Path) -> str | None:
-    """The name of a file's folder if it is a host's, by itself or because a folder with such a file is next to it."""
+    """The name of a file's folder if it is a host's: by its form, or since a sibling folder has the same file."""
     folder = path.parent
     if not _WITH_NUMBER.match(folder.name) or _NO_HOST.match(folder.name):
         return None

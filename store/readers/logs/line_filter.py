@@ -1,11 +1,11 @@
-"""Lines of a log that hold any of many literals, found in one pass over the bytes, and which of them a line holds.
+"""Find the lines of a log that contain any of many literals, in one pass over the bytes, and which ones they contain.
 
     wanted = LineFilter(literals)
     for begin, end in wanted.lines(window, end): ...
     LiteralIndex(literals).held(b"a line")          # places in `literals`, in their order
 
-A window is searched for many literals at once (RE2's automaton, as pyarrow has it). Searching it for each of some seven
-hundred literals in turn takes fifteen times as long; so does one automaton of all, which RE2 gives up for its size.
+A window is searched for many literals at once, by pyarrow's RE2 automata. Searching for each of some seven hundred
+literals in turn takes fifteen times as long; so does a single automaton of all, which exceeds RE2's memory.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 __all__ = ["LINE_BYTES", "LineFilter", "LiteralIndex", "begin_of_line", "end_of_line"]
 
 LINE_BYTES = 16 << 10
-"""A longer line is cut there."""
+"""Length at which a longer line is cut."""
 
 _NEWLINE = 10
 _PATTERN_BYTES = 6_000
-"""Literals of one automaton. RE2 has 8 MiB for its states and then becomes forty times slower: 9,000 bytes of literals
-were within that, 18,000 were not."""
+"""Maximum bytes of literals per automaton. Beyond 8 MiB of states RE2 is forty times slower: 9,000 bytes of literals
+stayed below that, 18,000 did not."""
 
 _PART_BYTES = 4
-"""Each literal is looked up by one part of it of this length, the one that the fewest others have."""
+"""Length of the part by which each literal is indexed: the part that the fewest other literals share."""
 _LONG_LINE_BYTES = 64 << 10
-"""In a line beyond this a search for each literal takes less memory than all parts of the line."""
+"""In longer lines each literal is searched for, which takes less memory than all parts of the line."""
 
 
 class LiteralIndex:
-    """Tells which literals a line holds: only those of which it has a part are looked for."""
+    """Finds the literals in a line: only those with a part in it are searched for."""
 
     def __init__(self, literals: Sequence[bytes]) -> None:
         self._literals = tuple(literals)
@@ -46,7 +46,7 @@ class LiteralIndex:
         self._all_parts = frozenset(self._places)
 
     def held(self, line: bytes) -> list[int]:
-        """Places of the literals that the line holds, the first in the list first."""
+        """Ascending indices of the literals that the line contains."""
         if len(line) > _LONG_LINE_BYTES:
             return [place for place, literal in enumerate(self._literals) if literal in line]
         asked = [place for part in self._all_parts & _parts(line) for place in self._places[part]]
@@ -58,7 +58,7 @@ def _parts(text: bytes) -> set[bytes]:
 
 
 class LineFilter:
-    """Finds lines with a literal; `drop` takes a literal out that need not be looked for any more."""
+    """Finds lines with a literal; `drop` removes a literal that is no longer needed."""
 
     def __init__(self, literals: Collection[bytes]) -> None:
         self._literals = set(literals)
@@ -70,7 +70,7 @@ class LineFilter:
         self._patterns = _patterns(self._literals)
 
     def lines(self, window: bytes, end: int) -> Iterator[tuple[int, int]]:
-        """(begin, end) of each line, of those that begin before `end`, that holds a literal."""
+        """Yield (begin, end) of each line that contains a literal and begins before `end`."""
         if not self._literals:
             return
         import pyarrow as pa
@@ -88,7 +88,7 @@ class LineFilter:
 
 
 def _patterns(literals: Collection[bytes]) -> list[str]:
-    """The literals as regular expressions; every byte but letters and digits is written as its number."""
+    """The literals as regular expressions, with all bytes except letters and digits escaped by number."""
     patterns: list[list[str]] = [[]]
     num_bytes = 0
     for literal in sorted(literals):
@@ -103,13 +103,13 @@ def _patterns(literals: Collection[bytes]) -> list[str]:
 
 
 def begin_of_line(window: bytes, place: int) -> int:
-    """Offset at which the line of a place begins, after a newline or a carriage return."""
+    """Offset of the begin of the line at `place`, after a newline or carriage return."""
     first = max(0, place - LINE_BYTES)
     return max(window.rfind(b"\n", first, place), window.rfind(b"\r", first, place), first - 1) + 1
 
 
 def end_of_line(window: bytes, place: int) -> int:
-    """Offset at which the line of a place ends, before a newline or a carriage return."""
+    """Offset of the end of the line at `place`, before a newline or carriage return."""
     last = min(len(window), place + LINE_BYTES)
     newline = window.find(b"\n", place, last)
     last = newline if newline >= 0 else last

@@ -1,9 +1,9 @@
-"""Steps that a trainer printed: number, loss, gradient norm, durations, out of one line.
+"""Read a printed step from one line: number, loss, gradient norm, durations.
 
     read_step(" iteration 100/ 5000 | elapsed time per iteration (ms): 812.0 | lm loss: 6.9E+00 | grad norm: 1.2 |")
     read_bar(" 39%|###  | 391/1000 [33:50<1:25:15,  8.40s/it]")        # tqdm: transformers, Lightning, NeMo
 
-docs/other-runs.md has a line of each program that is known.
+docs/other-runs.md has an example line of each known program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LITERALS = (
 )
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
 _IS = r"['\"’”]?\s*[:=]?\s*['\"‘“]?\[?\s*"
-"""Between a name and its value: `loss: 1`, `'loss': '1'`, `loss=1`, `Loss 1`."""
+"""Separator between a name and its value: `loss: 1`, `'loss': '1'`, `loss=1`, `Loss 1`."""
 _STEPS = (
     ("max_steps",
      re.compile(r"global_step/max_steps['\"]?\s*:\s*['\"]?(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?")),
@@ -43,7 +43,7 @@ _STEPS = (
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
 )  # fmt: skip
-"""With a word that is part of what each finds."""
+"""Patterns of step numbers, each with a word that every match contains."""
 _STEP_WORD = re.compile("[sS][tT][eE][pP]|[iI][tT][eE][rR]")
 _IN_EPOCH = re.compile(
     r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|"
@@ -57,10 +57,10 @@ _BATCH = re.compile(
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
 _HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^\]]{0,80})?\]\s*$")
-"""OLMo's line of a step: its values follow, one an indented line."""
+"""OLMo's heading of a step; its values follow on indented lines."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
-# No IGNORECASE in what is searched in every line: it takes three times as long.
+# No IGNORECASE in patterns searched in every line: it takes three times as long.
 _LOSS = re.compile(r"[lL](?:oss|OSS)(?: train)?" + _IS + _NUMBER)
 _OF_LOSS = re.compile(
     r"(?:^|[^\w/])(?:lm |reduced_(?:train_)?|total_|average_|avg_|avr_|step_|mean_|running_|batch_|"
@@ -88,7 +88,7 @@ _TIMES = (
      re.compile(rf"(?<![\w/])(?<!total )(?<!wall )(?<!data )(?<!Data )(?<!training )(?:time|Time|dt|batch_time){_IS}"
                 rf"(?P<value>{_NUMBER}){_UNIT}")),
 )  # fmt: skip
-"""With words of which a line has one where the pattern finds something."""
+"""Patterns of durations, each with words of which every match contains one."""
 _DATA = re.compile(
     rf"(?<![\w])(?:data[_ ]time|Data \(t\)|Data|time/data|data_loading_time){_IS}(?P<value>{_NUMBER}){_UNIT}"
 )
@@ -100,7 +100,7 @@ _THROUGHPUT = re.compile(
 _SPEED_OF = re.compile(r"(?<![\w.])" + _NUMBER + r" *(?:samples|images|imgs?|tokens|examples|frames|words|sentences)/s")
 _PER_STEP = re.compile(r"(?<![\w.])\d[\d.]* ?m?s(?:ec)?/step\b(?<!eval)")
 _BATCH_ALONE = re.compile(r"\bEpoch ?\[\d{1,7}\][ ,:-]{1,4}Batch ?\[\d{1,12}\]")
-"""MXNet's lines: of an epoch whose length it does not print."""
+"""MXNet's lines count batches within an epoch whose length is not printed."""
 _RATE_WORDS = ("tps", "wps", "tok", "okens", "s/sec", "PerSec", "perf/throughput")
 _SCALE = re.compile(r"[lL]oss[_ ]scale" + _IS + _NUMBER)
 _SKIPPED = re.compile(r"number of skipped iterations: *(\d{1,12})")
@@ -115,12 +115,12 @@ _NO_TRAINING = re.compile(
     r"extract|resolv|\bcast|concat|group|check|warm|captur|compil|convert|read|build|quantiz|merg|infer|decod|sampl|rollout",
     re.IGNORECASE,
 )
-"""Descriptions of progress bars of other work than steps."""
+"""Descriptions of progress bars over other work than steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLine:
-    """A step's values on one line. `step` is None where the trainer prints none (transformers): lines are counted."""
+    """A step's values on one line. `step` is None if the trainer prints none (transformers); lines are counted then."""
 
     step: int | None
     loss: float | None
@@ -131,18 +131,18 @@ class StepLine:
     throughput: float | None = None
     """Tokens or samples per second."""
     skipped: int | None = None
-    """Steps of this line that were left out for an overflow."""
+    """Steps of this line that were skipped because of an overflow."""
     skipped_so_far: int | None = None
     loss_scale: float | None = None
     """The fp16 loss scale."""
     total: int | None = None
-    """Number of the last step that is planned."""
+    """Number of the last planned step."""
     bar: Bar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A progress bar over steps. `name`: its description without numbers, which tells it from other bars."""
+    """A progress bar over steps. `name`: its description without numbers, which identifies the bar."""
 
     name: str
     epoch: int | None
@@ -152,18 +152,18 @@ class Bar:
 
 
 def step_of(text: str) -> int | None:
-    """The number of the step that a line names, whatever else it says."""
+    """The number of the step that a line names, with or without values."""
     return _step(text)[0]
 
 
 def heading_of(text: str) -> tuple[int, int | None] | None:
-    """(step, last step) of a line that only names a step, whose values follow on indented lines."""
+    """(step, last step) of a heading, whose values follow on indented lines."""
     found = _HEADING.search(text)
     return (int(found["step"]), int(found["total"]) if found["total"] else None) if found else None
 
 
 def read_bar(text: str) -> Bar | None:
-    """The newest state of a progress bar over training steps; None where the line has none."""
+    """The newest state of a progress bar over training steps; None if the line has none."""
     states = list(_BAR.finditer(text))
     if not states:
         return None
@@ -185,7 +185,7 @@ def read_bar(text: str) -> Bar | None:
 
 @lru_cache(maxsize=256)
 def _about_bar(description: str) -> tuple[str, int | None] | None:
-    """Name and epoch of a bar by what stands before its percentage; None for a bar of other work than steps."""
+    """Name and epoch of a bar from the text before its percentage; None for a bar over other work than steps."""
     if _NO_TRAINING.search(description):
         return None
     epoch = re.search(r"[Ee]poch:? *(\d{1,7})|^\s*(\d{1,7})\|", description)
@@ -193,11 +193,11 @@ def _about_bar(description: str) -> tuple[str, int | None] | None:
 
 
 def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepLine | None:
-    """The step of a line; None if it has no value of one. `heading`: that of the line above, for an indented one."""
+    """The step of a line; None if it has no values of a step. `heading`: that of the line above, if indented."""
     if "train_runtime" in text:
         return None  # transformers' summary at the end
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
-    # A find costs a tenth of a search: each pattern is tried only where a part of all its words stands.
+    # `str.find` costs a tenth of a regex search: try a pattern only if the line has one of its words.
     loss = _loss(text) if "oss" in text or "OSS" in text else None
     grad_norm = _GRAD_NORM.search(text) if "norm" in text else None
     step, total = heading or _step(text)

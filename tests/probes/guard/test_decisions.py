@@ -88,7 +88,7 @@ def test_an_incident_ends_with_enough_quiet_steps() -> None:
     guard = Guard(ledger, max_rollbacks=100, policy=GuardPolicy(quiet_steps=5))
     trained(guard, range(1, 11))
     guard.decide(failure(11), 10)
-    guard.went_back(8)
+    guard.on_rollback(8)
     trained(guard, range(9, 16))
     assert ledger.failures == 1, "step 15 is not yet five beyond the failing one"
     trained(guard, range(16, 17))
@@ -105,7 +105,7 @@ def test_the_budget_of_the_whole_run_is_kept() -> None:
 def test_rolled_back_steps_are_not_in_a_window() -> None:
     guard = Guard(Ledger(), max_rollbacks=8, policy=GuardPolicy(windows=(1, 4)))
     trained(guard, range(1, 11))
-    guard.went_back(3)
+    guard.on_rollback(3)
     guard.decide(failure(4), 3)
     assert guard.decide(failure(4), 4).batches == (0, 1, 2, 4)
 
@@ -155,5 +155,5 @@ def test_a_corrupted_state_is_judged_before_its_loss_until_it_is_gone() -> None:
     assert guard.judge(12, math.nan, 1.0).kind == "corruption"
     assert guard.judge(12, 4.0, 1.0).kind == "corruption"
     assert guard.state() == before, "nothing is learnt from it"
-    guard.went_back(8)
+    guard.on_rollback(8)
     assert guard.judge(9, 4.0, 1.0).healthy

@@ -17,7 +17,7 @@ from probes.tape.rundir import RunDir
 from store import Store, catch_up
 from tests.factories import make_run
 
-LAST_WORD_S = 100.0
+FINAL_POLL_S = 100.0
 ROOT = Path(__file__).parents[3]
 WATCH = """
 import sys
@@ -47,7 +47,7 @@ def watch_that_has_not_read_yet(run: RunDir) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait for the last word that a busy machine does not reach by itself."""
-    monkeypatch.setattr(catch_up, "LAST_WORD_S", LAST_WORD_S)
+    monkeypatch.setattr(catch_up, "FINAL_POLL_S", FINAL_POLL_S)
 
 
 def rows_of_steps(run: RunDir) -> int:
@@ -79,4 +79,4 @@ def test_a_run_whose_ranks_may_live_is_read_at_once(tmp_path: Path, long_wait: N
     with watch_that_has_not_read_yet(run):
         start = time.monotonic()
         assert rows_of_steps(run) == 60
-        assert time.monotonic() - start < LAST_WORD_S / 2
+        assert time.monotonic() - start < FINAL_POLL_S / 2
