@@ -19,11 +19,11 @@ __all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
 
 Severity = Literal["critical", "warning", "info"]
 Status = Literal["fired", "suspect", "advice", "ok", "insufficient_data"]
-"""`advice`: nothing is broken, and something could go better. It is never a fault, an alarm or a reason to fail."""
+"""`advice`: nothing is broken, but something could be improved. Never a fault, an alarm or a reason to fail."""
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 """Most severe first."""
 UNKNOWN_IDENTITY = ("attempt", "first_step", "ranks")
-"""Identity of a kind that this version does not know: from a plug-in, or from a newer version."""
+"""Identity for kinds unknown to this version: from a plug-in or a newer version."""
 MAX_ID_PART = 64
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9_.]")
 
@@ -50,11 +50,11 @@ class Finding:
     advice: str = ""
     attempt: int | None = None
     cost_s: float | None = None
-    """Estimated wall time lost to it, seconds."""
+    """Estimated wall time lost to it (seconds)."""
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Key of the finding over time: its kind and the fields that its `Kind` names."""
+        """Key that identifies the finding over time: its kind and the identity fields of its `Kind`."""
         kind = KINDS.get(self.kind)
         return (self.kind, *(self._value_of(name) for name in (kind.identity if kind else UNKNOWN_IDENTITY)))
 
@@ -65,7 +65,7 @@ class Finding:
 
     @property
     def id_before_schema_2(self) -> str:
-        """The id in events and links of runs that an older version recorded."""
+        """The id used in events and links of runs recorded by an older version."""
         parts = (self.kind, *(_id_part(getattr(self, name)) for name in UNKNOWN_IDENTITY))
         return "-".join(part for part in parts if part)
 
@@ -122,7 +122,7 @@ class Finding:
 
     @classmethod
     def advise(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
-        """Advice: nothing is broken, and something could go better."""
+        """Make an advice: nothing is broken, but something could be improved."""
         more.setdefault("advice", kind.replace("_", "-"))
         return cls(analyzer=analyzer, kind=kind, severity="info", status="advice", summary=summary, **more)
 
@@ -160,7 +160,7 @@ class Finding:
 
     @classmethod
     def of_json(cls, fields: Mapping[str, Any]) -> Finding:
-        """The finding that `to_json` gave, as another process read it."""
+        """The finding from the result of `to_json`."""
         values = {name: fields[name] for name in fields if name != "id"}
         return cls(**{**values, "ranks": tuple(fields["ranks"])})
 
@@ -185,7 +185,7 @@ class Finding:
 
 
 def _id_part(value: object) -> str:
-    """A value of an identity as a part of an id: letters, digits and `_`, with `-` between."""
+    """Format a value of an identity for an id: letters, digits and `_`, joined by `-`."""
     if isinstance(value, tuple):
         ranks = "-".join(f"r{rank}" for rank in value[:4])
         return ranks + (f"-and-{len(value) - 4}" if len(value) > 4 else "")
@@ -193,7 +193,7 @@ def _id_part(value: object) -> str:
 
 
 def _whole_number(value: Any) -> int | None:
-    """A number out of an event, None where there is none. Raises TypeError for anything else."""
+    """A number from an event, None if missing. Raises TypeError for anything else."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise TypeError(f"{type(value).__name__} in place of a whole number")

@@ -1,4 +1,4 @@
-"""The kinds of findings: what there is to know of a kind that does not depend on one finding.
+"""The kinds of findings, with all properties that do not depend on a single finding.
 
     KINDS["straggler"].title            # "Straggler"
     KINDS["straggler"].identity         # ("attempt", "ranks"): two findings that agree in these are the same one
@@ -30,11 +30,11 @@ class Kind:
 
     name: str
     title: str
-    """As a heading shows it, sentence case."""
+    """Title for headings, in sentence case."""
     package: str = ""
     """Folder of `analyzers` that judges, explains and draws it; empty for a kind of a plug-in."""
     identity: tuple[str, ...] = ("attempt", "first_step", "ranks")
-    """Fields that make two findings of the kind the same one; `evidence.<name>` is a value of its evidence."""
+    """Fields in which two reports of one finding agree; `evidence.<name>` is a value of its evidence."""
     may_last: bool = False
     """True if it can end: open until `watch` reports it as over. Else it is an incident that has happened."""
     at_end: bool = False
@@ -44,12 +44,12 @@ class Kind:
     by_machine: bool = False
     """True if a broken machine can cause it; the fleet's memory counts those."""
     user_causes: frozenset[str] = frozenset()
-    """Causes in the user's code, data or wish, of a kind that a machine can cause too."""
+    """Causes in the user's code, data or request, for kinds that a machine can cause, too."""
 
 
 _DEVICE = ("cause", "evidence.node", "evidence.device")
 _KINDS = (
-    # Before the ends that follow from it.
+    # Before the deaths that follow from it.
     Kind(name="desync", title="Ranks out of sync", package="hangs"),
     Kind(name="rank_lost", title="Rank lost", package="deaths", identity=("attempt", "ranks"), at_end=True,
          by_machine=True, user_causes=names("rank_lost", by_user=True)),
@@ -135,11 +135,11 @@ def _of_plugins() -> dict[str, Kind]:
 
 
 OUR_KINDS = frozenset(kind.name for kind in _KINDS)
-"""Names that no plug-in may use."""
+"""Names reserved for Rankscope's own kinds."""
 KINDS: Mapping[str, Kind] = _Kinds()
-"""By name, in the order of the verdict."""
+"""Kinds by name, in the order of the verdict."""
 
 
 def packages() -> tuple[str, ...]:
-    """The packages that judge something, in the order of their first kind."""
+    """Packages with analyses, in the order of their first kind."""
     return tuple(dict.fromkeys(kind.package for kind in _KINDS))

@@ -29,7 +29,7 @@ __all__ = ["stores_up_to_date"]
 
 FINAL_POLL_S = 5.0
 COPY_BYTES = 512 << 20
-"""Size of a store up to which a reader that reads on copies it while a `watch` writes it."""
+"""Maximum size of a store that a reader copies while a `watch` writes it."""
 
 
 def stores_up_to_date(
@@ -52,7 +52,7 @@ def stores_up_to_date(
             if not path.exists() and not _appears(path, wait_s):
                 raise
             paths[path] = path
-            if all_ended(run) and not _has_left(path):  # it is slow, stopped or waits for a next attempt
+            if all_ended(run) and not _has_left(path):  # the watch is slow, stopped, or waits for a next attempt
                 paths[path] = _scratch_copy(run, node, folders, scratch, fresh=True)
         except StoreCorruptError:
             raise
@@ -81,13 +81,13 @@ def _has_left(path: Path) -> bool:
 def _read_on(
     run: RunDir, node: int, folders: Sequence[Folder], scratch: contextlib.ExitStack, wait_s: float
 ) -> Path | None:
-    """A copy of a store that is being written, with the newest records; None where it is too large or unreadable."""
+    """Copy a store that is being written and add the newest records; None if it is too large or unreadable."""
     path = run.store(node)
     with contextlib.suppress(StoreError):
         if not path.exists():
             return _scratch_copy(run, node, folders, scratch, fresh=True)
         if path.stat().st_size <= COPY_BYTES:
-            # No writer opens the file while it is open here, so file and write-ahead log belong together.
+            # No writer opens the file while it is open here, so file and write-ahead log are consistent.
             held = connect_attached({"held": path}, wait_s=wait_s)
             return _scratch_copy(run, node, folders, scratch, held=held)
     return None
@@ -102,14 +102,14 @@ def _scratch_copy(
     fresh: bool = False,
     held: DuckDBPyConnection | None = None,
 ) -> Path:
-    """A temporary store that has everything that is on the tapes.
+    """Make a temporary store with all records of the tapes.
 
-    `fresh`: made from them alone, since the store is being written. `held` keeps writers out, and is closed once the
-    store is copied.
+    `fresh`: make it from the tapes only, since the store is being written. `held`: connection that keeps writers out;
+    it is closed once the store is copied.
     """
     folder = Path(scratch.enter_context(TemporaryDirectory(prefix="rankscope-")))
     original, copy = run.store(node), folder / run.store(node).name
-    for suffix in () if fresh else (".wal", ""):  # closing a copied file gives up what locks this process has on it
+    for suffix in () if fresh else (".wal", ""):  # closing a copied file releases its locks
         source = original.with_name(original.name + suffix)
         if source.exists() and not file_problem(source):
             shutil.copyfile(source, copy.with_name(copy.name + suffix))

@@ -166,7 +166,7 @@ class Store:
                 copies[relation] = f"memory.sessions.{quoted(f'{relation}_{uuid4().hex}')}"
                 with interruptible():
                     self._connection.execute(f"CREATE TABLE {copies[relation]} AS {select}")
-            for relation, copy in copies.items():  # a temporary view comes before the views of `main`
+            for relation, copy in copies.items():  # a temporary view takes precedence over the views of `main`
                 cursor.execute(f"CREATE TEMP VIEW {quoted(relation)} AS SELECT * FROM {copy}")
         except duckdb.Error as error:
             cursor.close()
@@ -187,7 +187,7 @@ class Store:
 
     @property
     def damage(self) -> StoreCorruptError | None:
-        """The first damage of a file that a query met; None if there was none so far."""
+        """The first damage of a file that a query found; None if there was none so far."""
         found = (store.damage for store in self._sessions)
         return self._damage or next((damage for damage in found if damage), None)
 
@@ -196,8 +196,8 @@ class Store:
         return table in self.tables() and table not in self._stand_ins
 
     def tables(self) -> tuple[str, ...]:
-        """Names of all tables and views, in order: those that there were when it was first asked."""
-        if self._tables is None:  # analyzers ask some twenty times a second while a run lives
+        """Sorted names of all tables and views, as of the first call."""
+        if self._tables is None:  # on a live run analyzers call this some twenty times a second
             names = self.rows(
                 "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
                 "AND table_schema = 'main' GROUP BY table_name ORDER BY table_name"

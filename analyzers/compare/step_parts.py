@@ -1,10 +1,10 @@
-"""Parts of a step's time in a run, by rank, and which of them explain that another run's steps take longer or shorter.
+"""Parts of a step's time by rank, and which phase or rank explains that another run's steps are slower or faster.
 
     before, after = step_parts(source_a), step_parts(source_b)
     most_of_it(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +14.4 ms."
 
-All are means over blocks of steps, of each block its median: single jitters do not count, and a rank that was slow for
-a part of the run counts for that part. A median over the ranks or the whole run would hide both.
+All values are means over the medians of blocks of steps: single jitters do not count, and a rank that was slow in a
+part of the run counts for that part. A median over the ranks or the whole run would hide it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ MAX_NAMED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """Milliseconds of a step, of each rank by place; a place that was not recorded is not there."""
+    """Milliseconds of a step, by rank and place; places that were not recorded are missing."""
 
     step_ms: float
-    """The step, mean over the ranks, without checkpoints and evaluations."""
+    """Step time without checkpoints and evaluations, mean over the ranks."""
     by_rank: Mapping[int, Mapping[str, float]]
 
     def of_place(self, place: str) -> float | None:
-        """Mean over the ranks: those of all places add up to what was measured of the step."""
+        """Mean over the ranks; the values of all places add up to the measured part of the step."""
         known = [parts[place] for parts in self.by_rank.values() if place in parts]
         return float(np.mean(known)) if known else None
 
 
 def step_parts(source: Source, policy: ThroughputPolicy | None = None) -> StepParts | None:
-    """Read the parts of the newest attempt's steps, without the first ones; None without steps."""
+    """Read the parts of the newest attempt's steps, except the first ones; None without steps."""
     policy = policy or ThroughputPolicy()
     if missing_tables(source, "steps"):
         return None
@@ -80,8 +80,8 @@ def step_parts(source: Source, policy: ThroughputPolicy | None = None) -> StepPa
 
 
 def most_of_it(speed: Change | None, before: StepParts | None, after: StepParts | None) -> str:
-    """Name the ranks or else the places in which most of the change of a step lies; empty where none is shown, or where
-    no two of them explain most of it."""
+    """Name the ranks, or else the phases, that explain most of a step's change; empty if the change is not significant,
+    or if no two of them explain most of it."""
     if speed is None or speed.low <= 1 <= speed.high or before is None or after is None:
         return ""
     growth = after.step_ms - before.step_ms
@@ -100,7 +100,7 @@ def most_of_it(speed: Change | None, before: StepParts | None, after: StepParts 
 
 
 def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:
-    """The places, and the words for the ranks, if the work of a few grew so while that of the others did not."""
+    """Places, and words for the ranks, if the work of a few ranks explains the growth and others' did not grow."""
     if before.by_rank.keys() != after.by_rank.keys():
         return {}, ""
     changes = {rank: _work_changes(before.by_rank[rank], parts) for rank, parts in after.by_rank.items()}
@@ -123,7 +123,7 @@ def _work_changes(before: Mapping[str, float], after: Mapping[str, float]) -> di
 
 
 def _explaining(changes: Mapping[str, float], growth: float) -> dict[str, float]:
-    """The largest changes in the direction of the step's; empty where they explain less than most of it."""
+    """The largest changes in the direction of the step's; empty if they do not explain most of it."""
     sign = 1 if growth > 0 else -1
     largest = sorted(changes, key=lambda place: -sign * changes[place])[:MAX_NAMED]
     named = {place: changes[place] for place in largest if changes[place] / growth >= SHARED.cost_ratio}

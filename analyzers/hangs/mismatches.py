@@ -1,8 +1,8 @@
-"""Calls that do not fit together: collectives of one place that differ over ranks, and messages of unequal size.
+"""Mismatched calls: collectives with the same number that differ over ranks, and messages of unequal size.
 
     found = mismatched_collective(oldest_calls_by_rank)     # None, or cause, ranks, differing sides and the call
     found = compare_calls(calls_of_one_number)              # of dumps, execution traces and lines of logs, too
-    found = unequal_message(view)                           # the same of a send and its receive
+    found = unequal_message(view)                           # the same for a send and its receive
 
 Messages are counted for each group, direction and peer, so a send and its receive have the same number. Some backends
 allow a receive that is larger than its send, so unequal messages explain two calls that do not end, but prove nothing
@@ -37,11 +37,11 @@ _SIZED = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Calls that belong together and differ. `differs`: what was called -> ranks."""
+    """Calls that belong together but differ. `differs`: {text of the call: ranks}."""
 
     cause: str
     ranks: tuple[int, ...]
-    """The smaller side of a collective, both ends of a message; all where no side is smaller."""
+    """The smaller side of a collective, or both ends of a message; all ranks if no side is smaller."""
     differs: Mapping[str, tuple[int, ...]]
     call: Call
     """A call of the larger side, or the send."""
@@ -71,7 +71,7 @@ def mismatched_collective(
 
 
 def mismatched_with_ended(view: AttemptView) -> Mismatch | None:
-    """Find a mismatch among collectives in flight whose other calls have ended, or stand behind older ones."""
+    """Find a mismatch between a collective in flight and calls of other ranks that have ended or are queued."""
     by_number = sorted(view.differing.items(), key=lambda item: (item[0][1], item[0][0]))
     return _first_mismatch({number: list(calls) for number, calls in by_number})
 
@@ -88,12 +88,12 @@ def _first_mismatch(together: Mapping[Number, list[Call]]) -> Mismatch | None:
 
 
 def compare_calls(calls: Sequence[Call], *, sized: bool | None = None) -> Mismatch | None:
-    """Compare the calls that ranks made at one place of a group, from whatever source: None where all fit.
+    """Compare the calls of ranks under one number of a group, from any source; None if all match.
 
     `sized`: whether the operation must have one size on all members, where the caller knows better than its name.
     """
     sized = is_sized(calls[0].op) if sized is None else sized
-    # An operation, type or size that was not recorded differs from nothing.
+    # Unrecorded operations, types and sizes match everything.
     with_size = [call for call in calls if call.num_bytes is not None] or [call for call in calls if call.shape]
     checks: list[tuple[str, Sequence[Call], Callable[[Call], str]]] = [
         ("mismatch_operation", [call for call in calls if call.op], lambda call: call.op),
@@ -117,7 +117,7 @@ def compare_calls(calls: Sequence[Call], *, sized: bool | None = None) -> Mismat
 
 
 def smaller_side(values: Mapping[int, object]) -> tuple[int, ...]:
-    """The ranks that differ from most; all where there is no majority."""
+    """The ranks that differ from the majority; all if there is none."""
     counts = Counter(values.values())
     most = max(counts.values(), default=0)
     fewer = tuple(sorted(rank for rank, value in values.items() if counts[value] < most))
@@ -125,12 +125,12 @@ def smaller_side(values: Mapping[int, object]) -> tuple[int, ...]:
 
 
 def is_sized(op: str) -> bool:
-    """Return True if the input of an operation must have one size on all members; others may be uneven."""
+    """Return True if an operation's input must have the same size on all members."""
     return common_op(op) in _SIZED
 
 
 def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...], Call] | None:
-    """Ranks that are one call ahead of the others, and the call that they skipped; None if the order does not tell."""
+    """Ranks that are one call ahead of the others, and the call that they skipped; None if the order is unclear."""
     sides: dict[CallSite, list[Call]] = {}
     for call in calls:
         sides.setdefault(call.site, []).append(call)
@@ -151,7 +151,7 @@ def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...],
 
 
 def unequal_message(view: AttemptView) -> Mismatch | None:
-    """The oldest such pair of the lowest ranks; None if all that are known of both sides fit."""
+    """The oldest unequal pair of the lowest ranks; None if all pairs with both sides known match."""
     pairs: dict[tuple[int, int, str], tuple[dict[int, Call], dict[int, Call]]] = {}
     for rank, state in view.ranks.items():
         for call in state.calls if not state.closed else ():
@@ -178,7 +178,7 @@ def _unequal(sends: Mapping[int, Call], recvs: Mapping[int, Call]) -> Mismatch |
         if of(send) in map(of, recvs.values()) or of(recv) in map(of, sends.values()):
             continue
         differs = {described(send): (send.rank,), described(recv): (recv.rank,)}
-        ranks = tuple(sorted({send.rank, recv.rank}))  # both ends: nothing tells which of them is wrong
+        ranks = tuple(sorted({send.rank, recv.rank}))  # both ends, since it is unknown which one is wrong
         return Mismatch(cause=cause, ranks=ranks, differs=differs, call=send)
     return None
 

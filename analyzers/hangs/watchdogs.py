@@ -1,4 +1,4 @@
-"""Lines of NCCL's watchdogs combined: which ranks wait in which call, and which are missing from it.
+"""Combine the lines of NCCL's watchdogs: which ranks wait in which call, and which are missing from it.
 
 1. Of one group, another operation or size at the same number is a mismatch: proven, whatever ranks wait that are ahead.
    So is a rank whose own line says that it enqueued less than the others wait for.
@@ -27,7 +27,7 @@ ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """The call that a rank's watchdog gave up first."""
+    """The first call of a rank that its watchdog reported as timed out."""
 
     rank: int
     seq: int
@@ -46,7 +46,7 @@ class Wait:
 
     @property
     def as_call(self) -> Call:
-        """The call in the terms of the table `collectives`."""
+        """The call as columns of the table `collectives`."""
         shape = "" if self.num_elements is None else str(self.num_elements)
         return Call(rank=self.rank, group=self.group, seq=self.seq, op=self.op, shape=shape)
 
@@ -82,20 +82,20 @@ def _waits(book: LogBook) -> dict[int, Wait]:
 
 
 def _group(state: LogLine) -> str:
-    """A name that is the same on all ranks: torch's GUID, else the number of the group."""
+    """Name of a group that is equal on all ranks: torch's GUID, else the group's number."""
     return state.text("guid") or state.text("pg")
 
 
 def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
     waits = _waits(book)
     named = {wait.group for wait in waits.values() if wait.group}
-    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group is most often of the same one
+    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group mostly belongs to the same one
     groups: dict[str, dict[int, Wait]] = {}
     for rank, wait in waits.items():
         groups.setdefault(wait.group or only, {})[rank] = wait
     if not groups:
         return
-    # Where ranks wait in several groups, the one with the most of them is looked at first: the rest follows from it.
+    # If ranks wait in several groups, judge the one with most of them first: the others follow from it.
     members = max(groups.values(), key=lambda found: (len(found), -min(wait.seq for wait in found.values())))
     elsewhere = {rank: wait for rank, wait in waits.items() if rank not in members}
     yield _judged(book, members, elsewhere)
@@ -237,32 +237,32 @@ def _states(book: LogBook) -> dict[int, int]:
 
 
 def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
-    """Ranks that must exist and waited in nothing: below the world's size, or between those that waited."""
+    """Ranks that must exist (below the world size, or between waiting ones) but waited in no call."""
     size = book.world_size or max(members) + 1
     if size > 4096 or len(members) < 2:
         return ()
     spoke = book.spoke
     known = {entry.rank for entry in book.of("watchdog_stuck")} | spoke | members.keys()
     missing = _with_log([rank for rank in range(size) if rank not in known], book)
-    # Who lost a peer proves a death: a rank that prints nothing may be one that the launcher ended for it.
+    # A lost peer proves a death: a silent rank may have been ended by the launcher because of it.
     return missing if len(missing) < len(members) and not spoke - members.keys() else ()
 
 
 def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
-    """Ranks that must exist and have no line in any file."""
+    """Ranks that must exist but have no line in any file."""
     size = book.world_size or max(members) + 1
     known = {*book.seen, *members}
     return tuple(rank for rank in range(size) if rank not in known) if size <= 4096 else ()
 
 
 def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:
-    """Leave out the ranks of nodes whose log is not there, where each file holds the ranks of its node."""
+    """Drop ranks of nodes whose log is missing, if each file has the ranks of one node."""
     nodes: dict[str, set[int]] = {}
     for entry in book.lines:
         if entry.rank is not None:
             nodes.setdefault(entry.source, set()).add(entry.rank)
     size = max((max(found) - min(found) + 1 for found in nodes.values()), default=0)
     if len(nodes) < 2 or size < 2:
-        return tuple(ranks)  # all in one file, or a file a rank
+        return tuple(ranks)  # all ranks in one file, or one file per rank
     with_log = {rank // size for found in nodes.values() for rank in found}
     return tuple(rank for rank in ranks if rank // size in with_log)

@@ -81,12 +81,12 @@ class LoopPhases:
         self.leader: Any = None  # the optimizer whose step ends the loop's
         self._watched: dict[int, object] = {}
         self._language_models: set[int] = set()
-        self.num_updates = 0  # how often the leader has stepped
+        self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # of calls of a model from within a model
         self._number = 0
         self._in_step = False
-        self._taken_ns = 0  # when the optimizer's step of the current one was over, or the last phase after it
+        self._taken_ns = 0  # end of the current step's update, or of the last phase after it
         self._microbatch = 0
         self._imports = OnImport()
         self._scaling = LossScaling(self)
@@ -99,7 +99,7 @@ class LoopPhases:
         """Called once, after the first step, when all models and optimizers exist."""
         self._compilation = CompileProbe(recorder)
 
-    # ---- what is looked at ----
+    # ---- models, optimizers and functions to hook ----
 
     def watch_model(self, model: nn.Module) -> None:
         """Time the calls of `model`: the outermost module, as the loop calls it."""
@@ -123,7 +123,7 @@ class LoopPhases:
         while not isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "optimizer"):
             inner = inner.optimizer
         while isinstance(getattr(inner, "optimizer", None), torch.optim.Optimizer):
-            inner = inner.optimizer  # Accelerate's is an Optimizer that holds the one that steps
+            inner = inner.optimizer  # Accelerate's optimizer wraps the one that steps
         if leads or self.leader is None:
             self.leader = inner
         if self._is_known(inner):
@@ -135,7 +135,7 @@ class LoopPhases:
         self._undo.append(inner.register_step_post_hook(self.after_update).remove)
 
     def watches(self, watched: object) -> bool:
-        """Return True for a model or optimizer that has its hooks."""
+        """Return True for a model or optimizer that is hooked."""
         return id(watched) in self._watched
 
     def _is_known(self, watched: object) -> bool:
@@ -169,9 +169,9 @@ class LoopPhases:
         self._undo.append(replaced(place, name, wrapper, applies=applies))
 
     def remove(self) -> None:
-        """End the current step and take every hook away."""
+        """End the current step and remove all hooks."""
         self.norms.is_wanted = self.automatic = False
-        self.thread = _NO_THREAD  # a wrapper that was wrapped again by other code passes everything on from here on
+        self.thread = _NO_THREAD  # a wrapper that other code has wrapped again only passes calls on from now on
         for undo in reversed(self._undo):
             with failing_open("attach.remove"):
                 undo()
@@ -200,7 +200,7 @@ class LoopPhases:
         return [watched for watched in self._watched.values() if isinstance(watched, nn.Module)]
 
     def follows(self) -> bool:
-        """Follow the loop into the calling thread: before its first step, or where its thread has ended."""
+        """Follow the loop into the calling thread: before its first step, or if its thread has ended."""
         if self.thread == _NO_THREAD or (self._number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
             return False
         self.thread = get_ident()
@@ -208,11 +208,11 @@ class LoopPhases:
         return True
 
     def is_here(self, *, trains: bool) -> bool:
-        """Return True in the loop's thread. `trains`: what is done here shows that the loop is."""
+        """Return True in the loop's thread. `trains`: the caller's activity shows that this is the loop's thread."""
         return get_ident() == self.thread or (trains and self.follows())
 
     def began(self) -> None:
-        """A step has begun, by us or by the loop itself."""
+        """Note that a step has begun, by the hooks or by the loop itself."""
         self._compilation.hook()
         self._in_step, self._taken_ns, self._microbatch = True, 0, 0
         self.norms.began()

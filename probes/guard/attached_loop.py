@@ -1,4 +1,4 @@
-"""The guard for an attached loop: verdict, rollback and skipped batch in three added lines.
+"""The guard for an attached loop: verdicts, rollback and skipped batches with three added lines.
 
     guard = rankscope.guard(lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, load)
     for x, y in loader:
@@ -67,11 +67,11 @@ class LoopGuard:
         self._updates = 0  # that the state has seen
         self._batches = 0
         self.last: Verdict | None = None
-        """The newest verdict that was not healthy."""
+        """The newest unhealthy verdict."""
         self._keep(vetted=True)
 
     def refuses(self, loss: float | Tensor) -> bool:
-        """Return True if the step is refused; the state has then been restored and the gradients cleared.
+        """Return True if the step is refused; the state is then restored and gradients are cleared.
 
         Call it after the last `backward` of a step and before clipping. `loss` is this rank's own. Raises RunStopped
         when the guard's patience is spent.
@@ -91,7 +91,7 @@ class LoopGuard:
         return True
 
     def _reduced(self, loss: float | Tensor) -> tuple[float, float]:
-        """Mean loss and gradient norm, the same on all ranks: NaN and Inf come through."""
+        """Mean loss and gradient norm, equal on all ranks; NaN and Inf propagate."""
         own = loss.detach().double().reshape(()) if isinstance(loss, Tensor) else torch.tensor(float(loss)).double()
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         local: list[Tensor] = [getattr(gradient, "_local_tensor", gradient) for gradient in gradients]
@@ -116,7 +116,7 @@ class LoopGuard:
         self._copies.append(copy)
 
     def _vet(self, step: int) -> None:
-        """A healthy step vouches for the states that came long enough before it; older ones are not needed."""
+        """Mark states that are old enough as good after a healthy step, and drop older ones."""
         for copy in self._copies:
             copy.vetted = copy.vetted or step - copy.step >= self._guard.policy.healthy_steps
         good = [index for index, copy in enumerate(self._copies) if copy.vetted]
@@ -189,5 +189,5 @@ def _to_host(value: Any) -> Any:
 
 
 def _fresh(value: Any) -> Any:
-    """A copy of a copy: an optimizer keeps the tensors that it is given."""
+    """Copy a copy again, since an optimizer keeps the tensors that it is given."""
     return value.clone() if isinstance(value, Tensor) else value

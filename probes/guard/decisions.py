@@ -1,4 +1,4 @@
-"""The guard: judges every step from reduced values, and decides what is done about a bad one.
+"""The guard: judges every step from reduced values, and decides the response to a bad one.
 
     guard = Guard(ledger, max_rollbacks=8)
     verdict = guard.judge(step, loss, grad_norm)           # the same on every rank
@@ -34,7 +34,7 @@ __all__ = ["Decision", "Guard", "GuardPolicy", "RunStopped", "Verdict"]
 
 
 HISTORY = 4096
-"""Steps whose batches are remembered: a window reaches back from where a rollback led."""
+"""Steps whose batches are remembered: a window of skipped batches may reach back before a rollback's target."""
 
 
 class RunStopped(RuntimeError):
@@ -46,20 +46,20 @@ class GuardPolicy:
     """Limits of the guard."""
 
     healthy_steps: int = 3
-    """Healthy steps after a copy before it is good: a poisoned update shows in the loss at once or within a few."""
+    """Healthy steps after which a copy is good: a bad update shows in the loss at once or within a few steps."""
     quiet_steps: int = 10
     """Steps beyond a failing one that end its incident."""
     windows: tuple[int, ...] = (1, 1, 1, 4, 8)
     """Batches skipped at the n-th failure of an incident, the failing one last; PaLM skipped hundreds at once, but
     nearly always the failing batch is the bad one. Its length is the number of failures that are put up with."""
     lower_from_failure: int = 4
-    """First failure of an incident that lowers the rate as well."""
+    """First failure of an incident at which the learning rate is lowered, too."""
     rate_factor: float = 0.5
     """Factor of the learning rate while it is lowered."""
     rate_steps: int = 50
     """Steps for which a lowered rate holds."""
     corruptions_per_device: int = 2
-    """Corruptions on one device that end the run: cosmic rays do not strike twice, a broken device does."""
+    """Corruptions on one device that end the run: a random bit flip hardly recurs on it, a defect does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +108,11 @@ class Guard:
         self._taken: deque[tuple[int, int]] = deque(maxlen=HISTORY)  # (step, batch), newest last
 
     def report_corruption(self, verdict: Verdict) -> None:
-        """Judge changed state, which all ranks found together, in the place of the step."""
+        """Use this verdict on changed state, which all ranks agreed on, instead of judging the step."""
         self._corruption = verdict
 
     def judge(self, step: int, loss: float, grad_norm: float) -> Verdict:
-        """Judge a step before its update is taken; only healthy steps teach the detector."""
+        """Judge a step before its update is taken; only healthy steps enter the detector's history."""
         if self._corruption is not None:
             return self._corruption
         wrong = [name for name, value in (("loss", loss), ("gradient norm", grad_norm)) if not math.isfinite(value)]
@@ -128,7 +128,7 @@ class Guard:
         return Verdict(step=step, kind="healthy")
 
     def taken(self, position: Position, batch_index: int) -> None:
-        """The update of a healthy step was taken with this batch."""
+        """Note that a healthy step's update was taken with this batch."""
         self._taken.append((position.step, batch_index))
         ledger = self.ledger
         if ledger.failures and position.step >= ledger.incident_step + self.policy.quiet_steps:
@@ -172,13 +172,13 @@ class Guard:
         return Decision(batches=(), before_step=verdict.healthy_step + 1, rate_scale=ledger.rate_at(verdict.step))
 
     def on_rollback(self, step: int) -> None:
-        """The state is that of `step` again: later steps were not taken."""
+        """Forget the steps after `step`, whose state has been restored."""
         self._corruption = None
         while self._taken and self._taken[-1][0] > step:
             self._taken.pop()
 
     def state(self) -> dict[str, Any]:
-        """The history that belongs to a state of the model."""
+        """The detector's history that belongs to a state of the model."""
         return self.detector.state_dict()
 
     def load(self, state: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ class Guard:
             self.detector.load_state_dict(state)
 
     def give_up(self, reason: str) -> RunStopped:
-        """End the run for a reason that the ladder does not know; to be raised by the caller."""
+        """Return the exception that ends the run for a reason outside of this policy; the caller raises it."""
         return self._stop(reason)
 
     def _stop(self, reason: str) -> RunStopped:

@@ -1,17 +1,18 @@
-"""Roll the training back after a bad step: records the cause, skips its batch, restores the last good state.
+"""Roll the training back after a bad step: record the cause, skip its batch, restore the last good state.
 
     rollback = Rollback(training, recorder, run, gradients, guard, integrity, copies)
     position = rollback.run(verdict, position, batch, local_loss)
     raise rollback.give_up("...", verdict)          # ends the run, with a report
 
-After a rollback the steps are trained again with the same batches less the skipped ones. Model, optimizer, loss
-scale, random generators and the spike detector's history go back together, the set of skipped batches does not: what
-follows is, bit for bit, the run that never held those batches. A refused step is replayed before and after the
-rollback, to see whether the fault comes back (`trainer.replay.triage`). Where it does not, no batch is to blame: the
-batch is trained again after the rollback, and skipped only if it fails once more.
+The step to go back to is that of the newest good copy before `Decision.before_step` (`StateCopies.restore`). From there
+the steps are trained again with the same batches, except the skipped ones. Model, optimizer, loss scale, random
+generators and the spike detector's history are restored together, but not the set of skipped batches, so the run
+continues bitwise like one that never had those batches. A refused step is replayed before and after the
+rollback, to see whether the fault comes back (`trainer.replay.triage`). If it does not, the batch is
+not to blame: it is trained again after the rollback, and skipped only if it fails once more.
 
-The decision is on the disk before anything is restored. Killed at any point in between, the run resumes from a
-checkpoint with the batch skipped, or meets the batch again and decides the same.
+The decision is written to disk before anything is restored. If the run is killed in between, it resumes from a
+checkpoint and skips the batch, or reaches the batch again and makes the same decision.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TO_GO_ON = "Change what fails, which `rankscope analyze` names; then `rankscope 
 
 
 class Rollback:
-    """One rank's share; every method is called on all ranks."""
+    """Rollback on one rank; every method is called on all ranks."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Rollback:
         if not self.enabled:
             return position
         with self.recorder.span("rollback"):
-            # Without any copy the refused step alone is undone, which `discard` has done.
+            # Without a copy only the refused step is undone, which `discard` has done.
             restored, tier = self.copies.restore(decision.before_step, position)
             if tier == "none" and verdict.kind == "corruption":
                 raise self.give_up(f"no copy from before the corruption is left: {verdict.reason}", verdict)

@@ -1,8 +1,8 @@
-"""Copies of the training's state in memory and on disk: when they are made, which are good, and which is restored.
+"""Copies of the training's state in memory and on disk: when to make them, which are good, which to restore.
 
     copies = StateCopies(training, recorder, run, ledger_file, guard)
     position = copies.load()                        # from the newest copy or checkpoint; None if there is none
-    copies.after_step(position, trusted_step=40)    # after a healthy step: copies and saves that are due, promotions
+    copies.after_step(position, trusted_step=40)    # after a healthy step: due copies and saves, promotions
     position, tier = copies.restore(before_step=41, position=position)      # after a bad one
     copies.save(position)                           # to disk now, and wait for it
 
@@ -81,7 +81,7 @@ class StateCopies:
         if self.memory.peers is not None:
             self.memory.peers.connect()
         if fence.held_attempt() == 0:
-            # Nothing of this run can have survived: what lies there is of one that had the same folder and was deleted.
+            # Nothing of this run can have survived: files there are from a deleted run with the same folder.
             self.memory.remove()
         first = start_over_if_asked(self.run, self.recorder, resume=self.config.resume, is_chief=self.is_chief)
         forget_copies(self.memory.folder, before_attempt=first)
@@ -97,14 +97,14 @@ class StateCopies:
         return loaded.values.position
 
     def keep_first(self, position: Position) -> None:
-        """Copy the state that the attempt starts from, unless memory has it."""
+        """Copy the state from which the attempt starts, unless memory has it."""
         if self._in_memory and position.step not in self.memory.steps:
-            # A checkpoint that no healthy step has followed may be poisoned: it has to prove itself again.
+            # A checkpoint that no healthy step has followed may be bad: it must be confirmed again.
             self._copy(position, vetted=position.step in (0, self.ledger.good_step))
             self.memory.seal()
 
     def _adopt(self, values: Values) -> None:
-        """Take over what a copy holds besides tensors."""
+        """Adopt a copy's values other than tensors."""
         self.guard.load(dict(values.detector))
         if self.training.scaler is not None and values.scaler is not None:
             self.training.scaler.load(dict(values.scaler))
@@ -122,7 +122,7 @@ class StateCopies:
     # After a healthy step.
 
     def promote(self, step: int, trusted_step: int) -> None:
-        """Mark copies as good that enough healthy steps have followed, up to the newest state that can be trusted."""
+        """Mark copies as good after enough healthy steps, up to the newest trusted state."""
         for copied in self.memory.promote(step):
             self._report_copy(copied, "good")
         newest = self.ledger.good_step or -1
@@ -134,7 +134,7 @@ class StateCopies:
             self.ledger_file.save_later(self.disk.background)
 
     def after_step(self, position: Position) -> None:
-        """Make the copies and start the save that are due."""
+        """Make due copies and start a due save."""
         if self._in_memory and position.step % self.config.memory_interval == 0:
             with self.recorder.span("checkpoint"):
                 self._copy(position, vetted=False)
@@ -143,7 +143,7 @@ class StateCopies:
         self.memory.seal()
 
     def apply_vote(self, sums: SaveVote) -> None:
-        """Go on with the save in the background, by the votes of all ranks."""
+        """Advance the save in the background by the votes of all ranks."""
         if self.disk.advance(sums):
             self.disk.prune(self.ledger.good_step)
         self.ledger_file.report_problem()
@@ -188,7 +188,7 @@ class StateCopies:
                 self.start_save(position)
         elif not self.disk.is_planned:
             with self.recorder.span("checkpoint"):
-                self.disk.prepare()  # torch's planning is collective: rather in the first step than in a save
+                self.disk.prepare()  # torch's planning is collective: do it in the first step, not during a save
 
     def _values(self, position: Position) -> Values:
         scaler = self.training.scaler
@@ -221,7 +221,7 @@ class StateCopies:
             self.guard.on_rollback(position.step)
             return position, "none"
         restored = values.position
-        # Whatever was saved after that state was not vetted when it mattered, or is from the poison on.
+        # Checkpoints after that state were not confirmed in time, or already include the bad update.
         self.disk.condemn_from(restored.step + 1, f"saved after the state of step {restored.step}, which was restored")
         self._save_delayed = False
         self._settle_good_step()
@@ -234,7 +234,7 @@ class StateCopies:
         return restored, tier
 
     def _from_disk(self, before_step: int) -> Values | None:
-        """The newest good checkpoint from before a step; if none is good yet, the newest that is whole."""
+        """Load the newest good checkpoint before a step; if none is good yet, the newest complete one."""
         self.disk.settle()
         good = self.ledger.good_step
         while steps := [step for step in self.disk.saved if step < before_step]:
@@ -245,7 +245,7 @@ class StateCopies:
         return None
 
     def _settle_good_step(self) -> None:
-        """The checkpoint known to be good may be gone; whatever is older and still there was good before it."""
+        """If the known good checkpoint is gone, use the newest older one: it was good before."""
         good = self.ledger.good_step
         if good is not None and good not in self.disk.saved:
             self.ledger.good_step = max((step for step in self.disk.saved if step < good), default=None)

@@ -1,9 +1,9 @@
-"""Reads a checkpoint folder back: manifest, hashes, and only then what torch unpickles.
+"""Load a checkpoint folder: verify manifest and hashes, and only then let torch unpickle.
 
     loaded = load_folder(folder, training)      # all ranks; raises CheckpointError on all if it cannot be used
     loaded.values.position.step
 
-Any mesh loads what any other has saved: torch's reader takes from the files what this rank's shards need.
+Any mesh can load what another has saved: torch's reader reads what this rank's shards need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["LoadError", "Loaded", "load_folder"]
 
 
 class LoadError(RuntimeError):
-    """A checkpoint whose hashes agree cannot be loaded: too little memory, a lost rank, another model. One line."""
+    """A checkpoint with matching hashes cannot be loaded: too little memory, a lost rank, another model. One line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def load_folder(folder: Path, training: Training) -> Loaded:
         found.update(extra=manifest["extra"], values=Values.from_json(manifest["values"]), signature=dict(saved))
 
     _together(verify, otherwise=CheckpointError)
-    # The files are as they were written: what goes wrong from here on proves nothing against them.
+    # The files are as they were written, so later errors do not mean that they are damaged.
     _together(lambda: _read(folder, training), otherwise=LoadError)
     return Loaded(values=found["values"], extra=found["extra"], signature=found["signature"])
 
@@ -74,7 +74,7 @@ def _read(folder: Path, training: Training) -> None:
     allocate_optimizer_state(training, names)
     prefix = f"rng.{training.rank}."
     rng = {prefix + name: value for name, value in rng_state(training.device).items() if prefix + name in names}
-    # Compression that was switched on since begins with nothing kept.
+    # Compression that was enabled since the save starts without state.
     tensors = {
         name: t
         for name, t in training_tensors(training).items()

@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint folder: what belongs to it, with sizes and hashes, written last.
+"""The manifest of a checkpoint folder: its files with sizes and BLAKE2b hashes, written last; and their verification.
 
     write_manifest(folder, {"step": 50, ...}, files={"__0_0.distcp": FileDigest(bytes=123, blake2b="...")})
-    manifest = read_manifest(folder)            # raises CheckpointError unless it is whole
-    verify_files(folder, manifest, names)       # raises CheckpointError for a file that is not as it was written
+    manifest = read_manifest(folder)            # raises CheckpointError unless it is intact
+    verify_files(folder, manifest, names)       # raises CheckpointError for a file that differs from what was written
 
 torch's own format has no checksums, and its `.metadata` is a pickle: nothing in a folder is opened by torch before
 the hashes agree. They guard against damage, not against an attacker who can write both the files and the manifest:
@@ -49,15 +49,15 @@ _CHUNK_BYTES = 4 << 20
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; one line that says which and why."""
+    """A checkpoint cannot be used; one line with its name and the reason."""
 
 
 class StorageError(Exception):
-    """The storage of checkpoints cannot be read or written now; one line. Nothing is known of what is on it."""
+    """The storage of checkpoints cannot be read or written now; one line. It proves nothing about its files."""
 
 
 SETTLED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR})
-"""Errors that say what is there: nothing, a link, or no plain file."""
+"""Error numbers that prove a missing file, a link, or a file that is not regular."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def write_manifest(folder: Path, content: Mapping[str, Any], files: Mapping[str,
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, if its own hash agrees. Raises CheckpointError if it is damaged, StorageError."""
+    """Read the manifest and verify its own hash. Raises CheckpointError if it is damaged, StorageError."""
     return _proven(folder, MANIFEST_NAME, lambda again: _read_manifest(folder, from_disk=again))
 
 
@@ -106,7 +106,7 @@ def verify_files(folder: Path, manifest: Mapping[str, Any], names: Iterable[str]
 
 
 def _proven(folder: Path, name: str, read: Callable[[bool], _T]) -> _T:
-    """The result of `read(again)`. Damage counts if a second reading from the disk finds the very same."""
+    """Return `read(again)`. Damage counts only if a second reading from the disk finds exactly the same."""
     try:
         return _readable(folder, name, lambda: read(False))
     except CheckpointError as first:

@@ -1,4 +1,4 @@
-"""One save to the disk, carried out in a thread while the training goes on.
+"""One save to disk, carried out in a background thread.
 
     save = Save(step=50, final=folder / "step-00000050", ..., executor=executor)
     save.submit()                       # stage 1 of 3; returns at once
@@ -76,16 +76,16 @@ class Save:
         self.scratch = scratch
         self.start_ns = time.monotonic_ns()
         self.stall_ns = 0
-        """Time for which the training stood still."""
+        """Time for which the training was blocked."""
         self.nbytes = 0
         """Size over all shards; on rank 0, after `finish`."""
         self.error = ""
-        """What went wrong on this rank, in one line."""
+        """Error on this rank, one line; empty if none."""
         self.is_unread = False
         """True if that is only that the finished files cannot be read back now: it proves nothing against them."""
         self.renamed = False
         self.older: Path | None = None
-        """An older checkpoint of the step that has made room; on rank 0."""
+        """Path of an older checkpoint of the step that was moved aside; on rank 0."""
         self._plan = plan
         self._copy: HostCopy | None = copy
         self._manifest = manifest
@@ -106,7 +106,7 @@ class Save:
         return self._stage == len(STAGES) - 1
 
     def vote(self) -> SaveVote:
-        """This rank's vote: still at work on the stage; failed."""
+        """This rank's vote: whether it is still working on the stage, and whether it failed."""
         pending = self._future is not None and not self._future.done()
         return SaveVote(pending=float(pending), failed=float(bool(self.error)))
 
@@ -127,18 +127,18 @@ class Save:
             self._future.result()
 
     def release(self) -> None:
-        """Give the copy back: after the first stage, or when the save is given up and no longer pending."""
+        """Release the copy: after the first stage, or when the save is cancelled and no longer pending."""
         if self._copy is not None and self._stage >= 0:
             self._copy.borrowers -= 1
             self._copy = None
 
     def cancel(self) -> None:
-        """The folder must not get its name any more; if it has it already, `renamed` is true."""
+        """Prevent the folder from getting its final name; `renamed` is true if it already has it."""
         with self._naming:
             self._cancelled = True
 
     def put_older_back(self) -> None:
-        """Give the older checkpoint of the step its name back. If the disk refuses, the next attempt does it."""
+        """Restore the name of the older checkpoint of the step. If that fails, the next attempt does it."""
         if self.older is not None:
             with contextlib.suppress(OSError):
                 self.older.rename(self.final)
@@ -183,7 +183,7 @@ class Save:
         fsync_path(self.final.parent)
 
     def _take_name(self) -> None:
-        """Give the folder its name. An older checkpoint of the step is kept aside until this one is verified."""
+        """Give the folder its final name. An older checkpoint of the step is kept aside until this one is verified."""
         with contextlib.suppress(FileNotFoundError):
             self.older = self.final.rename(older_of(self.final))
         try:
@@ -234,5 +234,5 @@ def recover_older(folder: Path) -> None:
 
 
 def one_line(text: str) -> str:
-    """An error's text as an event holds it."""
+    """An error's text on one line, for an event."""
     return " ".join(text.split())[:500]
