@@ -1,11 +1,11 @@
-"""Slow rank and place as named by others: TraceML and Rankscope, each alone on the same script, place after place.
+"""Slow rank and phase as named by TraceML and by Rankscope, each alone on the same script, one phase after another.
 
-    python -m benchmarks.cost.beside_us --traceml-python PYTHON          # of an environment with traceml-ai and torch
-    python -m benchmarks.cost.beside_us --traceml-python PYTHON --places forward,nothing --delay-ms 20 --steps 200
+    python -m benchmarks.cost.compare_traceml --traceml-python PYTHON     # with traceml-ai and torch
+    python -m benchmarks.cost.compare_traceml --traceml-python PYTHON --places forward,nothing --delay-ms 20 --steps 200
 
-A plain DDP script, in which rank 1 takes longer in one place of each step. For TraceML each step stands in its
+The script is plain DDP; rank 1 takes longer in one place of each step. For TraceML each step is wrapped in
 `trace_step`, as its documentation asks; nothing is changed for Rankscope. TraceML's answer is `primary_diagnosis` and
-the diagnosis of the step time in its `final_summary.json`, ours all stragglers of `rankscope analyze`.
+the diagnosis of the step time in its `final_summary.json`; Rankscope's is all stragglers of `rankscope analyze`.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def main() -> int:
     console, rows, wrong = Console(width=200), {}, 0
     for name in options.places.split(","):
         words = [name, str(options.delay_ms / 1e3), str(options.steps)]
-        with tempfile.TemporaryDirectory(prefix="beside-us-") as path:
+        with tempfile.TemporaryDirectory(prefix="traceml-") as path:
             folder = Path(path)
             script = folder / "train.py"
             script.write_text(SCRIPT)

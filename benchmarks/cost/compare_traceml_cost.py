@@ -1,9 +1,9 @@
 """Cost of TraceML and of Rankscope on the same script, each against the bare script in a separate interpreter.
 
-    python -m benchmarks.cost.beside_us_cost --traceml-python PYTHON     # of an environment with traceml-ai and torch
+    python -m benchmarks.cost.compare_traceml_cost --traceml-python PYTHON     # with traceml-ai and torch
 
-The script of `benchmarks.cost.beside_us`, two ranks, nothing slow. Four arms a round, in an order that turns: under
-`rankscope run` and under `traceml run`, each attached and switched off (`RANKSCOPE_DISABLED=1`,
+Runs the script of `benchmarks.cost.compare_traceml` with two ranks and no delay. Each round has four arms in rotating
+order: under `rankscope run` and under `traceml run`, each attached and switched off (`RANKSCOPE_DISABLED=1`,
 `--disable-traceml`). The first half of a run's steps does not count.
 
 | figure | meaning |
@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cost.beside_us import LAUNCH_TRACEML, SCRIPT, launch
+from benchmarks.cost.compare_traceml import LAUNCH_TRACEML, SCRIPT, launch
 from benchmarks.harness import argument_parser, write_json
 
 CLOCK = """
@@ -69,7 +69,7 @@ def main() -> None:
 
 def _run(tool: str, is_on: bool, num_steps: int, traceml_python: str) -> tuple[float, float]:
     """(median step in seconds, CPU seconds a step) of the mean rank."""
-    with tempfile.TemporaryDirectory(prefix="beside-us-") as path:
+    with tempfile.TemporaryDirectory(prefix="traceml-") as path:
         folder = Path(path)
         script = folder / "train.py"
         script.write_text(CLOCK + SCRIPT + RESULT)

@@ -1,8 +1,8 @@
 """Comparison with other tools: rules for loss spikes on the same curves, and torch's own tools on the same hangs.
 
-    python -m benchmarks.cost.other_tools spikes --runs 400       # a minute on one core
-    python -m benchmarks.cost.other_tools hangs                   # real gloo ranks under TORCH_DISTRIBUTED_DEBUG=DETAIL
-    python -m benchmarks.cost.other_tools --quick
+    python -m benchmarks.cost.compare_tools spikes --runs 400       # a minute on one core
+    python -m benchmarks.cost.compare_tools hangs              # real gloo ranks, TORCH_DISTRIBUTED_DEBUG=DETAIL
+    python -m benchmarks.cost.compare_tools --quick
 
 *Spikes*: simulated curves (`tests.support.simulator.curves`), a bad batch or one step at a hundred times the rate at a
 drawn step, nothing done about it. Caught: a verdict within 20 steps of the onset. False alarms: verdicts at any other
@@ -153,7 +153,7 @@ def _rank_main(rank: int, name: str, folder: str) -> None:
 def detail(name: str) -> dict[str, Any]:
     """Report of DETAIL mode on a program: its delay, and whether the text names the culprits alone."""
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="beside-") as folder:
+    with tempfile.TemporaryDirectory(prefix="compare-") as folder:
         processes = [context.Process(target=_rank_main, args=(rank, name, folder)) for rank in range(RANKS)]
         for process in processes:
             process.start()
@@ -197,7 +197,7 @@ def dumps(name: str) -> dict[str, Any]:
         job.collective("all_reduce", ranks=[0, 1, 2])
     else:
         job.p2p(0, 1, sides="recv", state="started")
-    with tempfile.TemporaryDirectory(prefix="beside-") as made:
+    with tempfile.TemporaryDirectory(prefix="compare-") as made:
         folder = job.write(Path(made))
         fired = diagnose_files([folder]).fired
         torchs = _torchfrtrace(folder, PREFIX)
