@@ -1,12 +1,12 @@
 """Loss spikes of a recorded run: the verdicts of the streaming detector, grouped into findings with a cause.
 
-1. The loss of a step is the mean over the ranks that have one: in an attached loop each has that of its batch, with
-   larger outliers than those of all (the trainer's ranks and those of a pipeline's last stage agree anyway). The newest
-   steps wait until all these ranks have recorded them.
-2. It is fed to a `SpikeDetector` in the order in which the steps ran. Where the step counter goes back, by a rollback
-   or a restart, the detector's history goes back to that step with it, as in the state that the live detector restores:
-   a run that begins again without a checkpoint begins with an empty history, and so does another training in the same
-   process. So a post-mortem repeats the live verdicts.
+1. The loss of a step is the mean over the ranks that have one. In an attached loop each rank has the loss of its own
+   batch, with larger outliers than the mean (ranks of the trainer, and of a pipeline's last stage, have equal losses).
+   The newest steps are judged once all these ranks have recorded them.
+2. It is passed to a `SpikeDetector` in order of execution. If the step counter goes back, by a rollback or a restart,
+   the detector's history goes back, too, like the restored state of the live detector. After a restart without a
+   checkpoint, or for another training in the same process, the history is empty. A post-mortem thus repeats the live
+   verdicts.
 3. Spike steps at most `join_steps` observations apart are one finding.
    Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps, the step
@@ -43,7 +43,7 @@ __all__ = ["Observation", "find_spikes", "loss_spikes"]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One run of a step, as the detector sees it."""
+    """One execution of a step, as the detector's input."""
 
     attempt: int
     step: int
@@ -74,7 +74,7 @@ class After:
     last_step: int
     last_loss: float
     has_fallen: bool
-    """Most of the rise is gone again."""
+    """True if the loss has lost most of its rise."""
 
 
 def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpikePolicy()) -> list[Finding]:
@@ -88,7 +88,7 @@ def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpik
         text = "Loss spikes were not checked: the loss of a policy, or of models trained in turn, measures no progress."
         return [Finding.insufficient("spike", "loss_spike", text)]
     log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
-    # With a part of the history the detector differs from the run's own until its memory is full.
+    # With a partial history the detector differs from the live one until its memory is full.
     settled = HISTORY + LEVEL_WINDOW if scope.since_step > 0 else 0
     found = find_spikes(
         observations,
@@ -113,8 +113,8 @@ def find_spikes(
 ) -> list[Spike]:
     """Judge observations in the order in which they ran. Pure.
 
-    `highest_loss`: of the steps before the first of them. `starts`: (attempt, step) at which another training begins
-    in the same process.
+    `highest_loss`: highest loss before the first observation. `starts`: (attempt, step) at which another training
+    begins in the same process.
     """
     history = _History(policy.detector, highest_loss)
     cut = 0  # where the newest series begins
@@ -136,7 +136,7 @@ def find_spikes(
         cause, after = _cause(group, policy), None
         before, first = observations[group.indices[0] - 1], observations[group.indices[0]]
         goes_on = before.attempt == first.attempt and before.step < first.step
-        if cause == "divergence" and goes_on:  # weights lost in a restart are trained again: that is no recovery
+        if cause == "divergence" and goes_on:  # steps repeated after a restart are not a recovery of the loss
             after = _after(observations, group)
             cause = "batch" if after.has_fallen else cause
         spikes.append(Spike(tuple(group.indices), tuple(group.verdicts), cause, after))
@@ -209,7 +209,7 @@ def _after(observations: Sequence[Observation], group: _Group) -> After:
 
 
 def _has_fallen(peak: SpikeVerdict, level: float) -> bool:
-    """Return True if only a minor part of the rise is left: of the logarithms where the loss has them."""
+    """Return True if only a minor part of the rise is left, measured in logarithms if the losses are positive."""
     if not math.isfinite(level) or not math.isfinite(peak.loss):
         return False
     of = (level, peak.loss_level, peak.loss)
@@ -237,7 +237,7 @@ def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> l
 
 
 def _first_losses(source: Source, since_step: int) -> float:
-    """Highest loss of the run's first steps, of those before `since_step`; 0 if none is known."""
+    """Highest loss of the run's first steps before `since_step`; 0 if none is known."""
     ((highest,),) = source.rows(
         """
         SELECT max(loss) FROM (SELECT loss FROM steps WHERE step < ? AND loss IS NOT NULL AND isfinite(loss)

@@ -1,9 +1,9 @@
-"""Advice while a run lives: what a layout costs is said when its first steps are measured, not at the end of the run.
+"""Advice on a live run: report the cost of a layout once its first steps are measured, not at the end of the run.
 
     state = AdviceState()
     for finding in live_advice(store, state, run.manifest, now_ns): ...     # each piece once
 
-1. Wait until the newest attempt has as many finished steps as the policy names, and again for each further number.
+1. Wait until the newest attempt has finished the first number of steps in the policy, then each further one.
 2. Run the analyses that advise (`Analysis.advises`) over its newest steps.
 3. Return the advice whose kind and cause were not returned before; a restart of the ranks repeats nothing.
 """
@@ -28,14 +28,14 @@ __all__ = ["AdviceState", "live_advice", "remembered_advice"]
 
 @dataclass(slots=True, kw_only=True)
 class AdviceState:
-    """Advice that was said so far. `errors` counts analyses that failed, by their first kind."""
+    """Advice reported so far. `errors` counts failed analyses by their first kind."""
 
     policy: LiveAdvicePolicy = field(default_factory=LiveAdvicePolicy)
     reported: set[tuple[str, str]] = field(default_factory=set)
     """(kind, cause)."""
     errors: dict[str, int] = field(default_factory=dict)
     judged: int = 0
-    """How many of the policy's numbers of steps were judged."""
+    """Number of the policy's step counts that were judged."""
 
 
 def live_advice(
@@ -48,7 +48,7 @@ def live_advice(
 ) -> list[Finding]:
     """New advice at `now_ns` (epoch nanoseconds). `is_last`: the run ends, and no further number will be reached.
 
-    `manifest` is asked when it is needed: rank 0 writes the plan into `run.json` after `watch` has begun.
+    `manifest` is called when needed: rank 0 writes the plan into `run.json` after `watch` has started.
     """
     at_steps = state.policy.at_steps
     if state.judged >= len(at_steps) or lacking(source, steps=("duration_ns",)):
@@ -74,9 +74,9 @@ def live_advice(
 
 
 def remembered_advice(events: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """Return what a former watch of the same launch said, from its events.
+    """Return the advice of an earlier watch of the same launch, from its events.
 
-    A resumed run is told again: its settings may be others, and so is its terminal.
+    After a resume advice is reported again: settings may have changed, and the terminal is another one.
     """
     reported: set[tuple[str, str]] = set()
     for event in events:

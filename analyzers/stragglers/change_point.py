@@ -2,18 +2,18 @@
 
     segments = find_changes(excess, own_ms, ChangePolicy())     # rank x observation; the same `Segment` as persistence
 
-Healthy ranks differ for good by a fraction of a percent to a few percent, so how far a rank is from its peers proves a
-slowdown of 2 or 5 % only among many ranks. That the distance *changed*, and stayed, proves it among few.
+Healthy ranks differ permanently by up to a few percent, so the distance of a rank from its peers proves a slowdown of 2
+or 5 % only among many ranks. A lasting *change* of the distance proves it among few.
 
 1. The excess of each rank over its peers in the same observation (paired: what they share cancels out), clipped at a
    few times its noise so that a pause counts as one observation only.
-2. For each possible onset the mean after it less the mean before it, in units of its noise: the largest over all onsets
-   is the test. It is the generalised likelihood ratio of a change of unknown size at an unknown time, of which CUSUM is
-   the running form. The limit grows with the number of ranks and onsets tried.
+2. The test statistic is the mean after an onset minus the mean before it, in units of its noise, maximised over all
+   onsets: the generalised likelihood ratio of a change of unknown size and time (CUSUM is its running form). The limit
+   grows with the number of ranks and onsets tried.
 3. Noise is not white on a shared machine. Its size is measured over windows of several lengths, and the largest counts.
-4. No other rank may have changed by as much, no window of the same length elsewhere may have come near
-, and the rank's own time must have grown: with one peer only, that separates the rank that got
-   slower from the one that got faster.
+4. No other rank may have changed as much, and no window of the same length elsewhere may come near the effect. The
+   rank's own time must have grown: with a single peer this separates a rank that became slower from a peer that became
+   faster.
 
 Only slowdowns that last to the newest observation are searched.
 """
@@ -34,9 +34,9 @@ from analyzers.stragglers.policy import ChangePolicy
 __all__ = ["find_changes"]
 
 _GROUP_SAMPLES = 9
-"""Observations of a group from which its median is taken."""
+"""Maximum observations of a group from which its median is taken."""
 _WINDOWS = (1, 2, 4, 8)
-"""Blocks over which noise is measured."""
+"""Lengths of the windows over which noise is measured."""
 MAX_OBSERVATIONS = 2_000
 """Maximum observations; longer histories are averaged in groups, and an onset is then known to the group."""
 
@@ -47,8 +47,8 @@ Indices = npt.NDArray[np.int64]
 def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: ChangePolicy | None = None) -> list[Segment]:
     """Find ranks that became slower and stayed so, the largest change first.
 
-    `excess` is over the peers, as a ratio; `own_ms` of the phase judged; `whole_ms` of all own work, whose noise shows
-    how crowded the machine is.
+    `excess`: ratio over the peers; `own_ms`: of the judged phase; `whole_ms`: of all own work, whose noise shows how
+    crowded the machine is. All are [ranks, observations].
     """
     policy = policy or ChangePolicy()
     num_rows, num_observations = excess.shape
@@ -90,7 +90,7 @@ def find_changes(excess: Matrix, own_ms: Matrix, whole_ms: Matrix, policy: Chang
 
 
 def _num_required(effect: float, crowding: float, noisy: list[tuple[int, float]], policy: ChangePolicy) -> float:
-    """Return the observations after the onset that noise asks for; noise that the change dwarfs asks for none."""
+    """Return the observations required after the onset because of noise; 0 if the change is far above the noise."""
     crowded = min(crowding / policy.calm_noise_ratio, SHARED.burst_sigmas * crowding / effect)
     disturbing = (size for size, noise in noisy if SHARED.burst_sigmas * noise / math.sqrt(size) > effect)
     lasting = next((size for size in disturbing if size >= SHARED.min_steps), 0)
@@ -114,7 +114,7 @@ def _grouped(excess: Matrix, group: int) -> Floats:
 
 
 def _without_changes(values: Floats, rows: Indices, onsets: Indices) -> Floats:
-    """Remove the changes that are judged: they are not their own noise."""
+    """Remove the judged changes, which must not count as noise."""
     flat = values.copy()
     for row in rows:
         onset = int(onsets[row])
@@ -134,7 +134,7 @@ def _noise_by_window(values: Floats, sigma: float) -> list[tuple[int, float]]:
         means = values[:, : count * length].reshape(len(values), count, length).mean(axis=2)
         steps = np.abs(np.diff(means, axis=1))
         deviation = difference_sigma(means)
-        if steps.size >= 30:  # what many ranks do at times is noise, too
+        if steps.size >= 30:  # changes that many ranks show at times are noise, too
             deviation = max(deviation, float(np.quantile(steps, 0.9)) / 1.645 / math.sqrt(2))
         found.append((length, max(found[-1][1], deviation * math.sqrt(length))))
     return found
@@ -176,7 +176,7 @@ def _judge(
     blocks = values[row, onset + length % block :].reshape(-1, block)
     agreement = float(np.mean(np.median(blocks, axis=1) > level))
     others = np.delete(change, row)
-    # Upwards only: among few peers the excess of the others falls as that of one grows.
+    # Upwards only: among few peers the excess of the others falls when that of one grows.
     spread = max(0.0, float(np.max(others)))
     beyond = SHARED.beyond_factor if len(values) >= SHARED.many_values else SHARED.beyond_few_factor
     if effect < policy.min_effect_ratio or agreement < SHARED.agreement_ratio or effect < beyond * spread:
@@ -207,7 +207,7 @@ def _precedent(values: Floats, row: int, onset: int, length: int) -> float:
 
 
 def _grew(own_ms: Matrix, segment: Segment, begin: int) -> bool:
-    """Decide whether the rank's own time became longer, and not that of its peers shorter."""
+    """Return True if the rank's own time became longer, rather than its peers' shorter."""
     own = own_ms[segment.row]
     before, after = float(np.median(own[:begin])), float(np.median(own[begin:]))
     return after - before >= SHARED.explained_ratio * segment.effect * before

@@ -3,8 +3,9 @@
     cost = cost_of(source, timings, suspect)
     cost.step_ms, cost.step_without_ms, cost.saved_s, cost.basis
 
-Where too little was recorded to replay (`basis` is then "excess"), the excess over the next slowest rank is taken off
-the step: exact if the rank was last everywhere. Neither gains more than the step grew when the rank became slow.
+If too little was recorded to replay (`basis` is then "excess"), the excess over the next slowest rank is subtracted
+from the step, which is exact if the rank was last everywhere. In both cases the gain is limited to the growth of the
+step when the rank became slow.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["Cost", "cost_of", "cost_of_link"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Milliseconds a step as it ran and without the straggler; seconds of the run that it cost."""
+    """Step time (ms) as it ran and without the straggler; seconds of the run that it cost."""
 
     step_ms: float
     step_without_ms: float
@@ -40,7 +41,7 @@ class Cost:
     basis: str
     error_ratio: float | None = None
     withheld: str = ""
-    """Why no gain is claimed; empty if one is."""
+    """Reason why no gain is reported; empty if one is."""
 
     @property
     def speedup(self) -> float:
@@ -48,7 +49,7 @@ class Cost:
         return self.step_ms / max(self.step_without_ms, 1e-9)
 
     def severity(self) -> Severity:
-        """Weight of the finding: by what the run would gain, where that is known."""
+        """Severity of the finding, by the gain of the run without it, if known."""
         if self.withheld:
             return "warning"
         if self.speedup >= SHARED.doubled_factor:
@@ -58,7 +59,7 @@ class Cost:
     def evidence(self) -> dict[str, Any]:
         """Values for a finding's evidence."""
         measured = {"step_ms": round(self.step_ms, 3), "run_s": round(self.run_s, 3)}
-        if self.withheld:  # a step without it is not predicted
+        if self.withheld:  # no prediction of the step without it
             return measured | {"whatif_withheld": self.withheld}
         return measured | {
             "step_without_it_ms": round(self.step_without_ms, 3),
@@ -70,10 +71,10 @@ class Cost:
 
 
 def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
-    """Cost of slow ranks: the last episode of the worst is replayed, and represents all their slow steps."""
+    """Cost of slow ranks: replay the last episode of the worst one, which represents all their slow steps."""
     worst = suspect.worst
     run_s = float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3
-    if suspect.pattern == "rotating":  # each costs its own steps
+    if suspect.pattern == "rotating":  # each only costs its own steps
         saved_s = sum((m.step_ms - m.step_without_ms) * m.num_steps for m in suspect.members) / 1e3
         return Cost(
             step_ms=worst.step_ms, step_without_ms=worst.step_without_ms, saved_s=saved_s, run_s=run_s, basis="excess"
@@ -102,7 +103,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
 
 
 def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | None:
-    """Cost of a slow link: its groups' transfers take as long as those of other groups, or as before."""
+    """Cost of a slow link, if its groups' transfers took as long as those of other groups, or as before."""
     found: StepGraph | None = load_graph(source, timings.attempt, link.first_step, link.last_step)
     if found is None or found.basis != "calls":
         return None

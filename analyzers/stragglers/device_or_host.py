@@ -1,11 +1,11 @@
-"""Side of a slow rank on a GPU: was its device late for its calls, or its host?
+"""Decide whether the device or the host of a slow rank on a GPU delays its calls.
 
-    late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2])     # "device", "host", or "" if not told
+    late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2])     # "device", "host", or "" if unknown
 
-Where steps were stamped, the part of the rank's excess in which its device waited for its host says so. Else a call
-that the host had handed over before the device's work in front of it began was delayed by the device. One that started
-as soon as it was handed over was delayed by the host. Of each slow step the call before which the rank spent the most
-time is read.
+With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
+Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
+had launched it before the device's preceding work began, the device was late. If its kernel started as soon as it was
+launched, the host was late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["late_side"]
 
 
 def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
-    """Return the side that most of the slow steps show."""
+    """Return the side that is late in most of the slow steps."""
     if is_stamped(source, attempt):
         return _stamped_side(source, attempt, slow, peers)
     if missing_tables(source, "nccl_calls"):
@@ -56,7 +56,7 @@ def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int
 
 def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
     found = in_newest_steps(source, attempt, slow, peers, _median_late_ms)
-    if not slow.has_peers:  # its own past instead
+    if not slow.has_peers:  # without peers compare with its own past
         spans = (slow.first_step, slow.last_step), (0, slow.first_step - 1)
         now, before = (_median_late_ms(source, attempt, [slow.rank], *span) for span in spans)
         found = now, before
@@ -71,7 +71,7 @@ def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence
 def _median_late_ms(
     source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int
 ) -> dict[str, float]:
-    """Time of a step in which devices waited for their hosts."""
+    """Median time per step (ms) in which devices waited for their hosts."""
     total = " + ".join(late(place) for place in (*OWN_PHASES, *GAPS))
     ((ms,),) = source.rows(
         f"SELECT median({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "

@@ -1,16 +1,16 @@
-"""Onset of a rank that computes more, from its CPU time.
+"""Date the onset of a rank that computes more, by its CPU time.
 
     slow = with_onset(source, timings, slow, peers=[0, 1, 2], policy)     # slow.first_step: 60 instead of 58
 
-Other jobs delay a rank's steps by the wall clock, and a delay right before the onset is taken for its begin, a quiet
-step after it for a later one. They hardly change the CPU time that the steps cost.
+Other jobs delay steps in wall time: a delay right before the onset makes it appear earlier, a quiet step after it
+later. They hardly change the CPU time of steps.
 
 1. The CPU time of each step over the median of the peers', in `min_steps` observations on both sides of the onset, and
    as many more on each to know the level before and after. Later ones up to half of the segment are tried where the
    rank waited for a core more than its peers, and that explains `explained_ratio` of its excess up to there.
 2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
    those before and after, as many of their noises from each: what takes longer varies more.
-3. It stands only where the levels are `sure_sigmas` of a single step's noise apart.
+3. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from analyzers.stragglers.policy import StragglerPolicy
 __all__ = ["with_onset", "without_delays"]
 
 _LEAST = 5
-"""Observations whose median is a level."""
+"""Minimum observations for the median of a level."""
 
 
 def with_onset(
@@ -43,7 +43,7 @@ def with_onset(
     policy: StragglerPolicy,
     core_waits: Matrix | None = None,
 ) -> Straggler:
-    """The rank with its first segment's begin where its CPU time rose; unchanged where that is not clear."""
+    """Set the begin of the rank's first segment to the rise of its CPU time; unchanged if that is unclear."""
     reach = SHARED.min_steps
     if core_waits is not None:
         half = (slow.segments[0].end - slow.segments[0].begin) // 2
@@ -55,7 +55,7 @@ def with_onset(
 
 
 def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None) -> Straggler:
-    """The rank without a first segment that is a wait for a core, unlike the one after it."""
+    """Drop a first segment that is a wait for a core, unlike the one after it."""
     if core_waits is None or not slow.has_peers or slow.cause != "compute" or len(slow.segments) < 2:
         return slow
     first, second = (
@@ -70,7 +70,7 @@ def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core
 def _waited_ratio(
     timings: Timings, slow: Straggler, peers: Sequence[int], span: tuple[int, int], core_waits: Matrix
 ) -> float:
-    """Wait for a core above the peers' / time above the peers', in these observations; 0 where it took no more."""
+    """Excess wait for a core / excess time over the peers, in these observations; 0 without an excess."""
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
     excess, waited = (
@@ -83,12 +83,12 @@ def _waited_ratio(
 def _dated(
     source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy, late: int
 ) -> Straggler:
-    """The rank with the onset that its CPU time shows, `late` observations after that of the wall clock at most."""
+    """Set the onset by CPU time, at most `late` observations after that by wall time."""
     segment, reach = slow.segments[0], SHARED.min_steps
     first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + late + reach)
     steps = timings.steps[first:last]
     if segment.begin - first < reach + _LEAST or last - segment.begin < 2 * _LEAST or (np.diff(steps) <= 0).any():
-        return slow  # too few, or steps that ran again: their CPU time is not told apart
+        return slow  # too few, or repeated steps, whose CPU times cannot be distinguished
     excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
     if excess is None:
         return slow
@@ -106,7 +106,7 @@ def _dated(
 
 
 def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]) -> Matrix | None:
-    """CPU time of the first rank over the median of the others, less one, by step; None where a step lacks it."""
+    """CPU time of the first rank / median of the others - 1, by step; None if any step lacks it."""
     table = source.query(
         f"""
         SELECT rank, step, arg_max(cpu_ns, start_ns) AS cpu_ns FROM steps

@@ -1,20 +1,20 @@
 """Comparison of ranks with their own past, where no other rank does the same work. Pure.
 
     for slow in find_slower_than_before(timings, policy):
-        slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as it did
+        slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as before
 
 In a pipeline with one rank per stage no two ranks have the same work; among tensor-parallel ranks often only one loads.
-A rank that was always slow cannot be distinguished from one that has more to do (`pipeline` measures the work of a
-stage), but one that became slow can:
+A rank that was always slow cannot be distinguished from one with more work (`pipeline` measures the work of a stage),
+but one that became slow can:
 
-1. Each rank's own time over its usual one: the fastest block of as many observations as a history must have, so that
-   no slow part of the run is the measure, however long it is.
-2. `change_point` finds ranks whose time over that of the others, in the same observations, grew and stayed so. What all
-   have in common (longer sequences, a host that others use) cancels out.
-3. What does not cancel out, because it affects stages differently, makes the others grow, too: the rank's own time must
-   have grown by twice as much as that of any other.
-4. Who waits long for a slow stage is slower itself afterwards, by what its caches lost. A rank whose time grew by far
-   less than all work of another is not named.
+1. Each rank's own time is divided by its usual time: the median of its fastest block of history length, so that a slow
+   part of the run is never the reference, however long it is.
+2. `change_point` finds ranks whose ratio grew relative to the others in the same observations, and stayed so. Common
+   causes (longer sequences, a shared host) cancel out.
+3. Common causes that affect stages differently make the others grow, too: the rank's own time must have grown twice as
+   much as that of any other.
+4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. A rank whose time grew by
+   far less than all work of another is therefore not named.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["find_slower_than_before"]
 
 _LEAST_MS = 1e-3
 _KNEE = 2.0
-"""Ratio to the usual work above which ratios are compressed: a slowdown up to twice is judged as it is."""
+"""Ratio to the usual work above which ratios are compressed; slowdowns up to a factor of two are not."""
 
 
 def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
@@ -59,7 +59,7 @@ def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = N
     change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
     found: list[Straggler] = []
     compared = [(cause, "", values, whole) for cause, values in own.items()]
-    for place in timings.places("compute"):  # noise of other places is not in it
+    for place in timings.places("compute"):  # without the noise of other places
         values = complete(timings.own[place])
         compared.append(("compute", place, values, with_median_rest(values, whole)))
     for cause, place, values, noisy in compared:
@@ -98,7 +98,7 @@ def _compressed(ratios: Matrix) -> Matrix:
 
 
 def _is_its_own(values: Matrix, whole: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:
-    """Decide whether the rank alone became slower: by how much of all work before, it and the others."""
+    """Return True if only this rank became slower, by comparing its growth with that of the others."""
     before = np.maximum(np.median(whole[:, : segment.begin], axis=1), _LEAST_MS)
     grown, of_all = _grown(values, segment.begin) / before, _grown(whole, segment.begin) / before
     others, others_of_all = (float(np.max(np.delete(growth, segment.row))) for growth in (grown, of_all))
@@ -111,7 +111,7 @@ def _is_its_own(values: Matrix, whole: Matrix, segment: Segment, policy: Straggl
 
 
 def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, whole: Matrix) -> Straggler:
-    """Numbers of a slow rank against its own times before the onset."""
+    """Measure a slow rank against its own times before the onset."""
     row, before, after = segment.row, slice(0, segment.begin), slice(segment.begin, segment.end)
     excess_ms = float(np.median(values[row, after]) - np.median(values[row, before]))
     whole_before = max(float(np.median(whole[row, before])), 1e-3)

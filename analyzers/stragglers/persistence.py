@@ -3,16 +3,16 @@
     segments = find_segments(excess, PersistencePolicy())      # excess over the peers / peers' own time
     segments[0].row, segments[0].begin, segments[0].end, segments[0].effect
 
-1. Medians of blocks of 5 observations take out single jitters (a garbage collection, a page-out).
-2. The noise of a block is estimated from differences of neighbouring blocks, over all ranks: a lasting slowdown does
-   not hide in its own noise.
-3. Blocks that stand out form runs. A run counts if its median excess is above the smallest effect of interest, above k
-   times the noise, where k grows with the number of places tried, and above the spread of the peers in the same
-   observations; and if most of its single observations agree.
-4. Its begin and end are found to the observation, where the sum of (excess - half the effect) is largest.
-5. The same again with blocks of 25 and 100: a smaller slowdown shows in a longer time.
-6. Precedent: the excess must be well above what any rank shows at any other time of the run over as long. Noise that
-   lasts (another job on a shared machine) is in no block's noise, but it has precedents.
+1. Medians over blocks of 5 observations remove single jitters (a garbage collection, a page-out).
+2. The noise of a block is estimated from differences of neighbouring blocks, over all ranks, so that a lasting slowdown
+   does not count as noise.
+3. Outlier blocks form runs. The median excess of a run must exceed the smallest effect of interest, k times the noise
+   (k grows with the number of places tried), and the spread of the peers in the same observations; and most of its
+   single observations must agree.
+4. Its begin and end are the observations that maximise the sum of (excess - half the effect).
+5. Repeat with blocks of 25 and 100 observations, in which smaller slowdowns show.
+6. Precedent: the excess must be well above that of any rank in any other window of the same length. Lasting noise
+   (another job on a shared machine) is not part of a block's noise, but has precedents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Segment", "find_segments"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Row `row` is behind in observations begin <= i < end by `effect` (median ratio)."""
+    """Row `row` is slow in observations begin <= i < end by `effect` (median ratio)."""
 
     row: int
     begin: int
@@ -45,7 +45,7 @@ class Segment:
     peer_spread: float
     ongoing: bool
     num_required: float
-    """Observations that it had to last for, in the noise that there was."""
+    """Observations that it had to last, given the noise."""
 
 
 def find_segments(
@@ -69,7 +69,7 @@ def find_segments(
         offset = num_observations - num_blocks * length  # blocks end at the newest observation
         blocks = np.median(excess[:, offset:].reshape(num_rows, num_blocks, length), axis=2)
         finest = finest or _noise(blocks, policy)
-        noise = max(_noise(blocks, policy), finest / math.sqrt(scale))  # few long blocks estimate it badly
+        noise = max(_noise(blocks, policy), finest / math.sqrt(scale))  # few long blocks give a poor estimate
         smallest = _smallest(policy, scale, num_rows)
         limits = _Limits(
             smallest=smallest, length=length, finest=finest, noise=noise, num_places=blocks.size, least=min_length
@@ -177,7 +177,7 @@ def _judge(
 def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
     """(robust spread of the peers in these observations, whether one of them is nearly as far off).
 
-    In a group of few the second answer replaces the first.
+    In a small group the second value replaces the first.
     """
     if len(others) < 2:
         return 0.0, False
@@ -192,7 +192,7 @@ def _spread(others: Matrix, effect: float) -> tuple[float, bool]:
 def _refine(values: npt.NDArray[np.float32], begin: int, end: int, length: int, level: float) -> tuple[int, int]:
     """Find begin and end, from a block outside of the rough ones on, that make the sum of (value - level) largest.
 
-    A short disturbance before the onset, with calm observations after it, is no part of it.
+    A short disturbance before the onset, followed by normal observations, is not part of it.
     """
     votes = np.clip(values, 0.0, 2 * level) - level  # one jitter must not outvote the steps around it
     low = max(0, begin - length)

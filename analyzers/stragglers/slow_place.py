@@ -1,15 +1,15 @@
-"""The place in which a slow rank spends what its peers do not: phase, gap or line, and the words for it.
+"""Find the phase, gap or source line in which a slow rank spends its excess, and the words for it.
 
     named_phase(source, attempt=0, slow=straggler, peers=[0, 1, 2])      # "reward", or ""
     host_gap(source, attempt=0, slow=straggler, peers=[0, 1, 2])         # "after_optimizer", or ""
     evidence |= slow_line(log, attempt=0, rank=1)      # {"line": "train.py:57 step", "line_share_ratio": 0.85, ...}
 
-1. The step's columns know forward, backward and optimizer; sampling completions or scoring them lies in a gap between
-   them. Spans tell which of them it is. Of two, one inside the other, the shorter says more.
-2. Calls tell that a rank on a GPU is slow, and not where. The host's gaps are known by its spans, and a host that
-   sleeps or computes between two phases makes its device late. But a loop that reads a value back waits there for its
-   device, and in a rank whose device is slow longer: a gap in which the peers spend time, too, names no place.
-3. `watch` samples stacks while a straggler is open: the line in which the rank stands most often.
+1. The step's columns cover forward, backward and optimizer; sampling or scoring completions falls into a gap between
+   them, and spans show which it is. Of two nested spans the shorter one is more specific.
+2. On a GPU, calls show that a rank is slow, but not where. Spans show the host's gaps: a host that sleeps or computes
+   between two phases makes its device late. But a loop that reads a value back also waits there for its device, and
+   longer if the device is slow. A gap in which the peers spend time, too, is therefore not named.
+3. While a straggler is open, `watch` samples stacks; the most frequent line is named.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def named_phase(source: Source, attempt: int, slow: Straggler, peers: Sequence[i
 
 
 def _mean_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> dict[str, float]:
-    """{name: own time of a step and rank}; a phase that is not in every step is as long as its mean over all."""
+    """{name: own time per step and rank}; a phase that is not in every step is averaged over all steps."""
     where = "attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) AND step BETWEEN ? AND ?"
     scope = [attempt, list(ranks), first_step, last_step]
     known = ", ".join(f"'{kind}'" for kind in KNOWN_KINDS)
@@ -66,7 +66,7 @@ def _mean_ms(source: Source, attempt: int, ranks: Sequence[int], first_step: int
 
 
 def slow_line(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
-    """Evidence from the newest `slow_line` event of a rank; empty where it was not sampled."""
+    """Evidence from the newest `slow_line` event of a rank; empty if it was not sampled."""
     found = [one for one in log.of(event_kinds.SLOW_LINE, attempt=attempt) if one.integer("slow_rank") == rank]
     if not found or not found[-1].text("line"):
         return {}
@@ -125,5 +125,5 @@ def _median_gaps_ms(
 
 
 def phase_text(name: str) -> str:
-    """Words for a phase of the loop's own name."""
+    """Words for a phase that the loop named itself."""
     return f" in its phase {name[:MAX_NAME]}"
