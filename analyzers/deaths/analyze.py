@@ -50,7 +50,7 @@ __all__ = ["ANALYSES", "deaths_of_attempt", "lost_ranks"]
 _SIGNALLED = 128
 """Offset of a shell's exit code for a process ended by a signal: 128 + signal number."""
 MAX_MESSAGE = 80
-"""Characters of an error's message in a summary; the evidence has all of it."""
+"""Maximum characters of an error message in a summary; the evidence has the whole message."""
 
 
 def lost_ranks(source: Source, scope: Scope, policy: StallPolicy | None = None) -> list[Finding]:

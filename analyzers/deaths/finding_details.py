@@ -28,7 +28,7 @@ def completed(source: Source, finding: Finding) -> Finding:
 
 
 def _with_next_step(source: Source, finding: Finding) -> Finding:
-    """A rank killed after an update may have begun the next step: without a data loader, only a pass shows that."""
+    """Mention the next step for a rank killed after an update: without a data loader its begin is not recorded."""
     step = finding.first_step
     place = f"at step {step} {AFTER_UPDATE}"
     if finding.cause != "signal" or step is None or place not in finding.summary or not source.has("spans"):
@@ -43,7 +43,7 @@ def _with_next_step(source: Source, finding: Finding) -> Finding:
 
 
 def _with_node_name(source: Source, finding: Finding) -> Finding:
-    """Host that was the lost node in that attempt: the next one may be another machine."""
+    """Add the host that was the lost node in that attempt; a later attempt may use another machine."""
     node = finding.evidence["node_rank"]
     found = source.rows(
         "SELECT arg_max(host, wall_ns) FROM ranks WHERE attempt = ? AND node_rank = ?", [finding.attempt, node]
@@ -69,7 +69,7 @@ def _with_host(source: Source, finding: Finding) -> Finding:
 
 
 def _with_memory(source: Source, finding: Finding) -> Finding:
-    """Memory of its last steps and of its peers: a leak grows, an uneven batch does not."""
+    """Add memory of the rank's last steps and of its peers: a leak grows over steps, an uneven batch does not."""
     marks = ", ".join("?" * len(finding.ranks))
     ((first, last, highest, peers),) = source.rows(
         f"""

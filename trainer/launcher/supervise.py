@@ -44,7 +44,7 @@ _TITLES = {
     "left_out": "Node excluded",
     "failed": "Failed",
 }
-"""How the outcome of a launch is shown, by its reason."""
+"""Text for the outcome of a launch, by its reason."""
 SAVED_NOTHING = "Nothing was saved at this stop: a resume begins at the newest checkpoint, without one at step 0."
 
 

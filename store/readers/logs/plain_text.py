@@ -27,7 +27,7 @@ SAMPLE_LINES = 20
 MAX_LINE_BYTES = 1 << 20
 CHUNK_BYTES = 4 << 20
 BLOCK_BYTES = 256 << 10
-"""What follows a line is at hand up to here: a traceback among those of a thousand ranks."""
+"""Text kept after a line for its block, enough for a traceback interleaved with those of a thousand ranks."""
 
 
 def encoding_of(first: bytes) -> str | None:
@@ -161,7 +161,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
-    """(bytes, end): lines that begin before `end` are this window's, what follows is there for their blocks."""
+    """Yield (bytes, end): lines that begin before `end` belong to this window; the rest completes their blocks."""
     kept = b""
     for chunk in chunks:
         kept += chunk
