@@ -1,13 +1,13 @@
-"""Frame of all pages: the run, its state, the age of its last record, and error messages instead of tracebacks.
+"""Frame of all pages: the run, its state, the age of its last record, and errors in place of a traceback.
 
     @framed("Ranks")
     def ranks(view: View) -> None:
-        answer = view.ask(load_ranks, measure)      # None: no data yet, and a message was drawn
+        answer = view.ask(load_ranks, measure)      # None: a message was drawn, there are no data yet
         ...
 
-The body is a fragment: while the run is alive or a query is running, only the body runs every `POLL_S` seconds. Parts
-with a slow query show a message, the others are drawn at once. When a result arrives, the page is drawn again;
-unchanged charts come from a cache (`cached_figure`).
+The body is a fragment: while the run is alive or a query is running, it alone runs every `POLL_S` seconds. Parts whose
+query is slow show a message, the others are drawn at once; as soon as a result has arrived the page is drawn again,
+where unchanged charts come from a cache (`cached_figure`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 ]  # fmt: skip
 
 RUN_ID = "run_id"
-"""Session key of the run that the page shows."""
+"""Key of the run that the page shows, in the session."""
 PATIENCE_S = 0.6
-"""Seconds that a page waits for its first results before it is drawn without them."""
+"""Seconds that a page waits for first answers before it is drawn without them."""
 POLL_S = 2.0
 IDLE_S = 15.0
-"""Seconds between two polls of an ended run, which may be resumed."""
+"""Seconds between two polls of a run that has ended: it may be resumed."""
 OLD_S = 15.0
-"""Age of the last record (seconds) from which it is shown in orange while the run is alive."""
+"""Age of the last record from which it is orange while the run is alive."""
 _STATE_COLOURS: dict[str, BadgeColour] = {
     "training": "green", "starting": "blue", "stalled": "red", "recovering": "orange", "finished": "gray",
     "preempted": "gray", "interrupted": "gray", "died": "red", "failed": "red", "given up": "red", "fenced": "gray",
@@ -59,7 +59,7 @@ _STATE_ICONS = {
 
 @st.cache_resource(show_spinner=False)
 def shared_answers() -> Answers:
-    """Query results shared by all visitors."""
+    """The answers of all visitors."""
     return Answers()
 
 
@@ -76,7 +76,7 @@ def access_to(run: RunDir) -> RunAccess:
 
 
 def runs_folder() -> RunsFolder:
-    """Folder of runs with which the dashboard was started."""
+    """The folder that the dashboard was started on."""
     folder: RunsFolder = st.session_state["runs_folder"]
     return folder
 
@@ -96,9 +96,9 @@ class View:
     is_pending: bool = False
     manifest: dict[str, Any] = field(default_factory=dict)
     awaited: list[Future[None]] = field(default_factory=list)
-    """Running queries whose results a part of the page still lacks."""
+    """Running queries without which a part of the page is empty."""
     until: float = field(default_factory=lambda: time.monotonic() + PATIENCE_S)
-    """Deadline (monotonic) for first results; later ones are drawn later."""
+    """Deadline (monotonic) of the page's wait for first answers; later ones are drawn later."""
 
     @property
     def patience_s(self) -> float:
@@ -111,9 +111,9 @@ class View:
         return self.access.run.run_id
 
     def ask(self, load: Callable[..., Any], *parameters: Hashable, often: bool = False) -> Any:
-        """Return `load(store, *parameters)`, or None after drawing a message why there is no result yet.
+        """`load(store, *parameters)` of the run, or None after a message why there is no result yet.
 
-        `often`: repeat with shorter pauses, for a quick query that shows the current state.
+        `often`: a quick query that shows what happens now, repeated with shorter pauses.
         """
         answer = self.access.ask(load, *parameters, first_s=min(FIRST_S, self.patience_s), often=often)
         if answer.error is not None:
@@ -129,7 +129,7 @@ class View:
         return answer.value
 
     def diagnosis(self) -> Diagnosis | None:
-        """The newest diagnosis; None while the first one is being computed."""
+        """The newest diagnosis; None while the first one is computed."""
         answer = self.access.diagnosis(first_s=min(FIRST_S, self.patience_s))
         if answer.value is None:
             self.expect(answer)
@@ -137,19 +137,10 @@ class View:
         return answer.value if isinstance(answer.value, Diagnosis) else None
 
     def expect(self, answer: Answer) -> None:
-        """Draw the page again when this result has arrived."""
+        """Draw the page again when this answer has arrived."""
         self.is_pending = True
         if answer.pending is not None:
             self.awaited.append(answer.pending)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
-    """Placeholders of the head, filled when the run's state is known."""
-
-    badge: Any
-    since: Any
-    reason: Any
 
 
 def framed(title: str) -> Callable[[Callable[[View], None]], Callable[[], None]]:
@@ -179,10 +170,8 @@ def _page(title: str, body: Callable[[View], None]) -> None:
     polls = st.session_state.get("polls", True)
 
     def part() -> None:
-        place = _head(title, access)
         view, being_read = _view(access)
-        if view is not None:
-            _state(place, view.state)
+        _head(title, access, view)
         if view is None:
             pending, live = True, False
             if being_read is not None and _has_arrived([being_read]):
@@ -202,7 +191,7 @@ def _page(title: str, body: Callable[[View], None]) -> None:
             st.session_state["polls"] = pending or live
             st.rerun()
 
-    # The key has the run's id: another run is another fragment, with no state of the former one.
+    # The run's id in the key: another run is another fragment, which keeps nothing of the former one.
     st.fragment(part, run_every=POLL_S if polls else IDLE_S, key=f"{title}-{run_id}")()
 
 
@@ -217,12 +206,12 @@ def _retry(run_id: str) -> None:
 
 
 def _has_arrived(awaited: list[Future[None]]) -> bool:
-    """Wait for one of the results until the next poll; the browser shows the rest of the page meanwhile."""
+    """Wait until the next poll for one of the results; the browser shows the rest of the page meanwhile."""
     slot, until = st.empty(), time.monotonic() + POLL_S
     while awaited and time.monotonic() < until:
         if wait(awaited, timeout=0.1, return_when=FIRST_COMPLETED).done:
             return True
-        slot.caption("Loading more…")  # here Streamlit handles a click that came meanwhile
+        slot.caption("Loading more…")  # here Streamlit handles a click that came in between
     return False
 
 
@@ -239,32 +228,28 @@ def _view(access: RunAccess) -> tuple[View | None, Future[None] | None]:
     return View(access=access, state=answer.value, is_pending=answer.error is not None, manifest=manifest), None
 
 
-def _head(title: str, access: RunAccess) -> _Places:
-    """Draw the title on the left and the run's name on the right, before any record is read; returns the places of its
-    state, age and reason."""
+def _head(title: str, access: RunAccess, view: View | None) -> None:
+    """Draw the title on the left and the run's state on the right."""
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute", key="head"):
         st.title(title, anchor=False, width="content")
+        if view is None:
+            return
+        state = view.state
         with st.container(horizontal=True, vertical_alignment="center", width="content", gap="small"):
-            badge = st.container(width="content", key="head-state")
+            colour, icon = _STATE_COLOURS.get(state.word, "gray"), _STATE_ICONS.get(state.word)
+            st.badge(markdown_text(state.word, 30), color=colour, icon=icon, help="State")
             st.markdown(f"**{markdown_text(access.run.run_id, 60)}**", width="content")
-            since = st.container(width="content", key="head-since")
-    return _Places(badge=badge, since=since, reason=st.container(key="head-reason"))
-
-
-def _state(places: _Places, state: RunState) -> None:
-    """Draw the run's state into the head."""
-    colour, icon = _STATE_COLOURS.get(state.word, "gray"), _STATE_ICONS.get(state.word)
-    places.badge.badge(markdown_text(state.word, 30), color=colour, icon=icon, help="State")
-    if since := _since(state):
-        places.since.markdown(since, width="content")
+            if since := _since(state):
+                st.markdown(since, width="content")
+    reason = st.empty()
     if state.reason and state.word != "finished":
-        places.reason.caption(markdown_text(state.reason, 300))
+        reason.caption(markdown_text(state.reason, 300))
 
 
 def _since(state: RunState) -> str:
     if state.last_ns is None:
         return ":gray[no record yet]"
-    if state.word == "stalled":  # the ranks are silent, as the reason says, but `watch` still writes
+    if state.word == "stalled":  # its ranks are silent, as the reason says; `watch` goes on to write
         return ""
     old_s = max(0.0, time.time() - state.last_ns / 1e9)
     text = f"last record {units.age(old_s)} ago"
@@ -272,7 +257,7 @@ def _since(state: RunState) -> str:
 
 
 def _cannot_read(error: Exception, *, has_former: bool = False) -> None:
-    """Draw an error message instead of a traceback."""
+    """Draw an error in place of a traceback."""
     if isinstance(error, StoreBusyError):
         head = "Another process has the store open"
         hint = "The page tries again. Close the program that has it open (a DuckDB shell without -readonly?)."
