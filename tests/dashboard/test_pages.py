@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard.data.run_access import RunAccess
 from tests.analyzers.report.hostile import SCRIPT, hostile_run
 from tests.dashboard.opened import PAGES, charts, open_page, shown
 from tests.e2e.launched import LaunchedRun
@@ -83,28 +80,6 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
     ):
         assert words in text, (words, text)
     assert len(charts(app)) == 3
-
-
-def test_title_and_run_are_drawn_before_any_record_is_read(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page waited for the run's state before it drew anything."""
-    order: list[str] = []
-    draw, read = st.markdown, RunAccess.state
-
-    def drawn(text: str, **options: Any) -> Any:
-        order.append(text)
-        return draw(text, **options)
-
-    def state(self: RunAccess, **options: Any) -> Any:
-        order.append("state")
-        return read(self, **options)
-
-    monkeypatch.setattr(st, "markdown", drawn)
-    monkeypatch.setattr(RunAccess, "state", state)
-    app = open_page(runs, "events")
-    named = next(i for i, text in enumerate(order) if text.startswith("**"))
-    assert named < order.index("state")
-    assert app.title[0].value == "Events"
-    assert "finished" in shown(app), "the badge of its state"
 
 
 def test_the_short_link_leads_to_the_same_finding(runs: Path, finished_run: LaunchedRun) -> None:
