@@ -93,7 +93,10 @@ class Comparison:
         """Summary for all outputs: which run is better, speed and loss of B against A, ranks and phases that differ."""
         against_a, against_b = self.shortcomings
         sizes = [(a, b) for name, a, b in self.versions if name == "num_parameters" and a and b]
-        other_model = f"trains another model (parameters: {sizes[0][0]} in A, {sizes[0][1]} in B)" if sizes else ""
+        other_model = ""
+        if sizes:
+            in_a, in_b = (f"{int(size):,}" if size.isdigit() else size for size in sizes[0])
+            other_model = f"trains another model (parameters: {in_a} in {self.run_a}, {in_b} in {self.run_b})"
         found = answer(
             self.run_a, self.run_b, self.speed, self.loss, against_a=against_a, against_b=against_b,
             against_either=other_model,

@@ -60,7 +60,7 @@ def questions(run: str, ranks: int, steps: int) -> tuple[Question, ...]:
              "[data-testid=stMetric]:has-text('Ideal'):has-text('%')"),
         ),
         Question(
-            "which of two runs is better and why", run, (menu("Compare runs"),), ("text=/ is better than /",),
+            "which of two runs is better and why", run, (menu("Compare runs"),), ("text=/ is (better|faster) than /",),
         ),
     )  # fmt: skip
 

@@ -61,7 +61,8 @@ def test_a_smaller_model_is_faster_and_not_better(tmp_path: Path) -> None:
         b = make_run(tmp_path / f"b{same}", steps=80, step_ms=30.0, **config(), num_parameters=same)
         found = compared(a, b).sentence
         assert f"{b.run_id} {word} {a.run_id}" in found, found
-    assert "but trains another model (parameters: 869504 in A, 455520 in B)." in found
+    sizes = f"(parameters: 869,504 in {a.run_id}, 455,520 in {b.run_id})"
+    assert f"but trains another model {sizes}." in found
 
 
 def test_what_changed_is_listed(tmp_path: Path) -> None:
