@@ -108,7 +108,8 @@ def main() -> None:
         if words:
             code = run_to_signal(lambda: _entry(words[0])(words, standalone_mode=False))
         else:
-            code = sys.stdout.write(START) and 0
+            sys.stdout.write(START)
+            code = 0
     except TyperException as error:
         if message := error.format_message():
             from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names

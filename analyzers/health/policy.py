@@ -24,8 +24,8 @@ class HealthPolicy:
     disk_soon_s: float = 3600.0
     """Time (seconds) until the disk is full at the present rate. Source: convention; time to act."""
     disk_reach_factor: float = 10.0
-    """How many times as long as it was seen a rate is taken to go on (ratio). Source: convention; minutes of another
-    program's writing say little of the next hour."""
+    """Time that a rate is extrapolated to / time over which it was measured (ratio). Source: convention; a minute of
+    another program's writes says little about the next hour."""
     crowded_load_ratio: float = 2.0
     """Load of a host / its CPUs from which processes wait for a core (ratio). Source: convention; every core has a
     second process ready to run."""

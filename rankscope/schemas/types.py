@@ -33,11 +33,11 @@ def by_name(values: dict[str, Any], description: str) -> dict[str, Any]:
 
 
 def or_null(found: dict[str, Any], description: str = "") -> dict[str, Any]:
-    """The same, or null."""
-    told = {"description": description} if description else {}
+    """Allow null in addition to what the schema allows."""
+    described = {"description": description} if description else {}
     if isinstance(found.get("type"), str) and found.keys() <= {"type"}:
-        return {"type": [found["type"], "null"]} | told
-    return any_of(found, {"type": "null"}) | told
+        return {"type": [found["type"], "null"]} | described
+    return any_of(found, {"type": "null"}) | described
 
 
 def any_of(*found: dict[str, Any]) -> dict[str, Any]:
