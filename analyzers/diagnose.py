@@ -163,14 +163,14 @@ def diagnose(
         findings.append(failed_check("straggler", error))
     with contextlib.suppress(Exception):  # the events cannot be read; another finding reports that
         findings += recorded_findings(source)
-    findings = _told_once(findings)
+    findings = _without_repeats(findings)
     if facts.get("no_rank_started"):  # each check would give the same reason
         findings = [one for one in findings if one.status != "insufficient_data"]
         findings.append(Finding.insufficient("records", "records", "No check was made: no rank had started."))
     return conclude(findings, facts, account, what_if, closed=_closed(source, findings))
 
 
-def _told_once(findings: Sequence[Finding]) -> list[Finding]:
+def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """Drop live failures of plug-ins that failed now for the same reason."""
     again = {(f"plug-in {found.evidence['plugin']}", found.evidence.get("error")) for found in findings
              if "plugin" in found.evidence}  # fmt: skip

@@ -169,7 +169,7 @@ class UserScalars:
     """The user's scalars of one recorder.
 
     A name is kept in the rank's names for good, so their number is limited: a loop that makes up a name in each step
-    loses the later ones, and is told so once.
+    loses the later ones, with one warning.
     """
 
     def __init__(self, recorder: TapeRecorder) -> None:

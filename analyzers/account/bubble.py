@@ -76,7 +76,7 @@ def expected_idle(
 
     gpipe, 1f1b: (p - 1) / (m + p - 1) (Huang et al. 2019). interleaved_1f1b: (p - 1) / (v m + p - 1) with v stages a
     rank (Narayanan et al. 2021, there as (p - 1) / (v m) of the ideal time). interleaved_zero_bubble, with `times` of a
-    forward F, a backward of inputs B and one of weights W of a stage (any unit): idle for (p - 1) (F + B - W) beside
+    forward F, a backward of inputs B and one of weights W of a stage (any unit): (p - 1) (F + B - W) of idle time to
     v m (F + B + W) of work (ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism", which torch calls ZB1P); it
     holds up to W = F. zbv_zero_bubble is free of idle time at F = B = W and has no closed form otherwise.
     """

@@ -184,9 +184,9 @@ def pipelines(source: Source) -> list[tuple[int, list[int]]]:
         SELECT attempt, list(rank ORDER BY pp) FROM (
             SELECT attempt, rank, arg_max(coalesce(pp, 0), wall_ns) AS pp,
                    arg_max((coalesce(dp_replicate, 0), coalesce(dp_shard, 0), coalesce(cp, 0), coalesce(tp, 0),
-                            coalesce(ep, 0)), wall_ns) AS beside
+                            coalesce(ep, 0)), wall_ns) AS other_places
             FROM ranks WHERE rank >= 0 GROUP BY attempt, rank)
-        GROUP BY attempt, beside HAVING count(DISTINCT pp) > 1 ORDER BY attempt, min(rank)
+        GROUP BY attempt, other_places HAVING count(DISTINCT pp) > 1 ORDER BY attempt, min(rank)
         """
     )
     return [(attempt, [int(rank) for rank in ranks]) for attempt, ranks in rows]

@@ -267,7 +267,7 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
         error=": ".join(filter(None, (first.error_type, _short(first.message)))),
         asked=_asked_for(first.message),
         exit_code=first.exit_code,
-        output=_said(first),
+        output=_exit_text(first),
         at=at,
     )
     evidence: dict[str, Any] = {
@@ -307,7 +307,7 @@ def _asked_for(message: str) -> str:
     return f": {_short(message)}" if message and "out of memory" not in message.lower() else ""
 
 
-def _said(death: Death) -> str:
+def _exit_text(death: Death) -> str:
     """The text that a rank gave to `sys.exit`."""
     message = _short(death.message) if death.frame is not None else ""
     return f": {message}" if message else ""

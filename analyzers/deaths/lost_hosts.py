@@ -1,15 +1,14 @@
 """Nodes that were lost and launchers that were killed or crashed, with the ranks that ended because of it.
 
-1. `run.lost_nodes` says which node was lost: it is silent, and nothing of it recorded an end. Ends of other nodes'
-   ranks are a consequence.
-2. While the run lives only ranks whose end is recorded have ended of a lost node: others may still wait for it, and
-   their launchers or a hang's limits free them.
-3. `watch` recorded that the launcher of its node was gone, and which ranks had not closed then. A rank that had ended
-   of something else `DeathPolicy.before_launcher_s` before is the cause instead, as is a standstill that `watch` had
-   reported: a launcher of a hanging job is killed for that. Nothing is reported here.
-4. The checkpoint that these ranks saved on their way out is named, where they saved one. Others may have saved later
-   for another reason, and gone on to later steps: neither is told of this launcher.
-5. A node without a rank in the attempt (one that joined too late, or a spare) takes nothing with it: that is a remark.
+1. `run.lost_nodes` names the lost node: it fell silent and recorded no end. Deaths on other nodes are a consequence.
+2. While the run lives, a lost node explains only deaths that are recorded: other ranks may still wait for it, until
+   their launcher or a hang's limit ends them.
+3. `watch` recorded that the launcher of its node was gone, and which ranks were open then. If a rank had died of
+   something else within `DeathPolicy.before_launcher_s` before, that is the cause. If `watch` had reported a hang, so
+   is the hang: people kill the launcher of a hanging job. In both cases nothing is reported here.
+4. The checkpoint that these ranks saved as they ended is named. Ranks that saved later, for another reason, and then
+   continued say nothing about this launcher.
+5. A node without a rank in the attempt (it joined too late, or is a spare) ends nothing: this is only a remark.
 """
 
 from __future__ import annotations

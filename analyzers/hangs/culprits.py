@@ -109,8 +109,8 @@ def find_culprits(view: AttemptView) -> HangCause:
         if _loads_instead(alive.get(rank), heads.get(rank, [])):
             heads[rank] = []
     if roots and all(heads.get(rank) for rank in roots):  # they reached a call that all known members entered
-        if unfit := unequal_message(view) or mismatched_with_ended(view):
-            return cause_of_mismatch(unfit, waiting)
+        if mismatch := unequal_message(view) or mismatched_with_ended(view):
+            return cause_of_mismatch(mismatch, waiting)
         stuck_calls = [c for rank in roots for c in heads[rank]]
         ends = {c.peer for c in stuck_calls if c.is_p2p and c.peer is not None}  # a link has two ends, in any order
         return _cause("all_entered", tuple(sorted({*roots, *ends})), waiting, commonest_call(stuck_calls))
@@ -121,10 +121,10 @@ def find_culprits(view: AttemptView) -> HangCause:
     if cycle := cycle_of(edges):
         return _in_cycle(view, cycle, heads, graph, waiting)
     if waiting:
-        unfit = unequal_message(view) or mismatched_with_ended(view)
+        mismatch = unequal_message(view) or mismatched_with_ended(view)
         return (
-            cause_of_mismatch(unfit, waiting)
-            if unfit
+            cause_of_mismatch(mismatch, waiting)
+            if mismatch
             else _cause("all_entered", waiting, (), commonest_call(all_calls))
         )
     if behind := [call for state in alive.values() for call in oldest_calls(state.enqueued)]:

@@ -26,9 +26,9 @@ def rank_memory(source: Source, finding: Finding) -> Iterator[Drawing]:
     comparison = against_others(source, attempt, who, "memory_bytes / 1048576.0")
     if len(comparison.x) > 1:
         onset = finding.first_step if finding.kind == "memory_growth" else None
-        whom = f"{ranks_text(who)}{' against the others' if who and np.isfinite(comparison.middle).any() else ''}"
+        subject = f"{ranks_text(who)}{' against the others' if who and np.isfinite(comparison.middle).any() else ''}"
         figure = focus.draw(comparison, y="memory (MiB)", onset=onset, from_zero=finding.kind != "memory_growth")
-        yield Drawing(title=f"Memory of {whom}", figure=figure)
+        yield Drawing(title=f"Memory of {subject}", figure=figure)
 
 
 def limit(source: Source, finding: Finding) -> Iterator[Drawing]:

@@ -123,9 +123,9 @@ def _tensor_parallel(run: _Run) -> Advice:
             SELECT count(DISTINCT host) AS hosts FROM (
                 SELECT attempt, rank, arg_max(host, wall_ns) AS host,
                        arg_max((coalesce(pp, 0), coalesce(dp_replicate, 0), coalesce(dp_shard, 0), coalesce(cp, 0),
-                                coalesce(ep, 0)), wall_ns) AS beside
+                                coalesce(ep, 0)), wall_ns) AS other_places
                 FROM ranks WHERE rank >= 0 AND tp IS NOT NULL GROUP BY attempt, rank)
-            GROUP BY attempt, beside HAVING count(*) > 1 AND count(DISTINCT host) > 1)
+            GROUP BY attempt, other_places HAVING count(*) > 1 AND count(DISTINCT host) > 1)
         """
     )
     ((hosts, groups),) = rows

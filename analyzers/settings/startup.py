@@ -125,11 +125,11 @@ def _finding(start: Startup, piece: str, policy: StartupPolicy) -> Finding:
     alone = of[slowest] >= SHARED.doubled_factor * usual and of[slowest] - usual >= policy.rank_s
     # The first step of the others is the waiting for the slow one.
     alone = alone and piece != "launch"
-    whom = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""
+    compared = f": rank {slowest} took {of[slowest]:.1f} s, the median of the others {usual:.1f} s" if alone else ""
     return Finding.advise(
         "startup",
         "slow_startup",
-        f"The start spent {of[slowest]:.1f} s on {PIECES[piece]}{whom}.",
+        f"The start spent {of[slowest]:.1f} s on {PIECES[piece]}{compared}.",
         ranks=(slowest,) if alone else (),
         cause=piece,
         attempt=start.attempt,

@@ -159,7 +159,7 @@ def _ranks(source: Source) -> dict[str, Any]:
     if sizes := [min(size, num_ranks) for _, size, _ in worlds if size]:
         facts["num_ranks_before"] = sorted({*sizes} - {sizes[-1]})
         num_ranks = sizes[-1]
-    # Of an attempt that has only begun not all ranks have told their place.
+    # In an attempt that has just begun, some ranks have not recorded their place in the mesh.
     newest = worlds[-1][0] if facts["num_ranks_before"] and worlds[-1][2] == num_ranks else None
     names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
     largest = ", ".join(f"max({name}) + 1" for name in names)

@@ -92,7 +92,7 @@ class Agent(SimpleElasticAgent):
         self.exit_code = EXIT_FAILED
         self._requests = RequestFile(run, node.rank)
         self._oom = OomCounter()
-        self.goes_on_without = False  # ranks stopped as agreed, and the launch goes on without another node
+        self.continues_without_node = False  # ranks stopped as agreed, and the launch goes on without another node
         self._node_failures = node.failures
         limit = config.recovery.max_failures_per_node
         self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0
@@ -106,7 +106,7 @@ class Agent(SimpleElasticAgent):
         attempt = self._agree_on_attempt(worker_group)
         self.attempts.append(attempt)
         self._oom = OomCounter()
-        self.goes_on_without, self.failure, self.exit_code = False, "", EXIT_FAILED
+        self.continues_without_node, self.failure, self.exit_code = False, "", EXIT_FAILED
         self.events.attempt = attempt
         met = worker_group.workers[0].world_size
         world_size = fitting_world(self.config, met)
@@ -221,8 +221,8 @@ class Agent(SimpleElasticAgent):
             regroups = _store_of(worker_group).check([_REGROUP])
             if regroups or _group_size(worker_group) > self.node.min_nodes:
                 # Another node is preempted, and all agreed on the last step: go on without it, at no cost.
-                self._remaining_restarts += not self.goes_on_without
-                self.goes_on_without = True
+                self._remaining_restarts += not self.continues_without_node
+                self.continues_without_node = True
             else:
                 self.exit_code, self._remaining_restarts = EXIT_PREEMPTED, 0
             record_stop(self.events, rank=worker.global_rank, pid=worker.id, code=code)

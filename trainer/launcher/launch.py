@@ -99,7 +99,7 @@ def _outcome(agent: Agent, stop: StopSignals) -> Outcome:
         message = f"{agent.failure or _FAILED}. {error}. Resume at another --rdzv-endpoint."
         return Outcome(reason="failed", exit_code=EXIT_FAILED, restarts=_restarts(agent), message=message)
     except RendezvousClosedError:
-        if agent.goes_on_without:  # the node that was asked to stop held the rendezvous, so that nothing goes on
+        if agent.continues_without_node:  # the node that was asked to stop held the rendezvous, so that nothing goes on
             message = f"Another node was asked to stop, and this one ended with it. {_what_was_saved(agent)}"
             return Outcome(reason="preempted", exit_code=EXIT_PREEMPTED, restarts=_restarts(agent), message=message)
         message = f"{agent.failure or _FAILED}. Another node has ended the run, so that it cannot start again."

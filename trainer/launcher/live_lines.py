@@ -64,7 +64,7 @@ class FindingLines:
             return f"[{colour}]{title}[/]  {escape(now.summary)}" if self._has_place(now) else self._last_line(now)
         if before.status == "ok":
             return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
-        # Its line of code is told alone: the sentence would be that of before, with other figures.
+        # A new line of code is printed alone: the rest of the sentence repeats the last one with other figures.
         known = replace(now, evidence={**now.evidence, "line": before.evidence.get("line")})
         if now.summary != before.summary and changed(before, known):
             return f"[{colour}]{title}[/]  Update: {escape(now.summary)}"

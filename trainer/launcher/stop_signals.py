@@ -175,7 +175,7 @@ class StopSignals:
             self._actions.announce(number)
             self._announced.set()
             self._actions.report(number)
-        except Exception:  # the stop goes on, whatever of it could not be told
+        except Exception:  # a report that fails must not keep the stop from going on
             self._given_s = self._given_s or budget_s(20.0)
             logger.exception("The stop could not be reported.")
         finally:

@@ -40,7 +40,7 @@ def test_a_launch_that_cannot_start_its_ranks_again_says_so(was_asked: bool, tmp
     events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
     stop = StopSignals(NoActions(), grace_s=lambda: 20.0)
     agent = agent_of(run, events, stop)
-    agent.failure, agent.goes_on_without = "Rank 0 ended with SIGKILL", was_asked
+    agent.failure, agent.continues_without_node = "Rank 0 ended with SIGKILL", was_asked
     outcome = _outcome(agent, stop)
     events.close()
     if was_asked:

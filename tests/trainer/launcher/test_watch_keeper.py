@@ -61,7 +61,7 @@ def test_a_watch_that_was_stopped_is_replaced(
     assert (event["pid"], "did not answer" in event["reason"]) == (stopped.pid, True)
 
 
-def test_a_watch_that_ends_again_and_again_goes_on_without_exporters(
+def test_a_watch_that_ends_again_and_again_continues_without_node_exporters(
     run: RunDir, keeper: WatchKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_restarts, "RESTART_S", 0.0)

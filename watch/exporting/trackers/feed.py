@@ -37,16 +37,16 @@ class TrackerFeed:
         done, leads = ({int(attempt): n for attempt, n in progress.get(of, {}).items()} for of in ("done", "leads"))
         self._steps = TrackedSteps(ranks=ranks, done=done, leads=leads)
         self._last_step = int(progress.get("last_step", 0))
-        # Findings up to `told_ns` are over; of the later ones those in `told` were handed over.
-        self._told_ns = int(progress.get("told_ns", 0))  # of an older version: the newest finding, and no `told`
-        self._told = {tuple(key) for key in progress.get("told", ())}
+        # Findings up to `told_ns` were handed over; of later ones, those in `told`.
+        self._sent_until_ns = int(progress.get("told_ns", 0))  # of an older version: the newest finding, and no `told`
+        self._sent = {tuple(key) for key in progress.get("told", ())}
         self._ends: dict[int, float] = {}
 
     @property
     def progress(self) -> dict[str, Any]:
         """Plain JSON values."""
         progress: dict[str, Any] = {"done": self._steps.done, "leads": self._steps.leads}
-        return progress | {"last_step": self._last_step, "told_ns": self._told_ns, "told": sorted(self._told)}
+        return progress | {"last_step": self._last_step, "told_ns": self._sent_until_ns, "told": sorted(self._sent)}
 
     def steps(self, source: Source, *, is_over: bool = False) -> int:
         """Hand over new steps; returns how many. Call it again until it is 0. Raises TrackerError."""
@@ -68,15 +68,15 @@ class TrackerFeed:
         num_new = 0
         for event in EventLog.load(source, [event_kinds.FINDING]).of(event_kinds.FINDING):
             key = (event.wall_ns, event.attempt, event.text("id"), event.text("status"))
-            if event.wall_ns <= self._told_ns or key in self._told or key[-1] not in ("fired", "suspect", "ok"):
+            if event.wall_ns <= self._sent_until_ns or key in self._sent or key[-1] not in ("fired", "suspect", "ok"):
                 continue
-            self._told.add(key)
+            self._sent.add(key)
             finding = {**event.detail, "kind": event.detail.get("finding_kind"), "first_step": event.step}
             finding["ranks"] = event.detail.get("finding_ranks")
             self._tracker.finding(finding, event.wall_ns / 1e9)
             num_new += 1
-        self._told_ns = max(self._told_ns, max(self._told, default=(0,))[0] - _SLACK_NS)
-        self._told = {key for key in self._told if key[0] > self._told_ns}
+        self._sent_until_ns = max(self._sent_until_ns, max(self._sent, default=(0,))[0] - _SLACK_NS)
+        self._sent = {key for key in self._sent if key[0] > self._sent_until_ns}
         return num_new
 
     def finish(self, source: Source | None, **more: str | float) -> None:
