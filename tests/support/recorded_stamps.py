@@ -191,7 +191,7 @@ def _merged(intervals: Sequence[Interval]) -> list[Interval]:
 # ---- through the recorder ----
 
 
-class _Clock:
+class RecordedClock:
     """The host's clock of the recording, moved by hand."""
 
     def __init__(self, source: Path) -> None:
@@ -203,7 +203,7 @@ class _Clock:
         return self.wall_ns - self._shift_ns
 
 
-class _Event:
+class KnownEvent:
     """An event whose time on the device is known when it is recorded."""
 
     def __init__(self, times: deque[int]) -> None:
@@ -218,12 +218,12 @@ class _Event:
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, other: _Event) -> float:
+    def elapsed_time(self, other: KnownEvent) -> float:
         return (other.at_ns - self.at_ns) / 1e6
 
 
 @contextmanager
-def _clocks(clock: _Clock) -> Iterator[None]:
+def clocks(clock: RecordedClock, *, stamped_from_ns: int = 0) -> Iterator[None]:
     of_events = SimpleNamespace(time_ns=lambda: clock.wall_ns, monotonic_ns=clock.mono_ns)
     with (
         mock.patch.object(events, "time", of_events),
@@ -233,7 +233,7 @@ def _clocks(clock: _Clock) -> Iterator[None]:
         mock.patch.object(tape_recorder, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(step_clock, "_monotonic_ns", clock.mono_ns),
         mock.patch.object(phase_events, "_monotonic_ns", clock.mono_ns),
-        mock.patch.object(phase_events, "ALWAYS_ABOVE_NS", 0),  # else every N-th of these short steps
+        mock.patch.object(phase_events, "ALWAYS_ABOVE_NS", stamped_from_ns),  # else every N-th of these short steps
     ):
         yield
 
@@ -247,13 +247,13 @@ def stamped_run(name: str, into: Path) -> RunDir:
         path = source.path / file
         (shutil.copytree if path.is_dir() else shutil.copy)(path, run.path / file)
     for rank in range(RANKS):
-        clock = _Clock(source.rank_dir(0, rank))
-        with _clocks(clock):
+        clock = RecordedClock(source.rank_dir(0, rank))
+        with clocks(clock):
             _record(source.rank_dir(0, rank), run.rank_dir(0, rank), clock, name, rank)
     return run
 
 
-def _record(source: Path, target: Path, clock: _Clock, name: str, rank: int) -> None:
+def _record(source: Path, target: Path, clock: RecordedClock, name: str, rank: int) -> None:
     steps = steps_of(name, rank)
     clock.wall_ns = marks_of(name, rank)[steps[0]]["begin"][0] - 1_000_000
     recorder = TapeRecorder(target, rank=rank, attempt=0, world_size=RANKS, local_rank=rank, device=f"cuda:{rank}")
@@ -266,7 +266,7 @@ def _record(source: Path, target: Path, clock: _Clock, name: str, rank: int) -> 
         shutil.copy(path, target / path.name)
     times: deque[int] = deque()
     assert recorder.stamps is not None
-    recorder.stamps._new_event = lambda: _Event(times)
+    recorder.stamps._new_event = lambda: KnownEvent(times)
     for step in steps:
         spans: list[Any] = []
         for stamp in stamps_of(name, rank, step):
