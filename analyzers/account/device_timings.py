@@ -13,7 +13,8 @@ kernel of a call starts on each member by itself and spins until the last has co
    communication. Who sends a message goes on, but for the last one of a step: at the end of its schedule a pipeline
    waits for its sends, and nothing is left to compute meanwhile. So is a step's first all-gather of a group awaited: no
    computing could go on without its parameters. Other calls overlap computing, and queue: of each group only the
-   longest wait of a step counts. So this is the *least* that a rank waited; a profiled step says exactly;
+   longest wait of a step counts, and none for a member whose kernel was queued, too. So this is the *least* that a
+   rank waited; a profiled step says exactly;
 4. a step lasts on the device from the end of the last call of the step before to the end of its last call: the host
    runs ahead by steps, and its times say when it enqueued. Where the step before has no calls, the host's time stands;
 5. a rank's own work in a step is the step without the waits. The time up to a call's end lies in a phase where the call
@@ -75,10 +76,8 @@ def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[st
             SELECT rank, step, process_group, op, phase, issue_ns, end_ns, end_ns - issue_ns AS took,
                    issue_ns - lag(end_ns) OVER (PARTITION BY rank, process_group, op = 'send', peer ORDER BY issue_ns)
                        AS after_ns,
-                   min(end_ns - issue_ns) OVER (
-                       PARTITION BY process_group, seq,
-                                    CASE op WHEN 'send' THEN rank WHEN 'recv' THEN peer END,
-                                    CASE op WHEN 'send' THEN peer WHEN 'recv' THEN rank END) AS shortest,
+                   seq, CASE op WHEN 'send' THEN rank WHEN 'recv' THEN peer END AS sender,
+                   CASE op WHEN 'send' THEN peer WHEN 'recv' THEN rank END AS receiver,
                    max(end_ns) OVER (in_order ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns,
                    lag(step) OVER in_order AS step_before,
                    CASE WHEN phase IN ({known}) AND phase = lag(phase) OVER in_order
@@ -90,10 +89,13 @@ def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[st
                  FROM (SELECT *, split_part(process_group, ':', 1)
                                      IN ('tp', 'cp', 'cp+tp', 'ep', 'ep+tp', 'pp')
                                  OR op = 'all_gather' AND issue_ns = min(issue_ns) OVER own_calls AS is_awaited,
+                              min(took) OVER same_call AS shortest,
+                              arg_min(after_ns, took) OVER same_call AS last_after_ns,
                               op = 'send' AND issue_ns < max(issue_ns) FILTER (op IN ('send', 'recv')) OVER own_calls
                                  AS goes_on
-                       FROM calls WINDOW own_calls AS (PARTITION BY rank, step, process_group))
-                 WHERE goes_on IS DISTINCT FROM true AND (is_awaited OR coalesce(after_ns, ?) >= ?)),
+                       FROM calls WINDOW own_calls AS (PARTITION BY rank, step, process_group),
+                                    same_call AS (PARTITION BY process_group, seq, sender, receiver))
+                 WHERE goes_on IS DISTINCT FROM true AND (is_awaited OR coalesce(last_after_ns, ?) >= ?)),
         apart AS (SELECT rank, step, process_group, place, is_awaited,
                          greatest(0, end_ns - greatest(begin_ns, coalesce(max(end_ns) OVER (
                              PARTITION BY rank, is_awaited ORDER BY begin_ns, end_ns

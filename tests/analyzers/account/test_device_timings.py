@@ -60,9 +60,15 @@ def test_the_shortest_duration_is_the_transfer_and_more_is_waiting() -> None:
     assert waits(run_of([("dp:0-2", {0: (10, 45), 1: (20, 45), 2: (40, 45)})])) == {0: 30, 1: 20, 2: 0}
 
 
-def test_a_queued_kernel_does_not_count() -> None:
-    """Behind the former call of its group a kernel starts late and waits while its rank computes."""
-    calls = [("dp:0-1", {0: (10, 45), 1: (40, 45)}), ("dp:0-1", {0: (45, 90), 1: (85, 90)})]
+def test_a_kernel_counts_that_was_queued_before_the_last_rank_came() -> None:
+    """It starts when the former call of its group ends, and spins."""
+    calls = [("dp:0-1", {0: (10, 15), 1: (10, 15)}), ("dp:0-1", {0: (15, 90), 1: (85, 90)})]
+    assert waits(run_of(calls)) == {0: 70, 1: 0}
+
+
+def test_kernels_that_all_ranks_queued_do_not_count() -> None:
+    """They start together; their ends are seen at different times."""
+    calls = [("dp:0-1", {0: (10, 45), 1: (40, 45)}), ("dp:0-1", {0: (45, 90), 1: (45, 50)})]
     assert waits(run_of(calls)) == {0: 30, 1: 0}
 
 
