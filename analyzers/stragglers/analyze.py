@@ -263,6 +263,8 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         place = by_gap = host_gap(source, timings.attempt, worst, peers)
     if worst.cause == "compute" and (is_least or is_stamped(source, timings.attempt)):
         side = "host" if is_least and place in GAPS else late_side(source, timings.attempt, worst, peers)
+    if side == "host" and not place:  # a host that lost its lead is late in every phase, for time spent in one gap
+        place = by_gap = host_gap(source, timings.attempt, worst, peers)
     if side == "host":
         worst = within_step_growth(timings, worst)
         suspect = replace(suspect, members=(worst, *suspect.members[1:]))

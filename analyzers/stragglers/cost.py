@@ -20,8 +20,9 @@ from analyzers.account.timings import Timings
 from analyzers.communication.slow_link import SlowLink
 from analyzers.finding import Severity
 from analyzers.policy import SHARED
+from analyzers.robust import sigma
 from analyzers.source import Source
-from analyzers.stragglers.peer_comparison import Straggler, step_before_ms
+from analyzers.stragglers.peer_comparison import Straggler, complete, step_before_ms
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
 from analyzers.whatif.what_if import why_withheld, without
@@ -94,12 +95,22 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
         replayed_ms = without(found, with_peers, peers, share=_share(worst), pauses=pauses, faster_ranks=before)
         without_ms = step_ms if withheld else min(step_ms, replayed_ms)
     if (before_ms := step_before_ms(timings, worst)) is not None:
-        without_ms = max(without_ms, min(step_ms, before_ms))
+        least_ms = max(without_ms, min(step_ms, before_ms))
+        if not withheld and _is_lost_in_noise(timings, worst, step_ms - without_ms, step_ms - least_ms):
+            withheld = "the steps before it took as long for other reasons"
+        without_ms = step_ms if withheld else least_ms
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
         step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error,
         withheld=withheld,
     )  # fmt: skip
+
+
+def _is_lost_in_noise(timings: Timings, slow: Straggler, gain_ms: float, grown_ms: float) -> bool:
+    """Return True if the growth of the step hardly shows the gain of a replay, and the steps before differ by as much
+    among each other: then neither of the two is the cost."""
+    before = np.nanmedian(complete(timings.duration[:, : slow.segments[0].begin]), axis=0)
+    return grown_ms < (1 - SHARED.agreement_ratio) * gain_ms <= gain_ms <= sigma(before)
 
 
 def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | None:

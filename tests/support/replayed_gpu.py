@@ -1,4 +1,4 @@
-"""A run recorded on a GPU, played again with a fault: the recorded work, the faulty rank's delays, everybody's waits.
+"""A run recorded on a GPU, played again with a fault: recorded work, the faulty rank's delays, waits that follow.
 
 run = replayed_run("stamped_none", tmp_path, Delay(rank=1, ms=30, where="forward", on="device", since=41))
 
@@ -17,6 +17,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 from types import SimpleNamespace
@@ -133,11 +135,11 @@ class Recording:
         borders = self.borders(rank, step)
         inside = [
             [(max(a, start), min(b, end), is_wait) for a, b, is_wait in stalls if a < end and b > start]
-            for (_, start), (_, end) in zip(borders, borders[1:])
+            for (_, start), (_, end) in pairwise(borders)
         ]
         own = [
             max(0, end - start - sum(b - a for a, b, _ in inside[place]))
-            for place, ((_, start), (_, end)) in enumerate(zip(borders, borders[1:]))
+            for place, ((_, start), (_, end)) in enumerate(pairwise(borders))
         ]
         rows = [self.calls[rank][number] for number in self.of_step[rank][step]]
         ends = [int(row["kernel_end_ns"]) for row in rows]
@@ -184,8 +186,12 @@ class Recording:
     def _nearest(self, rank: int, step: int, exact: dict[int, Work]) -> Work:
         near = exact[min(exact, key=lambda one: abs(one - step))]
         hosts = [host for host, _ in self.borders(rank, step)]
-        gaps = [b - a for a, b in zip(hosts, hosts[1:])]
-        return Work([min(gap, limit) for gap, limit in zip(gaps, self.free_gaps(rank))], near.device_ns, near.points)
+        gaps = [b - a for a, b in pairwise(hosts)]
+        return Work(
+            [min(gap, limit) for gap, limit in zip(gaps, self.free_gaps(rank), strict=True)],
+            near.device_ns,
+            near.points,
+        )
 
     def free_gaps(self, rank: int) -> list[int]:
         """Host time of each place where its launch queue was not full."""
@@ -337,9 +343,12 @@ _OPENS = {"forward": "forward", "backward": "backward", "optimizer": "optimizer"
 _CLOSES = {"between": "forward", "clip": "backward", "after": "optimizer"}
 
 
+_recording = cache(Recording)
+
+
 def replayed_run(name: str, into: Path, *faults: Delay, is_stamped: bool = True) -> RunDir:
     """Write the run."""
-    recording = Recording(name)
+    recording = _recording(name)
     played = _Job(recording, faults).run()
     run = RunDir(into / f"{name}_replayed")
     shutil.copytree(recording.source, run.path, ignore=shutil.ignore_patterns("rank-*", "cache", "logs", "health.*"))
@@ -390,7 +399,9 @@ def _record(
             elif what == "begin":
                 if step != rec.steps[0]:
                     row = of_step[-1]
-                    recorder.log(**{name: row[name].item() for name in ("tokens", "memory_bytes", "loss") if row[name] > 0})
+                    recorder.log(
+                        **{name: row[name].item() for name in ("tokens", "memory_bytes", "loss") if row[name] > 0}
+                    )
                     recorder.end_step()
                     times.append(device)
                 if step in rec.work[rank]:

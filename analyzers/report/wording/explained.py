@@ -76,12 +76,12 @@ def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
 
 def _gain(finding: Finding) -> str:
     """The gain of a run without it, where that is more than the error of the prediction, or why there is none."""
-    gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
-    if gain is None or not is_number(gain):
-        return ""
     withheld = finding.evidence.get("whatif_withheld")
     if isinstance(withheld, str) and withheld:
         return f"The time without it is not predicted: {withheld}."
+    gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
+    if gain is None or not is_number(gain):
+        return ""
     if error is None or not is_number(error):  # nothing was replayed
         return f"{_steps(finding)} would be {gain:.2f}x faster without it."
     if not exceeds_error(gain, error):

@@ -1,0 +1,99 @@
+"""Runs recorded on an H200, played again with a delay in one rank (tests/support/replayed_gpu.py): the verdict on each.
+
+Truth is the delay that was put in, and the same replay without it. `calls`: tapes without stamps of the compute stream,
+where calls alone show times of the device. The recording under FSDP2 has steps of 40 to 130 ms without any fault.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.finding import Finding
+from analyzers.report.wording.explained import next_step
+from tests.support.replayed_gpu import Delay, replayed_run
+from watch.verdicts.diagnosed_run import diagnosed_run
+
+DDP, FSDP2 = "stamped_none", "stamped_fsdp2_none"
+
+
+def fired(name: str, into: Path, *delays: Delay, calls: bool = False) -> tuple[Finding, ...]:
+    with diagnosed_run(replayed_run(name, into, *delays, is_stamped=not calls), is_over=True) as (_, diagnosis):
+        return diagnosis.fired
+
+
+@pytest.mark.parametrize(
+    ("name", "delay", "place"),
+    [
+        (DDP, Delay(rank=0, ms=20, where="backward", since=31), "in backward, on its device"),
+        (DDP, Delay(ms=15, where="optimizer", since=51), "in the optimizer, on its device"),
+        (FSDP2, Delay(ms=200, since=61), "in forward, on its device"),
+        (FSDP2, Delay(ms=5), "in forward, on its device"),
+    ],
+)
+def test_a_slow_device_is_measured_to_two_milliseconds(name: str, delay: Delay, place: str, tmp_path: Path) -> None:
+    (slow,) = fired(name, tmp_path, delay)
+    assert (slow.kind, slow.ranks) == ("straggler", (delay.rank,))
+    assert slow.first_step == pytest.approx(delay.since, abs=2)
+    assert slow.evidence["excess_ms"] == pytest.approx(delay.ms, abs=2)
+    assert place in slow.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "delay", "place"),
+    [
+        (DDP, Delay(ms=30, where="data", on="host"), "before the forward pass, on its host"),
+        (DDP, Delay(rank=0, ms=80, where="after", on="host", since=31), "after the optimizer"),
+    ],
+)
+def test_a_host_that_sleeps_is_named_by_its_gap_though_all_phases_of_its_device_are_late(
+    name: str, delay: Delay, place: str, tmp_path: Path
+) -> None:
+    """It has lost its lead, so its device waits for each launch."""
+    (slow,) = fired(name, tmp_path, delay)
+    assert (slow.ranks, slow.evidence["late_side"]) == ((delay.rank,), "host")
+    assert slow.first_step == pytest.approx(delay.since, abs=2)
+    assert place in slow.summary
+    grown_ms = slow.evidence["step_ms"] - slow.evidence["step_without_it_ms"]
+    assert grown_ms == pytest.approx(slow.evidence["excess_ms"], abs=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "delay", "place"),
+    [
+        (DDP, Delay(rank=0, ms=20, where="backward", since=31), "in backward"),
+        (FSDP2, Delay(ms=200, since=61), "in forward"),
+    ],
+)
+def test_calls_alone_show_a_slow_device_whose_peers_kernel_was_queued(
+    name: str, delay: Delay, place: str, tmp_path: Path
+) -> None:
+    """The peer's kernel starts right after the call before and spins; the slow rank's starts late."""
+    (slow,) = fired(name, tmp_path, delay, calls=True)
+    assert (slow.kind, slow.ranks, slow.evidence["late_side"]) == ("straggler", (delay.rank,), "device")
+    assert slow.first_step == pytest.approx(delay.since, abs=2)
+    assert delay.ms / 2 <= slow.evidence["excess_ms"] <= delay.ms + 2
+    assert place in slow.summary
+
+
+def test_a_gain_within_the_noise_of_the_steps_before_is_not_predicted(tmp_path: Path) -> None:
+    """Steps took 64 ms before, and 49 ms since its device lost 5 ms in each: the network had been slow."""
+    (slow,) = fired(FSDP2, tmp_path, Delay(ms=5))
+    assert "step_without_it_ms" not in slow.evidence
+    assert "is not predicted: the steps before it took as long" in next_step(slow)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize(
+    "delay",
+    [
+        Delay(ms=0),
+        Delay(rank=None, ms=25),
+        Delay(ms=800, where="between", on="host", since=45, until=45),
+        Delay(rank=None, ms=500, where="after", on="host", since=21, every=20),
+    ],
+    ids=["healthy", "both", "pause", "saves"],
+)
+def test_no_rank_is_accused(delay: Delay, calls: bool, tmp_path: Path) -> None:
+    assert fired(DDP, tmp_path, delay, calls=calls) == ()
