@@ -281,7 +281,7 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
             ranks=ranks,
             what=f"{who(ranks, whose)} died, and its own error is not in these files",
             is_proven=False,
-            collect=COLLECT["ray"],
+            collect=COLLECT["ray" if any(book.of("ray_actor_died")) else "connection_lost"],
         )
 
 

@@ -1,10 +1,14 @@
-"""Assign a line without a rank to the only rank that, as the launcher saw, ended as the process of such a line ends.
+"""Join a job's end with what a process says of itself: the rank of the only end, an error before a time limit.
 
 candidates = of_the_only_end(candidates, book, ended)
+candidates = raised_before_limit(candidates)
 
-1. A device's error makes the runtime abort its own process: it is of the only rank that aborted.
+1. A device's error, or an exception of C++ that nothing caught, makes the runtime abort its own process: it is of the
+   only rank that aborted.
 2. An exception ends its process with code 1, and a process that the launcher then ends by SIGTERM writes no traceback:
    the only traceback is that of the only rank that ended so.
+3. A job that the scheduler ended at its time limit had failed before where a process ended of its error: the others, or
+   its own threads, only waited for the limit.
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from dataclasses import replace
 
 from analyzers.deaths.logged_endings import Ended, is_one_node_of_several
 from analyzers.logs.candidate import Candidate, who
-from analyzers.logs.exceptions import is_launchers, is_stop, is_victims, type_of
+from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 
-__all__ = ["of_the_only_end"]
+__all__ = ["of_the_only_end", "raised_before_limit"]
 
 
+_TERMINATE = "terminate called after throwing"
+"""What libstdc++ prints before it aborts."""
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 
@@ -37,10 +43,33 @@ def of_the_only_end(candidates: Sequence[Candidate], book: LogBook, ended: Ended
             _named(one, aborts[0].ranks[0]) if one.cause in ("device_error", "device_assert") else one
             for one in candidates
         ]
+    aborted = [rank for rank, (signal, _) in ended.signals.items() if signal == "SIGABRT"]
+    if len(aborted) == 1 and aborted[0] >= 0:
+        candidates = [_named(one, aborted[0]) if _TERMINATE in one.lines[0].message else one for one in candidates]
     end, raised = _only_exit(book, ended), _only_traceback(book)
     if end is None or raised is None or end[1].source != raised.source or end[1].line < raised.line:
         return list(candidates)
     return [_named(one, end[0]) if raised in one.lines else one for one in candidates]
+
+
+def raised_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Put an error that ended its process before the time limit in front of the limit."""
+    limit = next((one for one in candidates if one.cause == "time_limit"), None)
+    if limit is None:
+        return list(candidates)
+    raised = [one for one in candidates if one.rank_class == "own" and one.is_proven
+              and is_uncaught(one.lines[0]) and _is_before(one.lines[0], limit.lines[0])]  # fmt: skip
+    if not raised:
+        return list(candidates)
+    lasted = f"{raised[0].what}. The job then lasted until the scheduler ended it at its time limit"
+    first = replace(raised[0], what=lasted, lines=(*raised[0].lines, *limit.lines[:1]))
+    return [first, *(one for one in candidates if one not in (raised[0], limit))]
+
+
+def _is_before(one: LogLine, other: LogLine) -> bool:
+    if one.source == other.source:
+        return one.line < other.line
+    return one.wall_ns is not None and other.wall_ns is not None and one.wall_ns < other.wall_ns
 
 
 def _named(candidate: Candidate, *ranks: int) -> Candidate:

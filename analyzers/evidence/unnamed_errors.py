@@ -28,7 +28,7 @@ _HARMLESS = re.compile(
     r"register \w+ (?:factory|plugin)|already (?:been )?registered|computation placer|TF-TRT|TensorRT|NUMA node|"
     r"ignor(?:ed|ing)|not installed|deprecat|fall(?:ing)? ?back|will be (?:skipped|disabled)|disabling|retry|"
     r"git repository|git root|dubious ownership|dependency (?:resolver|conflict)|W&B API|"
-    r"^collecting |^(?:\[[^\]]*\]\s*)+$",
+    r"^collecting |Lmod has detected|module\(s\) are unknown|ModuleCmd_|module: command not found|^(?:\[[^\]]*\]\s*)+$",
     re.IGNORECASE,
 )
 """Parts of error lines after which programs go on."""
@@ -82,13 +82,16 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
 
 
 def _errors(book: LogBook) -> list[LogLine]:
-    """Error lines that are no consequence, and after which the job did not go on."""
+    """Error lines that are no consequence, and after which the job did not go on, nor an attempt before it."""
     finished = {entry.source for entry in book.of("finished")}
+    last = max((one.line for one in book.earlier if one.kind == "finished"), default=0)
+    passed = {one.text("text") for one in book.earlier if one.kind == "error_line" and one.line < last}
     return [
         entry
         for entry in book.of("error_line")
         if not entry.number("later_steps")
         and entry.source not in finished
+        and entry.text("text") not in passed
         and not _CONSEQUENCE.search(entry.text("text"))
         and not _HARMLESS.search(entry.text("text"))
         and LOST_PEER.search(entry.text("text")) is None

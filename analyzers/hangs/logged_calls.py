@@ -7,7 +7,7 @@ timeouts name no call, so a rank that prints none is a suspect. Lines of NCCL's 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from analyzers.hangs.mismatches import compare_calls, smaller_side
 from analyzers.hangs.watchdogs import watchdog_candidates
@@ -274,7 +274,7 @@ def _timed_out(book: LogBook) -> Iterator[Candidate]:
         + (f", and {who(missing).lower()} printed nothing" if missing else ""),
         why=f"{lines[0].place}: {lines[0].message[:120]}",
         is_proven=False,
-        evidence={"waiting_ranks": sorted(waiting)},
+        evidence={"waiting_ranks": sorted(waiting), "do": _do_of(waiting, book) if not missing else None},
     )
 
 
@@ -291,5 +291,12 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
             rank_class="hang" if any(entry.kind == "watchdog_timeout" for entry in lines) else "victim",
             what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for whom",
             is_proven=False,
-            evidence={"waiting_ranks": waiting},
+            evidence={"waiting_ranks": waiting, "do": _do_of(waiting, book)},
         )
+
+
+def _do_of(waiting: Collection[int], book: LogBook) -> str | None:
+    """What to do where the waiting ranks are not known to be all: one that is not in these files may be missing."""
+    if book.world_size is not None and len(waiting) >= book.world_size:
+        return None
+    return "Read the end of the other ranks' logs: the rank that came to this call late, or never, says why."

@@ -11,7 +11,17 @@ from analyzers.run.endings import LOST_PEER
 from analyzers.run.exceptions import read_traceback
 from store.readers.logs.rules import cause_of
 
-__all__ = ["Standing", "is_launchers", "is_stop", "is_victims", "standing", "text_of", "type_of", "words_of"]
+__all__ = [
+    "Standing",
+    "is_launchers",
+    "is_stop",
+    "is_uncaught",
+    "is_victims",
+    "standing",
+    "text_of",
+    "type_of",
+    "words_of",
+]
 
 Standing = Literal["own", "survived", "after", "aside", "ignored"]
 """own: it may have ended the process. survived: the job seems to have gone on after it, or the line is a warning.
@@ -93,6 +103,12 @@ def is_launchers(entry: LogLine) -> bool:
 
 def is_stop(entry: LogLine) -> bool:
     return type_of(entry) == "KeyboardInterrupt"
+
+
+def is_uncaught(entry: LogLine) -> bool:
+    """Return True if a traceback begins in a program's main module: its process ends."""
+    first = entry.text("traceback").find('File "')
+    return first >= 0 and entry.text("traceback")[first:].partition("\n")[0].rstrip().endswith(", in <module>")
 
 
 def is_victims(entry: LogLine) -> bool:

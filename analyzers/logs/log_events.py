@@ -15,6 +15,7 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
+from analyzers.logs.policy import LogPolicy
 from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
 
@@ -25,7 +26,7 @@ _LAUNCHERS_ENDS = ("root_failure",)
 """Last lines of a launcher: a start after one of them is another launch into the same file."""
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
-_ROLES = {kind: rule.role for kind, rule in _RULES.items()}
+_ROLES = {kind: rule.role for kind, rule in _RULES.items()} | {"started_again": "context"}
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
 
@@ -169,21 +170,26 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
        queued or launched again, its log appended.
     2. A second start of the launcher of one node, or a resume where there is one node, by our own line.
     3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
+    4. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
+       come after a failure, too. Steps lie between, or more time than between the processes of one start.
     """
     files: dict[str, list[LogLine]] = {}
     for entry in lines:
         files.setdefault(entry.source, []).append(entry)
-    begins = {source: _last_begin(found) for source, found in files.items()}
+    ranks = {entry.rank for entry in lines if entry.rank is not None}
+    is_alone = len(ranks) < 2 and (LogBook(tuple(lines)).world_size or 1) < 2
+    begins = {source: _last_begin(found, is_alone=is_alone) for source, found in files.items()}
     apart: tuple[list[LogLine], list[LogLine]] = [], []
     for entry in lines:
         is_earlier = entry.line < begins[entry.source] and (
-            _ROLES[entry.kind] in (*_END_ROLES, "context") and entry.kind not in ("nccl_comm", "nodes", "restarted")
+            (_ROLES[entry.kind] in (*_END_ROLES, "context") and entry.kind not in ("nccl_comm", "nodes", "restarted"))
+            or entry.kind == "error_line"
         )
         apart[is_earlier].append(entry)
     return apart
 
 
-def _last_begin(lines: list[LogLine]) -> int:
+def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
     """Line at which the last attempt of a file begins; 0 where it holds one."""
     lines = sorted(lines, key=lambda entry: entry.line)
     stopped, begin = False, 0
@@ -196,10 +202,14 @@ def _last_begin(lines: list[LogLine]) -> int:
             before = max(launches.values(), default=0)
             if node is not None:
                 launches[node] += 1
-            is_new = max(launches.values(), default=0) > max(before, 1) or (node is None and entry.text("how") != "")
+            is_new = max(launches.values(), default=0) > max(before, 1) or (
+                node is None and entry.text("how") + entry.text("environment") != ""
+            )
             if stopped or is_new:
                 begin = entry.line
             stopped = False
+        elif entry.kind == "started_again" and is_alone and _is_another_start(entry):
+            begin, stopped = entry.line, False
     restart = max((entry.line for entry in lines if entry.kind == "restarted"), default=0)
     again = any(
         entry.line > restart
@@ -209,6 +219,11 @@ def _last_begin(lines: list[LogLine]) -> int:
         for entry in lines
     )
     return max(begin, restart if again else 0)
+
+
+def _is_another_start(entry: LogLine) -> bool:
+    seconds = entry.number("seconds_before")
+    return bool(entry.number("steps_before")) or (seconds is not None and seconds >= LogPolicy().start_s)
 
 
 def _in_order(lines: Iterable[LogLine]) -> list[LogLine]:

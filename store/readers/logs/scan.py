@@ -39,6 +39,7 @@ from store.readers.logs.blocks import (
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LINE_BYTES, LineFilter, begin_of_line, end_of_line
+from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, most_specific, rules_by_literal
@@ -72,6 +73,10 @@ _LEVEL_REACH = 160
 _RANK_PART = re.compile(r"\[(?:rank|default)\d{1,6}\]")
 _TRACEBACK = "Traceback (most recent call last)"
 _LAST_LINE = re.compile(r"(?:Error|Exception)\b")
+
+_AGAIN = Rule(kind="started_again", role="context", literals=(), source="the first lines of the file, once more")
+_FAILURES = ("root", "victim", "hang", "death", "outside", "nccl", "exception")
+"""Roles of lines that may be of a program's end, which "finished" is, too."""
 
 _OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any] | None]] = {
     "elastic": read_failure, "ras": read_ras, "norms": read_norms, "others": read_others, "stalled": read_stalled,
@@ -162,6 +167,7 @@ class _Scan:
         """Numbers of the lines that report a new step."""
         self._constant: list[re.Pattern[str]] = []
         """Constant prefixes of this file, in addition to the known ones."""
+        self._starts = Starts()
         self._filter = LineFilter(rules_by_literal()[0])
 
     def take(self, window: bytes, end: int) -> None:
@@ -187,6 +193,8 @@ class _Scan:
                 self._find(window, first, last, literals[place], rules[place], found)
         for literal in LITERALS:
             self._find(window, 0, end, literal, None, found)
+        if self._starts.literal:
+            self._find(window, 0, end, self._starts.literal, _AGAIN, found)
         return found
 
     def _find(
@@ -233,6 +241,8 @@ class _Scan:
         lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
         texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
         self._add(common_prefix([text[read_prefix(text, self._clock).length :].lstrip(" ") for text in texts]))
+        first = texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the sample's other half is of the window's end
+        self._starts.learn(text[read_prefix(text, self._clock, self._constant).length :] for text in first)
 
     def _learn_from(self, window: bytes, begin: int, text: str) -> None:
         """Learn a prefix from a traceback: text before its first line also precedes its frames."""
@@ -312,9 +322,11 @@ class _Scan:
         is_kept = rule.role == "exception" or rule.kind in ("working", "in_thread")
         if len(self.log.events) >= MAX_EVENTS or (is_full and not is_kept):
             return
-        fields = self._fields(window, line_end, text, prefix, rule)
+        fields = self._fields(window, line_end, number, text, prefix, rule)
         if fields is None:
             return
+        if rule.role in _FAILURES or rule.kind == "finished":
+            self._starts.failed(number)
         if self._newest_step is not None:
             fields.setdefault("after_step", self._newest_step)
         # A level in a log collector's prefix is not the level of the line.
@@ -339,7 +351,12 @@ class _Scan:
             self._kept[key] += 1
             self.log.events.append(event)
 
-    def _fields(self, window: bytes, line_end: int, text: str, prefix: Prefix, rule: Rule) -> dict[str, Any] | None:
+    def _fields(
+        self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule
+    ) -> dict[str, Any] | None:
+        if rule is _AGAIN:
+            following = (text for _, text in self._following(window, line_end))
+            return self._starts.again(text[prefix.length :], following, number, prefix.wall_ns, self._step_lines)
         if rule.block == "traceback":
             return read_traceback(self._following(window, line_end), prefix)
         if rule.block in _OF_FOLLOWING:

@@ -85,3 +85,69 @@ def test_torchrun_that_a_scheduler_queued_again_is_a_new_attempt(tmp_path: Path)
 def test_the_second_nodes_start_does_not_hide_the_error_of_the_first(tmp_path: Path) -> None:
     (finding,) = analyzed(tmp_path, launched(0, resumed=False) + CRASH + launched(1, resumed=False)).fired
     assert finding.cause == "exception"
+
+
+BEGIN = "2026-11-23 {hour}:00:{second:02d},118 - trainer - INFO - {text}\n"
+BEGUN = ("Reading the settings of tiny-lm from conf/b7.yaml", "Building tokenizer files for run 4401")
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "/job/fit.py", line 90, in <module>\n    main()\n'
+    '  File "/job/fit.py", line 41, in main\n    sample = shards[11]\n'
+    "IndexError: list index out of range\n"
+)
+
+
+def begun(hour: int, *more: str) -> str:
+    lines = (*BEGUN, *more)
+    return "".join(BEGIN.format(hour=hour, second=second, text=text) for second, text in enumerate(lines))
+
+
+def test_first_lines_once_more_are_another_attempt(tmp_path: Path) -> None:
+    found = analyzed(tmp_path, begun(10) + steps(1, 20) + TRACEBACK + begun(10) + steps(1, 40))
+    assert found.fired == ()
+    assert found.verdict.startswith("The log ends in training")
+
+
+def test_an_attempt_without_a_step_is_told_by_the_time_since_it_failed(tmp_path: Path) -> None:
+    failed = begun(10, "Reading shard 3") + TRACEBACK
+    assert analyzed(tmp_path, failed + begun(12)).fired == ()
+    (finding,) = analyzed(tmp_path, failed + begun(10)).fired  # perhaps another process of the same start
+    assert (finding.cause, finding.evidence["error_type"]) == ("exception", "IndexError")
+
+
+def test_the_failure_of_the_last_of_three_attempts_is_the_verdict(tmp_path: Path) -> None:
+    first = begun(10) + steps(1, 20) + TRACEBACK
+    last = TRACEBACK.replace("IndexError: list index out of range", "KeyError: 'mask'")
+    (finding,) = analyzed(tmp_path, first + begun(11) + steps(1, 9) + begun(12) + steps(1, 30) + last).fired
+    assert finding.evidence["error_type"] == "KeyError"
+
+
+def test_first_lines_of_another_rank_do_not_hide_an_error(tmp_path: Path) -> None:
+    ranks = "".join(f"[rank{rank}]: {text}\n" for rank in (0, 1) for text in BEGUN)
+    text = ranks + steps(1, 20) + CRASH + "".join(f"[rank0]: {text}\n" for text in BEGUN)
+    (finding,) = analyzed(tmp_path, text).fired
+    assert (finding.cause, finding.ranks) == ("exception", (1,))
+
+
+def test_an_error_line_that_a_finished_attempt_printed_too_is_no_cause(tmp_path: Path) -> None:
+    error = "Cannot read the cache of the tokenizer: building it"
+    level = BEGIN.replace("INFO", "ERROR").format(hour=10, second=3, text=error)
+    text = begun(10) + level + steps(1, 120) + BEGIN.format(hour=10, second=9, text="Training finished")
+    found = analyzed(tmp_path, text + begun(12) + level.replace(" 10:", " 12:"))
+    assert found.fired == ()
+
+
+def test_each_job_environment_of_submitit_is_an_attempt(tmp_path: Path) -> None:
+    start = "submitit INFO (2026-11-23 04:17:53,762) - Starting with JobEnvironment(job_id=6, hostname=n1, node=0(1))\n"
+    found = analyzed(tmp_path, start + steps(1, 9) + TRACEBACK + start + steps(1, 4))
+    assert found.fired == ()
+
+
+def test_an_error_before_the_time_limit_is_the_cause(tmp_path: Path) -> None:
+    limit = "slurmstepd: error: *** JOB 6 ON n1 CANCELLED AT 2026-11-23T09:17:33 DUE TO TIME LIMIT ***\n"
+    (finding,) = analyzed(tmp_path, steps(1, 9) + TRACEBACK + limit).fired
+    assert (finding.cause, finding.evidence["error_type"]) == ("exception", "IndexError")
+    assert "then lasted until the scheduler ended it at its time limit" in finding.summary
+    caught = TRACEBACK.replace('  File "/job/fit.py", line 90, in <module>\n    main()\n', "")
+    (finding,) = analyzed(tmp_path, steps(1, 9) + caught + limit).fired
+    assert finding.cause == "time_limit"

@@ -1,0 +1,78 @@
+"""Find where the first lines of a log stand in it once more: the program was started again into the same file.
+
+    starts = Starts()
+    starts.learn(texts)                       # the messages of the file's first lines
+    starts.literal                            # bytes to search for, empty where these lines are not telling
+    starts.failed(120)                        # a line that may be of the program's end
+    starts.again(text, following, 300, wall_ns, steps)  # {"steps_before": 80, ...} if line 300 is another start
+
+Two lines in order are compared, without their numbers: jobs, process ids and times differ from start to start.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+__all__ = ["Starts"]
+
+MIN_CHARS = 12
+"""Shortest part of a line that is searched for."""
+MAX_BETWEEN = 3
+"""Lines after the first among which the second must stand."""
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_WORD = re.compile(r"[A-Za-z]{3}")
+_OF_ANY_TIME = re.compile(r"warn|deprecat|error|exception|traceback|epoch|step|iter|loss|\d+%\|", re.IGNORECASE)
+"""Parts of lines that programs repeat as they go, or print at a failure."""
+
+
+class Starts:
+    """The first two telling lines of a file, and what was read since they stood there last."""
+
+    def __init__(self) -> None:
+        self.literal = b""
+        self._first = self._second = ""
+        self._since = self._failed = 0
+        self._since_ns: int | None = None
+
+    def learn(self, messages: Iterable[str]) -> None:
+        """Take the opening from the first lines."""
+        found: dict[str, str] = {}
+        for message in messages:
+            text = message.strip()
+            if "Traceback (most" in text:
+                return
+            if message[:2].isspace() or _OF_ANY_TIME.search(text) or len(_WORD.findall(text)) < 2:
+                continue
+            if found or max(map(len, _VARIABLE.split(text))) >= MIN_CHARS:
+                found.setdefault(_plain(text), text)
+            if len(found) == 2:
+                self._first, self._second = found
+                self.literal = max(_VARIABLE.split(found[self._first]), key=len).encode()
+                return
+
+    def failed(self, line: int) -> None:
+        """Note a line of a failure."""
+        self._failed = line
+
+    def again(
+        self, message: str, following: Iterable[str], line: int, wall_ns: int | None, step_lines: Sequence[int]
+    ) -> dict[str, int] | None:
+        """Steps and seconds since the last start, if this line is another start and a failure lies between."""
+        if _plain(message) != self._first or all(
+            _plain(text) != self._second for text in islice(following, MAX_BETWEEN)
+        ):
+            return None
+        (since, since_ns), (self._since, self._since_ns) = (self._since, self._since_ns), (line, wall_ns)
+        if self._failed <= since:
+            return None
+        fields = {"steps_before": len(step_lines) - bisect_right(step_lines, since)}
+        if since_ns is not None and wall_ns is not None:
+            fields["seconds_before"] = (wall_ns - since_ns) // 10**9
+        return fields
+
+
+def _plain(message: str) -> str:
+    return _VARIABLE.sub("#", message.strip())
