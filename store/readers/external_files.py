@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 1 << 20
+MAX_ZEROS_BYTES = 1 << 30
+"""Maximum zeros before the first bytes of a text."""
 REPORT_BYTES = 16 << 20
 """Largest output of a command that is read."""
 DOCUMENT_BYTES = 64 << 20
@@ -202,11 +204,14 @@ def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
         raise SourceError("is cut off: the end of the compressed data is missing")
 
 
-def head(path: Path, num_bytes: int = 4096) -> bytes:
-    """The first bytes of a file, unpacked; fewer if it is damaged."""
+def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> bytes:
+    """The first bytes of a file, unpacked; fewer if it is damaged. `is_after_zeros`: the first behind its zeros."""
     found = b""
+    max_bytes = MAX_ZEROS_BYTES if is_after_zeros else CHUNK_BYTES
     try:
-        for chunk in unpacked(path, max_bytes=CHUNK_BYTES):
+        for chunk in unpacked(path, max_bytes=max_bytes):
+            if is_after_zeros and not found and not (chunk := chunk.lstrip(b"\0")):
+                continue
             found += chunk[:num_bytes]
             if len(found) >= num_bytes:
                 break

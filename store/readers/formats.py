@@ -16,7 +16,7 @@ from store.readers.debug_server import is_page
 from store.readers.execution_trace import is_execution_trace
 from store.readers.external_files import head
 from store.readers.inspector import is_inspector, is_scrape
-from store.readers.logs.plain_text import encoding_of
+from store.readers.logs.plain_text import encoding_of, has_holes, without_holes
 from store.readers.memory_snapshot import is_memory_snapshot
 from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
@@ -55,11 +55,13 @@ _EVENT = re.compile(rb'^\[\s*\{[^{}\[\]]*"ph"\s*:')
 _DUMP_KEYS = (b"pg_config", b"comm_lib_version", b"nccl_version", b"entries", b"pg_status", b"record_id")
 MIN_TEXT = 0.85
 """Share of bytes that are printable in a text."""
+MIN_LINES = 3
+"""Lines from which a file with runs of zeros may be a text."""
 
 
 def format_of(path: Path) -> Format | None:
     """The format of a file; None where it is none that is read. Raises SourceError where it cannot be opened."""
-    first = head(path, HEAD_BYTES)
+    first = head(path, HEAD_BYTES, is_after_zeros=True)
     found = _own_format(path, first)
     return "plugin" if found in (None, "log") and reader_of(first) is not None else found
 
@@ -110,6 +112,8 @@ def _has_late_events(path: Path, start: bytes) -> bool:
 def _is_text(first: bytes) -> bool:
     if encoding_of(first) is not None:
         return True
+    if has_holes(first) and first.count(b"\n") >= MIN_LINES:
+        first = without_holes(first)
     if not first or b"\x00\x00\x00\x00" in first[:512]:
         return False
     control = sum(first.count(bytes([byte])) for byte in (*range(9), *range(14, 27), *range(28, 32), 127))

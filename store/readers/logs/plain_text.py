@@ -1,4 +1,4 @@
-"""A log's bytes as plain UTF-8 lines: out of UTF-16, without colours, and out of JSON lines that hold a line each.
+"""A log's bytes as plain UTF-8 lines: out of UTF-16, without colours and holes, and out of JSON lines of a line each.
 
     for chunk in plain_chunks(unpacked(path)): ...
 
@@ -14,11 +14,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["encoding_of", "plain_bytes", "plain_chunks", "text_chunks", "windows"]
+__all__ = ["encoding_of", "has_holes", "plain_bytes", "plain_chunks", "text_chunks", "windows", "without_holes"]
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
 """As `cat -v` and browsers show them."""
+_ZEROS = re.compile(rb"\0+")
+_HOLE = re.compile(rb"\0{64}")
 _LONGEST = 256
 """Bytes of an escape sequence: what is held back for one that a chunk cuts."""
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
@@ -74,7 +76,21 @@ def _without_encoding(chunks: Iterator[bytes]) -> Iterator[bytes]:
     first = next(chunks, b"")
     encoding = encoding_of(first)
     chunks = _joined(first, chunks)
-    return chunks if encoding is None else _joined_text(_decoded(chunks, encoding))
+    return _without_holes(chunks) if encoding is None else _joined_text(_decoded(chunks, encoding))
+
+
+def has_holes(first: bytes) -> bool:
+    """Return True for zeros where a file was extended before it was written, or the disk was full."""
+    return _HOLE.search(first) is not None
+
+
+def without_holes(text: bytes) -> bytes:
+    """The text with one space in place of each run of zero bytes, so lines keep their numbers."""
+    return _ZEROS.sub(b" ", text) if b"\0" in text else text
+
+
+def _without_holes(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    return (without_holes(chunk) for chunk in chunks)
 
 
 def _joined_text(chunks: Iterator[bytes]) -> Iterator[bytes]:
