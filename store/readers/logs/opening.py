@@ -66,7 +66,7 @@ class Starts:
         ):
             return None
         (since, since_ns), (self._since, self._since_ns) = (self._since, self._since_ns), (line, wall_ns)
-        if self._failed <= since:
+        if not since or self._failed <= since:
             return None
         fields = {"steps_before": len(step_lines) - bisect_right(step_lines, since)}
         if since_ns is not None and wall_ns is not None:

@@ -122,6 +122,12 @@ def test_the_failure_of_the_last_of_three_attempts_is_the_verdict(tmp_path: Path
     assert finding.evidence["error_type"] == "KeyError"
 
 
+def test_first_lines_below_a_failure_are_no_second_start(tmp_path: Path) -> None:
+    limit = "slurmstepd: error: *** JOB 6 ON n1 CANCELLED AT 2026-11-23T09:17:33 DUE TO TIME LIMIT ***\n"
+    (finding,) = analyzed(tmp_path, steps(8, 9) + limit + begun(10)).fired
+    assert finding.cause == "time_limit"
+
+
 def test_first_lines_of_another_rank_do_not_hide_an_error(tmp_path: Path) -> None:
     ranks = "".join(f"[rank{rank}]: {text}\n" for rank in (0, 1) for text in BEGUN)
     text = ranks + steps(1, 20) + CRASH + "".join(f"[rank0]: {text}\n" for text in BEGUN)
