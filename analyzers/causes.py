@@ -249,7 +249,9 @@ SIGNALS: Mapping[str, Cause] = {
     "SIGSEGV": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
         do="Find the native stack of {ranks}: a core dump, or its log with `PYTHONFAULTHANDLER=1`.",
         collect=(_KERNEL, "coredumpctl gdb # or: python -X faulthandler")),
-    "SIGBUS": Cause(name="signal", kind="rank_lost", seen="died of {signal}", do=_LOG_AND_HOST,
+    "SIGBUS": Cause(name="signal", kind="rank_lost", seen="died of {signal}",
+        do="Look whether /dev/shm or a mapped file's disk was full on the host of {ranks} (`df -h`), and enlarge it "
+           "(docker run --ipc=host or --shm-size).",
         collect=("df -h /dev/shm # on the host of that rank", _KERNEL)),
 }  # fmt: skip
 """The cause `signal` where the signal says more."""

@@ -287,6 +287,8 @@ def _connections(book: LogBook, ended: Ended) -> Candidate:
     coded += f"; what it waits for comes from rank {min(awaited)} of its group" if len(awaited) == 1 else ""
     nodes = sorted({re.sub(r"_\d+_\d+$", "", name) for entry in lines if (name := entry.text("node"))})
     coded += f"; {', '.join(nodes[:4])} no longer reached the rendezvous store" if nodes else ""
+    daemons = sorted({name for entry in lines if (name := entry.text("daemon"))})
+    coded += f"; mpirun lost its daemon on {', '.join(daemons[:4])}" if daemons else ""
     away = f"the peer {peers[0]}" if len(peers) == 1 else f"the peers {', '.join(peers[:4])}"
     if _are_of_pipes(lines):
         return _pipes(lines)

@@ -56,7 +56,7 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         )
         after = f"After that a process was still ended ({killed.quoted})." if killed else "No failure seen."
         return Outcome(ended="finished", text=f"The job finished ({entry.quoted}). {extent}{after}", is_known=True)
-    if step := is_at_end(steps):
+    if (step := is_at_end(steps)) and not _trains_on(logs):
         return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No "
                              "failure seen.",
                        is_known=True)  # fmt: skip
@@ -81,6 +81,12 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         "logs, the launcher's, and each host's `dmesg -T`.",
         is_known=False,
     )
+
+
+def _trains_on(logs: Sequence[ReadLog]) -> bool:
+    """Return True if a log ends within another training, whose bar is not the longest one."""
+    last = [log.steps[-1].step_line for log in logs if log.steps]
+    return any(line.bar is not None and line.loss is not None and line.bar.step < line.bar.total for line in last)
 
 
 def _last_words(logs: Sequence[ReadLog]) -> str:

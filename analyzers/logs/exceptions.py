@@ -33,8 +33,13 @@ _LAUNCHERS = (
     "SignalException", "RendezvousGracefulExitError", "RendezvousConnectionError", "ActorDiedError", "RayActorError",
     "WorkerCrashedError",
 )  # fmt: skip
-_POINTERS = ("See root cause above", "See stack trace for root cause", "due to an exception in a background process",
-             "AlgorithmError: Exit Code: ")  # fmt: skip
+_POINTERS = (
+    "A Ray actor died",
+    "See root cause above",
+    "See stack trace for root cause",
+    "due to an exception in a background process",
+    "AlgorithmError: Exit Code: ",
+)
 """Parts of messages that refer to another process's error."""
 _BACKENDS = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionResetError", "BrokenPipeError")
 _TIMEOUTS = (

@@ -24,6 +24,8 @@ __all__ = ["LogBook", "LogLine"]
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)
 """Last lines of a launcher: a start after one of them is another launch into the same file."""
+_REFUSED = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
+"""Errors of a program's text and command line, which are the same for all processes of a start."""
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
 _ROLES = {kind: rule.role for kind, rule in _RULES.items()} | {"started_again": "context"}
@@ -170,7 +172,8 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
        queued or launched again, its log appended.
     2. A second start of the launcher of one node, or a resume where there is one node, by our own line.
     3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
-    4. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
+    4. An error of a program's text or command line, then another end: the first had ended every process of its start.
+    5. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
        come after a failure, too. Steps lie between, or more time than between the processes of one start.
     """
     files: dict[str, list[LogLine]] = {}
@@ -192,7 +195,7 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
 def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
     """Line at which the last attempt of a file begins; 0 where it holds one."""
     lines = sorted(lines, key=lambda entry: entry.line)
-    stopped, begin = False, 0
+    stopped, begin = False, _after_refused(lines) if is_alone else 0
     launches: Counter[int] = Counter()
     for entry in lines:
         if entry.kind in (*_SCHEDULER_ENDS, *_LAUNCHERS_ENDS):
@@ -219,6 +222,17 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
         for entry in lines
     )
     return max(begin, restart if again else 0)
+
+
+def _after_refused(lines: list[LogLine]) -> int:
+    """Line of the first other end after a program was refused as a whole; 0 where none follows."""
+    ends = [entry for entry in lines if entry.kind == "exception" and not entry.number("chained")]
+    refused = [entry for entry in ends if entry.text("type") in _REFUSED]
+    if not refused:
+        return 0
+    later = (entry for entry in ends if entry.line > refused[-1].line and entry.text("traceback")
+             and entry.text("type") not in (*_REFUSED, "SystemExit"))  # fmt: skip
+    return next((entry.line for entry in later), 0)
 
 
 def _is_another_start(entry: LogLine) -> bool:

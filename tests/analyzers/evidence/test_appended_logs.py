@@ -143,6 +143,14 @@ def test_an_error_line_that_a_finished_attempt_printed_too_is_no_cause(tmp_path:
     assert found.fired == ()
 
 
+def test_a_program_that_was_refused_was_started_again(tmp_path: Path) -> None:
+    refused = '  File "/job/fit.py", line 71\n    data = read()\n    ^\nSyntaxError: invalid syntax\n'
+    (finding,) = analyzed(tmp_path, refused + TRACEBACK).fired
+    assert finding.evidence["error_type"] == "IndexError"
+    (finding,) = analyzed(tmp_path, refused).fired
+    assert finding.evidence["error_type"] == "SyntaxError"
+
+
 def test_each_job_environment_of_submitit_is_an_attempt(tmp_path: Path) -> None:
     start = "submitit INFO (2026-11-23 04:17:53,762) - Starting with JobEnvironment(job_id=6, hostname=n1, node=0(1))\n"
     found = analyzed(tmp_path, start + steps(1, 9) + TRACEBACK + start + steps(1, 4))

@@ -93,32 +93,3 @@ def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     assert found.status == "suspect"
     assert found.kind in ("hang", "rank_lost")
     assert set(found.ranks) <= {1}
-
-
-def test_what_c_plus_plus_did_not_catch_is_of_the_only_rank_that_aborted(tmp_path: Path) -> None:
-    (tmp_path / "job.err").write_text(
-        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
-    )
-    (tmp_path / "job.out").write_text(
-        "mpirun noticed that process rank 6 with PID 0 on node n4 exited on signal 6 (Aborted).\n"
-    )
-    (finding,) = diagnose_files([tmp_path / "job.err", tmp_path / "job.out"]).fired
-    assert (finding.cause, finding.ranks) == ("host_out_of_memory", (6,))
-
-
-def test_one_rank_that_waited_does_not_show_that_none_is_missing(tmp_path: Path) -> None:
-    text = (
-        "[rank2]: RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 60000ms "
-        "for recv operation to complete\n"
-    )
-    (tmp_path / "job.log").write_text(text)
-    (finding,) = diagnose_files([tmp_path / "job.log"]).fired
-    assert "the other ranks' logs" in finding.evidence["do"]
-
-
-def test_a_module_that_is_not_there_is_no_cause(tmp_path: Path) -> None:
-    (tmp_path / "job.err").write_text(
-        'Lmod has detected the following error: The following module(s) are unknown: "cuda/99"\n'
-    )
-    (tmp_path / "job.out").write_text("The card is ready.\nEpoch 199: mean 0.1064\n")
-    assert diagnose_files([tmp_path / "job.err", tmp_path / "job.out"]).fired == ()

@@ -1,0 +1,87 @@
+"""Ends that a log tells by more than one line: the rank or node of a death, another training after a finished one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analyzers.diagnose import Diagnosis
+from analyzers.evidence.diagnose_files import diagnose_files
+from analyzers.report.wording.explained import next_step
+
+
+def analyzed(folder: Path, **texts: str) -> Diagnosis:
+    paths = [folder / f"job.{suffix}" for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return diagnose_files(paths)
+
+
+def test_what_c_plus_plus_did_not_catch_is_of_the_only_rank_that_aborted(tmp_path: Path) -> None:
+    err = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+    out = "mpirun noticed that process rank 6 with PID 0 on node n4 exited on signal 6 (Aborted).\n"
+    (finding,) = analyzed(tmp_path, err=err, out=out).fired
+    assert (finding.cause, finding.ranks) == ("host_out_of_memory", (6,))
+
+
+def test_one_rank_that_waited_does_not_show_that_none_is_missing(tmp_path: Path) -> None:
+    text = (
+        "[rank2]: RuntimeError: [third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 60000ms "
+        "for recv operation to complete\n"
+    )
+    (finding,) = analyzed(tmp_path, log=text).fired
+    assert "the other ranks' logs" in finding.evidence["do"]
+
+
+def test_a_module_that_is_not_there_is_no_cause(tmp_path: Path) -> None:
+    err = 'Lmod has detected the following error: The following module(s) are unknown: "cuda/99"\n'
+    assert analyzed(tmp_path, err=err, out="The card is ready.\nEpoch 199: mean 0.1064\n").fired == ()
+
+
+def test_the_node_of_a_lost_daemon_is_named(tmp_path: Path) -> None:
+    text = (
+        "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[4,0],0] on node launcher-a\n"
+        "  Remote daemon: [[4,0],7] on node worker-6\n"
+    )
+    (finding,) = analyzed(tmp_path, log=text).fired
+    assert finding.cause == "connection_lost"
+    assert "worker-6" in finding.summary
+    assert "launcher-a" not in finding.summary
+
+
+def test_a_driver_that_reports_a_dead_actor_did_not_fail_itself(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/job/fit.py", line 8, in <module>\n    estimator.fit(frame)\n'
+        "RuntimeError: A Ray actor died during training and the maximum number of retries (2) is exhausted\n"
+    )
+    (finding,) = analyzed(tmp_path, log=text).fired
+    assert (finding.cause, finding.status) == ("exit", "suspect")
+
+
+def test_an_error_of_sagemaker_asks_for_no_log_of_ray(tmp_path: Path) -> None:
+    text = "2026-11-23 14:11:01,611 sagemaker-containers ERROR    ExecuteUserScriptError:\nCommand python fit.py\n"
+    (finding,) = analyzed(tmp_path, log=text).fired
+    assert finding.cause == "exit"
+    assert "ray" not in str(finding.evidence["collect"])
+
+
+def test_a_bus_error_without_a_text_points_to_shared_memory(tmp_path: Path) -> None:
+    text = (
+        "[2026-11-23 09:12:47,361] [ERROR] [launch.py:321:sigkill_handler] ['python', 'a.py', '--local_rank=1'] "
+        "exits with return code = -7\n"
+    )
+    (finding,) = analyzed(tmp_path, log=text).fired
+    assert finding.evidence["signal"] == "SIGBUS"
+    assert "/dev/shm" in next_step(finding)
+
+
+def bar(step: int, total: int) -> str:
+    share, loss = 100 * step // total, 3 - step / 100
+    return f"\rfit: {share:3d}%|##   | {step}/{total} [00:{step % 60:02d}<01:00,  1.00it/s, loss={loss:.3f}]"
+
+
+def test_another_training_after_a_finished_one_still_runs(tmp_path: Path) -> None:
+    first = "".join(bar(step, 60) for step in range(61)) + "\n"
+    assert analyzed(tmp_path, log=first).run["ended"] == "finished"
+    found = analyzed(tmp_path, log=first + "".join(bar(step, 40) for step in range(9)))
+    assert found.fired == ()
+    assert found.run["ended"].startswith("still running")
