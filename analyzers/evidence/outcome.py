@@ -17,7 +17,7 @@ from typing import Any
 
 from analyzers.deaths.logged_hosts import host_of, limited_by
 from analyzers.finding import Finding
-from analyzers.logs.log_events import LogBook
+from analyzers.logs.log_events import SAME_END_LINES, LogBook
 from store.readers.logs.prefix import clean
 from store.readers.logs.scan import ReadLog
 
@@ -32,9 +32,6 @@ _FAILURE = re.compile(
 """Words of a failure, as people write them: such a line is quoted, and nothing is concluded from it."""
 NEAR_END_LINES = 12
 """Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation."""
-
-_SAME_END_LINES = 10
-"""Lines of one end stand this close: of each node and step of the job, and of srun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +141,7 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
         cause, host = limited_by(entry), host_of(entry) or None
         if not cause:
             continue
-        is_same = last is not None and last[:2] == (entry.source, cause) and entry.line - last[2] <= _SAME_END_LINES
+        is_same = last is not None and last[:2] == (entry.source, cause) and entry.line - last[2] <= SAME_END_LINES
         last = (entry.source, cause, entry.line)
         if not is_same:
             found.append({"cause": cause, "host": host, "line": entry.place})

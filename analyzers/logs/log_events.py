@@ -19,7 +19,7 @@ from analyzers.logs.policy import LogPolicy
 from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
 
-__all__ = ["LogBook", "LogLine"]
+__all__ = ["SAME_END_LINES", "LogBook", "LogLine"]
 
 _SCHEDULER_ENDS = ("slurm_cancelled", "node_failed", "preempted", "evicted")
 _LAUNCHERS_ENDS = ("root_failure",)
@@ -29,6 +29,8 @@ _REFUSED = ("SyntaxError", "IndentationError", "TabError", "ArgumentError")
 _END_ROLES = ("root", "victim", "hang", "death", "exception", "numerics", "nccl", "outside")
 _RULES = {rule.kind: rule for rule in load_rules()}
 _ROLES = {kind: rule.role for kind, rule in _RULES.items()} | {"started_again": "context"}
+SAME_END_LINES = 10
+"""Lines of one end stand this close: of each node and step of the job, and of srun."""
 MAX_QUOTED = 160
 """Characters of a line that are quoted."""
 
@@ -173,7 +175,8 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
     2. A second start of the launcher of one node, or a resume where there is one node, by our own line.
     3. A restart by a launcher, unless only lost connections follow it: those may be of the attempt before.
     4. An error of a program's text or command line, then another end: the first had ended every process of its start.
-    5. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
+    5. A scheduler's end of another job: what stands above it is of that job.
+    6. The file's first lines once more after a failure, where one process alone writes: another rank's first lines may
        come after a failure, too. Steps lie between, or more time than between the processes of one start.
     """
     files: dict[str, list[LogLine]] = {}
@@ -195,7 +198,7 @@ def _apart(lines: list[LogLine]) -> tuple[list[LogLine], list[LogLine]]:
 def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
     """Line at which the last attempt of a file begins; 0 where it holds one."""
     lines = sorted(lines, key=lambda entry: entry.line)
-    stopped, begin = False, _after_refused(lines) if is_alone else 0
+    stopped, begin = False, max(_after_refused(lines) if is_alone else 0, _after_another_job(lines))
     launches: Counter[int] = Counter()
     for entry in lines:
         if entry.kind in (*_SCHEDULER_ENDS, *_LAUNCHERS_ENDS):
@@ -233,6 +236,14 @@ def _after_refused(lines: list[LogLine]) -> int:
     later = (entry for entry in ends if entry.line > refused[-1].line and entry.text("traceback")
              and entry.text("type") not in (*_REFUSED, "SystemExit"))  # fmt: skip
     return next((entry.line for entry in later), 0)
+
+
+def _after_another_job(lines: list[LogLine]) -> int:
+    """Line below the last end of another job than the one that ended last; 0 where one job wrote the file."""
+    ends = [(entry.line, entry.text("job").partition(".")[0]) for entry in lines if entry.kind == "slurm_cancelled"]
+    ends = [(line, job) for line, job in ends if job]
+    others = [line for line, job in ends if job != ends[-1][1]]
+    return others[-1] + 1 if others and ends[-1][0] - others[-1] > SAME_END_LINES else 0
 
 
 def _is_another_start(entry: LogLine) -> bool:

@@ -151,6 +151,15 @@ def test_a_program_that_was_refused_was_started_again(tmp_path: Path) -> None:
     assert finding.evidence["error_type"] == "SyntaxError"
 
 
+def test_the_end_of_another_job_in_the_file_is_not_this_ones(tmp_path: Path) -> None:
+    cancelled = "slurmstepd: error: *** STEP {job}.0 ON n1 CANCELLED AT 2026-11-2{day}T09:17:33 ***\n"
+    text = steps(1, 20) + cancelled.format(job=71, day=1) + steps(1, 30) + cancelled.format(job=72, day=2)
+    found = analyzed(tmp_path, text)
+    assert found.run["ended"].startswith("cancelled by Slurm at 2026-11-22T09:17:33")
+    (finding,) = analyzed(tmp_path, text.replace("STEP 71.0", "STEP 72.0")).fired
+    assert finding.cause == "cancelled"
+
+
 def test_each_job_environment_of_submitit_is_an_attempt(tmp_path: Path) -> None:
     start = "submitit INFO (2026-11-23 04:17:53,762) - Starting with JobEnvironment(job_id=6, hostname=n1, node=0(1))\n"
     found = analyzed(tmp_path, start + steps(1, 9) + TRACEBACK + start + steps(1, 4))
