@@ -25,5 +25,5 @@ class LogPolicy:
     ranks_of_a_node: int = 8
     """Ranks from this number on may be on a second node. Source: devices of most servers."""
     start_s: float = 60.0
-    """Seconds from which the first lines of a log, once more, are of another start: processes of one start print
-    theirs within it. Source: imports and device initialization on a shared file system, up to 40 s."""
+    """Seconds from which a log's first lines, once more, are another start's. Source: imports and device setup, at most
+    40 s."""
