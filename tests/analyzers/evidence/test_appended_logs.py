@@ -171,6 +171,9 @@ def test_an_error_before_the_time_limit_is_the_cause(tmp_path: Path) -> None:
     (finding,) = analyzed(tmp_path, steps(1, 9) + TRACEBACK + limit).fired
     assert (finding.cause, finding.evidence["error_type"]) == ("exception", "IndexError")
     assert "then lasted until the scheduler ended it at its time limit" in finding.summary
+    others = "".join(f"image {number} was written\n" for number in range(1200))
+    (finding,) = analyzed(tmp_path, TRACEBACK + others + limit).fired  # of a program that ran before
+    assert finding.cause == "time_limit"
     caught = TRACEBACK.replace('  File "/job/fit.py", line 90, in <module>\n    main()\n', "")
     (finding,) = analyzed(tmp_path, steps(1, 9) + caught + limit).fired
     assert finding.cause == "time_limit"
