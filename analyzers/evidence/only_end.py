@@ -57,8 +57,15 @@ def raised_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
     limit = next((one for one in candidates if one.cause == "time_limit"), None)
     if limit is None:
         return list(candidates)
-    raised = [one for one in candidates if one.rank_class == "own" and one.is_proven
-              and is_uncaught(one.lines[0]) and not one.lines[0].number("later_lines") and _is_before(one.lines[0], limit.lines[0])]  # fmt: skip
+    raised = [
+        one
+        for one in candidates
+        if one.rank_class == "own"
+        and one.is_proven
+        and is_uncaught(one.lines[0])
+        and not one.lines[0].number("later_lines")
+        and _is_before(one.lines[0], limit.lines[0])
+    ]
     if not raised:
         return list(candidates)
     lasted = f"{raised[0].what}. The job then lasted until the scheduler ended it at its time limit"
