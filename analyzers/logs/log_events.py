@@ -15,7 +15,6 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
-from analyzers.logs.policy import LogPolicy
 from analyzers.source import Source
 from store.readers.logs.rules import Rule, load_rules
 
@@ -214,7 +213,7 @@ def _last_begin(lines: list[LogLine], *, is_alone: bool) -> int:
             if stopped or is_new:
                 begin = entry.line
             stopped = False
-        elif entry.kind == "started_again" and is_alone and _is_another_start(entry):
+        elif entry.kind == "started_again" and is_alone:
             begin, stopped = entry.line, False
     restart = max((entry.line for entry in lines if entry.kind == "restarted"), default=0)
     again = any(
@@ -244,11 +243,6 @@ def _after_another_job(lines: list[LogLine]) -> int:
     ends = [(line, job) for line, job in ends if job]
     others = [line for line, job in ends if job != ends[-1][1]]
     return others[-1] + 1 if others and ends[-1][0] - others[-1] > SAME_END_LINES else 0
-
-
-def _is_another_start(entry: LogLine) -> bool:
-    seconds = entry.number("seconds_before")
-    return bool(entry.number("steps_before")) or (seconds is not None and seconds >= LogPolicy().start_s)
 
 
 def _in_order(lines: Iterable[LogLine]) -> list[LogLine]:

@@ -24,6 +24,3 @@ class LogPolicy:
     """Ends that a launcher reports within this time are equally early. Source: resolution of torchrun's table."""
     ranks_of_a_node: int = 8
     """Ranks from this number on may be on a second node. Source: devices of most servers."""
-    start_s: float = 60.0
-    """Seconds from which a log's first lines, once more, are another start's. Source: imports and device setup, at most
-    40 s."""

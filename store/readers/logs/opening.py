@@ -22,6 +22,8 @@ MIN_CHARS = 12
 """Shortest part of a line that is searched for."""
 MAX_BETWEEN = 3
 """Lines after the first among which the second must stand."""
+APART_S = 60.0
+"""Seconds from which two starts are apart: processes of one start print their first lines within it."""
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _WORD = re.compile(r"[A-Za-z]{3}")
 _OF_ANY_TIME = re.compile(r"warn|deprecat|error|exception|traceback|epoch|step|iter|loss|\d+%\|", re.IGNORECASE)
@@ -60,7 +62,7 @@ class Starts:
     def again(
         self, message: str, following: Iterable[str], line: int, wall_ns: int | None, step_lines: Sequence[int]
     ) -> dict[str, int] | None:
-        """Steps and seconds since the last start, if this line is another start and a failure lies between."""
+        """Steps since the last start, if this line is another start: a failure, and steps or time, lie between."""
         if _plain(message) != self._first or all(
             _plain(text) != self._second for text in islice(following, MAX_BETWEEN)
         ):
@@ -68,10 +70,9 @@ class Starts:
         (since, since_ns), (self._since, self._since_ns) = (self._since, self._since_ns), (line, wall_ns)
         if not since or self._failed <= since:
             return None
-        fields = {"steps_before": len(step_lines) - bisect_right(step_lines, since)}
-        if since_ns is not None and wall_ns is not None:
-            fields["seconds_before"] = (wall_ns - since_ns) // 10**9
-        return fields
+        steps = len(step_lines) - bisect_right(step_lines, since)
+        apart_s = (wall_ns - since_ns) / 1e9 if since_ns is not None and wall_ns is not None else 0.0
+        return {"steps_before": steps} if steps or apart_s >= APART_S else None
 
 
 def _plain(message: str) -> str:

@@ -355,8 +355,8 @@ class _Scan:
         self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule
     ) -> dict[str, Any] | None:
         if rule is _AGAIN:
-            following = (text for _, text in self._following(window, line_end))
-            return self._starts.again(text[prefix.length :], following, number, prefix.wall_ns, self._step_lines)
+            texts = (near for _, near in self._following(window, line_end))
+            return self._starts.again(text[prefix.length :], texts, number, prefix.wall_ns, self._step_lines)
         if rule.block == "traceback":
             return read_traceback(self._following(window, line_end), prefix)
         if rule.block in _OF_FOLLOWING:
