@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from analyzers.run.remembered import EVENTS_SQL, Remembered
 from analyzers.source import Source
 
 __all__ = ["Event", "EventLog", "parsed_detail"]
@@ -73,13 +74,14 @@ class EventLog:
         """Read the events of these kinds; none where there is no table of events."""
         if not source.has("events"):
             return cls([])
-        marks = ", ".join("?" * len(kinds))
-        only = "" if attempt is None else " AND attempt = ?"
-        sql = (
-            f"SELECT wall_ns, attempt, rank, step, kind, detail FROM events WHERE kind IN ({marks}){only}"
-            f" ORDER BY wall_ns LIMIT {MAX_EVENTS}"
-        )
-        rows = source.rows(sql, [*kinds] if attempt is None else [*kinds, attempt])
+        few = source.few_events() if isinstance(source, Remembered) else None
+        if few is None:
+            marks = ", ".join("?" * len(kinds))
+            only = "" if attempt is None else " AND attempt = ?"
+            sql = f"{EVENTS_SQL} WHERE kind IN ({marks}){only} ORDER BY wall_ns LIMIT {MAX_EVENTS}"
+            rows = source.rows(sql, [*kinds] if attempt is None else [*kinds, attempt])
+        else:
+            rows = [row for row in few if row[4] in kinds and attempt in (None, row[1])]
         return cls(
             Event(
                 wall_ns or 0,

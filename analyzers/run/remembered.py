@@ -2,6 +2,7 @@
 
     asked = Remembered(store)
     asked.rows("SELECT 1 FROM steps LIMIT 1")    # some thirty analyses ask whether there are steps
+    asked.few_events()                           # and some twenty read events of one kind or another
 
 Of a small run nearly half of the questions of a diagnosis were asked before, and planning one takes longer than
 answering it. A diagnosis is of the records as they were when it began to ask.
@@ -16,10 +17,12 @@ import numpy.typing as npt
 
 from analyzers.source import Source
 
-__all__ = ["Remembered"]
+__all__ = ["EVENTS_SQL", "Remembered"]
 
 _MAX_ROWS = 1_000
 """Longer answers are not kept: they are few, and large."""
+EVENTS_SQL = "SELECT wall_ns, attempt, rank, step, kind, detail FROM events"
+EventRows = list[tuple[Any, ...]]
 
 
 class Remembered:
@@ -28,6 +31,7 @@ class Remembered:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._answers: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
+        self._events: tuple[EventRows | None] | None = None
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
         return self._source.query(sql, params)
@@ -40,6 +44,13 @@ class Remembered:
         if len(found) <= _MAX_ROWS:
             self._answers[question] = list(found)
         return found
+
+    def few_events(self) -> EventRows | None:
+        """All rows of `EVENTS_SQL`, oldest first; None where they are too many to be kept."""
+        if self._events is None:
+            found = self._source.rows(f"{EVENTS_SQL} ORDER BY wall_ns LIMIT {_MAX_ROWS + 1}")
+            self._events = (found if len(found) <= _MAX_ROWS else None,)
+        return self._events[0]
 
     def has(self, table: str) -> bool:
         return self._source.has(table)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from analyzers.diagnose import diagnose
+from analyzers.run.event_log import Event, EventLog
 from analyzers.run.remembered import Remembered
 from analyzers.source import Source
+from probes.tape.events import EventWriter
 from store import Store
 from store.database import StoreError
 from tests.factories import make_run
@@ -54,3 +56,27 @@ def test_a_diagnosis_asks_nothing_twice_and_says_the_same(tmp_path: Path) -> Non
         told = diagnose(counted, run.manifest())
         assert {"straggler", "non_finite"} <= {finding.kind for finding in told.fired}
         assert [question for question, times in counted.asked.items() if times > 1] == []
+
+
+def test_few_events_are_read_once_and_many_by_their_kinds(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=5)
+    events = EventWriter(next(run.event_files()), attempt=0, rank=0)
+    events.write_any("note", step=3)
+    kinds = (("note",), ("rank_started", "note"), ("nothing",))
+
+    def loaded() -> tuple[list[list[Event]], int]:
+        with Store.open(run) as store:
+            counted = Counted(store)
+            asked = Remembered(counted)
+            found = [EventLog.load(asked, of, attempt).all() for of in kinds for attempt in (None, 0, 1)]
+            assert found == [EventLog.load(store, of, attempt).all() for of in kinds for attempt in (None, 0, 1)]
+            return found, len(counted.asked)
+
+    few, num_questions = loaded()
+    assert [len(events) for events in few[:3]] == [1, 1, 0]
+    assert num_questions == 1
+    for step in range(1000):
+        events.write_any("progress", step=step)
+    many, num_questions = loaded()
+    assert many == few
+    assert num_questions == 1 + 9

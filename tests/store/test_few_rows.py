@@ -1,0 +1,41 @@
+"""Records of a small run are copied when its store is opened; those of a large one are read from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from probes.tape.rundir import RunDir
+from probes.tape.schema import TABLES
+from store import Store, views
+from tests.factories import make_run, still_training
+
+
+def rows_of(run: RunDir) -> dict[str, list[str]]:
+    with Store.open(run, catch_up=False) as store:
+        return {name: sorted(map(repr, store.rows(f"SELECT * FROM {name}"))) for name in (*TABLES, "ingest_problems")}
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+def test_copies_are_the_records_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_live: bool) -> None:
+    run = make_run(tmp_path, ranks=4, steps=20, nan={1: 12}, gradients_every=5)
+    run = still_training(run) if is_live else run
+    Store.open(run).close()
+    copied = rows_of(run)
+    assert len(copied["steps"]) >= 4 * 19
+    monkeypatch.setattr(views, "_FEW_ROWS", -1)
+    assert rows_of(run) == copied
+
+
+def test_few_rows_are_copied_and_many_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, ranks=2, steps=20)
+
+    def kinds() -> set[str]:
+        with Store.open(run) as store:
+            sql = "SELECT table_type FROM information_schema.tables WHERE table_catalog = current_database()"
+            return {kind for (kind,) in store.rows(f"{sql} AND table_name IN ('steps', 'collectives', 'events')")}
+
+    assert kinds() == {"BASE TABLE"}
+    monkeypatch.setattr(views, "_FEW_ROWS", 30)
+    assert kinds() == {"VIEW"}
