@@ -202,6 +202,10 @@ def _run(arguments: list[str], *, safe_path: bool) -> None:
         sys.argv = arguments[1:]
         if safe_path:
             del sys.path[0]
+        if arguments[1] == "torch.distributed.run":
+            from trainer.launcher.nodes.method_names import name_methods_cheaply
+
+            name_methods_cheaply()  # as in each launcher of ours
         sys.modules.pop(arguments[1], None)  # what is preloaded would be told as run twice
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:

@@ -6,7 +6,8 @@
 `tests.forking_server` does this in a process that asks for it (`ForkedPython(..., forks_python=True)`): a launcher
 starts a watch for each run, whose imports take as long as the rest of it. The forks come from a small server that was
 forked from the caller; each becomes a child of the caller, which is made the reaper of its descendants, as with the
-ranks of `trainer.launcher.zygote`. What has options that are not known here is started as an interpreter.
+ranks of `trainer.launcher.zygote`. So are ranks that torchrun starts, of a worker or of a script. What has options that
+are not known here is started as an interpreter.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ MAX_MESSAGE_BYTES = 1 << 20
 _FLAGS = frozenset({"-P", "-u"})
 _MODULES = frozenset(
     {
-        "rankscope", "rankscope.attached_script", "trainer.launcher.prefork", "trainer.launcher.zygote",
-        "watch.node_process",
+        "rankscope", "rankscope.attached_script", "rankscope.worker", "trainer.launcher.prefork",
+        "trainer.launcher.zygote", "trainer.rank.worker", "watch.node_process",
     }
 )  # fmt: skip
-"""What imports torch or most of the project; a `rankscope` command forks in its turn."""
+"""What imports torch or most of the project, as scripts of ranks do; a `rankscope` command forks in its turn."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -79,7 +80,9 @@ def python_arguments(command: Sequence[Any]) -> list[str] | None:
     if words[:1] != [sys.executable]:
         return None
     first = next((place for place, word in enumerate(words[1:], 1) if word not in _FLAGS), len(words))
-    is_known = words[first : first + 1] == ["-m"] and words[first + 1] in _MODULES
+    if first == len(words):
+        return None
+    is_known = words[first + 1] in _MODULES if words[first] == "-m" else words[first].endswith(".py")
     return words[first:] if is_known else None
 
 

@@ -47,8 +47,9 @@ def test_a_watch_is_a_child_that_beats_and_ends_as_one_that_was_started(tmp_path
         (["-P", "-u", "-m", "watch.node_process", "run"], ["-m", "watch.node_process", "run"]),
         (["-m", "rankscope", "run", "-u"], ["-m", "rankscope", "run", "-u"]),
         (["-S", "-E", "-m", "watch.node_process"], None),
+        (["-u", "train.py", "-m"], ["train.py", "-m"]),
         (["-m", "some.other"], None),
-        (["-u", "train.py"], None),
+        (["-u", "train"], None),
         (["-u"], None),
     ],
 )

@@ -47,7 +47,7 @@ def analyzed(folder: Path, what: str, **variables: str) -> Finding:
     script.write_text(SCRIPT)
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    done = run_python([*launcher, str(script), what], timeout_s=180, env=env, cwd=folder)
+    done = run_python([*launcher, str(script), what], timeout_s=180, env=env, cwd=folder, forks_python=True)
     assert done.returncode != 0
     (folder / "logs").mkdir()
     (folder / "logs" / "job.log").write_text(done.stdout + done.stderr)

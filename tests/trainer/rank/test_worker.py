@@ -60,7 +60,8 @@ def command(config: Path, *arguments: str, ranks: int = 0, restarts: int = 0) ->
 
 
 def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_python(arguments, cwd=ROOT, env=os.environ | environment)
+    under_torchrun = "torch.distributed.run" in arguments
+    return run_python(arguments, cwd=ROOT, env=os.environ | environment, forks_python=under_torchrun)
 
 
 def events(run_dir: Path, attempt: int, rank: int) -> list[dict[str, Any]]:
