@@ -5,7 +5,7 @@ stand_ins = make_views(connection, paths)     # the files are attached as n0, n1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,30 +38,39 @@ def make_views(connection: DuckDBPyConnection, paths: Sequence[Path]) -> frozens
     """
     import duckdb
 
-    stand_ins = set()
+    stand_ins, empty = set(), list[str]()
     queries, made = dict[str, str](), dict[str, str]()
     try:
-        there = None if _all_of_this_version(connection, len(paths)) else _columns_of(connection)
-        copies = _has_few_rows(connection)
+        sizes = _sizes_of(connection)
+        there = None if _all_of_this_version(connection, len(paths), sizes.keys()) else _columns_of(connection)
+        copies = sum(sizes.values()) <= _FEW_ROWS
         for table_ in TABLES.values():
             typed = [(quoted(c.name), f"CAST(NULL AS {SQL_TYPES[c.type]})", c.name) for c in store_columns(table_)]
-            selects = []
+            selects, is_there = [], False
             for i in range(len(paths)):
                 columns = {name for _, _, name in typed} if there is None else _common(table_, there, i)
                 if columns:
+                    is_there = True
                     picked = ", ".join(q if name in columns else f"{null} AS {q}" for q, null, name in typed)
                     for part in _parts_of(table_, there, i):
-                        selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
-            if not selects:
+                        if not copies or sizes.get((f"n{i}", part)) != 0:
+                            selects.append(f"SELECT {picked} FROM n{i}.main.{quoted(part)}")
+            if not is_there:
                 stand_ins.add(table_.name)
+            if copies and not selects:
+                types = ", ".join(f"{quoted(c.name)} {SQL_TYPES[c.type]}" for c in store_columns(table_))
+                empty.append(f"CREATE TABLE {quoted(table_.name)} ({types})")
+                continue
+            if not selects:
                 selects.append("SELECT " + ", ".join(f"{null} AS {q}" for q, null, _ in typed) + " WHERE false")
             queries[table_.name] = " UNION ALL ".join(selects)
             made[table_.name] = _show(connection, quoted(table_.name), queries[table_.name], copies=copies)
+        connection.execute(";".join(empty))
         listed = [i for i in range(len(paths)) if there is None or (f"n{i}", "ingest_problems") in there]
         problems = [f"SELECT path, problem FROM n{i}.main.ingest_problems" for i in listed]
-        empty = "SELECT '' AS path, '' AS problem WHERE false"
-        connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [empty])}")
-        if _has_global_norms(connection):
+        none = "SELECT '' AS path, '' AS problem WHERE false"
+        connection.execute(f"CREATE VIEW ingest_problems AS {' UNION ALL '.join(problems or [none])}")
+        if "steps" in made and _has_global_norms(connection):
             connection.execute(f"DROP {made['steps']} steps")
             _show(connection, "steps", _WITH_GLOBAL_NORMS.format(steps=queries["steps"]), copies=copies)
     except duckdb.Error as error:
@@ -86,10 +95,12 @@ def _show(connection: DuckDBPyConnection, name: str, query: str, *, copies: bool
     return "VIEW"
 
 
-def _has_few_rows(connection: DuckDBPyConnection) -> bool:
-    """Return True if the files together have few enough rows to be copied."""
-    found = connection.execute("SELECT coalesce(sum(estimated_size), 0) FROM duckdb_tables()").fetchone()
-    return found is not None and found[0] <= _FEW_ROWS
+def _sizes_of(connection: DuckDBPyConnection) -> dict[tuple[str, str], int]:
+    """The rows of every table, by file and name."""
+    rows = connection.execute(
+        "SELECT database_name, table_name, estimated_size FROM duckdb_tables() WHERE schema_name = 'main'"
+    ).fetchall()
+    return {(database, table): size or 0 for database, table, size in rows}
 
 
 def _has_global_norms(connection: DuckDBPyConnection) -> bool:
@@ -104,16 +115,16 @@ def _has_global_norms(connection: DuckDBPyConnection) -> bool:
         return False
 
 
-def _all_of_this_version(connection: DuckDBPyConnection, num_files: int) -> bool:
+def _all_of_this_version(connection: DuckDBPyConnection, num_files: int, tables: Collection[tuple[str, str]]) -> bool:
     """Return True if every file has the tables of this version: no slow look-up of columns is needed then."""
     import duckdb
 
+    needed = {"ingest_meta", "ingest_problems"}
+    for table in TABLES.values():
+        needed |= {grown_table(table), f"{table.name}_open"} if table.can_be_open else {table.name}
+    if not all((f"n{i}", name) in tables for i in range(num_files) for name in needed):
+        return False  # of an older version, or one of them is a view
     try:
-        views = {
-            name for (name,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-        }
-        if not views <= {table.name for table in TABLES.values() if table.can_be_open}:
-            return False
         selects = [f"SELECT fingerprint FROM n{i}.main.ingest_meta" for i in range(num_files)]
         return connection.execute(" UNION ALL ".join(selects)).fetchall() == [(fingerprint(),)] * num_files
     except (duckdb.CatalogException, duckdb.BinderException):

@@ -39,6 +39,7 @@ from store.database import (
     connect_writer,
     drop_useless_log,
     interruptible,
+    log_of,
     quarantine,
     translated,
 )
@@ -242,9 +243,10 @@ class Ingester:
     def _write(self, thorough: bool) -> Transfer:
         import duckdb
 
+        is_new = identity_of(self.path) is None and identity_of(log_of(self.path)) is None
         connection = connect_writer(self.path, wait_s=self._patience_s, threads=self._threads)
         try:
-            known = known_store(connection, self.path)
+            known = None if is_new else known_store(connection, self.path)
             connection.execute("BEGIN")
             if known is None:
                 known = create(connection)

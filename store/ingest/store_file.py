@@ -77,8 +77,7 @@ def known_store(connection: DuckDBPyConnection, path: Path) -> tuple[str, int] |
 
 def create(connection: DuckDBPyConnection) -> tuple[str, int]:
     """Create the tables of a new store; returns its (store_id, generation)."""
-    for statement in create_statements():
-        connection.execute(statement)
+    connection.execute("; ".join(create_statements()))  # one by one they take twice as long
     store_id = uuid.uuid4().hex
     connection.execute("INSERT INTO ingest_meta VALUES ($1, $2, $3, 0)", [SCHEMA_VERSION, fingerprint(), store_id])
     return store_id, 0
