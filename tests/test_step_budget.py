@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.forked import run_python
 from tests.support.played.step_budget import LAYOUTS, SINGLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,8 +31,8 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     if not shutil.which("c++"):
         pytest.skip("the played device needs a C++ compiler")
     file = tmp_path_factory.mktemp("budget") / "budget.json"
-    words = ["-m", "tests.support.played.step_budget", "--ranks", str(RANKS), "--json", str(file)]
-    done = run_python(words, cwd=ROOT, timeout_s=600)
+    words = [sys.executable, "-m", "tests.support.played.step_budget", "--ranks", str(RANKS), "--json", str(file)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return {row["layout"]: row for row in json.loads(file.read_text())}
 
