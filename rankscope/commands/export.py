@@ -127,7 +127,7 @@ def _weights(path: str, out: str, step: int | None, *, as_llama: bool) -> _Expor
     except (CheckpointError, StorageError, ConfigError, RunError) as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{out}: cannot be written: {error.strerror}")
+        fail(f"{out}: cannot be written ({error.strerror or error}): choose another place")
     what = f"{done.num_parameters:,} parameters in {done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB"
     lines = [f"{out}: step {done.step} of {path if '://' in path else done.folder}: {what}"]
     if proven is not None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -103,10 +104,13 @@ def export(folder: Path, out: Path, *, rename: Callable[[str], str] = str) -> Ex
     fresh = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     about = {"format": "pt", "step": str(manifest["step"]), "mesh": json.dumps(manifest["mesh"])}
     try:
+        fresh.touch()  # where nothing can be written, an OSError with its reason
         save_file(tensors, fresh, metadata=about)
         fsync_path(fresh)
         fresh.replace(out)
         fsync_path(out.parent)
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(str(error)) from error
     finally:
         with contextlib.suppress(OSError):
             fresh.unlink()

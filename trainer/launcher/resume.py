@@ -118,7 +118,14 @@ def check_finished(path: Path, overrides: list[str]) -> None:
 
 
 def _recorded(run: RunDir, path: Path) -> dict[str, Any]:
-    before = run.private_manifest().get("config")
+    manifest = run.private_manifest()
+    before = manifest.get("config")
+    if manifest.get("attached"):
+        command = " ".join(str(word) for word in manifest.get("command") or ["its script"])
+        raise ResumeError(
+            f"{path} cannot be resumed here: it records a training loop that is not `rankscope train`. "
+            f"Start {command} again with its own way to resume."
+        )
     if not isinstance(before, dict):
         raise ResumeError(f"{path} cannot be resumed: its run.json has no configuration.")
     return before

@@ -83,6 +83,15 @@ def test_a_damaged_checkpoint_is_not_exported(run: Path, tmp_path: Path) -> None
     assert not list(tmp_path.glob("*model.safetensors*"))
 
 
+def test_a_place_that_cannot_be_written_is_an_os_error(run: Path, tmp_path: Path) -> None:
+    checkpoint = find_checkpoint(run, step=None)
+    with pytest.raises(FileNotFoundError):
+        export(checkpoint, tmp_path / "missing" / "model.safetensors")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        export(checkpoint, tmp_path / "file" / "model.safetensors")
+
+
 def test_which_checkpoint_is_taken(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no finished checkpoint"):
         find_checkpoint(tmp_path, step=None)
