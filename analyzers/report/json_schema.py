@@ -50,7 +50,8 @@ def schema() -> dict[str, Any]:
                     "step_ms_median": _or_null("number", "milliseconds"),
                     "tokens_per_s": _or_null("number", "over all ranks, while steps ran"),
                     "first_loss": _or_null("number", "nat"),
-                    "last_loss": _or_null("number", "nat"),
+                    "last_loss": _or_null("number", "the last finite loss, nat"),
+                    "loss_lost_at_step": _or_null("integer", "step from which on no loss was finite until the end"),
                     "validation": {
                         "type": ["object", "null"],
                         "description": "last and lowest validation loss in nat, with their steps; null: no evaluation",

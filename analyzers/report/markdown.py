@@ -18,8 +18,9 @@ from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.account_lines import goodput_line, phases_line, pipeline_line, wall_s, what_if_line
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
+from analyzers.report.wording.loss_lines import loss_line
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, counted, number, number_ranges, ranks_before, sentence
+from analyzers.wording import batches_text, counted, is_number, number, number_ranges, ranks_before, sentence
 from probes.tape.printable import MAX_TEXT, escaped, visible
 
 __all__ = ["to_markdown"]
@@ -121,8 +122,9 @@ def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str,
         ("step, median", f"{number(facts.get('step_ms_median'), 4)} ms"),
         ("wall time", "?" if seconds is None else f"{seconds:.1f} s"),
         ("tokens/s", number(facts.get("tokens_per_s"), 4)),
-        ("loss", f"{number(facts.get('first_loss'), 5)} to {number(facts.get('last_loss'), 5)}"),
     ]
+    if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
+        rows.append(("loss", loss_line(facts)))
     if diagnosis.goodput is not None:
         rows.append(("goodput", goodput_line(diagnosis.goodput)))
     if diagnosis.what_if is not None:

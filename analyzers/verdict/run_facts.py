@@ -6,6 +6,8 @@ facts["num_ranks"], facts["steps"], facts["tokens_per_s"]
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -172,7 +174,7 @@ def _ranks(source: Source) -> dict[str, Any]:
 
 def _steps(source: Source, views: Views) -> dict[str, Any]:
     facts: dict[str, Any] = dict.fromkeys(
-        ("steps", "wall_s", "step_ms_median", "tokens", "tokens_per_s", "first_loss", "last_loss")
+        ("steps", "wall_s", "step_ms_median", "tokens", "tokens_per_s", "first_loss", "last_loss", "loss_lost_at_step")
     )
     if not views.whole.has("steps"):
         return facts
@@ -206,19 +208,24 @@ def _validation(source: Source) -> dict[str, Any] | None:
 
 
 def _learning(source: Source) -> dict[str, Any]:
-    """First and last loss of the committed steps, and the fall of the loss in units of its noise."""
+    """First and last finite loss of the committed steps, and the fall of the loss in units of its noise.
+
+    `loss_lost_at_step`: the step from which on no loss was finite until the end.
+    """
     rows = source.rows(
         """
-        SELECT loss FROM steps
-        WHERE isfinite(loss) AND committed AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
+        SELECT step, loss FROM steps
+        WHERE loss IS NOT NULL AND committed AND rank = (SELECT min(rank) FROM steps WHERE loss IS NOT NULL)
         ORDER BY attempt, start_ns
         """
     )
-    losses = [float(loss) for (loss,) in rows]
+    losses = [float(loss) for _, loss in rows if math.isfinite(loss)]
+    lost = list(itertools.takewhile(lambda row: not math.isfinite(row[1]), reversed(rows)))
     fall = loss_fall(losses)
     return {
         "first_loss": _round(losses[0], 5) if losses else None,
         "last_loss": _round(losses[-1], 5) if losses else None,
+        "loss_lost_at_step": lost[-1][0] if lost else None,
         "loss_drop": _round(fall.drop_nat, 5) if fall else None,
         "loss_noise": _round(fall.noise_nat, 5) if fall else None,
         "loss_drop_in_noise": _round(fall.margin_ratio, 2) if fall and fall.noise_nat else None,

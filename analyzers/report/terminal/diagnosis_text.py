@@ -23,8 +23,9 @@ from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
+from analyzers.report.wording.loss_lines import loss_line, validation_line
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.wording import batches_text, counted, counted_ranks, is_number, loss_text, ranks_text, sentence
+from analyzers.wording import batches_text, counted, counted_ranks, is_number, ranks_text, sentence
 from probes.tape.printable import visible
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
     if facts.get("mfu_not_judged") and any(kind != "cpu" for kind in facts.get("devices") or []):
         rows.append(("MFU", f"Not judged: {facts['mfu_not_judged']}."))
     if is_number(facts.get("first_loss")) and is_number(facts.get("last_loss")):
-        rows.append(("Loss", _loss(facts)))
+        rows.append(("Loss", loss_line(facts)))
     if validation := facts.get("validation"):
         rows.append(("Validation", validation_line(validation)))
     if diagnosis.goodput is not None:
@@ -253,24 +254,6 @@ def _facts(diagnosis: Diagnosis, console: Console) -> None:
     for label, text in rows:
         table.add_row(_text(label, "dim"), _text(visible(text), ""))
     console.print(table)
-
-
-def validation_line(validation: Mapping[str, Any]) -> str:
-    """The last validation loss, and the lowest if that is another one."""
-    last = f"Loss {loss_text(validation['last_loss'], 4)} at step {validation['last_step']:,}"
-    if validation["lowest_step"] == validation["last_step"]:
-        return f"{last}, the lowest of {counted(validation['evaluations'], 'evaluation')}."
-    return f"{last}. The lowest was {loss_text(validation['lowest_loss'], 4)} at step {validation['lowest_step']:,}."
-
-
-def _loss(facts: Mapping[str, Any]) -> str:
-    text = f"{loss_text(facts['first_loss'], 4)} at the start, {loss_text(facts['last_loss'], 4)} at the end"
-    drop, ratio = facts.get("loss_drop"), facts.get("loss_drop_in_noise")
-    if drop is None or ratio is None:
-        return text
-    verb = "fell" if drop > 0 else "rose"
-    by = f"{loss_text(abs(drop), 2)}, {loss_text(abs(ratio), 0)}x the noise"
-    return f"{text}. Between the first and the last tenth it {verb} by {by}."
 
 
 def _text(text: str, style: str) -> Text:
