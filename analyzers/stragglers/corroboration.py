@@ -102,6 +102,15 @@ class Counters:
             return False
         return excess_ms < SHARED.minor_ratio * own_ms and (self.cpu_ratio or 0.0) < policy.crowded_cpu_ratio
 
+    def waiting_part(self, excess_ms: float) -> str:
+        """A sentence if half of a compute excess or more is waiting for a core: then it is not all work of the rank."""
+        if not self.on_cpu or self.cpu_ms is None or self.run_delay_ms is None:
+            return ""
+        if self.run_delay_ms < SHARED.explained_ratio * max(excess_ms, 1e-9):
+            return ""
+        waited = f"{self.run_delay_ms:+.3g} ms of waiting for a core"
+        return f"Against its peers it has {self.cpu_ms:+.3g} ms of CPU time and {waited}."
+
     def evidence(self) -> dict[str, Any]:
         """Known values for a finding's evidence."""
         known = {

@@ -41,6 +41,8 @@ class Cost:
     """Time of all steps of the attempt that were compared."""
     basis: str
     error_ratio: float | None = None
+    replayed: tuple[int, int] | None = None
+    """First and last step that `step_ms` is of: the newest of the slow ones. None: nothing was replayed."""
     withheld: str = ""
     """Reason why no gain is reported; empty if one is."""
 
@@ -59,7 +61,9 @@ class Cost:
 
     def evidence(self) -> dict[str, Any]:
         """Values for a finding's evidence."""
-        measured = {"step_ms": round(self.step_ms, 3), "run_s": round(self.run_s, 3)}
+        measured: dict[str, Any] = {"step_ms": round(self.step_ms, 3), "run_s": round(self.run_s, 3)}
+        if self.replayed:
+            measured |= dict(zip(("replayed_first_step", "replayed_last_step"), self.replayed, strict=True))
         if self.withheld:  # no prediction of the step without it
             return measured | {"whatif_withheld": self.withheld}
         return measured | {
@@ -102,7 +106,7 @@ def cost_of(source: Source, timings: Timings, suspect: Suspect) -> Cost:
     saved_s = (step_ms - without_ms) * worst.num_steps / 1e3
     return Cost(
         step_ms=step_ms, step_without_ms=without_ms, saved_s=saved_s, run_s=run_s, basis=basis, error_ratio=error,
-        withheld=withheld,
+        replayed=found.step_span if found else None, withheld=withheld,
     )  # fmt: skip
 
 
@@ -127,6 +131,7 @@ def cost_of_link(source: Source, timings: Timings, link: SlowLink) -> Cost | Non
         run_s=float(np.nansum(np.nanmax(timings.duration, axis=0))) / 1e3,
         basis=found.basis,
         error_ratio=found.error_ratio,
+        replayed=found.step_span,
         withheld=why_withheld(found),
     )
 

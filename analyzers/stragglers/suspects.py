@@ -53,6 +53,8 @@ class Suspect:
         """The reason as a sentence; empty if none is known."""
         if self.cause == GPU_CLOCK and self.device is not None:
             return self.device.explains(self.worst.factor)
+        if self.cause == "compute" and not self.worst.by_cpu:
+            return self.counters.waiting_part(self.worst.excess_ms)
         return REASONS.get(self.reason, "")
 
     @property

@@ -58,6 +58,11 @@ class StepGraph:
     launch_delay_ratio: float = 0.0
     """Part of the time in which nothing that was recorded ran."""
 
+    @property
+    def step_span(self) -> tuple[int, int]:
+        """First and last step of the graph: of a long range only the newest steps are in it."""
+        return self.graph.steps[0], self.graph.steps[-1]
+
 
 def load_graph(
     source: Source, attempt: int, first_step: int, last_step: int, policy: WhatIfPolicy | None = None

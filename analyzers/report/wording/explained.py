@@ -90,7 +90,7 @@ def _gain(finding: Finding) -> str:
 
 
 def _steps(finding: Finding) -> str:
-    """The steps that the prediction is of: those in which the rank was slow, not the whole run."""
-    if finding.first_step is None or finding.last_step is None:
-        return "The run"
-    return f"Steps {finding.first_step} to {finding.last_step}"
+    """The steps that the prediction is of: those that were replayed, the newest ones in which the rank was slow."""
+    replayed = (finding.evidence.get("replayed_first_step"), finding.evidence.get("replayed_last_step"))
+    first, last = (finding.first_step, finding.last_step) if None in replayed else replayed
+    return "The run" if first is None or last is None else f"Steps {first} to {last}"

@@ -201,3 +201,15 @@ def test_a_rank_that_sleeps_for_longer_than_ranks_wait_is_named_on_a_crowded_mac
     (finding,) = judged(on_shared_cores(31, wait_ms=60.0, excess_wait_ms=0.0, cpu_growth=0.0))
     assert (finding.ranks, finding.cause) == ((3,), "host")
     assert "idle off-CPU" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("waited_ms", "said"),
+    [(7.0, "Against its peers it has +4 ms of CPU time and +7 ms of waiting for a core."), (4.0, ""), (None, "")],
+)
+def test_an_excess_that_is_mostly_waiting_for_a_core_is_not_told_as_compute_alone(
+    waited_ms: float | None, said: str
+) -> None:
+    counters = Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=True)
+    assert counters.waiting_part(10.0) == said
+    assert Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=False).waiting_part(10.0) == ""

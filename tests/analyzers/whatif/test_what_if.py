@@ -84,7 +84,7 @@ def test_the_finding_and_the_report_say_it(stored) -> None:  # type: ignore[no-u
     assert isinstance(what, WhatIf)
     assert what.worst_ranks == (1,)
     assert what.slowdown > 1.2
-    assert "Fixing rank 1 alone gives" in what_if_line(what)
+    assert "Balancing rank 1 alone gives" in what_if_line(what)
     assert to_json(diagnosis)["what_if"]["slowdown_ratio"] == round(what.slowdown, 4)
 
 
@@ -119,6 +119,8 @@ def test_a_gain_is_said_with_the_error_of_its_replay_and_not_if_it_is_smaller() 
     )
     assert "without it" not in next_step(slow(**lost, replay_error_ratio=0.098))
     assert "1.04x faster without it." in next_step(slow(**lost, replay_error_ratio=None)), "nothing replayed"
+    part = slow(**clear, replay_error_ratio=0.012, replayed_first_step=111, replayed_last_step=150)
+    assert "Steps 111 to 150 would be 1.31x" in next_step(replace(part, first_step=62, last_step=150))
     assert exceeds_error(1.12, 0.1)
     assert not exceeds_error(1.11, 0.1), "10 % of a step that is 1.11 times as long"
 
@@ -136,4 +138,4 @@ def test_every_report_says_how_far_the_replay_is_off(stored) -> None:  # type: i
         assert line.replace("'", "&#39;") in page
         assert ("would be 1." in line) == promised
         assert ("slower by stragglers" in page) == promised
-        assert ("Fixing rank 1 alone gives" in line) == promised
+        assert ("Balancing rank 1 alone gives" in line) == promised

@@ -32,13 +32,13 @@ def test_shares_are_those_of_the_gain_and_never_above_all_of_it() -> None:
     """Rank 3 removes 54 % of the whole slowdown, 10.26 ms, and balanced ranks would gain 10.35 ms for sure."""
     line = what_if_line(WHAT)
     assert "mean step 258.7 ms instead of 269 ms, steps 6 to 40, error 1.0 %" in line
-    assert line.endswith("Fixing rank 3 alone gives 99 % of this gain.")
+    assert line.endswith("Balancing rank 3 alone gives 99 % of this gain.")
     whole = what_if_line(replace(WHAT, worst_ranks_ratio=1.2, last_stage_ratio=0.9))
-    assert "gives 100 % of this gain. Fixing the last stage alone gives 100 %." in whole
+    assert "gives 100 % of this gain. Balancing the last stage alone gives 100 %." in whole
 
 
 def test_the_gain_of_a_finding_is_set_apart() -> None:
-    apart = "The gain that a finding names is for its steps alone, as if its ranks were as fast as their peers."
+    apart = "A finding's gain is another: the extra work of its ranks is gone there, not spread."
     assert what_if_line(WHAT, [slow("compute", speedup_without_it_ratio=1.06)]).endswith(apart)
     assert apart not in what_if_line(WHAT, [slow("compute")])
 
