@@ -61,7 +61,7 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
     if not steps:
         return Outcome(
             ended="not in the logs",
-            text=f"None of {num_lines:,} lines names a cause or a training step. {_last_words(logs)}Add the other "
+            text=f"{_no_line_names(num_lines)} a cause or a training step. {_last_words(logs)}Add the other "
             "ranks' logs, the launcher's, and each host's `dmesg -T`.",
             is_known=False,
         )
@@ -84,6 +84,10 @@ def _trains_on(logs: Sequence[ReadLog]) -> bool:
     """Return True if a log ends within another training, whose bar is not the longest one."""
     last = [log.steps[-1].step_line for log in logs if log.steps]
     return any(line.bar is not None and line.loss is not None and line.bar.step < line.bar.total for line in last)
+
+
+def _no_line_names(num_lines: int) -> str:
+    return "The only line does not name" if num_lines == 1 else f"None of {num_lines:,} lines names"
 
 
 def _last_words(logs: Sequence[ReadLog]) -> str:

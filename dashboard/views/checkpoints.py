@@ -113,7 +113,7 @@ def _interval(view: View) -> None:
         st.caption(
             markdown_text(
                 f"Suggested checkpoint interval: {interval['steps']:,} steps, which loses the least time to saves and "
-                f"repeated steps. A save stalls training "
-                f"for {units.duration(interval.get('cost_s'))} here. {_failure_rate(interval.get('num_failures'))}"
+                f"repeated steps. A save to disk stalls training for {units.duration(interval.get('cost_s'))} here, "
+                f"in the median of {interval.get('num_saves')}. {_failure_rate(interval.get('num_failures'))}"
             )
         )

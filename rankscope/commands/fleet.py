@@ -97,12 +97,13 @@ def _histories(folder: RunsFolder) -> list[RunHistory]:
 
 
 def _print(found: Fleet) -> None:
+    from analyzers.wording import counted
+
     screen = console()
-    mtbf = f", one failure in {found.mtbf_h:,.1f} h" if found.mtbf_h else ", no failure"
-    screen.print(
-        f"{found.num_runs:,} runs, {found.hours:,.1f} h, {len(found.hosts)} hosts, {len(found.devices)} devices{mtbf}",
-        highlight=False,
-    )
+    mtbf = f"one failure in {_hours(found.mtbf_h)}" if found.mtbf_h else "no failure"
+    members = (counted(len(found.hosts), "host"), counted(len(found.devices), "device"))
+    parts = (counted(found.num_runs, "run"), _hours(found.hours), *members, mtbf)
+    screen.print(", ".join(part for part in parts if part), highlight=False)
     for title, members in (("host", found.hosts), ("device", found.devices)):
         if members:
             _print_members(title, members)
@@ -118,6 +119,15 @@ def _print(found: Fleet) -> None:
         _print_speeds(found.speeds)
 
 
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
+
+
+def _rate(per_h: float) -> str:
+    """Failures in 1,000 hours."""
+    return f"{1e3 * per_h:,.0f}" if per_h >= 0.1 else f"{1e3 * per_h:.3g}"
+
+
 def _print_members(title: str, members: tuple[Member, ...]) -> None:
     from rich import box
     from rich.table import Table
@@ -130,7 +140,7 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
     shown = [member for member in members if member.is_suspicious or member.bad_runs][:MAX_SHOWN] or members[:1]
     for member in shown:
         rate = member.rate
-        per_kh = f"{1e3 * rate.mean_per_h:,.3g} ({1e3 * rate.low_per_h:,.3g} to {1e3 * rate.high_per_h:,.3g})"
+        per_kh = f"{_rate(rate.mean_per_h)} ({_rate(rate.low_per_h)} to {_rate(rate.high_per_h)})"
         kinds = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in member.kinds.items())
         name = member.name if title == "host" else f"{member.name} on {member.host}"
         table.add_row(

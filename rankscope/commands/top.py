@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rankscope.pressed_keys import pressed_keys
 from rankscope.terminal import RunArgument, console, fail
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def top(
 
     Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. Where the
     ranks do not fit on the screen, those in trouble keep their rows and the others are folded by what they do. It ends
-    with Ctrl-C or with the run; of a run that has ended, the findings are those of `rankscope analyze`.
+    with q, Ctrl-C or the run; of a run that has ended, the findings are those of `rankscope analyze`.
     """
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
@@ -58,9 +59,11 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
     with screen.status("Reading the run…"):  # minutes, where many ranks of an ended run are diagnosed
         drawn = _rank_screen(folder, screen, name)
     try:
-        with Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live:
-            while drawn.is_live:
-                time.sleep(every_s)
+        with (
+            Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live,
+            pressed_keys() as asks_to_leave,
+        ):
+            while drawn.is_live and not asks_to_leave(every_s):
                 drawn = _rank_screen(folder, screen, name)
                 live.update(drawn.table, refresh=True)
     finally:

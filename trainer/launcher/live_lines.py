@@ -90,11 +90,27 @@ class FindingLines:
         return f"[dim]More findings of {escape(finding.kind)} are in the report.[/]"
 
 
-def say(console: Console, markup: str, *, indent: int = 2) -> None:
-    """Print one line. On a terminal it breaks between words and goes on indented; in a file it stays one line."""
+def say(console: Console, *markups: str, indent: int = 2) -> None:
+    """Print lines with one write, so that what ranks print at that moment stands before or behind them.
+
+    On a terminal a line breaks between words and goes on indented; in a file it stays one line.
+    """
     if not console.is_terminal:
-        console.print(markup, highlight=False, soft_wrap=True)
+        for markup in markups:
+            console.print(markup, highlight=False, soft_wrap=True)
         return
-    for number, line in enumerate(Text.from_markup(markup).wrap(console, max(20, console.width - indent))):
+    lines = [line for markup in markups for line in _wrapped(console, Text.from_markup(markup), indent)]
+    console.print(Text("\n").join(lines), highlight=False, no_wrap=True)
+
+
+def _wrapped(console: Console, text: Text, indent: int) -> list[Text]:
+    """The lines of a text: the first as wide as the terminal, the others indented."""
+    first = next(iter(text.wrap(console, max(20, console.width))), Text())
+    first.rstrip()
+    rest = text[len(first.plain) :]
+    further = rest[len(rest.plain) - len(rest.plain.lstrip()) :] if rest.plain.strip() else None
+    lines = [first]
+    for line in further.wrap(console, max(20, console.width - indent)) if further is not None else ():
         line.rstrip()
-        console.print(Text(" " * indent if number else "") + line, highlight=False, no_wrap=True)
+        lines.append(Text(" " * indent) + line)
+    return lines

@@ -68,9 +68,7 @@ class _Stop:
         self._events.write(event_kinds.STOP_REQUESTED, node_rank=self._node.rank, signal=name)
 
     def report(self, number: int) -> None:
-        for line in open_verdict(self._run):
-            say(self._console, line, indent=VERDICT_INDENT)
-        say(self._console, STOPPING)
+        say(self._console, *open_verdict(self._run), STOPPING, indent=VERDICT_INDENT)
 
     def end_at_once(self, number: int, reason: str) -> None:
         self._ranks.kill()

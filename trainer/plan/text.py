@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from trainer.plan.expected import EFFICIENCY, LINK_EFFICIENCY, Expected
@@ -126,16 +127,18 @@ def _float8(expected: Expected, float8: Float8Products) -> str:
 
 def _ladder(found: Strategies, console: Console) -> None:
     simplest, fastest = found.simplest, found.fastest
-    first = "[bold]Layouts[/], the simplest first"
-    titles = (first, "GB a rank", "fits", "step", "exposed", "bubble", "MFU", "")
-    table = _table(titles, left=(first, "fits", ""), no_wrap=True)
-    for strategy in found.tried:
-        expected = strategy.expected
+    shown = [strategy.expected for strategy in found.tried]
+    has_misfits, has_bubbles = any(not one.fits for one in shown), any(one.bubble_share > 0 for one in shown)
+    first = f"[bold]Layouts[/], the simplest first{'' if has_misfits or not shown else '; all fit'}"
+    titles = (first, "GB a rank", *["fits"] * has_misfits, "step", "exposed", *["bubble"] * has_bubbles, "MFU", "")
+    table = _table(titles, left=(first, "fits", ""), no_wrap=titles[1:])
+    for strategy, expected in zip(found.tried, shown, strict=True):
         mark = "<- simplest" if strategy is simplest else "<- fastest" if strategy is fastest else ""
         table.add_row(
-            f"  {strategy.name}", f"{expected.memory.peak / 1e9:.1f}", "yes" if expected.fits else "no",
-            seconds(expected.step_s), f"{expected.communication_share:.0%}", f"{expected.bubble_share:.0%}",
-            f"{expected.mfu:.0%}", mark,
+            Padding(strategy.name, (0, 0, 0, 2)), f"{expected.memory.peak / 1e9:.1f}",
+            *["yes" if expected.fits else "no"] * has_misfits,
+            seconds(expected.step_s), f"{expected.communication_share:.0%}",
+            *[f"{expected.bubble_share:.0%}"] * has_bubbles, f"{expected.mfu:.0%}", mark,
         )  # fmt: skip
     console.print(table)
     for why in dict.fromkeys(why for _, why in found.impossible):
@@ -157,11 +160,11 @@ def _would_fit(ways: Sequence[str], console: Console) -> None:
         console.print(f"  {way}", highlight=False, markup=False)
 
 
-def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: bool = False) -> Table:
-    """Columns without a frame; texts are on the `left`, numbers on the right."""
+def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: Sequence[str] = ()) -> Table:
+    """Columns without a frame; texts are on the `left`, numbers on the right; those of `no_wrap` are never cut."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
-        table.add_column(title, justify="left" if title in left else "right", no_wrap=no_wrap)
+        table.add_column(title, justify="left" if title in left else "right", no_wrap=title in no_wrap)
     return table
 
 

@@ -227,7 +227,11 @@ def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("ms per step, median", facts.get("step_ms_median"), "{:,.4g}"),
         ("tokens/s", facts.get("tokens_per_s"), "{:,.0f}"),
         ("MFU", 100 * share if isinstance(share := facts.get("mfu_ratio"), float) else None, "{:.1f} %"),
-        ("loss, last" if facts.get("loss_lost_at_step") is None else "last finite loss", facts.get("last_loss"), "{:.4f}"),
+        (
+            "loss, last" if facts.get("loss_lost_at_step") is None else "last finite loss",
+            facts.get("last_loss"),
+            "{:.4f}",
+        ),
         ("validation loss, last", (facts.get("validation") or {}).get("last_loss"), "{:.4f}"),
     ]
     shown = [(name, form.format(value)) for name, value, form in tiles if isinstance(value, (int, float))]

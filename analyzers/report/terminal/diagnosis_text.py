@@ -154,7 +154,7 @@ def saves_line(interval: Mapping[str, Any], num_steps: Any) -> str:
         f"Suggested checkpoint interval: {interval['steps']:,} step{'s' * (interval['steps'] != 1)} "
         f"({_duration(interval['interval_s'])}){more}. It loses the least time to saves and repeated steps with {rate} "
         f"(one failure in {_duration(interval['mtbf_s'])}{few}). "
-        f"A save stalls training for {1e3 * interval['cost_s']:.1f} ms ({interval['num_saves']} measured)."
+        f"A save to disk stalls training for {1e3 * interval['cost_s']:.1f} ms (median of {interval['num_saves']})."
     )
 
 

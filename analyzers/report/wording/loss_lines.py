@@ -1,6 +1,6 @@
 """Sentences on the loss of a run, the same in terminal and ticket.
 
-loss_line(facts)                     # "5.5460 at the start, 2.4513 at the end. Between the first and the last tenth ..."
+loss_line(facts)                     # "5.5460 at the start, 2.4513 at the end. Between the first ..."
 validation_line(facts["validation"]) # "Loss 2.2990 at step 150, the lowest of 15 evaluations."
 """
 

@@ -51,3 +51,33 @@ def event(number: int) -> dict[str, object]:
         "status": "fired", "summary": f"Number {number}.", "finding_ranks": [], "first_step": number, "last_step": None,
         "cause": "", "evidence": {}, "advice": "", "attempt": 0, "cost_s": None,
     }  # fmt: skip
+
+
+def test_the_first_line_is_as_wide_as_the_terminal() -> None:
+    written = io.StringIO()
+    say(Console(file=written, width=80, force_terminal=True, no_color=True), f"Verdict  {SENTENCE}", indent=9)
+    first, second = written.getvalue().splitlines()
+    longer = f"{first} {second.split()[0]}"
+    assert len(first) <= 80 < len(longer), "another word would not fit"
+    assert f"{first} {second.strip()}" == f"Verdict  {SENTENCE}"
+
+
+class Writes(io.StringIO):
+    """A terminal that counts what is written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def write(self, text: str) -> int:
+        self.count += 1
+        return super().write(text)
+
+
+def test_a_verdict_of_several_lines_is_written_at_once() -> None:
+    """Ranks that end at the same moment print their tracebacks to the same terminal."""
+    written = Writes()
+    say(Console(file=written, width=40, force_terminal=True, no_color=True), "", SENTENCE, "Stopping.", indent=9)
+    assert written.count == 1
+    lines = written.getvalue().splitlines()
+    assert (lines[0], lines[-1]) == ("", "Stopping.")

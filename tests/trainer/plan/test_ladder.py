@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from rankscope.cli import app
@@ -16,6 +18,7 @@ from trainer.plan.anti_patterns import anti_patterns
 from trainer.plan.expected import expect
 from trainer.plan.hardware import Hardware, named_hardware, parse_hardware
 from trainer.plan.strategies import strategies
+from trainer.plan.text import render
 from trainer.presets import config_path
 
 LLAMA_70B = {
@@ -202,3 +205,19 @@ def test_accumulation_is_warned_of_where_the_batch_fits() -> None:
     assert not accumulation_warnings(load_config(config_path("gpt2-124m"), ["train.micro_batch_size=0", batch]), 8)
     large = Config.model_validate({**LLAMA_70B, "train": {**LLAMA_70B["train"], "micro_batch_size": 1}})
     assert not accumulation_warnings(large, 64)
+
+
+@pytest.mark.parametrize("preset", ["gpt-demo", "llama-8b"])
+def test_no_number_of_the_layouts_is_cut_at_80_columns(preset: str) -> None:
+    config, written = load_config(config_path(preset)), io.StringIO()
+    hardware = machine()
+    num_gpus = {"gpt-demo": 4, "llama-8b": 64}[preset]
+    found = strategies(config, hardware, num_gpus)
+    expected = expect(config, resolve(config, num_gpus), hardware)
+    render(expected, hardware, [], found, Console(file=written, width=80, force_terminal=True, no_color=True))
+    table = written.getvalue().partition("Layouts")[2].partition("\n\n")[0]
+    assert "…" not in table
+    assert all(title in table for title in ("GB a rank", "step", "exposed", "MFU", "<- simplest"))
+    for each in found.tried:
+        assert each.name.split()[0] in table
+    assert ("fits" in table) == any(not each.expected.fits for each in found.tried)

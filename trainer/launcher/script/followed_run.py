@@ -101,9 +101,8 @@ class FollowedRun:
     def report(self, number: int) -> None:
         """Print what is open in the second of a stop."""
         self._shown = open_verdict(self._run) if self._run is not None else []
-        for line in self._shown:
-            say(self._console, line, indent=VERDICT_INDENT)
-        self._print(STOPPING)
+        begin = [""] if number == signal.SIGINT and self._console.is_terminal else []  # behind the terminal's ^C
+        say(self._console, *begin, *self._shown, STOPPING, indent=VERDICT_INDENT)
 
     def end_at_once(self, number: int, reason: str) -> None:
         """Kill ranks and watch, and record the end."""

@@ -1,0 +1,69 @@
+"""Keys of a command that redraws the terminal: `q` leaves, as in `top` and `less`.
+
+    with pressed_keys() as asks_to_leave:
+        while not asks_to_leave(1.0):        # waits up to a second
+            ...
+
+Ctrl-C stays a signal. Where standard input is no terminal, it is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+__all__ = ["pressed_keys"]
+
+
+@contextlib.contextmanager
+def pressed_keys() -> Iterator[Callable[[float], bool]]:
+    """A function that waits the given seconds and returns True as soon as `q` is pressed.
+
+    Keys are neither echoed nor left to the shell; the terminal is as before afterwards.
+    """
+    import termios
+    import tty
+
+    try:
+        keyboard = sys.stdin.fileno()
+        before = termios.tcgetattr(keyboard)
+    except (OSError, ValueError, termios.error):  # closed, a pipe, or no descriptor at all
+        yield _wait
+        return
+    if _is_background(keyboard):  # it would be stopped for changing the terminal
+        yield _wait
+        return
+    tty.setcbreak(keyboard)
+    try:
+        yield lambda seconds: _is_leaving(keyboard, seconds)
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
+
+
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _is_background(keyboard: int) -> bool:
+    try:
+        return os.tcgetpgrp(keyboard) != os.getpgrp()
+    except OSError:  # not the terminal of this session
+        return False
+
+
+def _is_leaving(keyboard: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        if select.select([keyboard], [], [], left_s)[0]:
+            try:
+                keys = os.read(keyboard, 64)
+            except OSError:
+                keys = b""
+            if not keys or b"q" in keys.lower():  # none: the terminal is gone
+                return True
+    return False
