@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -112,11 +112,12 @@ def main() -> None:
             code = 0
     except TyperException as error:
         if message := error.format_message():
+            setting = _setting(error)  # instead of options that begin alike
+            message = message.partition(" (Possible options")[0] if setting else message
+            whole = _sentence(message.rstrip(". ") + _example(error) + setting)
             from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names
 
-            sys.stderr.write(
-                f"rankscope: {visible(_sentence(message.rstrip('. ') + _example(error)))} See {_help_of(error)}\n"
-            )
+            sys.stderr.write(f"rankscope: {visible(whole)} See {_help_of(error)}\n")
         code = error.exit_code
     except typer.Abort:
         code = 1
@@ -174,6 +175,24 @@ def _example(error: TyperException) -> str:
     _, _, examples = (context.command.epilog or "").partition("Examples:\n")
     first = examples.partition("\n")[0].strip()
     return f", for example `{first}`" if first else ""
+
+
+def _setting(error: TyperException) -> str:
+    """How a setting of the configuration is given, where one was typed as an option."""
+    name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ != "NoSuchOption" or context is None:
+        return ""
+    if not any("--set" in parameter.opts for parameter in context.command.params):
+        return ""
+    from trainer.config.config import Config
+
+    section = next((key for key, field in Config.model_fields.items() if name in _keys(field.annotation)), "")
+    return f". A setting is given as --set {section}.{name}=VALUE" if section else ""
+
+
+def _keys(section: Any) -> Collection[str]:
+    return getattr(section, "model_fields", ())
 
 
 def _sentence(message: str) -> str:

@@ -116,7 +116,7 @@ NEXT: Mapping[str, Callable[[Finding], str]] = {
             "memory": "Use fewer loader workers, smaller buffers or a host with more memory.",
             "disk_latency": "Check what else writes there (iostat -x), and move data or checkpoints to a faster disk.",
             "disk": "Free space on that disk, keep fewer checkpoints, or write the run elsewhere.",
-            "run_queue": "Use fewer ranks, loader workers or threads (OMP_NUM_THREADS), or move other jobs off that host.",
+            "run_queue": "Use fewer ranks, loader workers or threads (OMP_NUM_THREADS), or move other jobs elsewhere.",
         },
         "Free resources of the host, or move load off it.",
     ),

@@ -29,6 +29,8 @@ def where_else(missing: Path) -> str:
     if missing.name == "latest":
         return _MADE
     folder = missing.parent
+    if not missing.is_absolute() and (inside := Path("runs") / missing).is_dir():
+        return f"did you mean {inside}?"
     return f"see `ls {folder}`" if folder.is_dir() else f"there is no folder {folder} either"
 
 

@@ -101,8 +101,8 @@ def _print(found: Fleet) -> None:
 
     screen = console()
     mtbf = f"one failure in {_hours(found.mtbf_h)}" if found.mtbf_h else "no failure"
-    members = (counted(len(found.hosts), "host"), counted(len(found.devices), "device"))
-    parts = (counted(found.num_runs, "run"), _hours(found.hours), *members, mtbf)
+    counts = (counted(len(found.hosts), "host"), counted(len(found.devices), "device"))
+    parts = (counted(found.num_runs, "run"), _hours(found.hours), *counts, mtbf)
     screen.print(", ".join(part for part in parts if part), highlight=False)
     for title, members in (("host", found.hosts), ("device", found.devices)):
         if members:

@@ -59,6 +59,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "debug", "--fault", "order_inversion@step=3,rank=0"], ["more than one rank"]),
         (["train", "debug", "--fault", "loader_killed@step=3,rank=0"], ["data.num_workers = 0"]),
         (["train", "debug", "--fault", "nan_grad@step=3,rank=0,parameter=a.b"], ["'a.b'", "no such parameter"]),
+        (["train", "debug", "--steps", "5"], ["--steps. A setting is given as --set train.steps=VALUE."]),
+        (["plan", "debug", "--seq-len", "5"], ["--set data.seq_len=VALUE"]),
         (["train", "debug", "--nnodes", "two"], ["--nnodes two"]),
         (["train", "debug", "--nnodes", "2"], ["--rdzv-endpoint", "HOST:PORT"]),
         (["train", "--resume", "empty"], ["empty holds no run"]),

@@ -23,6 +23,13 @@ def test_a_run_that_is_missing_is_looked_for_in_the_folder_it_was_named_in(tmp_p
         assert hint in str(told.value)
 
 
+def test_a_name_without_its_folder_is_looked_for_in_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_run(tmp_path, ranks=1, steps=2).path
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError, match=rf"no run at {made.name}: did you mean runs/{made.name}\?"):
+        RunDir.open(Path(made.name))
+
+
 def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
