@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.pressed_keys import pressed_keys
+from rankscope.process_end.pressed_keys import pressed_keys
 from rankscope.terminal import RunArgument, console, fail
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankscope.pressed_keys import pressed_keys
+from rankscope.process_end.pressed_keys import pressed_keys
 
 
 @pytest.fixture
