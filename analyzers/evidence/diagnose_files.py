@@ -169,13 +169,13 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
         findings["log"], of_logs = _judge_logs(files, progress)
         facts = {**of_logs, **{key: value for key, value in facts.items() if value is not None}}
         if (
-            not findings["log"]
+            all(one.status == "advice" for one in findings["log"])
             and "plugin" not in findings
             and not facts["logs"]["outcome"]
             and len(inputs) == 1
             and inputs[0] in ("log", "plugin")
         ):
-            findings["log"] = [Finding.insufficient("logs", "rank_lost", facts["logs"].pop("silence"))]
+            findings["log"].append(Finding.insufficient("logs", "rank_lost", facts["logs"].pop("silence")))
         facts["logs"].pop("silence", None)
         has_judged_steps = facts.pop("has_judged_steps")
         if not (findings["log"] or has_judged_steps or facts["logs"]["outcome"]):

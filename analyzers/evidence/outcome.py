@@ -31,7 +31,8 @@ _FAILURE = re.compile(
 )
 """Words of a failure, as people write them: such a line is quoted, and nothing is concluded from it."""
 NEAR_END_LINES = 12
-"""Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation."""
+"""Lines after the last step's line at which the file may end for a job that still ran: warnings, an evaluation. At
+least twice the usual distance between steps' lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Outcome:
 
 def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[str, Any]]) -> Outcome:
     """The end that the lines show, with the line that shows it."""
-    entry = next(iter(book.of("finished")), None)
+    entry = next(iter(book.of("finished", "process_finished")), None)
     extent = _extent(steps)
     if entry is not None:
         killed = next(
@@ -65,7 +66,7 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
             "ranks' logs, the launcher's, and each host's `dmesg -T`.",
             is_known=False,
         )
-    if any(log.last_step_line and log.num_lines - log.last_step_line <= NEAR_END_LINES for log in logs):
+    if any(_ends_in_training(log) for log in logs):
         return Outcome(
             ended="still running when the log was cut, or without a line",
             text=f"The log ends in training: {extent}No failure seen. Either the job was running when it was cut, "
@@ -88,6 +89,12 @@ def _trains_on(logs: Sequence[ReadLog]) -> bool:
 
 def _no_line_names(num_lines: int) -> str:
     return "The only line does not name" if num_lines == 1 else f"None of {num_lines:,} lines names"
+
+
+def _ends_in_training(log: ReadLog) -> bool:
+    """Return True if a file ends no further from its last step than steps are from each other."""
+    usual = (log.last_step_line - log.first_step_line) / max(1, len(log.steps) - 1)
+    return log.last_step_line > 0 and log.num_lines - log.last_step_line <= max(NEAR_END_LINES, 2 * usual)
 
 
 def _last_words(logs: Sequence[ReadLog]) -> str:

@@ -19,6 +19,7 @@ from analyzers.diagnose import failed_check
 from analyzers.finding import Finding
 from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.policy import LossSpikePolicy
 from analyzers.numerics.printed_values import exhausted_scale, left_out_steps, nonfinite
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
@@ -37,6 +38,8 @@ FEW_LINES = replace(THROUGHPUT, block=3)
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
+DESCENT_RATIO = 0.02
+"""Rise / fall of the loss so far, below which a rise that went away again is a remark: a model that fits its data."""
 STAYED_RATIO = 1.15
 """Ratio of the last loss to the level before the first spike, from which the loss did not recover."""
 
@@ -66,12 +69,12 @@ def printed_step_findings(
             "non_finite",
             lambda: [] if any(one.kind == "non_finite" for one in (*findings, *known)) else exhausted_scale(steps),
         ),
-        ("throughput", lambda: _by_rate(_slower(source), steps)),
+        ("throughput", lambda: _by_rate(_slower(source, steps), steps)),
         ("data_bound", lambda: data_bound(source, Scope(), DATA)),
     )
     for kind, check in checks:
         try:
-            findings += [_of_log(one, counted) for one in check() if one.status in ("fired", "suspect")]
+            findings += [_of_log(one, counted) for one in check() if one.status in ("fired", "suspect", "advice")]
         except Exception as error:  # lines of a log may lack any column
             findings.append(failed_check(kind, error, "log"))
     return findings
@@ -104,7 +107,10 @@ def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) ->
 
 def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Merge the spikes of one continuous rise of the loss into one finding."""
-    fired = [one for one in found if one.status == "fired"]
+    slight = [one for one in found if _is_slight(one, steps)]
+    fired = [one for one in found if one.status == "fired" and one not in slight]
+    if slight and not fired:
+        return [_noted(slight)]
     spikes = [one for one in fired if one.kind == "loss_spike"]
     if len(spikes) <= 1:
         return fired
@@ -132,7 +138,48 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
     return spikes
 
 
-def _slower(source: Source) -> list[Finding]:
+def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True for a rise that went away again and that is tiny, or moderate and on one line, without a gradient.
+
+    Where gradient norms are known the detector asks for such a second witness itself.
+    """
+    rise, sigmas = one.evidence.get("loss_rise_ratio"), one.evidence.get("loss_z") or 0.0
+    if one.kind != "loss_spike" or one.cause != "batch" or one.status != "fired" or rise is None:
+        return False
+    if one.evidence.get("grad_norm") is not None or (one.last_step or 0) >= max(row["step"] for row in steps):
+        return False
+    before, peak = float(one.evidence["loss_before"]), float(one.evidence["loss"])
+    earlier = [row["loss"] for row in steps if row.get("loss") is not None and row["step"] < (one.first_step or 0)]
+    if peak - before < DESCENT_RATIO * (max(earlier, default=before) - before):
+        return True
+    of = LossSpikePolicy().detector
+    is_clear = rise >= of.alone_rise_ratio or (sigmas >= of.alone_z and rise >= of.alone_z_rise_ratio)
+    return one.evidence.get("num_steps") == 1 and not is_clear
+
+
+def _noted(slight: Sequence[Finding]) -> Finding:
+    """The largest of such rises, as a remark."""
+    worst = max(slight, key=lambda one: float(one.evidence["loss_rise_ratio"]))
+    text = f"{_of_log(worst).summary} It went away again: a hard batch, or noise."
+    if len(slight) > 1:
+        text += f" {len(slight)} rises between steps {slight[0].first_step} and {slight[-1].first_step} are like it."
+    return replace(worst, status="advice", severity="info", summary=text)
+
+
+def _slower(source: Source, steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     blocks = (THROUGHPUT, FEW_LINES)
     drops = next((found for policy in blocks if (found := throughput_drops(source, Scope(), policy))), [])
-    return drops or periodic_slow_steps(source, Scope())
+    return drops or [_with_rhythm(one, steps) for one in periodic_slow_steps(source, Scope())]
+
+
+def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
+    """Make a rhythm a remark if it is that of epochs, or if the time between lines holds evaluations and saves."""
+    every, cost = one.evidence["every_steps"], one.evidence["cost_ratio"]
+    timed = [row for row in steps if row.get("duration_ns") is not None]
+    if timed and all(row.get("is_between") for row in timed):
+        why = "It is the time between lines, which also holds evaluations, checkpoints and the start of epochs."
+    elif cost < SHARED.cost_ratio and any(abs(every - row.get("per_epoch", 0)) <= 1 for row in timed):
+        why = "That is once an epoch: loader workers start anew (persistent_workers=True keeps them)."
+    else:
+        return one
+    return replace(one, status="advice", severity="info", summary=f"{one.summary} {why}")

@@ -82,9 +82,14 @@ def _table(first: bytes) -> str:
 
 
 def _is_measured(name: str, value: str) -> bool:
-    """Return True if a cell repeats the words of its column's name, with other numbers: a line of a log with commas."""
+    """Return True if a cell repeats its column's name with other numbers, a time for instance: a log with commas."""
     words = re.findall(r"[A-Za-z_]{2,}", name)
-    return bool(re.search(r"\d", name)) and bool(words) and words == re.findall(r"[A-Za-z_]{2,}", value)
+    is_like = words == re.findall(r"[A-Za-z_]{2,}", value) if words else _shape(name) == _shape(value)
+    return bool(re.search(r"\d", name)) and is_like
+
+
+def _shape(text: str) -> str:
+    return re.sub(r"\d+", "0", text.strip())
 
 
 def _named(names: list[str]) -> str:

@@ -123,6 +123,7 @@ class ReadLog:
     rank: int | None
     events: list[LogEvent] = field(default_factory=list)
     steps: list[LogStep] = field(default_factory=list)
+    first_step_line: int = 0
     last_step_line: int = 0
     num_lines: int = 0
     num_bytes: int = 0
@@ -294,6 +295,7 @@ class _Scan:
             self._newest_step = self._newest_step if at is None else at
             if self._is_new(step_line):
                 self._step_lines.append(number)
+                self.log.first_step_line = self.log.first_step_line or number
                 self.log.last_step_line = number
             self.log.steps.append(LogStep(prefix=prefix, step_line=step_line))
 

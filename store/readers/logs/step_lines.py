@@ -60,6 +60,9 @@ _HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^
 """OLMo's heading of a step; its values follow on indented lines."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
+_EPOCH = re.compile(r"\b[Ee](?:poch|POCH)\b[ :=#\[(|-]{1,4}\d")
+_HELD_OUT = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)[a-z]*\Z", re.IGNORECASE)
+"""Words before a loss that is not the training's."""
 # No IGNORECASE in patterns searched in every line: it takes three times as long.
 _LOSS = re.compile(r"[lL](?:oss|OSS)(?: train)?" + _IS + _NUMBER)
 _OF_LOSS = re.compile(
@@ -137,7 +140,11 @@ class StepLine:
     """The fp16 loss scale."""
     total: int | None = None
     """Number of the last planned step."""
+    per_epoch: int | None = None
+    """Steps of an epoch, where the line counts within one."""
     bar: Bar | None = None
+    name: str = ""
+    """Words before the loss on a line that names an epoch and no step: batches and means of epochs differ in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +219,9 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         return None
     is_counted = loss is not None and (("{" in text and "epoch" in text) or _SAMPLES.search(text) is not None)
     is_counted = is_counted or (rate is not None and step is None and _BATCH_ALONE.search(text) is not None)
+    name = ""
+    if step is None and bar is None and not is_counted and loss is not None and _EPOCH.search(text):
+        is_counted, name = True, _words_before(text, loss)  # hand-written loops: `Epoch 3 - Train Loss: 0.41`
     if step is None and bar is None and not is_counted:
         return None
     throughput = _optional(rate)
@@ -227,8 +237,17 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         skipped_so_far=int(so_far[1]) if so_far else None,
         loss_scale=_optional(_SCALE.search(text)) if "scale" in text else None,
         total=total,
+        per_epoch=_per_epoch(text),
         bar=bar,
+        name=name,
     )
+
+
+def _words_before(text: str, loss: re.Match[str]) -> str:
+    """The words of a line before its loss, without numbers: lines of one statement have the same."""
+    epoch = _EPOCH.search(text)
+    begin = epoch.start() if epoch is not None and epoch.start() < loss.start() else 0
+    return " ".join(re.findall(r"[A-Za-z]+", text[begin : loss.start()]))
 
 
 def _loss(text: str) -> re.Match[str] | None:
@@ -237,6 +256,8 @@ def _loss(text: str) -> re.Match[str] | None:
         before = text[begin - 1 : begin]
         if not (before.isalnum() or before in ("_", "/", " ")) or not begin:
             return match
+        if before == " " and _HELD_OUT.search(text, max(0, begin - _NAME_CHARS), begin - 1):
+            continue
         if before == " " or _OF_LOSS.search(text, max(0, begin - _NAME_CHARS), begin):
             return match
     return None
@@ -253,6 +274,13 @@ def _step(text: str) -> tuple[int | None, int | None]:
             total = found.groupdict().get("total")
             return int(found["step"]), int(total) if total else None
     return None, None
+
+
+def _per_epoch(text: str) -> int | None:
+    if "poch" not in text and "Train: " not in text:
+        return None
+    found = _IN_EPOCH.search(text) or _BATCH.search(text)
+    return int(found["total"]) if found else None
 
 
 def _duration_ns(text: str, bar: Bar | None) -> int | None:

@@ -35,11 +35,15 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     rows: dict[int, dict[str, Any]] = {}
     counted, at = 0, 0
     turns = _Epochs()
-    skipped_before: int | None = None
+    skipped_before: dict[int, int] = {}
+    engines: Counter[int] = Counter()
     settled = _settled(lines, name)
     passes = _Passes()
+    usual = _usual_name(lines)
     for line in lines:
         found = line.step_line
+        if found.name and found.name != usual:
+            continue
         if found.bar is not None and (found.bar.name, found.bar.total) == name:
             at = turns.step(found.bar)
         elif found.bar is not None and (found.loss is None or name is not None):
@@ -57,8 +61,10 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             continue
         skipped = found.skipped
         if found.skipped_so_far is not None:
-            skipped = found.skipped_so_far - skipped_before if skipped_before is not None else None
-            skipped_before = found.skipped_so_far
+            engine = engines[step]  # DeepSpeed's engines (actor, critic) each count theirs, in one order at each step
+            engines[step] += 1
+            skipped = found.skipped_so_far - skipped_before[engine] if engine in skipped_before else None
+            skipped_before[engine] = found.skipped_so_far
         total = found.total or (found.bar.total if found.bar and found.bar.epoch is None else None)
         passes.take(step)
         start_ns = line.prefix.wall_ns if has_times and not passes.is_other else None
@@ -69,12 +75,20 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             ("duration_ns", duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
+            ("per_epoch", found.per_epoch),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
     every = list(rows.values())
     _add_durations(every, passes.of)
     return every
+
+
+def _usual_name(lines: Sequence[LogStep]) -> str:
+    """Name of the lines by epoch that count; "" if other lines have steps: a mean of an epoch is none."""
+    if any(not line.step_line.name for line in lines):
+        return ""
+    return max(names, key=lambda name: names[name]) if (names := Counter(line.step_line.name for line in lines)) else ""
 
 
 def _training_bar(lines: Sequence[LogStep]) -> tuple[str, int] | None:
@@ -172,6 +186,6 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[int, int]) ->
             if work is not None and row.get("throughput"):
                 row["duration_ns"] = int(work / row["throughput"])
             elif number in between:
-                row["duration_ns"] = int(between[number])
+                row["duration_ns"], row["is_between"] = int(between[number]), True
         if row["start_ns"] is not None:  # a line is printed at the end of its step
             row["start_ns"] -= row.get("duration_ns") or 0

@@ -36,7 +36,8 @@ def read(path: Path) -> ProgramRows:
             text += chunk
     except SourceError as error:
         problem = str(error)
-    reader = csv.DictReader(io.StringIO(text.decode("utf-8-sig", "replace")))
+    whole = text.decode("utf-8-sig", "replace")
+    reader = csv.DictReader(io.StringIO(whole), delimiter=_separator(whole.partition("\n")[0]))
     names = list(reader.fieldnames or ())
     step = next(name for name in names if name.strip().lower() in _STEPS)
     time = next((name for name in names if name.strip().lower() in _TIMES), None)
@@ -59,9 +60,14 @@ def read(path: Path) -> ProgramRows:
 
 
 def _names(header: str) -> list[str]:
-    if "," not in header or len(header) > MAX_HEADER_CHARS or not header.isprintable():
+    separator = _separator(header)
+    if separator not in header or len(header) > MAX_HEADER_CHARS or not header.replace("\t", "").isprintable():
         return []
-    return [name.strip() for name in next(csv.reader([header]), [])]
+    return [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
+
+
+def _separator(header: str) -> str:
+    return "," if "," in header else "\t"
 
 
 def _metric(name: str) -> str:

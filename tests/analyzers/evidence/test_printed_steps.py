@@ -91,3 +91,84 @@ def test_other_files_are_named_as_what_they_are(tmp_path: Path, name: str, text:
         verdict = str(error)
     assert said in verdict
     assert "rankscope analyze --help lists what is read" in verdict
+
+
+def _noisy(losses: dict[int, float], *, steps: int = 400, values: str = "") -> str:
+    usual = {step: 3.6 + 0.02 * (step % 5) for step in range(1, steps + 1)} | losses
+    return "".join(f"step:{step}/{steps} train_loss:{loss:.4f}{values}\n" for step, loss in usual.items())
+
+
+def test_a_moderate_rise_on_one_line_is_a_remark(tmp_path: Path) -> None:
+    found = _diagnosis(tmp_path, _noisy({300: 4.9}))
+    assert found.fired == ()
+    assert found.verdict.startswith("The job came to its last step")
+    assert "went away again" in found.[0].summary
+    # a rise that doubles the loss, that lasts, or with which the log ends is none
+    for losses in ({300: 7.5}, {300: 4.9, 301: 4.9, 302: 4.8}, {400: 4.9}):
+        assert [one.kind for one in _diagnosis(tmp_path, _noisy(losses)).fired] == ["loss_spike"]
+
+
+def test_a_rise_of_a_loss_that_is_almost_zero_is_a_remark(tmp_path: Path) -> None:
+    lines = [f"Epoch: {step // 10}| train loss: {max(0.56 * 0.9**step, 3e-4):.6f}\n" for step in range(300)]
+    lines[250:253] = [f"Epoch: 25| train loss: {loss}\n" for loss in (0.0050, 0.0034, 0.0020)]
+    found = _diagnosis(tmp_path, "".join(lines))
+    assert found.fired == ()
+    assert "300 printed lines" in found.verdict
+
+
+def test_losses_of_epochs_are_read_and_their_means_are_not_mixed_in(tmp_path: Path) -> None:
+    lines = []
+    for epoch in range(1, 9):
+        lines += [f"Epoch {epoch} - Batch loss: {2 / (epoch + batch / 40):.4f}\n" for batch in range(40)]
+        lines += [f"Epoch {epoch} - Average Train Loss: {9 / epoch:.4f}\n", f"Epoch {epoch} - Validation loss: 9.0\n"]
+    assert "320 printed lines of a step, the loss fell from 2 to" in _diagnosis(tmp_path, "".join(lines)).verdict
+    with_steps = "".join(f"step {step} loss 2.0\nEpoch 1 - Average Train Loss: 9.0\n" for step in range(1, 30))
+    assert "29 printed steps to step 29" in _diagnosis(tmp_path, with_steps).verdict
+
+
+def test_a_rhythm_of_epochs_or_of_times_between_lines_is_a_remark(tmp_path: Path) -> None:
+    epochs = "".join(
+        f"Epoch: [{epoch}][{step:3d}/100]\tTime {1.2 if step == 0 else 0.2:.3f} ( 0.250)\tLoss 2.{step % 5}0e+00\n"
+        for epoch in range(9)
+        for step in range(100)
+    )
+    found = _diagnosis(tmp_path, epochs)
+    assert found.fired == ()
+    assert "once an epoch" in found.[0].summary
+    second, lines = 0, []
+    for step in range(400):
+        second += 61 if step and step % 50 == 0 else 1
+        lines.append(
+            f"2026-11-02 {second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d} step {step} loss 2.0\n"
+        )
+    found = _diagnosis(tmp_path, "".join(lines))
+    assert found.fired == ()
+    assert "the time between lines" in found.[0].summary
+
+
+def test_two_engines_that_each_count_skipped_steps(tmp_path: Path) -> None:
+    lines = []
+    for step in range(10, 400, 10):
+        lines += [f"[Rank 0] step={step}, skipped={count}, lr=[1e-06], mom=[(0.9, 0.95)]\n" for count in (7, 5)]
+        lines += [f"reward {step + number}\n" for number in range(30)]
+    found = _diagnosis(tmp_path, "".join(lines))
+    assert found.fired == ()
+    assert "ends in training" in found.verdict  # as far from its last step as steps are from each other
+    ended = "[2026-11-02 09:18:22,606] [INFO] [launch.py:460:main] Process 4797 exits successfully.\n"
+    assert _diagnosis(tmp_path, "".join([*lines, ended])).verdict.startswith("The job finished")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"2026-03-02 05:16:{second:02d}, 348 - INFO - ##### Epoch {second} #####" for second in range(20)],
+        [f"04-06 21:48:{second:02d},  content:r-0.3-5e-5" for second in range(20)],
+    ],
+)
+def test_a_log_with_commas_is_no_table(tmp_path: Path, lines: list[str]) -> None:
+    assert "None of 20 lines names" in _diagnosis(tmp_path, "\n".join(lines) + "\n").verdict
+
+
+def test_a_table_of_steps_with_tabs(tmp_path: Path) -> None:
+    rows = "".join(f"{step}\t{10 / step:.4f}\n" for step in range(1, 60))
+    assert "59 steps" in _diagnosis(tmp_path, f"step\tloss\n{rows}").verdict
