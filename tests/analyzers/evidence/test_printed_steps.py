@@ -102,7 +102,7 @@ def test_a_moderate_rise_on_one_line_is_a_remark(tmp_path: Path) -> None:
     found = _diagnosis(tmp_path, _noisy({300: 4.9}))
     assert found.fired == ()
     assert found.verdict.startswith("The job came to its last step")
-    assert "went away again" in found.[0].summary
+    assert "went away again" in found.advised[0].summary
     # a rise that doubles the loss, that lasts, or with which the log ends is none
     for losses in ({300: 7.5}, {300: 4.9, 301: 4.9, 302: 4.8}, {400: 4.9}):
         assert [one.kind for one in _diagnosis(tmp_path, _noisy(losses)).fired] == ["loss_spike"]
@@ -134,7 +134,7 @@ def test_a_rhythm_of_epochs_or_of_times_between_lines_is_a_remark(tmp_path: Path
     )
     found = _diagnosis(tmp_path, epochs)
     assert found.fired == ()
-    assert "once an epoch" in found.[0].summary
+    assert "once an epoch" in found.advised[0].summary
     second, lines = 0, []
     for step in range(400):
         second += 61 if step and step % 50 == 0 else 1
@@ -143,7 +143,7 @@ def test_a_rhythm_of_epochs_or_of_times_between_lines_is_a_remark(tmp_path: Path
         )
     found = _diagnosis(tmp_path, "".join(lines))
     assert found.fired == ()
-    assert "the time between lines" in found.[0].summary
+    assert "the time between lines" in found.advised[0].summary
 
 
 def test_two_engines_that_each_count_skipped_steps(tmp_path: Path) -> None:
