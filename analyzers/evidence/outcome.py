@@ -66,6 +66,10 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
             "ranks' logs, the launcher's, and each host's `dmesg -T`.",
             is_known=False,
         )
+    if not logs:
+        text = f"{extent}No failure seen. These files do not record how the job ended."
+        are_values = any(row.get("loss") is not None or row.get("grad_norm") is not None for row in steps)
+        return Outcome(ended="not recorded", text=text, is_known=are_values)
     if any(_ends_in_training(log) for log in logs):
         return Outcome(
             ended="still running when the log was cut, or without a line",

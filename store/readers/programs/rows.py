@@ -116,10 +116,12 @@ def step_rows(points: Iterable[Point], *, rank: int) -> list[dict[str, Any]]:
         if duration_ns is None and point.wall_ns is not None and before is not None and before.wall_ns is not None:
             apart_ns = point.wall_ns - before.wall_ns
             duration_ns = apart_ns // (point.step - before.step) if apart_ns > 0 else None
+        is_between = duration_ns is not None and point.duration_s is None
         start_ns = None if point.wall_ns is None else point.wall_ns - (duration_ns or 0)
         rows.append(
             {"rank": rank, "step": point.step, "start_ns": start_ns, "duration_ns": duration_ns, "loss": point.loss,
-             "grad_norm": point.grad_norm, "lr": point.lr, "committed": True}
+             "grad_norm": point.grad_norm, "lr": point.lr, "committed": True,
+             "is_between": is_between or None}
         )  # fmt: skip
         before = point
     return rows

@@ -37,4 +37,7 @@ def read(path: Path) -> ProgramRows:
         rows.problem = str(error)
     rank = rank_of_name(path) if "rank" in path.name.lower() else 0
     rows.steps = step_rows(points, rank=rank or 0)
+    planned = reached.get("max_steps")
+    if rows.steps and isinstance(planned, int) and planned == reached.get("global_step"):
+        rows.steps[-1]["total"] = planned
     return rows

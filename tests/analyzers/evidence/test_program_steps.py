@@ -151,3 +151,23 @@ def test_two_runs_in_a_folder_are_not_mixed(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_metrics_belong_to_columns_by_name(name: str, column: str | None) -> None:
     assert column_of(name) == column
+
+
+def test_the_end_of_a_table_of_metrics(tmp_path: Path) -> None:
+    table = tmp_path / "metrics.csv"
+    table.write_text("step,train_loss\n" + "".join(f"{step},{9 / step:.3f}\n" for step in range(1, 90)))
+    found = diagnose_files([table])
+    assert found.verdict.endswith("No failure seen. These files do not record how the job ended.")
+    assert found.run["ended"] == "not recorded"
+    history = [{"step": step, "loss": 9 / step} for step in range(1, 90)]
+    for planned, verdict in ((89, "The job came to its last step, 89 of 89"), (300, "89 printed steps to step 89")):
+        state = tmp_path / "trainer_state.json"
+        state.write_text(json.dumps({"global_step": 89, "log_history": history, "max_steps": planned}))
+        assert diagnose_files([state]).verdict.startswith(verdict)
+
+
+def test_times_between_rows_show_no_rhythm_of_steps(tmp_path: Path) -> None:
+    rows = (f"{1_790_000_000 + step + 9 * (step // 20)},{step},{2 + 0.01 * (step % 3):.3f}\n" for step in range(400))
+    table = tmp_path / "metrics.csv"
+    table.write_text("timestamp,step,train_loss\n" + "".join(rows))
+    assert diagnose_files([table]).fired == ()
