@@ -16,6 +16,7 @@ from typing import Any
 from analyzers.data.analyze import data_bound
 from analyzers.data.policy import DataPolicy
 from analyzers.diagnose import failed_check
+from analyzers.evidence.printed_ranks import slow_printed_rank
 from analyzers.finding import Finding
 from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import loss_spikes
@@ -70,6 +71,7 @@ def printed_step_findings(
             lambda: [] if any(one.kind == "non_finite" for one in (*findings, *known)) else exhausted_scale(steps),
         ),
         ("throughput", lambda: _by_rate(_slower(source, steps), steps)),
+        ("straggler", lambda: slow_printed_rank(steps)),
         ("data_bound", lambda: data_bound(source, Scope(), DATA)),
     )
     for kind, check in checks:

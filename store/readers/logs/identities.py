@@ -106,6 +106,9 @@ def identities(logs: Sequence[ReadLog]) -> Identities:
             known.by_file.setdefault(log.path, set()).add(prefix.rank)
         _take_offset(known, log, event)
         _take(known, log, event, max(sizes, default=0))
+    for prefix in (line.prefix for log in logs for line in log.steps):
+        is_marked |= prefix.rank is not None or prefix.local_rank is not None
+        tasks.update(() if prefix.task is None else (prefix.task,))
     known.tasks_are_ranks = len(tasks) > 1 and not is_marked and not known.has_launcher
     known.local_is_rank = not _several_nodes(logs, sizes)
     return known

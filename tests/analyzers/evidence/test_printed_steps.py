@@ -172,3 +172,19 @@ def test_a_log_with_commas_is_no_table(tmp_path: Path, lines: list[str]) -> None
 def test_a_table_of_steps_with_tabs(tmp_path: Path) -> None:
     rows = "".join(f"{step}\t{10 / step:.4f}\n" for step in range(1, 60))
     assert "59 steps" in _diagnosis(tmp_path, f"step\tloss\n{rows}").verdict
+
+
+@pytest.mark.parametrize("prefix", ["[rank{}]:", "{}: "])
+def test_a_rank_whose_printed_steps_take_longer(tmp_path: Path, prefix: str) -> None:
+    def log(slow: float) -> str:
+        return "".join(
+            f"{prefix.format(rank)}step {step} | loss: 2.0 | step time: {800 * factor + step % 7:.1f} ms\n"
+            for step in range(1, 200)
+            for rank in range(4)
+            for factor in (slow if rank == 2 and step >= 80 else 1,)
+        )
+
+    (found,) = _diagnosis(tmp_path, log(1.4)).fired
+    assert (found.kind, found.status, found.ranks, found.first_step) == ("straggler", "suspect", (2,), 80)
+    assert "1.40x the step time of the other 3 ranks" in found.summary
+    assert _diagnosis(tmp_path, log(1.0)).fired == ()
