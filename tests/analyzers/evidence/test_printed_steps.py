@@ -171,7 +171,7 @@ def test_a_log_with_commas_is_no_table(tmp_path: Path, lines: list[str]) -> None
 
 def test_a_table_of_steps_with_tabs(tmp_path: Path) -> None:
     rows = "".join(f"{step}\t{10 / step:.4f}\n" for step in range(1, 60))
-    assert "59 steps" in _diagnosis(tmp_path, f"step\tloss\n{rows}").verdict
+    assert "59 printed steps" in _diagnosis(tmp_path, f"step\tloss\n{rows}").verdict
 
 
 @pytest.mark.parametrize("prefix", ["[rank{}]:", "{}: "])
