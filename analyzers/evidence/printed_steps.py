@@ -180,7 +180,10 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if timed and all(row.get("is_between") for row in timed):
         why = "It is the time between lines, which also holds evaluations, checkpoints and the start of epochs."
-    elif cost < SHARED.cost_ratio and any(abs(every - row.get("per_epoch", 0)) <= 1 for row in timed):
+    elif any(
+        abs(every - row.get("per_epoch", 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))
+        for row in timed
+    ):  # a bar's rate begins anew with each epoch
         why = "That is once an epoch: loader workers start anew (persistent_workers=True keeps them)."
     else:
         return one

@@ -75,7 +75,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             ("duration_ns", duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
-            ("per_epoch", found.per_epoch),
+            ("per_epoch", found.bar.total if found.bar else found.per_epoch),
+            ("is_of_bar", found.bar is not None or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value

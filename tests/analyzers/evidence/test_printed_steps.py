@@ -135,6 +135,13 @@ def test_a_rhythm_of_epochs_or_of_times_between_lines_is_a_remark(tmp_path: Path
     found = _diagnosis(tmp_path, epochs)
     assert found.fired == ()
     assert "once an epoch" in found.advised[0].summary
+    bars = "".join(
+        f"\rEpoch {epoch}: {step}%|##  | {step}/100 [00:10<00:20, {1.2 if step == 1 else 0.1:.2f}s/it, "
+        f"loss=2.{step % 5}]"
+        for epoch in range(9)
+        for step in range(1, 101)
+    )
+    assert _diagnosis(tmp_path, bars).fired == ()
     second, lines = 0, []
     for step in range(400):
         second += 61 if step and step % 50 == 0 else 1
