@@ -55,7 +55,7 @@ from .step_norms import StepNorms
 from .tokens import looks_up_tokens, num_padded, num_tokens
 from .trl_phases import TrlPhases
 from .update_line import Lines, UpdateLine
-from .updates import Updates
+from .updates import Updates, unwrapped
 
 __all__ = ["LoopPhases"]
 
@@ -119,11 +119,7 @@ class LoopPhases:
 
         An optimizer with `leads` ends the loop's steps from now on; without it, only if no other does.
         """
-        inner = optimizer
-        while not isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "optimizer"):
-            inner = inner.optimizer
-        while isinstance(getattr(inner, "optimizer", None), torch.optim.Optimizer):
-            inner = inner.optimizer  # Accelerate's optimizer wraps the one that steps
+        inner = unwrapped(optimizer)
         if leads or self.leader is None:
             self.leader = inner
         if self._is_known(inner):
@@ -237,6 +233,7 @@ class LoopPhases:
         if not self._in_step:
             return
         self.leave(ENVIRONMENT)
+        self.leave("optimizer")
         self._in_step = False
         with failing_open("attach.loss"):
             self.settle()
@@ -354,7 +351,9 @@ class LoopPhases:
                 self._losses.keep_newest()
             if optimizer is self.leader:
                 self.begin()
-            self.enter("optimizer")
+            if self._updates.enters(optimizer, is_inside=self.is_in("optimizer")):
+                self.leave("optimizer")  # of a step that raised
+                self.enter("optimizer")
             if optimizer is self.leader:
                 self.num_updates += 1
                 self.norms.measure(getattr(optimizer, "grad_scale", None))
@@ -366,7 +365,8 @@ class LoopPhases:
         if get_ident() != self.thread:
             return
         try:
-            self.leave("optimizer")
+            if self._updates.leaves(optimizer):
+                self.leave("optimizer")
             if optimizer is not self.leader:
                 return
             groups = getattr(optimizer, "param_groups", None)

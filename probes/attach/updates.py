@@ -2,6 +2,7 @@
 
     updates.passed(models)               # after a backward pass; models whose optimizer is unknown
     leader = updates.begins(optimizer, leader)    # an optimizer steps; returns the one whose step ends the loop's
+    updates.enters(optimizer, is_inside=False)    # False if it steps inside of another's step
     updates.was_by_hand(model)           # True if `model` was updated, or lost its gradients, without an optimizer
 
 Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 from ..recorder import Recorder
 from ..tape import event_kinds
 
-__all__ = ["Updates"]
+__all__ = ["Updates", "unwrapped"]
 
 TURNS = 3
 """Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
@@ -52,6 +53,7 @@ class Updates:
         self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
         self._is_by_hand: bool | None = None
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
+        self._outer: Any = None  # the optimizer in whose step others may step
         self._led: Any = None  # the optimizer that last stepped as the leader
         self.at_training: list[Callable[[Any], None]] = []
         """Called with the optimizer when another model is trained with it."""
@@ -96,6 +98,22 @@ class Updates:
             for begin in self.at_training:
                 begin(optimizer)
 
+    def enters(self, optimizer: Any, *, is_inside: bool) -> bool:
+        """Return False if the step that begins is part of another optimizer's: ZeroRedundancyOptimizer, sharpness-aware
+        minimization and the like step an inner optimizer. `is_inside`: some optimizer's step is not over.
+        """
+        if is_inside and self._outer is not None and self._outer is not optimizer:
+            return False
+        self._outer = optimizer
+        return True
+
+    def leaves(self, optimizer: Any) -> bool:
+        """Return True if the step that is over is not part of another optimizer's."""
+        if self._outer is not optimizer:
+            return False
+        self._outer = None
+        return True
+
     def was_by_hand(self, model: nn.Module) -> bool:
         """Return True if the model was updated by hand: its parameters or gradients were written to, or its gradients
         cleared, since its backward pass. Not if an optimizer has stepped or holds its parameters: sharpness-aware
@@ -110,6 +128,15 @@ class Updates:
         if self._is_by_hand is None:
             self._is_by_hand = not _has_optimizer(model)
         return self._is_by_hand
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer that steps: Accelerate's and others' wrap one as `optimizer`."""
+    while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _has_gradient(model: nn.Module) -> bool:

@@ -196,3 +196,45 @@ def test_another_optimizer_for_the_same_model_goes_on_with_its_training(tmp_path
     rows = recorded(tmp_path / "run", "SELECT round(lr, 3), count(*) FROM steps GROUP BY 1 ORDER BY 1 DESC")
     assert rows == [(0.1, 4), (0.05, 4), (0.033, 4)]
     assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == []
+
+
+class Sharded(torch.optim.Optimizer):
+    """As ZeroRedundancyOptimizer: a step of an inner optimizer, then more."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.optim = torch.optim.SGD(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.optim.step(closure)
+
+
+def test_a_step_inside_of_another_optimizers_step_is_part_of_it(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer = Sharded(list(model.parameters()))
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    detach()
+    updates = "SELECT step, count(*), count(end_ns) FROM spans WHERE kind = 'optimizer' GROUP BY step ORDER BY step"
+    assert recorded(tmp_path / "run", updates) == [(step, 1, 1) for step in (1, 2, 3, 4)]
+    assert recorded(tmp_path / "run", "SELECT count(optimizer_ns) FROM steps WHERE optimizer_ns > 0") == [(4,)]
+
+
+def test_a_step_that_raised_does_not_hide_those_of_another_optimizer(tmp_path: Path) -> None:
+    """A loop may catch the exception and go on with a new optimizer."""
+    model = nn.Linear(4, 1)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer = Sharded(list(model.parameters()))
+    for number in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        try:
+            optimizer.step((lambda: 1 / 0) if number == 1 else None)
+        except ZeroDivisionError:
+            optimizer = Sharded(list(model.parameters()))
+            optimizer.step()
+    detach()
+    open_ = "SELECT step, count(end_ns) FROM spans WHERE kind = 'optimizer' GROUP BY step ORDER BY step"
+    assert recorded(tmp_path / "run", open_) == [(step, 1) for step in (1, 2, 3, 4)]
