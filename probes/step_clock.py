@@ -206,6 +206,10 @@ class StepClock:
             row[_MEMORY] = self._memory_bytes
         self._tape.rewrite(self._slot, OPEN if self._number in self._deferred else COMPLETE, *row)
 
+    def write(self) -> None:
+        """Write what the newest step has so far; it stays open."""
+        self._tape.rewrite(self._slot, OPEN, *self.row)
+
     def discard(self) -> None:
         """Take back the newest step, because nothing was done in it."""
         self._tape.rewrite(self._slot, TAKEN_BACK, *self.row)

@@ -103,6 +103,11 @@ class StepScalars:
             for value, names in on_device.values():
                 reading.values.append((tuple(names), self._copied(value)))
 
+    def put_in_open_step(self, **columns: float) -> None:
+        """Set columns of the current step, which will not end, and write what it has."""
+        self._recorder.log(**columns)
+        self._recorder.write_step()
+
     def _reading(self) -> _Reading | None:
         """The current step's reading; None if too many are on their way."""
         step, last = self._recorder.step_number, self._in_flight[-1] if self._in_flight else None

@@ -214,6 +214,11 @@ class TapeRecorder:
         with failing_open("recorder.step"):
             self._clock.discard()
 
+    def write_step(self) -> None:
+        """Write the columns that the current step has; it stays open."""
+        with failing_open("recorder.step"):
+            self._clock.write()
+
     def end_step(self, end_ns: int = 0) -> None:
         """Complete the current step, now or at `end_ns`."""
         self._clock.end(wait_ns=self.wait_ns, on_retries=self.event, end_ns=end_ns)

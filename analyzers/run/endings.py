@@ -205,7 +205,15 @@ def _is_collateral(death: Death, reasons: Sequence[Death], view: AttemptView, ac
     # The launcher sees a signal only after the victims of that death have reported.
     by_signal = first is not None and any(reason.signal for reason in reasons if reason.rank != death.rank)
     earlier = first is not None and (first.when_ns <= death.when_ns or by_signal)
-    return _is_consequence(death, view, earlier) or (_in_call(death, view) and earlier)
+    # All ranks may raise the same, as at a gradient norm that is NaN on each.
+    interrupted = _in_call(death, view) and earlier and not any(_is_same(death, reason) for reason in reasons)
+    return _is_consequence(death, view, earlier) or interrupted
+
+
+def _is_same(one: Death, other: Death) -> bool:
+    """Return True if two ranks raised the same error."""
+    are_two = one.rank != other.rank and one.cause == other.cause == "exception"
+    return are_two and (one.error_type, one.message) == (other.error_type, other.message)
 
 
 def _links(event: Event) -> tuple[Link, ...]:

@@ -227,6 +227,7 @@ class LoopPhases:
         """Note an exception at these lines of the loop; it counts for the next step if they show that it had begun."""
         if self._in_step and self._taken_ns and not self._open and self._update_line.is_followed_by(lines):
             self.begin()
+        self._losses.failed()
 
     def end(self, end_ns: int = 0) -> None:
         """Complete the current step, if there is one."""

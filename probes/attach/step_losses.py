@@ -103,6 +103,14 @@ class StepLosses:
         self._losses.clear()
         self._factors.clear()
 
+    def failed(self) -> None:
+        """Write the loss of a step that an exception or exit ends: a loop that raises at a NaN has it already.
+
+        Not a loss on a device: reading it could wait for ever.
+        """
+        if self._losses and isinstance(loss := self._loss(), float):
+            self._values.put_in_open_step(local_loss=loss, **({} if "loss" in self._logged else {"loss": loss}))
+
     def _loss(self) -> float | Tensor:
         total: float | Tensor = sum(self._losses[1:], self._losses[0])
         number = len(self._losses)

@@ -60,6 +60,16 @@ def test_a_backends_error_is_collateral_also_where_the_rank_had_not_entered_yet(
     assert (finding.cause, finding.ranks) == ("vanished", (2,))
 
 
+def test_an_error_that_all_ranks_raise_is_collateral_of_none() -> None:
+    """A gradient norm is NaN on every rank after its reduction, and the loop refuses it."""
+    world = World()
+    for rank in range(4):
+        world.enter(rank, is_async=True)  # records of the reduction may not be completed yet
+        world.event("exception", 0.01 * (rank + 1), rank=rank, type="RuntimeError", message="The norm is non-finite")
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks, finding.evidence["victims"]) == ("exception", (0, 1, 2, 3), [])
+
+
 def test_a_devices_error_told_by_the_backend_is_a_root() -> None:
     world = World()
     message = "NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error, Cuda failure 'illegal memory access'"

@@ -213,3 +213,23 @@ def test_records_that_end_in_a_fetch_or_after_an_update_say_so(
             look()
     assert [finding.first_step for finding in found] == [FAILS_AT]
     assert place in found[0].summary
+
+
+def refusing(parts: Parts) -> None:
+    for index in range(1, 16):
+        parts.optimizer.zero_grad()
+        parts.model(torch.full((4,), float("nan") if index == FAILS_AT else 1.0)).square().mean().backward()
+        nn.utils.clip_grad_norm_(parts.model.parameters(), 1.0, error_if_nonfinite=True)
+        parts.optimizer.step()
+
+
+def test_the_loss_of_the_step_that_a_loop_refuses_is_kept(attached: tuple[Attached, Parts]) -> None:
+    """As clipping with `error_if_nonfinite` refuses it: the step does not end, and its loss tells why."""
+    handle, parts = attached
+    with pytest.raises(RuntimeError, match="non-finite") as raised:
+        refusing(parts)
+    handle.end.left_by(raised.value)
+    assert handle.run_dir is not None
+    with Store.open(RunDir(handle.run_dir)) as store:
+        rows = store.rows("SELECT step, isfinite(loss), isfinite(local_loss), duration_ns IS NULL FROM steps")
+    assert rows == [*((step, True, True, False) for step in range(1, FAILS_AT)), (FAILS_AT, False, False, True)]
