@@ -205,8 +205,12 @@ def read_failure(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
 
 
 def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
-    """Read the other rows of torchrun's table as `rank@time`, except ranks that the launcher ended by SIGTERM."""
+    """Read the other rows of torchrun's table, except ranks that the launcher ended by SIGTERM.
+
+    Each is `rank@time` in `others`, and `pid=rank` in `processes`.
+    """
     found: list[str] = []
+    processes: list[str] = []
     time = ""
     for _, text in lines:
         if text.startswith(("=====", "Root Cause")):
@@ -218,7 +222,9 @@ def read_others(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:
             found.append(f"{number[0]}@{time}")
         elif match and match[1] == "exitcode" and match[2].strip().startswith("-15 ") and found:
             found.pop()
-    return {"others": ", ".join(found[:64])}
+        elif match and match[1] == "exitcode" and found and (pid := re.search(r"pid: (\d{1,10})", match[2])):
+            processes.append(f"{pid[1]}={found[-1].partition('@')[0]}")
+    return {"others": ", ".join(found[:64]), "processes": ", ".join(processes[:64])}
 
 
 def read_ras(lines: Iterable[tuple[Prefix, str]]) -> dict[str, Any]:

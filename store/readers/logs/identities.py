@@ -126,6 +126,9 @@ def _take(known: Identities, log: ReadLog, event: LogEvent, world_size: int) -> 
         rank = fields.get("rank") if fields.get("rank") == fields.get("from") else None
     elif event.kind == "root_failure":
         rank = fields.get("rank")
+    for pid_and_rank in filter(None, fields.get("processes", "").split(", ")):
+        pid_text, _, rank_text = pid_and_rank.partition("=")
+        known.by_pid.setdefault((None, int(pid_text)), set()).add(int(rank_text))
     pid = fields.get("pid") or prefix.pid
     if rank is not None and isinstance(pid, int) and event.role in ("death", "context", "exception"):
         known.by_pid.setdefault((host, pid), set()).add(rank)

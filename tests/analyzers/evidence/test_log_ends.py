@@ -85,3 +85,34 @@ def test_another_training_after_a_finished_one_still_runs(tmp_path: Path) -> Non
     found = analyzed(tmp_path, log=first + "".join(bar(step, 40) for step in range(9)))
     assert found.fired == ()
     assert found.run["ended"].startswith("still running")
+
+
+def test_a_signal_in_a_row_that_is_not_the_root_cause_names_the_rank_of_its_process(tmp_path: Path) -> None:
+    """Both ranks ended in one second, and torchrun's table puts the one that lost its peer first."""
+    (tmp_path / "job.log").write_text(
+        "step: 9 loss: 2.5\n"
+        "[rank0]: RuntimeError: Connection closed by peer [10.0.0.2]:4711\n"
+        "============================================================\n"
+        "train.py FAILED\n"
+        "------------------------------------------------------------\n"
+        "Failures:\n"
+        "[1]:\n"
+        "  time      : 2026-05-04_10:11:12\n"
+        "  host      : gpu-01\n"
+        "  rank      : 3 (local_rank: 3)\n"
+        "  exitcode  : -11 (pid: 4803) (SIGSEGV)\n"
+        "  error_file: <N/A>\n"
+        "  traceback : Signal 11 (SIGSEGV) received by PID 4803\n"
+        "------------------------------------------------------------\n"
+        "Root Cause (first observed failure):\n"
+        "[0]:\n"
+        "  time      : 2026-05-04_10:11:12\n"
+        "  host      : gpu-01\n"
+        "  rank      : 0 (local_rank: 0)\n"
+        "  exitcode  : 1 (pid: 4800)\n"
+        "  error_file: <N/A>\n"
+        "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n"
+        "============================================================\n"
+    )
+    (found,) = diagnose_files([tmp_path]).fired
+    assert (found.kind, found.ranks, found.cause) == ("rank_lost", (3,), "signal")
