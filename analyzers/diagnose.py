@@ -56,7 +56,7 @@ _SEGMENT = re.compile(r"\.\d+\.tape(#checksum)?$")
 class Diagnosis:
     """A run's facts, one sentence, and all findings, the most severe first."""
 
-    run: Mapping[str, Any]
+    run: Mapping[str, object]
     """Known facts among run_id, steps, num_ranks, world_size, how it ended, `file_problems`."""
     verdict: str
     """One to three sentences: what went wrong, on which rank."""
@@ -99,7 +99,8 @@ class Diagnosis:
     @property
     def damaged_tapes(self) -> tuple[Mapping[str, str], ...]:
         """Tape segments that could not be read completely: `path` and `problem`."""
-        return tuple(found for found in self.run.get("file_problems", ()) if _SEGMENT.search(found["path"]))
+        facts: Mapping[str, Any] = self.run
+        return tuple(found for found in facts.get("file_problems", ()) if _SEGMENT.search(found["path"]))
 
 
 def diagnose(

@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from analyzers.kinds import KINDS
 from probes.tape.printable import escaped
 
-__all__ = ["SEVERITIES", "Finding", "Severity", "Status"]
+# Relative: see analyzers/diagnose.py.
+from .typed_values import Plain, typed_value
+
+__all__ = ["SEVERITIES", "AdviceFields", "Finding", "FurtherFields", "Severity", "Status", "evidence_of"]
 
 Severity = Literal["critical", "warning", "info"]
 Status = Literal["fired", "suspect", "advice", "ok", "insufficient_data"]
@@ -28,12 +31,31 @@ MAX_ID_PART = 64
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9_.]")
 
 
+class FurtherFields(TypedDict, total=False):
+    """Fields of a finding that `insufficient` does not fill in."""
+
+    ranks: tuple[int, ...]
+    first_step: int | None
+    last_step: int | None
+    cause: str
+    evidence: Mapping[str, object]
+    attempt: int | None
+    cost_s: float | None
+
+
+class AdviceFields(FurtherFields, total=False):
+    """Fields of a finding that `advise` does not fill in."""
+
+    advice: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
     """One statement about a run.
 
     `kind` is what happened, `cause` why within the kind, `advice` the anchor in docs/runbook.md. `evidence` holds
     plain JSON values whose names carry their units (`excess_ms`, `factor_ratio`, `waiting_ranks`).
+    `value` returns one of them with its type.
     `attempt` is the life of the worker group in which it happened, None if it is about the whole run.
     """
 
@@ -46,11 +68,17 @@ class Finding:
     first_step: int | None = None
     last_step: int | None = None
     cause: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, object] = field(default_factory=dict)
     advice: str = ""
     attempt: int | None = None
     cost_s: float | None = None
     """Estimated wall time lost to it (seconds)."""
+
+    def value(self, name: str, kind: type[Plain]) -> Plain:
+        """The value `name` of the evidence as a bool, float, int or str. Raises ValueError if it is missing or none."""
+        if name not in self.evidence:
+            raise ValueError(f"{self.id} has no evidence {name!r}: it has {', '.join(self.evidence) or 'none'}")
+        return typed_value(self.evidence[name], kind, name)
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -87,7 +115,7 @@ class Finding:
         return value if isinstance(value, (str, int, float, tuple, type(None))) else str(value)
 
     @classmethod
-    def insufficient(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
+    def insufficient(cls, analyzer: str, kind: str, summary: str, **more: Unpack[FurtherFields]) -> Finding:
         """The finding of an analysis that the records do not let judge: never that all is well."""
         return cls(
             analyzer=analyzer,
@@ -106,7 +134,7 @@ class Finding:
         kind: str,
         what: str,
         why: str,
-        evidence: Mapping[str, Any] | None = None,
+        evidence: Mapping[str, object] | None = None,
         *,
         attempt: int | None = None,
         in_part: bool = False,
@@ -121,7 +149,7 @@ class Finding:
         )
 
     @classmethod
-    def advise(cls, analyzer: str, kind: str, summary: str, **more: Any) -> Finding:
+    def advise(cls, analyzer: str, kind: str, summary: str, **more: Unpack[AdviceFields]) -> Finding:
         """Make an advice: nothing is broken, but something could be improved."""
         more.setdefault("advice", kind.replace("_", "-"))
         return cls(analyzer=analyzer, kind=kind, severity="info", status="advice", summary=summary, **more)
@@ -164,7 +192,7 @@ class Finding:
         values = {name: fields[name] for name in fields if name != "id"}
         return cls(**{**values, "ranks": tuple(fields["ranks"])})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The finding as plain JSON values, in the order in which people read it."""
         return {
             "id": self.id,
@@ -182,6 +210,11 @@ class Finding:
             "attempt": self.attempt,
             "cost_s": self.cost_s,
         }
+
+
+def evidence_of(finding: Finding) -> Mapping[str, Any]:
+    """The evidence, for modules that know the types of the values that their analysis wrote."""
+    return finding.evidence
 
 
 def _id_part(value: object) -> str:

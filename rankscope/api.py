@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import rankscope.claim  # noqa: F401 (before the imports below)
 from rankscope.analyzers.account.by_step import AccountByStep
@@ -35,6 +35,7 @@ from rankscope.analyzers.run.state import RunState
 from rankscope.analyzers.scope import Scope
 from rankscope.analyzers.source import Source, lacking
 from rankscope.analyzers.stragglers.throughput import Change
+from rankscope.analyzers.typed_values import typed
 from rankscope.probes.tape.rundir import RunDir, RunError
 from rankscope.query_result import QueryResult
 from rankscope.store.database import StoreError
@@ -44,7 +45,7 @@ from rankscope.store.readers.external_files import SourceError
 __all__ = [
     "AccountByStep", "AddressError", "Analysis", "Change", "Comparison", "Diagnosis", "Drawing", "Evidence", "Finding",
     "Kind", "LossChange", "QueryResult", "Run", "RunError", "RunState", "Scope", "Source", "SourceError", "StoreError",
-    "lacking", "open", "open_files", "open_run",
+    "lacking", "open", "open_files", "open_run", "typed",
 ]  # fmt: skip
 
 
@@ -95,7 +96,7 @@ class _Diagnosed:
         """Findings that name something wrong, certain or suspected, the worst first."""
         return self.diagnose().fired
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return what `rankscope analyze --format json` prints (docs/report.schema.json)."""
         from analyzers.report.json import to_json
 
@@ -130,7 +131,7 @@ class Run(_Diagnosed):
         return self._folder.run_id
 
     @property
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> Mapping[str, object]:
         """Configuration, mesh, versions and command, as written when it started."""
         return self._folder.manifest()
 
@@ -197,12 +198,12 @@ class Run(_Diagnosed):
         names = ", ".join(f'"{name.replace(chr(34), "")}"' for name in dict.fromkeys((*keys, *columns)))
         return self.sql(f"SELECT {names if columns else '*'} FROM steps WHERE rank >= 0 ORDER BY attempt, rank, step")
 
-    def events(self, kind: str = "") -> list[dict[str, Any]]:
+    def events(self, kind: str = "") -> list[dict[str, object]]:
         """Rare facts in the order of time: rollbacks, restarts, checkpoints, injected faults, findings."""
         import json
 
         result = self.sql("SELECT wall_ns, attempt, rank, step, kind, detail FROM events ORDER BY wall_ns")
-        rows = [row | {"detail": json.loads(row["detail"] or "{}")} for row in result.to_dicts()]
+        rows = [row | {"detail": json.loads(str(row["detail"] or "{}"))} for row in result.to_dicts()]
         return [row for row in rows if kind in ("", row["kind"])]
 
     @property

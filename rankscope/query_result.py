@@ -2,14 +2,22 @@
 
 result = run.sql("SELECT rank, median(duration_ns) / 1e6 AS ms FROM steps GROUP BY rank")
 result.to_pandas()
-for rank, ms in result: ...
+for rank, ms in rankscope.api.typed(result, int, float): ...
 """
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl  # type: ignore[import-not-found]
+    import pyarrow as pa
+else:  # for `get_type_hints`, also where they are not installed
+    pa = pd = pl = SimpleNamespace(DataFrame=object, Table=object)
 
 __all__ = ["QueryResult", "distinct_names"]
 
@@ -26,30 +34,30 @@ _TYPES = {
 class QueryResult:
     """Columns of equal length, all in memory."""
 
-    def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], types: Sequence[str] = ()) -> None:
+    def __init__(self, columns: Sequence[str], rows: Sequence[tuple[object, ...]], types: Sequence[str] = ()) -> None:
         self.columns: tuple[str, ...] = distinct_names(columns)
-        self.rows: list[tuple[Any, ...]] = list(rows)
+        self.rows: list[tuple[object, ...]] = list(rows)
         self.types: tuple[str, ...] = tuple(types)
         """DuckDB's name of each column's type, also where there is no row; empty if not known."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+    def __iter__(self) -> Iterator[tuple[object, ...]]:
         return iter(self.rows)
 
-    def __getitem__(self, column: str) -> list[Any]:
+    def __getitem__(self, column: str) -> list[object]:
         """The values of one column, None where NULL. Raises ValueError."""
         if column not in self.columns:
             raise ValueError(f"{column}: the columns are {', '.join(self.columns)}")
         place = self.columns.index(column)
         return [row[place] for row in self.rows]
 
-    def to_dicts(self) -> list[dict[str, Any]]:
+    def to_dicts(self) -> list[dict[str, object]]:
         """One dictionary a row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
-    def to_arrow(self) -> Any:
+    def to_arrow(self) -> pa.Table:
         """A `pyarrow.Table`. Raises ImportError without pyarrow."""
         import pyarrow as pa
 
@@ -57,7 +65,7 @@ class QueryResult:
         arrays = {name: pa.array(self[name], type=types.get(name)) for name in self.columns}
         return pa.table(arrays)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.DataFrame:
         """A `pandas.DataFrame`. Raises ImportError without pandas."""
         try:
             import pandas as pd
@@ -67,10 +75,10 @@ class QueryResult:
         frame = pd.DataFrame(self.rows, columns=list(self.columns))
         return frame if self.rows else frame.astype({name: known[1] for name, known in self._known_types()})
 
-    def to_polars(self) -> Any:
+    def to_polars(self) -> pl.DataFrame:
         """A `polars.DataFrame`. Raises ImportError without polars."""
         try:
-            import polars as pl  # type: ignore[import-not-found]
+            import polars as pl
         except ImportError as error:
             raise ImportError("to_polars needs polars: pip install polars") from error
 

@@ -15,7 +15,7 @@ from analyzers.figures.band import add_line
 from analyzers.figures.focus import mark_limit
 from analyzers.figures.theme import SEQUENCE, SEVERITY, new_figure
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
 
 __all__ = ["FIGURES", "saved", "waterfall"]
@@ -62,7 +62,7 @@ def old_save(source: Source, finding: Finding) -> Iterator[Drawing]:
         at = np.unique(np.clip([first, last, *good, *(step - 1 for step in good)], first, last))
         place = np.searchsorted(good, at, side="right")
         since = at - np.where(place > 0, np.array([0, *good])[place], 0)
-        figure = _age(at, since.astype(np.float64), due=finding.evidence.get("interval_steps"))
+        figure = _age(at, since.astype(np.float64), due=evidence_of(finding).get("interval_steps"))
         focus.mark_onset(figure, finding.first_step)
         yield Drawing(title="Steps since the last good save", figure=figure)
     yield from saved(source, finding)

@@ -27,7 +27,7 @@ from analyzers.account.trace_check import contradiction
 from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
 from analyzers.communication.policy import CommunicationPolicy
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
 from analyzers.run.elsewhere import ranks_not_here
 from analyzers.run.not_recorded import missing, not_recorded
@@ -243,7 +243,7 @@ def _small_buckets(
                 },
             )
         )
-    return max(found, key=lambda one: float(one.evidence["gain_ms"]), default=None)
+    return max(found, key=lambda one: float(evidence_of(one)["gain_ms"]), default=None)
 
 
 _insufficient = partial(

@@ -97,7 +97,7 @@ class _Run:
 
     @classmethod
     def of(cls, side: Side) -> _Run:
-        facts = side.diagnosis.run
+        facts: Mapping[str, Any] = side.diagnosis.run
         name = str(facts.get("run_id") or "?")
         times = step_times(side.source)
         if times is None or not facts.get("num_ranks"):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.wording import counted, is_number, number, ranks_text
 
 __all__ = ["NEXT", "WHY"]
 
 
 def _changed_state(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     proof = []
     if of.get("replica_groups"):
         proof.append(f"differ over {of.get('num_replicas', '?')} replicas")

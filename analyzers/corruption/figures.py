@@ -11,7 +11,7 @@ from analyzers.figures import agreement, bars
 from analyzers.figures import focus as against
 from analyzers.figures.rank_values import against_others, attempt_of
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.source import Source, floats, ints, lacking, missing_tables
 from analyzers.wording import ranks_text
 
@@ -55,7 +55,7 @@ def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
     for of, at, value in zip(rank.tolist(), step.tolist(), state.tolist(), strict=True):
         if of in ranks:
             grid[ranks.index(of), steps.index(at)] = value
-    tensors = [str(name) for name in finding.evidence.get("tensors", ()) if name != ALL_TENSORS]
+    tensors = [str(name) for name in evidence_of(finding).get("tensors", ()) if name != ALL_TENSORS]
     figure = agreement.draw([f"rank {of}" for of in ranks], [str(at) for at in steps], grid, x="step of the check")
     what = "Agreement with replicas" if finding.kind == "replica_mismatch" else "Checks of the state"
     yield Drawing(title=f"{what}{f': {tensors[0]}' if len(tensors) == 1 else ''}", figure=figure)
@@ -63,7 +63,7 @@ def replicas(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def corrupted_gradient(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The peak of the gradient, its expected value and its value when recomputed; the gradient norm over the steps."""
-    numbers = finding.evidence
+    numbers = evidence_of(finding)
     peak, again, ratio = (numbers.get(name) for name in ("peak", "peak_again", "ratio"))
     if peak and ratio:
         values = {"expected": float(peak) / float(ratio), "first time": float(peak)}

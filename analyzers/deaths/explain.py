@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from analyzers.causes import next_step
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.health.program_faults import is_of_kernel
 from analyzers.memory.allocator_message import holders_text, others_hold_it
 from analyzers.memory.snapshot_text import is_fragmented, why_text
@@ -22,7 +22,7 @@ MAX_MESSAGE = 140
 
 
 def _why_lost(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     lines = str(of.get("message") or "").strip().splitlines()
     error = ": ".join(str(part) for part in (of.get("error_type"), *lines[:1]) if part)
     code = "" if of.get("exit_code") is None else f"exit code {of['exit_code']}"
@@ -112,7 +112,7 @@ def _next_excluded(finding: Finding) -> str:
 
 
 def _why_resume(finding: Finding) -> str:
-    parts = listed(finding.evidence.get("differing_parts") or [])
+    parts = listed(evidence_of(finding).get("differing_parts") or [])
     return f"The signatures in the checkpoint's manifest differ for: {parts or 'parts that were not recorded'}."
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.logs.wording import ANALYZER
 
 __all__ = ["join", "join_recorded"]
@@ -92,7 +92,12 @@ def join_recorded(recorded: Sequence[Finding], read: Sequence[Finding]) -> list[
             summary=f"{newest.summary} {logged.summary}"
             if logged.cause not in ("exception", newest.cause)
             else newest.summary,
-            evidence={**newest.evidence, **more, "lines": logged.evidence.get("lines", [])[:8], "logs": logged.summary},
+            evidence={
+                **evidence_of(newest),
+                **more,
+                "lines": evidence_of(logged).get("lines", [])[:8],
+                "logs": logged.summary,
+            },
         )
         files.remove(logged)
     return [*runs, *files]
@@ -108,7 +113,7 @@ def _join_hangs(runs: list[Finding], files: list[Finding]) -> None:
         if same:
             newest = runs.index(same[-1])
             where = "logs" if shown.analyzer == ANALYZER else "dumps"
-            lines = {"lines": shown.evidence["lines"][:8]} if shown.evidence.get("lines") else {}
+            lines = {"lines": evidence_of(shown)["lines"][:8]} if evidence_of(shown).get("lines") else {}
             runs[newest] = replace(runs[newest], evidence={**runs[newest].evidence, **lines, where: shown.summary})
             hangs = [one for one in runs if one.kind == "hang" and one.status == "fired"]
             files.remove(shown)
@@ -138,7 +143,8 @@ def _one(logged: Finding, dumped: Finding) -> Finding:
 
 def _with_lines(dumped: Finding, logged: Finding) -> Finding:
     return replace(
-        dumped, evidence={**dumped.evidence, "lines": logged.evidence.get("lines", [])[:8], "logs": logged.summary}
+        dumped,
+        evidence={**evidence_of(dumped), "lines": evidence_of(logged).get("lines", [])[:8], "logs": logged.summary},
     )
 
 

@@ -17,7 +17,7 @@ from analyzers.data.analyze import data_bound
 from analyzers.data.policy import DataPolicy
 from analyzers.diagnose import failed_check
 from analyzers.evidence.printed_ranks import slow_printed_rank
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.divergence import divergence
 from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.numerics.policy import LossSpikePolicy
@@ -119,9 +119,9 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
     first, last = spikes[0], max(spikes, key=lambda one: one.last_step or 0)
     losses = [float(row["loss"]) for row in steps if row.get("loss") is not None]
     end = median(losses[-max(3, len(losses) // 50) :])
-    level = float(first.evidence.get("loss_before") or 0)
+    level = float(evidence_of(first).get("loss_before") or 0)
     if level > 0 and not end <= STAYED_RATIO * level:
-        num = sum(one.evidence.get("num_steps") or 1 for one in spikes)
+        num = sum(evidence_of(one).get("num_steps") or 1 for one in spikes)
         return [
             replace(
                 first,
@@ -134,7 +134,7 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
             )
         ]
     if len(spikes) > SHARED.min_times:  # the loss is noisy
-        worst = max(spikes, key=lambda one: float(one.evidence.get("loss_z") or 0))
+        worst = max(spikes, key=lambda one: float(evidence_of(one).get("loss_z") or 0))
         more = f" It is the largest of {len(spikes)} spikes between steps {first.first_step} and {last.last_step}."
         return [replace(worst, summary=_of_log(worst).summary + more)]
     return spikes

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.hangs.dumped_world import DumpedWorld
 from analyzers.hangs.wait_graph import oldest_calls, waits_of
 from analyzers.run.recorded_calls import Call
@@ -91,7 +91,7 @@ def _with(hang: Finding, world: DumpedWorld, left: Sequence[_LeftCall]) -> Findi
              "caller": call.caller}  # fmt: skip
     completed = sorted({rank for one in left for rank in one.completed} - set(stuck))
     of_call = {name: value for name, value in hang.evidence.items() if name != "unseen_ranks"} | place
-    of_call["waiting_ranks"] = [rank for rank in hang.evidence.get("waiting_ranks") or () if rank not in stuck]
+    of_call["waiting_ranks"] = [rank for rank in evidence_of(hang).get("waiting_ranks") or () if rank not in stuck]
     text = "; ".join(one.text for one in left[:MAX_CALLS])
     return replace(
         hang,

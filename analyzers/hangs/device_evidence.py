@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.communication.network_links import stalled_link
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.hangs.policy import DeviceEvidencePolicy
 from analyzers.health.xids import xid_table
 from analyzers.run.event_log import EventLog
@@ -43,7 +43,7 @@ def with_devices(
         [finding.attempt, *ranks],
     )
     begin_ns = since_ns - int(policy.before_s * 1e9)
-    end_ns = since_ns + int(float(finding.evidence["silent_s"]) * 1e9)
+    end_ns = since_ns + int(float(evidence_of(finding)["silent_s"]) * 1e9)
     evidence: dict[str, Any] = {}
     sentences = []
     for rank, uuid, host in places:
@@ -65,7 +65,7 @@ def with_devices(
 
 def with_link(source: Source, finding: Finding) -> Finding:
     """The finding with the link on which a call that all entered got least far, if one did."""
-    of = finding.evidence
+    of = evidence_of(finding)
     if finding.cause != "all_entered" or finding.attempt is None or of.get("seq") is None:
         return finding
     link = stalled_link(source, finding.attempt, str(of["process_group"]), int(of["seq"]))

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from analyzers.analysis import FileAnalysis
-from analyzers.finding import Finding, Status
+from analyzers.finding import Finding, Status, evidence_of
 from analyzers.hangs.analyze import hang_of_attempt
 from analyzers.hangs.completed_elsewhere import with_calls_of_each, with_stuck_device
 from analyzers.hangs.culprits import find_culprits
@@ -61,7 +61,7 @@ def hangs_of_dumps(read: _Dumps) -> list[Finding]:
     if hang.cause == "not_seen":
         hang = _before_unseen(world) or hang
     if hang.cause == "not_seen":
-        missing = [rank for rank in hang.evidence["unseen_ranks"] if rank in world.rows.undumped]
+        missing = [rank for rank in evidence_of(hang)["unseen_ranks"] if rank in world.rows.undumped]
         where = hang.evidence.get("op", "a collective")
         unsure = f"whether {ranks_text(missing)} entered {where} is unknown without a dump"
         return [_lost(world, missing, hang), _in_part(unsure)]
@@ -136,7 +136,7 @@ def _apart_s(world: DumpedWorld) -> float:
 
 def _lost(world: DumpedWorld, missing: Sequence[int], hang: Finding) -> Finding:
     many = len(missing) > 1
-    of = hang.evidence
+    of = evidence_of(hang)
     call = f" in {of['op']} #{of['seq']} (group {of['process_group']})" if "op" in of else ""
     waiting = list(of.get("waiting_ranks") or ())
     they, them = ("They", "them") if many else ("It", "it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from analyzers.causes import next_step
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.run.recorded_calls import MAX_NAME
 from analyzers.wording import counted, group_text, number, ranks_text, sentence
 
@@ -13,7 +13,7 @@ __all__ = ["NEXT", "WHY"]
 
 
 def _why_hang(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     waiting, silent_s = of.get("waiting_ranks") or [], of.get("silent_s")
     silent = f" for {number(silent_s, 4)} s" if silent_s else ""
     call = f" in {of['op']} #{of['seq']} (group {_cut(group_text(str(of['process_group'])))})" if "op" in of else ""
@@ -59,14 +59,14 @@ def _next_hang(finding: Finding) -> str:
         finding.ranks,
         caller=f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else "",
         stack=_stuck_line(finding),
-        unseen=finding.evidence.get("unseen_ranks") or (),
+        unseen=evidence_of(finding).get("unseen_ranks") or (),
         devices_first=bool(finding.evidence.get("host_only")),
     )
 
 
 def _stuck_line(finding: Finding) -> str:
     """Innermost line of the stack of the only culprit: " (in train.py:77 wait_for_licence)"; empty if unknown."""
-    for group in finding.evidence.get("stack_groups") or []:
+    for group in evidence_of(finding).get("stack_groups") or []:
         if list(group.get("ranks") or []) == list(finding.ranks) and group.get("frames"):
             return f" (in {str(group['frames'][0])[:MAX_NAME]})"
     return ""
@@ -97,7 +97,7 @@ def _next_desync(finding: Finding) -> str:
 
 
 def _why_standstill(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     waited = of.get("waiting_ranks") or []
     others = f"{ranks_text(waited)} waited in collectives meanwhile" if waited else "no rank waited for another"
     return f"That is longer than a hang in this run, and {others}."

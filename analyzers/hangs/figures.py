@@ -9,7 +9,7 @@ import numpy as np
 from analyzers.figures import focus, series
 from analyzers.figures.moment import moment
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.hangs import wait_for_figure
 from analyzers.hangs.culprits import find_culprits
 from analyzers.run.event_log import EventLog
@@ -37,8 +37,8 @@ def progress(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Newest step recorded by each node over time, the silent node first, a line where its silence began."""
     if lacking(source, steps=("start_ns",), ranks=("node_rank",)):
         return
-    silent = int(finding.evidence.get("node_rank", -1))
-    attempt = int(finding.evidence.get("attempt") or 0)
+    silent = int(evidence_of(finding).get("node_rank", -1))
+    attempt = int(evidence_of(finding).get("attempt") or 0)
     rows = source.rows(
         """
         WITH own AS (SELECT rank, arg_max(node_rank, wall_ns) AS node FROM ranks WHERE attempt = ? AND rank >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.health.policy import HealthPolicy
 from analyzers.wording import is_number, number, percent, sentence, size_text
 
@@ -33,7 +33,7 @@ def _why_memory_errors(finding: Finding) -> str:
 
 
 def _why_throttled(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     clock, hottest = of.get("clock_median_hertz"), of.get("hottest_celsius")
     at = f", median clock {number(clock / 1e6, 4)} MHz" if clock is not None and is_number(clock) else ""
     heat = f", at most {number(hottest)} degrees" if is_number(hottest) else ""
@@ -49,7 +49,7 @@ def _why_links(finding: Finding) -> str:
 
 
 def _why_pressure(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     if finding.cause == "disk":
         least = size_text(of.get("disk_free_lowest_bytes"))
         return f"{size_text(of.get('disk_free_bytes'))} are free now, and {least} at the lowest."

@@ -9,7 +9,7 @@ import numpy as np
 
 from analyzers.figures import focus
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.health.policy import HealthPolicy
 from analyzers.source import Ints, Source, floats, ints, lacking
 
@@ -104,7 +104,7 @@ def xid(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield from reading_figure(
             source, f"100 * {column}" if ratio else column, _place(finding), title=_WORDS[column],
             y="busy (%)" if ratio else SINCE, join="avg" if ratio else "max",
-            onset_ns=finding.evidence.get("first_wall_ns"),
+            onset_ns=evidence_of(finding).get("first_wall_ns"),
         )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def memory_errors(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def throttled(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Share of readings in which the reason held, then clock and temperature."""
-    bit = int(finding.evidence.get("reason_bit") or 0)
+    bit = int(evidence_of(finding).get("reason_bit") or 0)
     if not lacking(source, health=("throttle_reasons",)):
         share = f"CASE WHEN throttle_reasons & {bit} <> 0 THEN 100.0 ELSE 0.0 END"
         yield from reading_figure(
@@ -169,7 +169,7 @@ def pressure(source: Source, finding: Finding) -> Iterator[Drawing]:
                 join="max", limit=(limit, f"{limit:g} ms"),
             )  # fmt: skip
     elif finding.cause == "run_queue" and not lacking(source, health=("load_1m",)):
-        cpus = float(finding.evidence.get("num_cpus") or 0)
+        cpus = float(evidence_of(finding).get("num_cpus") or 0)
         yield from reading_figure(
             source, "load_1m", _place(finding), title="Load", y="runnable processes",
             limit=(cpus, f"{cpus:g} CPUs") if cpus else None,

@@ -9,7 +9,7 @@ import numpy as np
 from analyzers.figures import focus
 from analyzers.figures.rank_values import against_others, attempt_of
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.health.figures import GIB, reading_figure
 from analyzers.source import Source, lacking
 from analyzers.wording import ranks_text
@@ -22,7 +22,7 @@ def rank_memory(source: Source, finding: Finding) -> Iterator[Drawing]:
     attempt = attempt_of(source, finding)
     if attempt is None or lacking(source, steps=("memory_bytes",)):
         return
-    who = list(finding.ranks) or [int(rank) for rank in finding.evidence.get("growing_ranks", ())]
+    who = list(finding.ranks) or [int(rank) for rank in evidence_of(finding).get("growing_ranks", ())]
     comparison = against_others(source, attempt, who, "memory_bytes / 1048576.0")
     if len(comparison.x) > 1:
         onset = finding.first_step if finding.kind == "memory_growth" else None
@@ -39,7 +39,7 @@ def limit(source: Source, finding: Finding) -> Iterator[Drawing]:
             [finding.evidence.get("highest_bytes"), finding.evidence.get("total_bytes")],
         )
         for node, device in found:
-            total = float(finding.evidence["total_bytes"]) / GIB
+            total = float(evidence_of(finding)["total_bytes"]) / GIB
             yield from reading_figure(
                 source, f"memory_used_bytes / {GIB}.0", (str(node), str(device)), title="Memory in use", y="GiB",
                 join="max", limit=(total, f"total: {total:.3g} GiB"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.nonfinite_origin import NORM
 from analyzers.wording import counted, group_text, is_number, listed, number, percent, ranks_text
 
@@ -14,7 +14,7 @@ Explain = Callable[[Finding], str]
 
 
 def _non_finite(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     origin = ""
     if of.get("origin_module"):
         operation = f" ({of['origin_operation']})" if of.get("origin_operation") else ""
@@ -71,7 +71,7 @@ def _loss_scale(finding: Finding) -> str:
 
 
 def _gradient_flow(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     if finding.cause == "whole":
         rise = number(of.get("rise_factor_ratio"))
         return f"The norm is {rise} times its maximum in the first quarter of the run, also in the median block."

@@ -12,7 +12,7 @@ from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.series import Series
 from analyzers.figures.series import draw as lines
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.numerics.loss_scale import overflows
 from analyzers.run.evaluations import evaluations
@@ -136,7 +136,7 @@ def flow(source: Source, finding: Finding) -> Iterator[Drawing]:
             of[int(step)] = of.get(int(step), 0.0) + float(norm) ** 2
     steps = sorted({step for of in squares.values() for step in of})
     blocks = {name: np.array([of.get(step, np.nan) ** 0.5 for step in steps]) for name, of in squares.items()}
-    accused = {str(name) for name in finding.evidence.get("blocks", ())}
+    accused = {str(name) for name in evidence_of(finding).get("blocks", ())}
     if len(steps) > 1 and accused & set(blocks):
         at = np.array(steps, dtype=np.int64)
         comparison = against.RankComparison.of_lines(at, blocks, accused)
@@ -167,8 +167,8 @@ def validation(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def noise(source: Source, finding: Finding) -> Iterator[Drawing]:
     """The noise scale over the run, and the batch size."""
-    course = [one for one in finding.evidence.get("course_tokens", ()) if one.get("tokens") is not None]
-    batch = finding.evidence.get("batch_tokens")
+    course = [one for one in evidence_of(finding).get("course_tokens", ()) if one.get("tokens") is not None]
+    batch = evidence_of(finding).get("batch_tokens")
     if len(course) < 2:
         return
     at = np.array([int(one["step"]) for one in course])

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from analyzers.finding import evidence_of
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
@@ -145,7 +146,7 @@ def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None
         found = [finding for finding in loss_spikes(source, Scope()) if finding.status == "fired"]
         if not found:
             raise SpikeError("No loss spike was found in this run. Name a step: --why-spike STEP.")
-        worst = max(found, key=lambda finding: finding.evidence["loss_z"])
+        worst = max(found, key=lambda finding: evidence_of(finding)["loss_z"])
         assert worst.first_step is not None
         step = worst.first_step
     rows = source.rows(
@@ -166,8 +167,8 @@ def _as_found(source: Source, attempt: int, step: int, loss: float) -> tuple[flo
     rows = source.rows("SELECT avg(loss) FROM steps WHERE attempt = ? AND step = ?", [attempt, step])
     for one in loss_spikes(source, Scope()):
         same_steps = one.status == "fired" and one.attempt == attempt and one.first_step == step
-        if same_steps and math.isclose(one.evidence["loss"], rows[0][0], rel_tol=1e-3):
-            return one.evidence["loss"], one.evidence["loss_before"]
+        if same_steps and math.isclose(evidence_of(one)["loss"], rows[0][0], rel_tol=1e-3):
+            return evidence_of(one)["loss"], evidence_of(one)["loss_before"]
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.wording import is_number, listed, number, percent
 
 __all__ = ["NEXT", "WHY"]
@@ -20,7 +20,7 @@ def _bubble(finding: Finding) -> str:
 
 
 def _imbalance(finding: Finding) -> str:
-    work = [f"{number(value)} ms" for value in finding.evidence.get("work_ms_by_coordinate") or []]
+    work = [f"{number(value)} ms" for value in evidence_of(finding).get("work_ms_by_coordinate") or []]
     return f"Work per step of the pipeline stages: {listed(work)}."
 
 

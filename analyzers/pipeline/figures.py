@@ -10,7 +10,7 @@ from analyzers.account.wait_split import pipelines
 from analyzers.figures import bars, schedule
 from analyzers.figures.activity import schedule_of_step
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.pipeline.pipeline_bubble import load_pipeline
 from analyzers.source import Source, missing_tables
 
@@ -40,7 +40,7 @@ def stages(source: Source, finding: Finding) -> Iterator[Drawing]:
         yield Drawing(title="Own work of each coordinate of the pipeline", figure=figure)
     else:
         idle = {names[r]: float(np.median([step.ranks[r].idle_ratio for step in steps])) for r in members}
-        figure = schedule.idle(idle, expected=finding.evidence.get("idle_expected_ratio"))
+        figure = schedule.idle(idle, expected=evidence_of(finding).get("idle_expected_ratio"))
         yield Drawing(title="Idle share of each rank of the pipeline", figure=figure)
     typical = steps[int(np.argsort([step.total_ns for step in steps])[len(steps) // 2])].step
     attempt = finding.attempt or 0

@@ -109,7 +109,7 @@ def _done(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _facts(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    facts = diagnosis.run
+    facts: Mapping[str, Any] = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     seconds = wall_s(diagnosis.goodput, facts)
     nodes = counted(facts.get("num_nodes"), "node") or "? nodes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
 from analyzers.stragglers.corroboration import REASONS
 from analyzers.stragglers.slow_place import PLACE_TEXTS, phase_text
@@ -20,7 +20,7 @@ _GAPS = {
 
 
 def _straggler(finding: Finding) -> str:
-    of = finding.evidence
+    of = evidence_of(finding)
     if finding.cause == "communication":
         others = f"{number(of.get('transfer_of_others_ms'))} ms in the other groups"
         if "transfer_before_ms" in of:

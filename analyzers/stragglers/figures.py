@@ -12,7 +12,7 @@ from analyzers.figures.moment import moment
 from analyzers.figures.rank_values import attempt_of
 from analyzers.figures.theme import CATEGORY
 from analyzers.figures.titled_figure import Drawing
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.health.figures import clock_of_rank
 from analyzers.policy import SHARED
 from analyzers.source import READ_STEPS, Floats, Ints, Source
@@ -52,7 +52,7 @@ def work(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def link(source: Source, finding: Finding) -> Iterator[Drawing]:
     """Transfers of a slow link and of comparable links, in windows of a few steps."""
-    groups = [str(group) for group in finding.evidence.get("process_groups", ())]
+    groups = [str(group) for group in evidence_of(finding).get("process_groups", ())]
     attempt = attempt_of(source, finding)
     if not groups or attempt is None or not source.has("collectives"):
         return
@@ -85,7 +85,7 @@ def shared_time(source: Source, finding: Finding) -> Iterator[Drawing]:
 
 def _transfers(source: Source, attempt: int, finding: Finding, groups: Sequence[str]) -> dict[str, dict[int, float]]:
     """{group or pair: {first step of a window: median transfer (ms)}} of the finding's operation and size."""
-    size, op = int(finding.evidence.get("bytes") or 0), str(finding.evidence.get("op") or "")
+    size, op = int(evidence_of(finding).get("bytes") or 0), str(evidence_of(finding).get("op") or "")
     found: dict[str, dict[int, float]] = {}
     if " -> " in groups[0]:
         pairs, _ = pair_transfers(source, attempt, WINDOW_STEPS)

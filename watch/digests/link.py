@@ -29,7 +29,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.run.digest import Digest, DigestError, decode, encode
 from watch.digests.clock_offsets import ClockClient, ClockOffset, ClockServer
 from watch.digests.signed_messages import NO_SESSION, Inbox, MessageRefused, Signer
@@ -68,7 +68,7 @@ class Verdict:
     @classmethod
     def of(cls, hangs: Sequence[Finding], attempt: int) -> Verdict:
         """The verdict of a watch on its hangs. Unknown ranks that are waited for count as on separate nodes."""
-        ranks = {rank for hang in hangs for rank in (*hang.ranks, *hang.evidence.get("unseen_ranks", ()))}
+        ranks = {rank for hang in hangs for rank in (*hang.ranks, *evidence_of(hang).get("unseen_ranks", ()))}
         return cls(attempt=attempt, ranks=tuple(sorted(ranks)), summary=hangs[0].summary)
 
 

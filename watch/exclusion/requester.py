@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.health.xids import asks_for_another_device
 from analyzers.live import LivePolicy, window_start
 from analyzers.scope import Scope
@@ -119,7 +119,7 @@ class ExclusionRequester:
         if (attempt, finding.ranks, cause) in self._answered or self._is_cooling():
             return
         self._answered.add((attempt, finding.ranks, cause))
-        speedup = float(finding.evidence.get("speedup_without_it_ratio") or 0.0) if cause == "straggler" else 0.0
+        speedup = float(evidence_of(finding).get("speedup_without_it_ratio") or 0.0) if cause == "straggler" else 0.0
         nodes: dict[int, list[int]] = defaultdict(list)
         for rank, node_rank in _nodes(source, attempt).items():
             if rank in finding.ranks:

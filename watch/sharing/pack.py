@@ -81,8 +81,8 @@ def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = No
         (folder.path / SHARED_MARK).write_text(json.dumps(facts, indent=2))
         with diagnosed_folder(folder) as (store, diagnosis):
             _write_reports(store, diagnosis, folder, version)
-        if last_steps is not None and (newest := diagnosis.run.get("steps")) is not None:
-            facts["first_step"] = max(0, int(newest) - last_steps + 1)
+        if last_steps is not None and isinstance(newest := diagnosis.run.get("steps"), int):
+            facts["first_step"] = max(0, newest - last_steps + 1)
             _cut(folder, facts["first_step"])
             (folder.path / SHARED_MARK).write_text(json.dumps(facts, indent=2))
         num_bytes = _archive(folder.path, target)

@@ -208,7 +208,8 @@ def _texts(finding: Finding) -> list[tuple[str, list[str]]]:
 
 
 def _tiles(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    facts, what_if = diagnosis.run, diagnosis.what_if
+    facts: Mapping[str, Any] = diagnosis.run
+    what_if = diagnosis.what_if
     tiles = [
         ("ranks", facts.get("num_ranks"), "{:,}"),
         ("steps", facts.get("steps"), "{:,}"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from analyzers.account.wait_split import pipelines
 from analyzers.figures import schedule
 from analyzers.figures.activity import schedule_of_step
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.report.html.page_frame import PlacedFigure, Section
 from analyzers.report.wording.account_lines import bubble_of
 from analyzers.source import Source
@@ -27,7 +27,7 @@ def pipeline_sections(
     found = bubble_of(findings)
     if found is None or found.attempt is None or found.last_step is None:
         return
-    numbers = found.evidence
+    numbers = evidence_of(found)
     figures = []
     members = next((ranks for attempt, ranks in pipelines(source) if attempt == found.attempt), [])
     pieces = schedule_of_step(source, found.attempt, found.last_step, members)

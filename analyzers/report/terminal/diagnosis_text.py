@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.diagnose import Diagnosis
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.kinds import KINDS
 from analyzers.policy import SHARED
 from analyzers.profiling.captures import capture_line
@@ -77,8 +77,9 @@ def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
             console.print(table)
     console.print()
     _facts(diagnosis, console)
-    if "trace" in diagnosis.run:  # of profiler traces
-        render_ranks(diagnosis.run["trace"]["ranks"], console)
+    facts: Mapping[str, Any] = diagnosis.run
+    if "trace" in facts:  # of profiler traces
+        render_ranks(facts["trace"]["ranks"], console)
 
 
 def title(finding: Finding) -> str:
@@ -118,7 +119,7 @@ def _finding(finding: Finding, console: Console, run: object, *, shown_above: bo
         console.print(_indented(heading, "dim"))
         for frame in frames:
             console.print(_indented(f"  {frame}", ""))
-    for what, ranks_of in (finding.evidence.get("differs") or {}).items():
+    for what, ranks_of in (evidence_of(finding).get("differs") or {}).items():
         console.print(_indented(f"{what}: {ranks_text(ranks_of)}", ""))
     if not shown_above:
         console.print(_indented(f"next: {next_step(finding, run)}", "dim"))
@@ -190,7 +191,7 @@ def _ranks(facts: Mapping[str, Any]) -> str:
 
 
 def _facts(diagnosis: Diagnosis, console: Console) -> None:
-    facts = diagnosis.run
+    facts: Mapping[str, Any] = diagnosis.run
     mesh = " x ".join(f"{name} {size}" for name, size in (facts.get("mesh") or {}).items())
     devices = ", ".join(facts.get("devices") or [])
     seconds = wall_s(diagnosis.goodput, facts)

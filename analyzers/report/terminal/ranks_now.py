@@ -54,7 +54,8 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
         )
     if ended is not None:  # the report's number; a rank that was killed wrote no end
         rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
-        found = replace(found, step_ms=ended.run.get("step_ms_median"), rows=rows)
+        took_ms = ended.run.get("step_ms_median")
+        found = replace(found, step_ms=took_ms if isinstance(took_ms, float) else None, rows=rows)
     steps = read(TrainFacts, manifest).steps
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:

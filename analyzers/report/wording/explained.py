@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.plugin_calls.calls import explain as explain_by_plugin
 from analyzers.plugin_calls.named import plugin_name
@@ -76,10 +76,11 @@ def _explanation(kind: str, name: str) -> Callable[[Finding], str] | None:
 
 def _gain(finding: Finding) -> str:
     """The gain of a run without it, where that is more than the error of the prediction, or why there is none."""
-    withheld = finding.evidence.get("whatif_withheld")
+    of = evidence_of(finding)
+    withheld = of.get("whatif_withheld")
     if isinstance(withheld, str) and withheld:
         return f"The time without it is not predicted: {withheld}."
-    gain, error = finding.evidence.get("speedup_without_it_ratio"), finding.evidence.get("replay_error_ratio")
+    gain, error = of.get("speedup_without_it_ratio"), of.get("replay_error_ratio")
     if gain is None or not is_number(gain):
         return ""
     if error is None or not is_number(error):  # nothing was replayed

@@ -11,7 +11,7 @@ from analyzers.account.goodput import measure
 from analyzers.account.step_account import StepAccount, step_accounts
 from analyzers.account.time_classes import OWN_WORK
 from analyzers.account.trace_check import contradiction
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.expert_load import layer_loads
 from analyzers.run.evaluations import evaluations
 from analyzers.run.event_log import EventLog, parsed_detail
@@ -229,7 +229,7 @@ def finding_samples(source: Source, lives: Sequence[int], now_ns: int) -> Iterat
         counts[finding.kind, finding.severity] += 1
         words = {"culprit": ranks_text(finding.ranks) if finding.ranks else "the run", "cause": in_words(finding.cause)}
         yield Sample("rankscope_finding_info", 1, {"kind": finding.kind, "severity": finding.severity, **words})
-        factor = finding.evidence.get("factor_ratio")
+        factor = evidence_of(finding).get("factor_ratio")
         if finding.kind == "straggler" and factor is not None and is_number(factor):
             for rank in finding.ranks:
                 of = {"rank": str(rank), "cause": finding.cause}
