@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from analyzers.finding import Finding
 from analyzers.kinds import packages
 from analyzers.plugin_calls.calls import judge, not_judged
 from analyzers.plugins import InstalledPlugin, installed
-from analyzers.scope import Scope
-from analyzers.source import Source
+
+# Relative: see analyzers/diagnose.py.
+from .finding import Finding
+from .scope import Scope
+from .source import TypedSource
 
 if TYPE_CHECKING:
     from analyzers.whatif.what_if import WhatIf
@@ -42,7 +44,7 @@ class Analysis:
 
     kinds: tuple[str, ...]
     """Kinds that it can report; the first one is what it is not sure of when it fails."""
-    run: Callable[[Source, Scope], list[Finding]]
+    run: Callable[[TypedSource, Scope], list[Finding]]
     records: Records = "all"
     live: Literal["never", "each_tick", "periodic"] = "never"
     """How often `watch` runs it on a live run; `periodic` for analyses that cost more and need several new steps."""

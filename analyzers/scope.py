@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 __all__ = ["Scope"]
 
@@ -26,7 +25,7 @@ class Scope:
     """Only steps from this one on."""
     now_ns: int | None = None
     """The present, nanoseconds since the epoch, if the run lives; None: the records' end is the run's end."""
-    manifest: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Mapping[str, object] = field(default_factory=dict)
     """The run's own description (`run.json`): its configuration, versions, plan. Not trusted: types are checked."""
     stacks_dir: Path | None = None
     """Folder of the stacks of a hang."""

@@ -23,6 +23,7 @@ __all__ = [
     "Floats",
     "Ints",
     "Source",
+    "TypedSource",
     "every_kth",
     "every_kth_rank",
     "floats",
@@ -39,8 +40,24 @@ READ_ROWS = 20_000_000
 """Rows of steps or spans that a sum or median is taken of; of more, those of every k-th step."""
 
 
+class TypedSource(Protocol):
+    """Read-only SQL over the tables of docs/schema.md, as a plug-in gets it: `rankscope.api.Source`.
+
+    What a cell holds is known when it is read: `typed` (analyzers/typed_values.py), `ints` and `floats` state its type.
+    """
+
+    def query(self, sql: str, params: Sequence[object] = ()) -> dict[str, npt.NDArray[np.generic]]:
+        """The answer as one array a column (masked where NULL)."""
+
+    def rows(self, sql: str, params: Sequence[object] = ()) -> list[tuple[object, ...]]:
+        """The answer as tuples (None where NULL)."""
+
+    def has(self, table: str) -> bool:
+        """Return True if the table exists and can be read."""
+
+
 class Source(Protocol):
-    """Read-only SQL over the tables of `probes.tape.schema`."""
+    """A `TypedSource` for the analyses of this package, which know the types of the tables' columns."""
 
     def query(self, sql: str, params: Sequence[Any] = ()) -> dict[str, npt.NDArray[Any]]:
         """The answer as one array a column (masked where NULL)."""
@@ -52,14 +69,14 @@ class Source(Protocol):
         """Return True if the table exists and can be read."""
 
 
-def floats(column: npt.NDArray[Any]) -> Floats:
+def floats(column: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """A column as float64; NULL becomes NaN."""
     masked: Any = np.ma.asarray(column)
     values: Floats = masked.astype(np.float64).filled(np.nan)
     return values
 
 
-def ints(column: npt.NDArray[Any], missing: int = -1) -> Ints:
+def ints(column: npt.NDArray[Any], missing: int = -1) -> npt.NDArray[np.int64]:
     """A column as int64; NULL becomes `missing`."""
     masked: Any = np.ma.asarray(column)
     if masked.dtype.kind == "f":  # some readers give nullable integers as floats
@@ -68,12 +85,12 @@ def ints(column: npt.NDArray[Any], missing: int = -1) -> Ints:
     return values
 
 
-def missing_tables(source: Source, *tables: str) -> list[str]:
+def missing_tables(source: TypedSource, *tables: str) -> list[str]:
     """Tables of `tables` that are missing or empty: no records do not mean healthy."""
     return [t for t in tables if not source.has(t) or not source.rows(f"SELECT 1 FROM {t} LIMIT 1")]
 
 
-def lacking(source: Source, **needed: Sequence[str]) -> list[str]:
+def lacking(source: TypedSource, **needed: Sequence[str]) -> list[str]:
     """Parts of `needed` (table: columns) that were not recorded: `steps`, or `steps.data_ns` for a column of NULLs."""
     absent: list[str] = []
     for table, columns in needed.items():

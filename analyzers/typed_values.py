@@ -30,8 +30,8 @@ def typed_value(value: object, kind: type[Plain], name: str) -> Plain:
         return kind(value)
     if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
         return value
-    what = "NULL" if value is None else f"a {type(value).__name__}"
-    raise ValueError(f"{name} is {what}, not a {kind.__name__}")
+    what = "null" if value is None else f"of type {type(value).__name__}"
+    raise ValueError(f"{name} is {what}, not {kind.__name__}")
 
 
 @overload
@@ -57,10 +57,16 @@ def typed(rows: Iterable[Sequence[object]], *kinds: type) -> list[tuple[object, 
 
     Raises ValueError where a value is of another type, or NULL: leave those rows out or use `coalesce`.
     """
-    return [
-        tuple(
-            math.nan if value is None and kind is float else typed_value(value, kind, f"column {number} of row {at}")
-            for number, (value, kind) in enumerate(zip(row, kinds, strict=True), 1)
-        )
-        for at, row in enumerate(rows, 1)
-    ]
+    found = []
+    for at, row in enumerate(rows, 1):
+        if len(row) != len(kinds):
+            raise ValueError(f"a row has {len(row)} columns, and types are stated for {len(kinds)}")
+        pairs = zip(row, kinds, strict=True)
+        found.append(tuple(_cell(value, kind, number, at) for number, (value, kind) in enumerate(pairs, 1)))
+    return found
+
+
+def _cell(value: object, kind: type, column: int, row: int) -> object:
+    if value is None and kind is float:
+        return math.nan
+    return typed_value(value, kind, f"column {column} of row {row}")

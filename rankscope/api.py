@@ -8,7 +8,7 @@
     run.sql("SELECT rank, median(duration_ns) FROM steps GROUP BY rank").to_pandas()
     rankscope.open_files("logs/").verdict      # of a job that Rankscope did not record
 
-What a plug-in needs is here, too: Analysis, Drawing, Finding, Kind, Scope, Source, lacking.
+What a plug-in needs is here, too: Analysis, Drawing, Finding, Kind, Scope, Source, floats, ints, lacking, typed.
 
 For notebooks and services: a training process uses `rankscope.attach`. What stands here changes only with a new minor
 version and a note in CHANGELOG.md one version ahead (docs/api.md).
@@ -33,7 +33,8 @@ from rankscope.analyzers.finding import Finding
 from rankscope.analyzers.kinds import Kind
 from rankscope.analyzers.run.state import RunState
 from rankscope.analyzers.scope import Scope
-from rankscope.analyzers.source import Source, lacking
+from rankscope.analyzers.source import TypedSource as Source
+from rankscope.analyzers.source import floats, ints, lacking
 from rankscope.analyzers.stragglers.throughput import Change
 from rankscope.analyzers.typed_values import typed
 from rankscope.probes.tape.rundir import RunDir, RunError
@@ -45,7 +46,7 @@ from rankscope.store.readers.external_files import SourceError
 __all__ = [
     "AccountByStep", "AddressError", "Analysis", "Change", "Comparison", "Diagnosis", "Drawing", "Evidence", "Finding",
     "Kind", "LossChange", "QueryResult", "Run", "RunError", "RunState", "Scope", "Source", "SourceError", "StoreError",
-    "lacking", "open", "open_files", "open_run", "typed",
+    "floats", "ints", "lacking", "open", "open_files", "open_run", "typed",
 ]  # fmt: skip
 
 
@@ -254,7 +255,7 @@ class Evidence(_Diagnosed):
     """Files of a job that Rankscope did not record."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = tuple(paths)
+        self.paths: tuple[Path, ...] = tuple(paths)
         self._diagnosis: Diagnosis | None = None
 
     if not TYPE_CHECKING:

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -121,7 +120,7 @@ class Account:
             left_out = tuple(name for name in left_out if name != "straggler")
         return {name: value for name, value in self.seconds.items() if name not in left_out}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values of all categories: 0 if nothing fell into one, None if it was not measured."""
         known = self.known_seconds
         return {

@@ -114,7 +114,7 @@ class Comparison:
         lines += [f"- only in {escaped(self.run_b)}: {escaped(finding.summary)}" for finding in self.only_b]
         return "\n".join(lines)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The fields under their names, as plain values: `settings` as {name, a, b}, `phases` as {name: {a, b}}."""
         return {
             "run_a": self.run_a,

@@ -80,7 +80,7 @@ class WhatIf:
         """True if the gain exceeds the error of the prediction, and is claimed."""
         return not self.withheld and exceeds_error(self.gain, self.error_ratio)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values for a report."""
         shown = list(self.by_rank.items())[:MAX_WORKERS]
         return {

@@ -2,18 +2,22 @@
 hold, and what those types have in turn.
 
     untyped(rankscope)           # ["open_run -> Run.manifest: Mapping[str, Any]"]
+    revealed(rankscope)          # a program that asks a type checker for the type of each of them
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-__all__ = ["reached", "untyped"]
+__all__ = ["reached", "revealed", "untyped"]
 
 OURS = ("rankscope.", "probes.", "store.", "analyzers.", "trainer.", "watch.")
 
@@ -23,9 +27,21 @@ def untyped(module: ModuleType) -> list[str]:
     return [f"{where}: {hint}" for where, hint in _walked(module) if _has_any(hint)]
 
 
-def reached(module: ModuleType) -> set[str]:
-    """Names of the classes of ours that the walk came by."""
-    return {one.__name__ for _, hint in _walked(module) for one in _classes(hint)}
+def reached(module: ModuleType) -> set[type]:
+    """Classes of Rankscope that the walk came by."""
+    named = {one for name in module.__all__ for one in _classes(getattr(module, name))}
+    return named | {one for _, hint in _walked(module) for one in _classes(hint)}
+
+
+def revealed(module: ModuleType) -> str:
+    """A program whose `reveal_type` lines ask for the type of each member, as somebody's code imports the classes."""
+    lines = [f"import {module.__name__}", *(f"reveal_type({module.__name__}.{name})" for name in module.__all__)]
+    for one in sorted(reached(module), key=lambda one: one.__name__):
+        home = one.__module__ if one.__module__.startswith("rankscope.") else f"rankscope.{one.__module__}"
+        names = dict.fromkeys(place.rpartition(".")[2] for place, _ in _hints("", one))
+        lines += [f"from {home} import {one.__name__}", f"def of_{one.__name__}(one: {one.__name__}) -> None:"]
+        lines += [f"    reveal_type(one.{name})" for name in names] or ["    pass"]
+    return "\n".join([*lines, ""])
 
 
 def _walked(module: ModuleType) -> Iterator[tuple[str, object]]:
@@ -59,18 +75,17 @@ def _hints(where: str, one: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(where: str, one: type) -> Iterator[tuple[str, object]]:
-    """Attributes that only `__init__` sets, where each has a type there: `self.rows: list[int] = rows`."""
+    """Attributes that only `__init__` sets: each has a type there (`self.rows: list[int] = rows`), or `Any`."""
     if not (inspect.isfunction(one.__init__) and _is_ours(one.__init__)) or hasattr(one, "__dataclass_fields__"):
         return
-    import ast
-    import sys
-    import textwrap
-
     names = vars(sys.modules[one.__module__])
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(one.__init__)))):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute):
-            if not node.target.attr.startswith("_"):
-                yield f"{where}.{node.target.attr}", eval(ast.unparse(node.annotation), names)  # noqa: S307
+        if not isinstance(node, (ast.AnnAssign, ast.Assign)):
+            continue
+        for target in [node.target] if isinstance(node, ast.AnnAssign) else node.targets:
+            if isinstance(target, ast.Attribute) and not target.attr.startswith("_"):
+                stated = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else "Any"
+                yield f"{where}.{target.attr}", eval(stated, {"Any": Any, **names})  # noqa: S307
 
 
 def _is_ours(of: Callable[..., object]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.api import Analysis, Finding, Kind, Scope, Source, lacking
+from rankscope.api import Analysis, Finding, Kind, Scope, Source, lacking, typed
 
 __all__ = ["ANALYSES", "KINDS", "NEXT", "WHY", "SlowSavePolicy"]
 
@@ -37,12 +37,14 @@ def slow_saves(source: Source, scope: Scope, policy: SlowSavePolicy = SlowSavePo
             summary=f"Rank {rank} stopped training for {took_s:.1f} s to save at step {step}.",
             evidence={"save_s": took_s, "limit_s": policy.most_s},
         )
-        for attempt, rank, step, took_s in rows
+        for attempt, rank, step, took_s in typed(rows, int, int, int, float)
         if took_s > policy.most_s
     ]
 
 
 KINDS = (Kind(name="slow_save", title="Slow save"),)
 ANALYSES = (Analysis(kinds=("slow_save",), run=slow_saves, live="periodic"),)
-WHY = {"slow_save": lambda f: f"The limit is {f.evidence['limit_s']:.0f} s; it took {f.evidence['save_s']:.1f} s."}
+WHY = {
+    "slow_save": lambda f: f"The limit is {f.value('limit_s', float):.0f} s; it took {f.value('save_s', float):.1f} s."
+}
 NEXT = {"slow_save": lambda f: "Check the file system, or save in the background."}

@@ -1,0 +1,91 @@
+"""What the API returns has types: no `Any`, found by a walk from its names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import rankscope
+from analyzers.finding import Finding
+from rankscope import api
+from tests.factories import make_run
+from tests.rankscope.returned_types import reached, untyped
+
+
+@pytest.mark.parametrize("module", [rankscope, api])
+def test_nothing_that_the_api_returns_is_any(module: ModuleType) -> None:
+    assert untyped(module) == []
+    names = {one.__name__ for one in reached(module)}
+    assert {"Finding", "Diagnosis", "Comparison", "QueryResult", "AccountByStep", "RunState", "WhatIf"} <= names
+
+
+class Inner:
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+        self.plain = 1
+
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        return {}
+
+    def given(self) -> int:
+        return len(self.kept)
+
+    def unstated(self):  # type: ignore[no-untyped-def]
+        return self.kept
+
+
+@dataclass
+class Outer:
+    of: Callable[[int], Any]
+    inner: list[Inner]
+    whole: int = 0
+
+
+def opened() -> Outer | None:
+    return None
+
+
+def test_the_walk_finds_any_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.rankscope.returned_types.OURS", (__name__,))
+    made = ModuleType("made")
+    made.__dict__.update(opened=opened, __all__=["opened"])
+    places = {line.partition(":")[0] for line in untyped(made)}
+    inner = "opened -> Outer.inner -> Inner"
+    assert places == {"opened -> Outer.of", f"{inner}.kept", f"{inner}.plain", f"{inner}.shown", f"{inner}.unstated"}
+
+
+def test_rows_with_stated_types(tmp_path: Path) -> None:
+    run = rankscope.open_run(make_run(tmp_path, ranks=2, steps=20).path)
+    rows = api.typed(run.sql("SELECT rank, count(*), 1.5, 'a', true FROM steps GROUP BY rank ORDER BY 1"),
+                     int, int, float, str, bool)  # fmt: skip
+    assert rows == [(0, 20, 1.5, "a", True), (1, 20, 1.5, "a", True)]
+    assert type(rows[0][2]) is float
+    ((missing,),) = api.typed(run.sql("SELECT NULL::DOUBLE"), float)
+    assert math.isnan(missing)
+    with pytest.raises(ValueError, match=r"^column 1 of row 1 is null, not int$"):
+        api.typed(run.sql("SELECT NULL::INTEGER"), int)
+    with pytest.raises(ValueError, match=r"^a row has 2 columns, and types are stated for 1$"):
+        api.typed(run.sql("SELECT 1, 2"), int)
+    assert api.typed([], int) == []
+
+
+def test_a_value_of_the_evidence_has_the_stated_type() -> None:
+    evidence = {"ms": 3, "ranks": [1], "yes": True, "word": "a", "exact": Decimal("1.5"), "none": None}
+    finding = Finding.advise("a", "hang", "Text.", evidence=evidence)
+    assert (finding.value("ms", float), finding.value("ms", int), finding.value("exact", float)) == (3.0, 3, 1.5)
+    assert (finding.value("yes", bool), finding.value("word", str)) == (True, "a")
+    for name, kind, words in [
+        ("yes", int, "yes is of type bool, not int"), ("word", float, "word is of type str, not float"),
+        ("none", float, "none is null, not float"), ("ranks", str, "ranks is of type list, not str"),
+        ("ms", bool, "ms is of type int, not bool"), ("gone", int, "no evidence 'gone': it has ms, ranks, yes"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            finding.value(name, kind)
