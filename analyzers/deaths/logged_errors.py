@@ -162,7 +162,10 @@ def _candidate(
     rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
     rank_class = rank_class if is_own else "late"
     text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
-    name = f"{type_of(first)}: {text}" if first.kind == "exception" else text
+    if first.kind == "exception":
+        name = ": ".join(part for part in (type_of(first), text) if part) or "an exception"
+    else:
+        name = text
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     origin = chains.get((first.source, first.line))

@@ -16,7 +16,10 @@ from typing import Any
 from probes.tape.schema import TABLES
 from store.ddl import store_columns
 from store.readers.external_files import MAX_RANK, MAX_ROWS
+from store.readers.logs.blocks import read_last_line
+from store.readers.logs.prefix import Prefix
 from store.readers.logs.rules import load_rules
+from store.readers.logs.scan import field_value
 
 __all__ = ["READ_TABLES", "Rows", "checked_rows"]
 
@@ -68,6 +71,7 @@ def _checked(row: Any, table: str) -> dict[str, Any]:
         if not isinstance(kept.get("fields", {}), dict):
             raise ValueError(f"fields is a {type(kept['fields']).__name__}, and names its values")
         kept.setdefault("line", 0)
+        kept.setdefault("fields", _fields(str(kept["kind"]), str(kept.get("message", ""))))
     if not -1 <= kept.get("rank", 0) < MAX_RANK or kept.get("step", 0) < 0:
         raise ValueError("rank or step is out of range")
     return kept
@@ -80,6 +84,16 @@ def _check_kind(kind: str) -> None:
     near = get_close_matches(kind, known, n=3, cutoff=0.4)
     hint = f" (near it: {', '.join(near)})" if near else ""
     raise ValueError(f"kind {kind[:60]!r} is none of the rules'{hint}")
+
+
+def _fields(kind: str, message: str) -> dict[str, Any]:
+    """Fields that the rules of this kind take out of a message, as they do in a text log."""
+    if kind == "exception":
+        return read_last_line(message, (), Prefix()) or {"message": message}
+    for rule in load_rules():
+        if rule.kind == kind and rule.pattern is not None and (match := rule.pattern.search(message)):
+            return {name: field_value(value) for name, value in match.groupdict().items() if value}
+    return {}
 
 
 @cache

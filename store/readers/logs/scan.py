@@ -383,7 +383,7 @@ class _Scan:
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
         if match is None:
             return None
-        return {name: _value(value) for name, value in match.groupdict().items() if value not in (None, "")}
+        return {name: field_value(value) for name, value in match.groupdict().items() if value not in (None, "")}
 
     def _following(self, window: bytes, at: int) -> Iterator[tuple[Prefix, str]]:
         for _ in range(MAX_LINES):
@@ -397,6 +397,6 @@ class _Scan:
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
 
 
-def _value(text: str) -> int | str:
+def field_value(text: str) -> int | str:
     text = text.strip()
     return int(text) if text.lstrip("-").isdecimal() and len(text) < 18 else text[:400]

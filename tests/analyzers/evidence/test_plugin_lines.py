@@ -32,6 +32,24 @@ def test_a_line_of_no_rule_is_refused(row: dict[str, Any], reason: str) -> None:
     assert told.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"kind": "exception", "message": "ValueError: bad shape"}, "Rank 1 raised ValueError: bad shape."),
+        ({"kind": "exception", "message": "bad shape"}, "Rank 1 raised bad shape."),
+        ({"kind": "exception"}, "Rank 1 raised an exception."),
+        ({"kind": "exception", "message": "x", "fields": {"type": "KeyError", "message": "'a'"}},
+         "Rank 1 raised KeyError: 'a'."),
+    ],
+)  # fmt: skip
+def test_a_message_without_fields_is_read_as_a_line_of_a_log(row: dict[str, Any], said: str) -> None:
+    ((_, checked),) = checked_rows({"log_events": [{"rank": 1, **row}]})
+    with MemoryStore() as store:
+        store.add("log_events", [{"message": "", "source": "team.log", **checked}])
+        (finding, *_) = diagnose_files.findings_of_lines(store)
+    assert finding.summary == said
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_lines_of_every_rule_are_judged(part: int) -> None:
     rng = random.Random(part)
