@@ -53,7 +53,7 @@ def installed() -> tuple[InstalledPlugin, ...]:
     taken: dict[str, str] = {}
     for process in plugins(GROUP, CHILD):
         try:
-            described = process.call("describe")
+            described = process.call("describe", form=_description)
         except PluginError as error:
             found.append(InstalledPlugin(process=process, explains={}, problems=(str(error),)))
             continue
@@ -72,6 +72,28 @@ def installed() -> tuple[InstalledPlugin, ...]:
             )
         )
     return tuple(found)
+
+
+def _description(answer: Any) -> dict[str, Any]:
+    """The answer to `describe`, as `analyzers.plugin_calls.plugin_child` makes it; raises for another one."""
+    kinds = [
+        {
+            "name": str(kind["name"]), "title": str(kind["title"]), "identity": [*map(str, kind["identity"])],
+            **{flag: bool(kind[flag]) for flag in ("may_last", "at_end", "by_machine")},
+            "user_causes": [*map(str, kind["user_causes"])],
+        }
+        for kind in answer["kinds"]
+    ]  # fmt: skip
+    names = {kind["name"] for kind in kinds}
+    analyses = [
+        {
+            "number": int(one["number"]), "kinds": [kind for kind in one["kinds"] if kind in names],
+            "records": str(one["records"]), "live": str(one["live"]), "advises": bool(one["advises"]),
+        }
+        for one in answer["analyses"]
+    ]  # fmt: skip
+    explains = {part: tuple(map(str, answer["explains"][part])) for part in ("WHY", "NEXT", "FIGURES")}
+    return {"kinds": kinds, "analyses": analyses, "explains": explains, "problems": [*map(str, answer["problems"])]}
 
 
 def plugin_of(kind: str) -> InstalledPlugin | None:

@@ -7,8 +7,11 @@ explain("WHY", finding)             # the plug-in's sentence
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.plugin_calls.checked import checked_findings
 from analyzers.plugin_calls.named import of_plugin
 from analyzers.plugins import InstalledPlugin, plugin_of
 from analyzers.scope import Scope
@@ -24,11 +27,17 @@ FAILED = "plugin-failed"
 def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) -> list[Finding]:
     """The findings of one of its analyses, and one of kind `records` if it failed or some were refused."""
     try:
-        answer = plugin.process.call("run", number, scope, source=source)
+        found, refused = plugin.process.call("run", number, scope, source=source, form=partial(_judged, plugin))
     except PluginError as error:
         return [not_judged(plugin, str(error))]
-    findings = [_named(plugin, Finding.of_json(one)) for one in answer["findings"]]
-    return [*findings, *(not_judged(plugin, reason) for reason in answer["refused"])]
+    return [*(_named(plugin, one) for one in found), *(not_judged(plugin, reason) for reason in refused)]
+
+
+def _judged(plugin: InstalledPlugin, answer: Any) -> tuple[list[Finding], list[str]]:
+    """The answer to `run`, checked again: a plug-in may have changed the modules that checked it in its process."""
+    returned = [Finding.of_json(one) for one in answer["findings"]]
+    found, refused = checked_findings(returned, {kind["name"] for kind in plugin.kinds})
+    return [Finding.of_json(one) for one in found], [*map(str, answer["refused"]), *refused]
 
 
 def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:

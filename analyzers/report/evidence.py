@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -54,10 +55,13 @@ def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
     if plugin is None or finding.kind not in plugin.explains.get("FIGURES", ()):
         return
     try:
-        for drawn in plugin.process.call("draw", finding, source=source):
-            yield Drawing(title=drawn["title"], figure=go.Figure(drawn["figure"]))
+        yield from plugin.process.call("draw", finding, source=source, form=_drawn)
     except (PluginError, ValueError) as error:
         yield not_drawn(f"plug-in {plugin.name}", str(error))
+
+
+def _drawn(answer: Any) -> list[Drawing]:
+    return [Drawing(title=str(drawn["title"]), figure=go.Figure(drawn["figure"])) for drawn in answer]
 
 
 def not_drawn(whose: str, reason: str) -> Drawing:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -39,6 +39,7 @@ START_S = 60.0
 """For the interpreter and Rankscope's own modules, on a crowded machine."""
 RETRY_S = 600.0
 MAX_ANSWER_BYTES = 64 << 20
+NO_ANSWER = "it sent no answer that can be used"
 IN_PLUGIN = "RANKSCOPE_IN_PLUGIN"
 """Set in a plug-in's process, which calls no plug-ins itself."""
 
@@ -73,10 +74,18 @@ class PluginProcess:
         self._problem, self._problem_s = "", 0.0
         self._is_interrupted = False
 
-    def call(self, what: str, *arguments: Any, source: Any = None, limit: float | None = None) -> Any:
+    def call(
+        self,
+        what: str,
+        *arguments: Any,
+        source: Any = None,
+        limit: float | None = None,
+        form: Callable[[Any], Any] = lambda found: found,
+    ) -> Any:
         """The result of one call, as JSON holds it; rows that it sent in parts come as one list.
 
-        `source` answers its queries, `limit` replaces the setting. Raises PluginError.
+        `source` answers its queries, `limit` replaces the setting, `form` makes of the answer what the caller needs: it
+        raises for one that was not checked in the process. Raises PluginError.
         """
         with self._lock:
             if self._is_interrupted:
@@ -86,7 +95,7 @@ class PluginProcess:
             seconds = limit or limit_s()
             try:
                 self._start()
-                return self._ask((what, arguments), source, seconds)
+                return _formed(form, self._ask((what, arguments), source, seconds))
             except PluginError:
                 raise
             except (TimeoutError, QueryLimitError):
@@ -153,7 +162,7 @@ class PluginProcess:
         write_frame(self._in, pickle.dumps((*question, seconds)), deadline_s)
         rows: list[Any] = []
         while True:
-            message = json.loads(read_frame(self._out, deadline_s, max_bytes=MAX_ANSWER_BYTES))
+            message = _message(read_frame(self._out, deadline_s, max_bytes=MAX_ANSWER_BYTES))
             if "query" in message:
                 found = answered(source, message["query"], message["arguments"], deadline_s)
                 write_frame(self._in, pickle.dumps(found), deadline_s)
@@ -185,6 +194,27 @@ class PluginProcess:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+
+
+def _message(blob: bytes) -> dict[str, Any]:
+    """A message of `store.plugins.child`. Raises ValueError for another one: a plug-in may change modules there."""
+    try:
+        found = json.loads(blob)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        if isinstance(found.get("query"), str) and isinstance(found.get("arguments"), list) and found["arguments"]:
+            return found
+        if isinstance(found.get("part"), list) or {"error", "result"} & {*found}:
+            return {name: value for name, value in found.items() if name != "query"}
+    raise ValueError(NO_ANSWER)
+
+
+def _formed(form: Callable[[Any], Any], answer: Any) -> Any:
+    try:
+        return form(answer)
+    except Exception:  # whatever is wrong with it
+        raise ValueError(NO_ANSWER) from None
 
 
 @cache

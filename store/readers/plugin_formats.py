@@ -80,7 +80,7 @@ def read_by_plugin(path: Path, name: str) -> PluginRows:
     tables: dict[str, Rows] = {table: [] for table in READ_TABLES}
     refused: list[str] = []
     try:
-        for table, row in plugin.call("read", str(path.absolute())):
+        for table, row in plugin.call("read", str(path.absolute()), form=_rows):
             if table in tables:
                 tables[table].append(row)
             else:
@@ -89,6 +89,11 @@ def read_by_plugin(path: Path, name: str) -> PluginRows:
         raise SourceError(f"plug-in {plugin.name}: {error}") from None
     events = [_event(row, name) for row in tables["log_events"]]
     return PluginRows(plugin=plugin.name, tables={**tables, "log_events": events}, refused=tuple(refused))
+
+
+def _rows(answer: Any) -> list[tuple[str, Any]]:
+    """Rows by table and reasons, as `store.readers.plugin_child` sends them; raises for others."""
+    return [(str(table), dict(row) if table in READ_TABLES else row) for table, row in answer]
 
 
 def _event(row: dict[str, Any], name: str) -> dict[str, Any]:

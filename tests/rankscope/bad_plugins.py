@@ -1,5 +1,5 @@
-"""Twelve plug-ins that hang, exit, or return what no report can show: one module each, written into a folder as if
-packages had been installed there.
+"""Plug-ins that hang, exit, change modules, or return what no report can show: one module each, written into a
+folder as if packages had been installed there.
 
     site = install(tmp_path)            # for PYTHONPATH
     BAD["sleeps"].reason                  # what a user must be told
@@ -72,6 +72,25 @@ BAD = {
         body=_run("return (found(first_step=n, summary=f'Number {n}.') for n in range(10 ** 6))"),
         reason="it returned more than 20 findings",
         keeps="Number 0.",
+    ),
+    "patched": Bad(
+        body="import json\njson.dumps = lambda *a, **k: 'null'\n" + _run("return []"),
+        reason="it sent no answer that can be used",
+    ),
+    "answer": Bad(
+        body='import json\njson.dumps = lambda *a, **k: \'{"result": {"kinds": [3]}}\'\n' + _run("return []"),
+        reason="it sent no answer that can be used",
+    ),
+    "fds": Bad(body=_run("os.closerange(0, 64)", "return []"), reason="it closed its connection"),
+    "number": Bad(
+        body=_run("return [found(evidence={'x': float('nan')}), found(evidence={1: 2}), found()]"),
+        reason="evidence x is nan",
+        keeps="I am number.",
+    ),
+    "recursion": Bad(body=_run("return run(source, scope)"), reason="RecursionError: maximum recursion depth"),
+    "text": Bad(
+        body="class Odd(Exception):\n    def __str__(self): raise SystemExit(9)\n" + _run("raise Odd"),
+        reason="Odd (text.py:",
     ),
     "memory": Bad(body=_run("kept = []", "while True: kept.append(bytearray(1 << 30))"), reason="MemoryError"),
 }

@@ -1,4 +1,4 @@
-"""Plug-ins cannot hurt: of twelve bad ones each is named, and no finding of ours is missing anywhere."""
+"""Plug-ins cannot hurt: of many bad ones each is named, and no finding of ours is missing anywhere."""
 
 from __future__ import annotations
 
