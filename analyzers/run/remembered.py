@@ -54,3 +54,8 @@ class Remembered:
 
     def has(self, table: str) -> bool:
         return self._source.has(table)
+
+    def interrupt(self) -> None:
+        """End the query that another thread runs, where the source can: a plug-in's may never end."""
+        if (stop := getattr(self._source, "interrupt", None)) is not None:
+            stop()

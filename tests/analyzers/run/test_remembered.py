@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from analyzers.source import Source
 from probes.tape.events import EventWriter
 from store import Store
 from store.database import StoreError
+from store.plugins.process import QueryLimitError, answered
 from tests.factories import make_run
 
 
@@ -80,3 +82,11 @@ def test_few_events_are_read_once_and_many_by_their_kinds(tmp_path: Path) -> Non
     many, num_questions = loaded()
     assert many == few
     assert num_questions == 1 + 9
+
+
+def test_a_query_of_a_plug_in_that_never_ends_is_ended(tmp_path: Path) -> None:
+    with Store.open(make_run(tmp_path, ranks=2, steps=5)) as store:
+        endless = "SELECT count(*) FROM range(1000000) a, range(1000000) b"
+        with pytest.raises(QueryLimitError):
+            answered(Remembered(Remembered(store)), "rows", [endless, []], time.monotonic() + 0.5)
+        assert store.rows("SELECT count(*) FROM steps") == [(10,)], "the store can be read on"
