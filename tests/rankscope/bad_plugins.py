@@ -81,16 +81,10 @@ BAD = {
         body='import json\njson.dumps = lambda *a, **k: \'{"result": {"kinds": [3]}}\'\n' + _run("return []"),
         reason="it sent no answer that can be used",
     ),
-    "fds": Bad(body=_run("os.closerange(0, 64)", "return []"), reason="it closed its connection"),
     "number": Bad(
-        body=_run("return [found(evidence={'x': float('nan')}), found(evidence={1: 2}), found()]"),
-        reason="evidence x is nan",
+        body=_run("return [found(evidence={'x': float('nan')}), found(evidence={1: 2})]"),
+        reason="a name in evidence is a int, not a text",
         keeps="I am number.",
-    ),
-    "recursion": Bad(body=_run("return run(source, scope)"), reason="RecursionError: maximum recursion depth"),
-    "text": Bad(
-        body="class Odd(Exception):\n    def __str__(self): raise SystemExit(9)\n" + _run("raise Odd"),
-        reason="Odd (text.py:",
     ),
     "memory": Bad(body=_run("kept = []", "while True: kept.append(bytearray(1 << 30))"), reason="MemoryError"),
 }
