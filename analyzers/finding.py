@@ -16,7 +16,7 @@ from analyzers.kinds import KINDS
 from probes.tape.printable import escaped
 
 # Relative: see analyzers/diagnose.py.
-from .typed_values import Plain, typed_value
+from .run.typed_values import Plain, typed_value
 
 __all__ = ["SEVERITIES", "AdviceFields", "Finding", "FurtherFields", "Severity", "Status", "evidence_of"]
 

@@ -43,7 +43,7 @@ READ_ROWS = 20_000_000
 class TypedSource(Protocol):
     """Read-only SQL over the tables of docs/schema.md, as a plug-in gets it: `rankscope.api.Source`.
 
-    What a cell holds is known when it is read: `typed` (analyzers/typed_values.py), `ints` and `floats` state its type.
+    What a cell holds is known when it is read: `typed` (analyzers/run/typed_values.py), `ints` and `floats` state its type.
     """
 
     def query(self, sql: str, params: Sequence[object] = ()) -> dict[str, npt.NDArray[np.generic]]:
