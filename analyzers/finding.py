@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict, Unpack, get_args
+from decimal import Decimal
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from analyzers.kinds import KINDS
 from probes.tape.printable import escaped
 
-# Relative: see analyzers/diagnose.py.
-from .run.typed_values import Plain, typed_value
-
-__all__ = ["SEVERITIES", "AdviceFields", "Finding", "FurtherFields", "Severity", "Status", "evidence_of"]
+__all__ = ["SEVERITIES", "AdviceFields", "Finding", "FurtherFields", "Severity", "Status", "evidence_of", "typed_value"]
 
 Severity = Literal["critical", "warning", "info"]
 Status = Literal["fired", "suspect", "advice", "ok", "insufficient_data"]
@@ -28,6 +26,7 @@ SEVERITIES: tuple[Severity, ...] = ("critical", "warning", "info")
 UNKNOWN_IDENTITY = ("attempt", "first_step", "ranks")
 """Identity for kinds unknown to this version: from a plug-in or a newer version."""
 MAX_ID_PART = 64
+Plain = TypeVar("Plain", bool, float, int, str)
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9_.]")
 
 
@@ -210,6 +209,16 @@ class Finding:
             "attempt": self.attempt,
             "cost_s": self.cost_s,
         }
+
+
+def typed_value(value: object, kind: type[Plain], name: str) -> Plain:
+    """The value as a `kind`: whole numbers are floats, too. Raises ValueError for a value of another type, or none."""
+    if kind is float and isinstance(value, (int, float, Decimal)) and not isinstance(value, bool):
+        return kind(value)
+    if isinstance(value, kind) and isinstance(value, bool) == (kind is bool):
+        return value
+    what = "null" if value is None else f"of type {type(value).__name__}"
+    raise ValueError(f"{name} is {what}, not {kind.__name__}")
 
 
 def evidence_of(finding: Finding) -> Mapping[str, Any]:

@@ -8,13 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from store.arrays import Floats, Ints
+
+# Relative: see analyzers/diagnose.py.
+from .finding import typed_value
 
 __all__ = [
     "READ_CALLS",
@@ -30,8 +34,15 @@ __all__ = [
     "ints",
     "lacking",
     "missing_tables",
+    "typed",
 ]
 
+A = TypeVar("A", bool, float, int, str)
+B = TypeVar("B", bool, float, int, str)
+C = TypeVar("C", bool, float, int, str)
+D = TypeVar("D", bool, float, int, str)
+E = TypeVar("E", bool, float, int, str)
+F = TypeVar("F", bool, float, int, str)
 READ_STEPS = 2000
 """Steps that are enough for a median, and for a drawing: at even distances."""
 READ_CALLS = 4_000_000
@@ -43,7 +54,7 @@ READ_ROWS = 20_000_000
 class TypedSource(Protocol):
     """Read-only SQL over the tables of docs/schema.md, as a plug-in gets it: `rankscope.api.Source`.
 
-    What a cell holds is known when it is read: `typed` (analyzers/run/typed_values.py), `ints` and `floats` state its type.
+    What a cell holds is known when it is read: `typed`, `ints` and `floats` state its type.
     """
 
     def query(self, sql: str, params: Sequence[object] = ()) -> dict[str, npt.NDArray[np.generic]]:
@@ -116,3 +127,41 @@ def every_kth_rank(source: Source, table: str, max_rows: int = 4_000_000) -> int
     """Return k such that every k-th rank's rows are few enough, for analyses that need all steps."""
     ((num_rows,),) = source.rows(f"SELECT count(*) FROM {table}")
     return max(1, -(-int(num_rows) // max_rows))
+
+
+@overload
+def typed(rows: Iterable[Sequence[object]], a: type[A], /) -> list[tuple[A]]: ...
+@overload
+def typed(rows: Iterable[Sequence[object]], a: type[A], b: type[B], /) -> list[tuple[A, B]]: ...
+@overload
+def typed(rows: Iterable[Sequence[object]], a: type[A], b: type[B], c: type[C], /) -> list[tuple[A, B, C]]: ...
+@overload
+def typed(
+    rows: Iterable[Sequence[object]], a: type[A], b: type[B], c: type[C], d: type[D], /
+) -> list[tuple[A, B, C, D]]: ...
+@overload
+def typed(
+    rows: Iterable[Sequence[object]], a: type[A], b: type[B], c: type[C], d: type[D], e: type[E], /
+) -> list[tuple[A, B, C, D, E]]: ...
+@overload
+def typed(
+    rows: Iterable[Sequence[object]], a: type[A], b: type[B], c: type[C], d: type[D], e: type[E], f: type[F], /
+) -> list[tuple[A, B, C, D, E, F]]: ...
+def typed(rows: Iterable[Sequence[object]], *kinds: type) -> list[tuple[object, ...]]:  # type: ignore[misc]
+    """Rows of one to six columns as tuples of these types (bool, float, int, str). NULL is NaN in a column of floats.
+
+    Raises ValueError where a value is of another type, or NULL: leave those rows out or use `coalesce`.
+    """
+    found = []
+    for at, row in enumerate(rows, 1):
+        if len(row) != len(kinds):
+            raise ValueError(f"a row has {len(row)} columns, and types are stated for {len(kinds)}")
+        pairs = zip(row, kinds, strict=True)
+        found.append(tuple(_cell(value, kind, number, at) for number, (value, kind) in enumerate(pairs, 1)))
+    return found
+
+
+def _cell(value: object, kind: type, column: int, row: int) -> object:
+    if value is None and kind is float:
+        return math.nan
+    return typed_value(value, kind, f"column {column} of row {row}")

@@ -32,10 +32,9 @@ from rankscope.analyzers.figures.titled_figure import Drawing
 from rankscope.analyzers.finding import Finding
 from rankscope.analyzers.kinds import Kind
 from rankscope.analyzers.run.state import RunState
-from rankscope.analyzers.run.typed_values import typed
 from rankscope.analyzers.scope import Scope
 from rankscope.analyzers.source import TypedSource as Source
-from rankscope.analyzers.source import floats, ints, lacking
+from rankscope.analyzers.source import floats, ints, lacking, typed
 from rankscope.analyzers.stragglers.throughput import Change
 from rankscope.probes.tape.rundir import RunDir, RunError
 from rankscope.query_result import QueryResult

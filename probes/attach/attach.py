@@ -26,6 +26,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -68,17 +69,17 @@ class Attached:
     """The handle that `attach` returns: log values, mark steps and phases, detach."""
 
     def __init__(self, recorder: Recorder, run: RunDir | None) -> None:
-        self.recorder = recorder
-        self.run_dir = run.path if run is not None else None
+        self.recorder: Recorder = recorder
+        self.run_dir: Path | None = run.path if run is not None else None
         """The run's folder; None if nothing is recorded."""
-        self.is_watched = False
+        self.is_watched: bool = False
         """True if this process started a `watch` that outlives it."""
         self._values = StepScalars(recorder) if isinstance(recorder, TapeRecorder) else None
         self._phases = LoopPhases(recorder, self._values) if self._values is not None else None
         self._undo: list[Callable[[], object]] = []
         self._undo_records: list[Callable[[], object]] = []
         self._number = 0
-        self.end = ProcessEnd(recorder, lambda: -1 if self._phases is None else self._phases.thread)
+        self.end: ProcessEnd = ProcessEnd(recorder, lambda: -1 if self._phases is None else self._phases.thread)
         """How the process ends."""
         self._speaks_for = -1
         self._models: list[nn.Module] = []
