@@ -228,13 +228,11 @@ class Run(_Diagnosed):
     def compare(self, other: Run) -> Comparison:
         """Compare this run (A) with another (B): settings, versions, speed, phases, loss, findings, goodput.
 
-        Raises ValueError for anything that is no run, or the same run."""
+        Raises ValueError for anything that is no run."""
         given: object = other  # a caller may not check its types
         if not isinstance(given, Run):
             what = "files have no steps to compare" if isinstance(given, Evidence) else f"not a {type(given).__name__}"
             raise ValueError(f"compare needs another run, as rankscope.open_run gives it: {what}")
-        if self.path.resolve() == other.path.resolve():
-            raise ValueError(f"{self.run_id} is compared with itself: name different runs")
         from analyzers.compare.two_runs import Side, compare
         from store import Store
 

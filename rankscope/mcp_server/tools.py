@@ -132,9 +132,12 @@ class Tools:
             answer["cut"] = [f"{len(long)} files: the first {MAX_STACK_CHARS} characters of each; ask for `file`"]
         return answer
 
-    def compare(self, run_a: str, run_b: str) -> dict[str, Any]:
+    def compare(self, run_a: str, run_b: str) -> dict[str, object]:
         """Compare two runs: settings, versions, speed, phases, loss, findings, goodput. B against A."""
-        found: dict[str, Any] = self._run(run_a).compare(self._run(run_b)).to_json()
+        a, b = self._run(run_a), self._run(run_b)
+        if a.path.resolve() == b.path.resolve():
+            raise ValueError(f"{run_a} and {run_b} are the same run: name different runs")
+        found: dict[str, object] = a.compare(b).to_json()
         return found
 
     def runbook(self, anchor: str) -> str:

@@ -232,7 +232,6 @@ def test_a_mistake_is_one_line_and_its_class_is_in_the_api(run: Run) -> None:
         (lambda: run.steps("los"), api.StoreError, '"loss"'),
         (lambda: run.account().of("wait"), ValueError, "the classes are"),
         (lambda: run.sql("SELECT 1 AS a")["b"], ValueError, "the columns are a"),
-        (lambda: run.compare(rankscope.open_run(run.path)), ValueError, "name different runs"),
         (lambda: rankscope.open_run(run.path / "gone"), api.RunError, "no run at"),
     ]
     for mistake, kind, words in mistakes:
