@@ -145,23 +145,24 @@ def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
 
     Where gradient norms are known the detector asks for such a second witness itself.
     """
-    rise, sigmas = one.evidence.get("loss_rise_ratio"), one.evidence.get("loss_z") or 0.0
+    of = evidence_of(one)
+    rise, sigmas = of.get("loss_rise_ratio"), of.get("loss_z") or 0.0
     if one.kind != "loss_spike" or one.cause != "batch" or one.status != "fired" or rise is None:
         return False
-    if one.evidence.get("grad_norm") is not None or (one.last_step or 0) >= max(row["step"] for row in steps):
+    if of.get("grad_norm") is not None or (one.last_step or 0) >= max(row["step"] for row in steps):
         return False
-    before, peak = float(one.evidence["loss_before"]), float(one.evidence["loss"])
+    before, peak = float(of["loss_before"]), float(of["loss"])
     earlier = [row["loss"] for row in steps if row.get("loss") is not None and row["step"] < (one.first_step or 0)]
     if peak - before < DESCENT_RATIO * (max(earlier, default=before) - before):
         return True
-    of = LossSpikePolicy().detector
-    is_clear = rise >= of.alone_rise_ratio or (sigmas >= of.alone_z and rise >= of.alone_z_rise_ratio)
-    return one.evidence.get("num_steps") == 1 and not is_clear
+    limits = LossSpikePolicy().detector
+    is_clear = rise >= limits.alone_rise_ratio or (sigmas >= limits.alone_z and rise >= limits.alone_z_rise_ratio)
+    return of.get("num_steps") == 1 and not is_clear
 
 
 def _noted(slight: Sequence[Finding]) -> Finding:
     """The largest of such rises, as a remark."""
-    worst = max(slight, key=lambda one: float(one.evidence["loss_rise_ratio"]))
+    worst = max(slight, key=lambda one: float(evidence_of(one)["loss_rise_ratio"]))
     text = f"{_of_log(worst).summary} It went away again: a hard batch, or noise."
     if len(slight) > 1:
         text += f" {len(slight)} rises between steps {slight[0].first_step} and {slight[-1].first_step} are like it."
@@ -176,12 +177,12 @@ def _slower(source: Source, steps: Sequence[Mapping[str, Any]]) -> list[Finding]
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     """Make a rhythm a remark if it is that of epochs, or if the time between lines holds evaluations and saves."""
-    every, cost = one.evidence["every_steps"], one.evidence["cost_ratio"]
+    every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if timed and all(row.get("is_between") for row in timed):
         why = "It is the time between lines, which also holds evaluations, checkpoints and the start of epochs."
     elif any(
-        abs(every - row.get("per_epoch", 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))
+        abs(every - (row.get("per_epoch") or 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))
         for row in timed
     ):  # a bar's rate begins anew with each epoch
         why = "That is once an epoch: loader workers start anew (persistent_workers=True keeps them)."

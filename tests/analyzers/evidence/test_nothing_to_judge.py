@@ -113,7 +113,8 @@ def test_what_holds_nothing_to_judge_is_not_said_to_be_healthy(tmp_path: Path, c
         assert case.partition(":")[0] == (program if read_as == "program" else read_as)
     diagnosis = diagnose_files([tmp_path])
     assert not diagnosis.fired
-    assert diagnosis.verdict.startswith(("Nothing was judged", "None of ", "The only line does not name")), diagnosis.verdict
+    openings = ("Nothing was judged", "None of ", "The only line does not name")
+    assert diagnosis.verdict.startswith(openings), diagnosis.verdict
     assert diagnosis.not_judged or diagnosis.run["file_problems"]
 
 
