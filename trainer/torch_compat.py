@@ -31,6 +31,7 @@ __all__ = [
     "foreach_mul",
     "foreach_norm",
     "graph_task_id",
+    "ignore_profiler_marks",
     "keep_device_busy",
     "overlap_products_of",
     "storage_info",
@@ -43,6 +44,10 @@ COSTLY_COLLECTIVES = (
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
     torch.ops._c10d_functional.all_reduce.default,
 )
+_PROFILER_MARKS = (
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
 foreach_norm: Callable[..., Any] = torch._foreach_norm
 foreach_mul: Callable[..., None] = torch._foreach_mul_
 foreach_copy: Callable[..., None] = torch._foreach_copy_
@@ -51,6 +56,14 @@ foreach_copy: Callable[..., None] = torch._foreach_copy_
 def graph_task_id() -> int:
     """Number of the backward pass in which this thread is; -1: in none."""
     return int(torch._C._current_graph_task_id())
+
+
+def ignore_profiler_marks() -> None:
+    """Let selective checkpoints not count the ranges that FSDP marks for profilers: its hooks around a module inside
+    the checkpoint mark others in the recomputation than in forward, which would be an error."""
+    from torch.utils import checkpoint
+
+    checkpoint.SAC_IGNORED_OPS.update(_PROFILER_MARKS)
 
 
 def storage_info(**place: Any) -> Any:

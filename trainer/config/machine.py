@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 from trainer.config.config import Config, TrainConfig
 from trainer.config.load import ConfigError
 
-__all__ = ["check_float8_on", "check_machine", "may_have_gpu"]
+__all__ = ["check_compiler", "check_float8_on", "check_machine", "may_have_gpu"]
 
 _DEVICE_FILES = ("nvidia[0-9]*", "kfd", "dxg")
 """NVIDIA's, AMD's, and those of WSL."""
@@ -41,6 +42,8 @@ def check_machine(config: Config, *, has_gpu: bool) -> None:
     if on_cpu and config.train.backend == "nccl":
         raise ConfigError("train.backend = 'nccl': needs a GPU, and none is used here; allowed: gloo, auto")
     check_float8_on(config.train, "cpu" if on_cpu else "cuda")
+    if config.train.compile is True:
+        check_compiler(config.train, "cpu" if on_cpu else "cuda")
 
 
 def check_float8_on(train: TrainConfig, device_type: str) -> None:
@@ -53,6 +56,18 @@ def check_float8_on(train: TrainConfig, device_type: str) -> None:
     if not train.float8_emulated and device_type != "cuda":
         instead = "use train.precision = 'bf16', or train.float8_emulated = true to try the numbers"
         raise ConfigError(f"{setting}: a {device_type.upper()} has no products in fp8; {instead}")
+
+
+def check_compiler(train: TrainConfig, device_type: str) -> None:
+    """Raise ConfigError where inductor would look for a C++ compiler in vain, in the first step."""
+    if train.compile_backend != "inductor" or device_type != "cpu":
+        return
+    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    if not any(name and shutil.which(name) for name in compilers):
+        raise ConfigError(
+            "train.compile = true: inductor needs a C++ compiler on a CPU and finds none (g++, clang++ or $CXX); "
+            "install one, or set train.compile_backend = 'aot_eager'"
+        )
 
 
 def may_have_gpu(devices: Path = Path("/dev")) -> bool:

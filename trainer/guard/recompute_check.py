@@ -25,12 +25,11 @@ from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from trainer.checkpoint.agreement import gather_from_all
+from trainer.layout.step_verdict import compared_over
 from trainer.training.rank_training import Training
 
 __all__ = ["RecomputeCheck", "RecomputeDecision"]
 
-MAX_RANKS = 1024
-"""World size above which gradients are not checked: the row of peaks would slow the reduction that carries it."""
 SAME_RATIO = 1.05
 """Peaks of two computations of one step that agree: the same sums, on a GPU in another order."""
 
@@ -52,15 +51,9 @@ class RecomputeCheck:
         self.training = training
         self.recorder = recorder
         self.ledger = ledger
-        probed = config.probes.enabled and config.probes.collectives and config.probes.nonfinite_flags
-        # Over the shards comes first; what is then reduced over the replicas is no longer a rank's own.
-        self._dimension = "dp_shard" if plan.dp_shard > 1 else "dp_replicate" if plan.dp_replicate > 1 else ""
-        if plan.world_size in (plan.dp_shard, plan.dp_replicate):
-            self._dimension = "world"
-        on_host = training.device.type == "cpu"  # elsewhere it would be a pass more over all gradients, and a wait
-        applies = probed and on_host and config.recovery.enabled and self._dimension and plan.world_size <= MAX_RANKS
-        self._num_peaks = plan.world_size if applies else 0
-        if applies:
+        self._dimension = compared_over(config, plan, on_host=training.device.type == "cpu")
+        self._num_peaks = plan.world_size if self._dimension else 0
+        if self._dimension:
             take_gradient_peaks()  # so that those of the first step are measured
         self.detector = GradientOutlierDetector()
         self._peaks: tuple[float, ...] = ()

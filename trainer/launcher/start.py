@@ -23,6 +23,7 @@ from trainer.config.machine import check_machine, may_have_gpu
 from trainer.config.paths import check_paths
 from trainer.faults.options import parse_fault
 from trainer.faults.possible import check_faults
+from trainer.launcher.inputs import check_inputs
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.node_exclusion import count_failures, exclusion_path, exclusion_reason, reset_failure_counts
 from trainer.launcher.remote_checkpoints import fetch_run
@@ -176,8 +177,9 @@ def _largest_plan(config: Config, num_ranks: int) -> Plan:
 
 
 def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, facts: dict[str, Any]) -> RunDir:
-    """The run's folder, new or with the manifest of this launch. Raises RunError, and FaultError before it is made."""
+    """The run's folder, new or with the manifest of this launch. Raises RunError; before that ConfigError, FaultError."""
     check_faults([parse_fault(text) for text in options.faults], config, plan)
+    check_inputs(config, plan, on_host=config.train.device == "cpu" or not may_have_gpu())
     newest = facts | {
         "config": config.model_dump(mode="json"),
         "world_size": plan.world_size,

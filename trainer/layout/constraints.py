@@ -47,6 +47,22 @@ def _compression(config: Config, plan: Plan) -> None:
         )
 
 
+def _loss_in_chunks(config: Config, plan: Plan) -> None:
+    if config.train.chunked_loss is True and plan.pp > 1:
+        raise ConfigError(
+            f"train.chunked_loss = true: needs parallel.pp = 1, not {plan.pp} (a pipeline's schedule takes whole "
+            "logits); allowed: auto, false"
+        )
+
+
+def _separator(config: Config, plan: Plan) -> None:
+    if config.data.document_mask and config.data.separator >= config.model.vocab_size:
+        raise ConfigError(
+            f"data.separator = {config.data.separator}: must be a token, so below model.vocab_size = "
+            f"{config.model.vocab_size}"
+        )
+
+
 def _compile(config: Config, plan: Plan) -> None:
     if config.train.compile is True and not plan.compiles:
         raise ConfigError(
@@ -145,7 +161,7 @@ def _reduction(config: Config, plan: Plan) -> None:
 
 
 def _zero1(config: Config, plan: Plan) -> None:
-    if not plan.zero1:
+    if not config.parallel.zero1 or plan.data_parallel_kind == "none":
         return
     if config.parallel.cpu_offload == "optimizer":
         raise ConfigError("parallel.zero1 = true: not with parallel.cpu_offload = 'optimizer', another AdamW; use one")
@@ -199,6 +215,12 @@ def _float8(config: Config, plan: Plan) -> None:
             f"{setting}: its backward cannot be taken in two parts, as {plan.schedule} does; "
             "allowed: gpipe, 1f1b, interleaved_1f1b"
         )
+    if config.model.dim % (FLOAT8_MULTIPLE * plan.tp):
+        raise ConfigError(
+            f"{setting}: no layer is divisible into rows and columns of a multiple of {FLOAT8_MULTIPLE} on each of "
+            f"{plan.tp} tensor-parallel ranks; model.dim = {config.model.dim} must be a multiple of "
+            f"{FLOAT8_MULTIPLE * plan.tp}"
+        )
     tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
     if tokens % FLOAT8_MULTIPLE:
         raise ConfigError(
@@ -231,7 +253,7 @@ def _whole_blocks(config: Config, plan: Plan) -> None:
 
 
 CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
-    _zero1, _compression, _compile, _async_tp, _context, _experts, _reduction, _own_optimizer,
+    _zero1, _compression, _separator, _loss_in_chunks, _compile, _async_tp, _context, _experts, _reduction, _own_optimizer,
     _float8, _float8_gather, _whole_blocks,
 )  # fmt: skip
 """In the order in which they are checked."""

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from trainer.config.config import TrainConfig
 from trainer.model.transformer import Block, Transformer
-from trainer.torch_compat import COSTLY_COLLECTIVES
+from trainer.torch_compat import COSTLY_COLLECTIVES, ignore_profiler_marks
 
 __all__ = ["apply_activation_checkpointing", "selective_contexts"]
 
@@ -38,6 +38,8 @@ def apply_activation_checkpointing(model: Transformer, config: TrainConfig) -> N
     kind = config.activation_checkpointing
     if kind == "none":
         return
+    if kind == "selective":
+        ignore_profiler_marks()
     for name, block in model.blocks.items():
         assert isinstance(block, Block)
         if kind == "every_n" and int(name) % config.checkpoint_every_n:

@@ -23,13 +23,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config.config import TrainConfig
-from trainer.config.load import ConfigError
 from trainer.layout.plan import Plan
 from trainer.model.checkpointing import selective_contexts
 from trainer.model.chunked_loss import Softmax
 from trainer.model.transformer import Block, Transformer
 
-__all__ = ["check_compiler", "compile_blocks", "is_compiled", "uncompiled"]
+__all__ = ["compile_blocks", "is_compiled", "uncompiled"]
 
 
 def is_compiled(config: TrainConfig, plan: Plan, device: torch.device) -> bool:
@@ -43,18 +42,6 @@ def _has_triton() -> bool:
     """Triton writes the kernels; it compiles what launches them in C."""
     compilers = (os.environ.get("CC", ""), "gcc", "clang", "cc")
     return importlib.util.find_spec("triton") is not None and any(name and shutil.which(name) for name in compilers)
-
-
-def check_compiler(backend: str, device: torch.device) -> None:
-    """Raises ConfigError where inductor would look for a C++ compiler in vain, in the first step."""
-    if backend != "inductor" or device.type != "cpu":
-        return
-    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    if not any(name and shutil.which(name) for name in compilers):
-        raise ConfigError(
-            "train.compile = true: inductor needs a C++ compiler on a CPU and finds none (g++, clang++ or $CXX); "
-            "install one, or set train.compile_backend = 'aot_eager'"
-        )
 
 
 def compile_blocks(model: Transformer, backend: str) -> None:

@@ -8,7 +8,7 @@ Every rank reads the files with its parts of the model, one tensor at a time, an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from trainer.error_text import first_line
 from trainer.model.llama_names import from_llama
 from trainer.model.own_region import own_region
 
-__all__ = ["load_weights"]
+__all__ = ["check_weights", "load_weights"]
 
 _INDEX = "model.safetensors.index.json"
 
@@ -30,6 +30,20 @@ _INDEX = "model.safetensors.index.json"
 @torch.no_grad()
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill every parameter of `model`, which may be a pipeline's part and sharded. Raises ConfigError, one line."""
+    for parameter, stored in _found(model, path):
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if local.numel():
+            local.copy_(stored[own_region(parameter)])
+
+
+def check_weights(model: nn.Module, path: Path) -> None:
+    """Look for every parameter of `model`, which may be on the meta device; read nothing. Raises ConfigError."""
+    for _ in _found(model, path):
+        pass
+
+
+def _found(model: nn.Module, path: Path) -> Iterator[tuple[nn.Parameter, Any]]:
+    """Each parameter and the slice of a file that has its numbers."""
     where = _tensors(path)
     opened: dict[Path, Any] = {}
     for name, parameter in model.named_parameters():
@@ -48,9 +62,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
                 f"model.weights = {str(path)!r}: {theirs} is {_sized(shape)}, "
                 f"the configuration's model has {_sized(parameter.shape)}"
             )
-        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if local.numel():
-            local.copy_(stored[own_region(parameter)])
+        yield parameter, stored
 
 
 def _tensors(path: Path) -> Mapping[str, tuple[Path, str]]:

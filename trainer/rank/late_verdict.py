@@ -16,7 +16,8 @@
    back is judged as it first came. So verdicts, rollbacks and the bits of the weights are those of such a run; a step
    that was flagged and is healthy costs its time again.
 
-Read at once: the last step, steps after which the model is evaluated, and all of a run that `reason_not_to` names.
+Read at once: the last step, steps after which the model is evaluated, and all of a run that
+`trainer.layout.step_verdict` names.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from trainer.checkpoint.state import Position
 from trainer.config.load import ConfigError
 from trainer.data.batches import Batch
 from trainer.guard.recovery import Recovery
+from trainer.layout.step_verdict import reason_to_read_at_once
 from trainer.rank.step_numbers import StepNumbers, StepResult
 from trainer.training.rank_training import Training
 
-__all__ = ["LateVerdict", "Settled", "late_verdict", "reason_not_to"]
+__all__ = ["LateVerdict", "Settled", "late_verdict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,28 +149,13 @@ def _is_finite(result: StepResult) -> bool:
     return math.isfinite(result.loss) and math.isfinite(result.norm)
 
 
-def reason_not_to(training: Training, recovery: Recovery) -> str:
-    """Why each step of this training has to be read at once; empty if it has not."""
-    config = training.config
-    plan = training.plan
-    reasons = {
-        "tried with data parallel ranks alone": plan.data_size < plan.world_size or plan.pp > 1,
-        "the loss scale of fp16 is the host's": training.scaler is not None,
-        "only the fused optimizer can leave an update out": not config.optim.fused or plan.zero1,
-        "with offloaded state the host waits anyway": config.parallel.cpu_offload != "none",
-        "compression of gradients keeps what a repeated step would lose": bool(training.compressions),
-        "the load of experts is counted in forward": bool(training.expert_layers),
-        "gradients are compared over ranks before the update": recovery.recompute_check.is_active,
-    }
-    return next((reason for reason, applies in reasons.items() if applies), "")
-
-
 def late_verdict(training: Training, recorder: Recorder, recovery: Recovery) -> LateVerdict | None:
     """The late verdict of a training whose configuration wants it. Raises ConfigError where it asks for it in vain."""
     wanted = training.config.recovery.verdict
     if wanted == "at_once" or (wanted == "auto" and training.device.type != "cuda"):
         return None
-    if reason := reason_not_to(training, recovery):
+    on_host = training.device.type == "cpu"
+    if reason := reason_to_read_at_once(training.config, training.plan, on_host=on_host):
         if wanted == "late":
             raise ConfigError(f'recovery.verdict = "late": {reason}; must be "auto" or "at_once"')
         return None

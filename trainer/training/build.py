@@ -26,15 +26,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from probes.recorder import NullRecorder, Recorder
 from trainer.config.config import Config
 from trainer.config.load import ConfigError
-from trainer.config.machine import check_machine
-from trainer.data.batches import BatchStream
-from trainer.data.corpus import open_corpus, open_validation
+from trainer.config.machine import check_compiler, check_machine
+from trainer.data.corpus import open_corpus
 from trainer.data.mixture import Mixture, TokenSource
 from trainer.data.prefetch import Prefetcher
+from trainer.data.streams import training_stream, validation_streams
 from trainer.layout.loss_chunks import is_chunked
 from trainer.layout.plan import Plan
 from trainer.model.checkpointing import apply_activation_checkpointing
-from trainer.model.compiling import check_compiler, compile_blocks, is_compiled
+from trainer.model.compiling import compile_blocks, is_compiled
 from trainer.model.float8 import check_float8, convert_to_float8
 from trainer.parallel.mesh import build_mesh, submesh
 from trainer.parallel.parallelize import parallelize
@@ -94,7 +94,7 @@ def build(
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     corpus = corpus or open_corpus(config.data, config.model.vocab_size)
-    validation = _validation(config, corpus)
+    validation = validation_streams(config, corpus)
     _agree_on_data([corpus, *(stream.corpus for stream in validation.values())], device)
     mesh = build_mesh(plan, device.type)
     pp_rank = plan.coordinates(rank)["pp"]
@@ -107,7 +107,7 @@ def build(
         convert_to_float8(module, config.train, tp=plan.tp)
         apply_activation_checkpointing(module, config.train)
         if is_compiled(config.train, plan, device):
-            check_compiler(config.train.compile_backend, device)
+            check_compiler(config.train, device.type)
             compile_blocks(module, config.train.compile_backend)
         parts.append(parallelize(module, config, plan, mesh, device))
     replicas = submesh(mesh, "dp_replicate") if plan.zero1 else None
@@ -118,7 +118,7 @@ def build(
         value = token_loss(logits, targets)
         return value if scaler is None else value * scaler.scale
 
-    stream = _stream(config, corpus, "train", 0.0 if config.data.validation else config.data.validation_ratio)
+    stream = training_stream(config, corpus)
     loader = Prefetcher(
         stream,
         plan.data_rank(rank),
@@ -175,27 +175,3 @@ def _agree_on_data(corpora: list[TokenSource | Mixture], device: torch.device) -
             f"data.path: ranks read different data (rank {dist.get_rank()} has {corpora[0].digest}); "
             "all nodes need the same files, or the same Python for the default text"
         )
-
-
-def _validation(config: Config, corpus: TokenSource | Mixture) -> dict[str, BatchStream]:
-    """Validation sets by name: `data.validation`, else the ends of the corpora that are trained on."""
-    ratio = config.data.validation_ratio
-    if config.data.validation:
-        sets = open_validation(config.data, config.model.vocab_size)
-        ratio = 1.0
-    elif not ratio:
-        return {}
-    else:
-        sets = dict(corpus.parts) if isinstance(corpus, Mixture) else {"": corpus}
-    return {name: _stream(config, source, "validation", ratio) for name, source in sets.items()}
-
-
-def _stream(config: Config, corpus: TokenSource | Mixture, split: str, validation_ratio: float) -> BatchStream:
-    return BatchStream(
-        corpus,
-        seq_len=config.data.seq_len,
-        global_batch_size=config.train.global_batch_size,
-        seed=config.run.seed,
-        validation_ratio=validation_ratio,
-        split=split,
-    )

@@ -1,0 +1,43 @@
+"""How a layout lets a step be judged: with its numbers read late, and gradients compared before the update.
+
+compared_over(config, plan, on_host=True)       # "dp_shard": the dimension whose ranks compare gradients; "" for none
+reason_to_read_at_once(config, plan, on_host=False)     # "" where the numbers of a step may be read late
+"""
+
+from __future__ import annotations
+
+from trainer.config.config import Config
+from trainer.layout.plan import Plan
+
+__all__ = ["compared_over", "reason_to_read_at_once"]
+
+MAX_RANKS = 1024
+"""World size above which gradients are not compared: the row of peaks would slow the reduction that carries it."""
+
+
+def compared_over(config: Config, plan: Plan, *, on_host: bool) -> str:
+    """Mesh dimension, or `world`, over which ranks compare the largest gradient before an update; "" if they don't.
+
+    Elsewhere than on the host it would be a pass more over all gradients, and a wait.
+    """
+    probed = config.probes.enabled and config.probes.collectives and config.probes.nonfinite_flags
+    if not (probed and on_host and config.recovery.enabled and plan.world_size <= MAX_RANKS):
+        return ""
+    # Over the shards comes first; what is then reduced over the replicas is no longer a rank's own.
+    dimension = "dp_shard" if plan.dp_shard > 1 else "dp_replicate" if plan.dp_replicate > 1 else ""
+    return "world" if plan.world_size in (plan.dp_shard, plan.dp_replicate) else dimension
+
+
+def reason_to_read_at_once(config: Config, plan: Plan, *, on_host: bool) -> str:
+    """Why each step of a run has to be read at once; empty if it has not."""
+    compresses = config.parallel.gradient_compression != "none" and plan.data_parallel_kind == "ddp"
+    reasons = {
+        "tried with data parallel ranks alone": plan.data_size < plan.world_size or plan.pp > 1,
+        "the loss scale of fp16 is the host's": config.train.precision == "fp16",
+        "only the fused optimizer can leave an update out": not config.optim.fused or plan.zero1,
+        "with offloaded state the host waits anyway": config.parallel.cpu_offload != "none",
+        "compression of gradients keeps what a repeated step would lose": compresses,
+        "the load of experts is counted in forward": config.model.num_experts > 0,
+        "gradients are compared over ranks before the update": bool(compared_over(config, plan, on_host=on_host)),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
