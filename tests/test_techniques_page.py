@@ -1,4 +1,5 @@
-"""docs/techniques.md: each technique has code and a test that exist, or a section that says why it is not offered."""
+"""docs/techniques.md: each technique has code and a test that sets its settings, or a section that says why it is not
+offered; what runs only on CUDA is refused elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer.config.config import Config
+from trainer.config.load import ConfigError
+from trainer.config.machine import check_machine
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "techniques.md").read_text(encoding="utf-8")
@@ -30,6 +33,19 @@ def test_a_technique_is_there_or_refused(row: str) -> None:
     defaults = Config().model_dump()
     named = [name for name in _SETTING.findall(row) if name[1] != "py"]
     assert [f"{section}.{name}" for section, name in named if name not in defaults[section]] == []
+    tests = "".join((ROOT / path).read_text(encoding="utf-8") for path in paths if path.startswith("tests/"))
+    assert [name for _, name in named if not re.search(rf"\b{name}\b", tests)] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [name for row in ROWS if "CUDA only" in row for name in _SETTING.findall(row) if name[1] != "py"],
+)
+def test_what_is_for_cuda_only_is_refused_elsewhere(section: str, name: str) -> None:
+    used = {bool: [True], str: ["all", "optimizer"]}[type(Config().model_dump()[section][name])]
+    for value in used:
+        with pytest.raises(ConfigError, match=rf"{section}.{name} = .*: needs"):
+            check_machine(Config.model_validate({section: {name: value}}), has_gpu=False)
 
 
 def test_the_page_has_all_its_rows() -> None:

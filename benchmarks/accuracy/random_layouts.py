@@ -52,7 +52,7 @@ Sections = dict[str, dict[str, Any]]
 
 def draw(number: int, seed: int) -> tuple[int, Sections]:
     """Ranks and settings of a combination; some can't be trained."""
-    chance = random.Random(f"{seed}:{number}")  # noqa: S311  (no secret)
+    chance = random.Random(f"{seed}:{number}")
 
     def often(share: float) -> bool:
         return chance.random() < share
@@ -96,7 +96,10 @@ def draw(number: int, seed: int) -> tuple[int, Sections]:
         parallel["zero1"] = True
     if parallel["dp_shard"] > 1:
         parallel |= {"reshard_after_forward": often(0.6), "prefetch_blocks": chance.choice((0, 0, 2))}
-        parallel |= {"reduce_every_microbatch": often(0.3), "reduce_dtype": chance.choice(("float32", "float32", "bf16"))}
+        parallel |= {
+            "reduce_every_microbatch": often(0.3),
+            "reduce_dtype": chance.choice(("float32", "float32", "bf16")),
+        }
     if often(0.3):
         parallel["cpu_offload"] = chance.choice(("optimizer", "all"))
     if often(0.3):
@@ -141,7 +144,9 @@ def attempt_of(config: Config, folder: Path, rank: int, world_size: int, attempt
     recorder = LossRecorder(result, run.rank_dir(attempt, rank), rank=rank, attempt=attempt, world_size=world_size)
     install(recorder)
     try:
-        training = build(config, resolve(config, world_size), torch.device("cpu"), recorder=recorder, with_weights=False)
+        training = build(
+            config, resolve(config, world_size), torch.device("cpu"), recorder=recorder, with_weights=False
+        )
         session = make_session(
             training,
             recorder,

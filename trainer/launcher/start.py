@@ -177,7 +177,7 @@ def _largest_plan(config: Config, num_ranks: int) -> Plan:
 
 
 def _run(config: Config, plan: Plan, resumed: Resumed | None, options: Options, facts: dict[str, Any]) -> RunDir:
-    """The run's folder, new or with the manifest of this launch. Raises RunError; before that ConfigError, FaultError."""
+    """The run's folder, new or with the manifest of this launch. Raises RunError, before that also others."""
     check_faults([parse_fault(text) for text in options.faults], config, plan)
     check_inputs(config, plan, on_host=config.train.device == "cpu" or not may_have_gpu())
     newest = facts | {

@@ -253,7 +253,7 @@ def _whole_blocks(config: Config, plan: Plan) -> None:
 
 
 CHECKS: tuple[Callable[[Config, Plan], None], ...] = (
-    _zero1, _compression, _separator, _loss_in_chunks, _compile, _async_tp, _context, _experts, _reduction, _own_optimizer,
-    _float8, _float8_gather, _whole_blocks,
+    _zero1, _compression, _separator, _loss_in_chunks, _compile, _async_tp, _context, _experts, _reduction,
+    _own_optimizer, _float8, _float8_gather, _whole_blocks,
 )  # fmt: skip
 """In the order in which they are checked."""

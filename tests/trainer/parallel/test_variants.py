@@ -71,6 +71,7 @@ VARIANTS: dict[str, Sections] = {
     "fsdp, compiled, selective": layout(dp_shard=2, train={**COMPILED, "activation_checkpointing": "selective"}),
     "tp, compiled": layout(tp=2, train=COMPILED),
     "ep": {**layout(ep=2), **EXPERTS},
+    "ep, selective": {**layout(ep=2, train={"activation_checkpointing": "selective"}), **EXPERTS},
     "ep, experts choose": {**layout(ep=2), **CHOOSING},
     "tp, experts choose, recomputation": {**layout(tp=2, train={"activation_checkpointing": "full"}), **CHOOSING},
     "cp, experts choose": {**layout(cp=2), **CHOOSING},

@@ -1,0 +1,103 @@
+"""What ranks could not open or carry out is told by the launcher in one line, before a run has a folder."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+from trainer.config.load import ConfigError
+from trainer.launcher.start import Options, launch_run
+
+
+def refusal(overrides: list[str]) -> str:
+    with pytest.raises(ConfigError) as refused:
+        launch_run(
+            Options(overrides=[*overrides, "train.device=cpu"]), version="0", console=Console(file=io.StringIO())
+        )
+    return str(refused.value)
+
+
+DDP = ["parallel.dp_replicate=2", "parallel.dp_shard=1"]
+PIPELINE = ["parallel.pp=2", "parallel.dp_shard=1"]
+
+SETTINGS: dict[str, tuple[list[str], str]] = {
+    "nothing to evaluate on": (["train.eval_interval=5", "data.validation_ratio=0"], "train.eval_interval = 5: "),
+    "a rank that is not there": (["profiler.interval=5", "profiler.ranks=[0,9]"], "there is no rank 9 of 1"),
+    "a separator beyond the vocabulary": (["data.document_mask=true", "data.separator=5000"], "data.separator = 5000"),
+    "zero-1 with shards": (["parallel.zero1=true", "parallel.dp_shard=2"], "needs DDP, here it is fsdp"),
+    "a loss in chunks in a pipeline": (["train.chunked_loss=true", *PIPELINE], "train.chunked_loss = true: needs"),
+    "fp8 without a layer for it": (
+        ["train.float8=tensorwise", "train.float8_emulated=true", "model.dim=24", "model.num_heads=2"],
+        "model.dim = 24 must be a multiple of 16",
+    ),
+    "late, compressed": (
+        ["recovery.verdict=late", "parallel.gradient_compression=topk", *DDP],
+        "recovery.verdict = 'late': compression",
+    ),
+    "late, in a pipeline": (["recovery.verdict=late", *PIPELINE], "recovery.verdict = 'late': tried with data"),
+    "an unknown address": (["checkpoint.remote=foo://x/y"], "checkpoint.remote = foo://x/y: cannot be opened"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.startswith("fp8"):
+        pytest.importorskip("torchao")
+    monkeypatch.chdir(tmp_path)
+    overrides, words = SETTINGS[name]
+    assert words in refusal(overrides)
+    assert not [*tmp_path.iterdir()]
+
+
+def _weights(path: Path) -> None:
+    save_file({"embed.weight": torch.zeros(3, 3)}, path)
+
+
+FILES: dict[str, tuple[str, Callable[[Path], object], str, str]] = {
+    "no text": ("a.txt", lambda path: path.write_text(""), "data.path=['{}']", "holds no text"),
+    "too short": ("a.txt", lambda path: path.write_text("short"), "data.path=['{}']", "fewer than one sequence"),
+    "no sidecar": ("a.bin", lambda path: path.write_bytes(b"ab"), "data.path=['{}']", "needs a.json"),
+    "no table": ("a.parquet", lambda path: path.write_bytes(b"PAR1"), "data.path=['{}']", "cannot be read"),
+    "no column": (
+        "a.parquet",
+        lambda path: pq.write_table(pa.table({"other": ["x"]}), path),
+        "data.path=['{}']",
+        "a.parquet has other",
+    ),
+    "too large tokens": (
+        "a.parquet",
+        lambda path: pq.write_table(pa.table({"input_ids": [[1, 300]] * 500}), path),
+        "data.path=['{}']",
+        "the data has tokens up to 300",
+    ),
+    "not prepared": ("a.txt", lambda path: path.write_text("x"), "data.validation={{a='{}'}}", "is no folder of"),
+    "no weights": ("a", lambda path: path.mkdir(), "model.weights={}", "no safetensors there"),
+    "damaged weights": ("a.safetensors", lambda path: path.write_bytes(b"x"), "model.weights={}", "cannot be read"),
+    "other shapes": ("a.safetensors", _weights, "model.weights={}", "embed.weight is 3 x 3"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, write, override, words = FILES[name]
+    write(tmp_path / file)
+    cache = tmp_path / "cache"
+    assert words in refusal([override.format(tmp_path / file), f"data.cache_dir={cache}"])
+    assert {path.name for path in tmp_path.iterdir()} <= {file, cache.name}
+
+
+def test_inductor_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "needs a C++ compiler" in refusal(["train.compile=true"])
+    assert not [*tmp_path.iterdir()]
