@@ -60,7 +60,8 @@ class _Ring(torch.autograd.Function):
             keys, values = passing[:, :, :, columns].repeat_interleave(shared, dim=2)
             out, of_rows, random = _forward(query[:, :, rows], keys, values, is_causal=step == 0)
             if logarithms is None:
-                mixed, logarithms = out.float(), of_rows
+                # Copies: a selective checkpoint keeps what the kernel gave, which must not change.
+                mixed, logarithms = out.to(torch.float32, copy=True), of_rows.clone()
             else:
                 _join(mixed[:, :, rows], logarithms[:, :, rows], out, of_rows)
             if sending is not None:

@@ -62,6 +62,7 @@ VARIANTS: dict[str, Sections] = {
     "cp, ring, compiled, recomputation, two microbatches": layout(
         cp=2, cp_exchange="ring", train={**COMPILED, "micro_batch_size": 4, "activation_checkpointing": "full"}
     ),
+    "cp, ring, selective": layout(cp=2, cp_exchange="ring", train={"activation_checkpointing": "selective"}),
     "cp, ring, experts": {**layout(cp=2, cp_exchange="ring"), **EXPERTS},
     "cp, loss in chunks": layout(cp=2, train={"chunked_loss": True}),
     "ddp, compiled": layout(dp_replicate=2, train=COMPILED),
