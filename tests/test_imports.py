@@ -237,7 +237,7 @@ def test_modules_stay_short() -> None:
 
 
 def test_reading_side_starts_without_the_heavy_packages() -> None:
-    """The front door, all analyzers and what plans a run, imported together in a fresh process."""
+    """The front door, all analyzers and what plans and starts a run, imported together in a fresh process."""
     paths = [
         path
         for path in (*modules_of("store"), *modules_of("analyzers"), *modules_of(FRONT_DOOR))
@@ -246,6 +246,7 @@ def test_reading_side_starts_without_the_heavy_packages() -> None:
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
     names = [name for name in names if not name.startswith(IN_A_TRAINING)]
     names += [f"trainer.plan.{path.stem}" for path in (ROOT / "trainer" / "plan").glob("*.py")]
+    names += ["trainer.launcher.start"]  # refuses a mistake before torch is imported
     program = (
         f"import sys, importlib\nfor name in {names!r}:\n"
         f"    importlib.import_module(name)\n"

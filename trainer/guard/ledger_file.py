@@ -14,13 +14,14 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from probes.guard.ledger import LEDGER_NAME, Ledger, copy_of
-from probes.recorder import Recorder
 from probes.tape import event_kinds
-from trainer.checkpoint.agreement import from_rank_0
 from trainer.checkpoint.disk_tier.manifest import StorageError, write_json
+
+if TYPE_CHECKING:
+    from probes.recorder import Recorder
 
 __all__ = ["LedgerFile", "save_ledger"]
 
@@ -58,6 +59,8 @@ class LedgerFile:
                 found = ledger.to_json()
             except OSError as error:
                 found = f"{self._path.name} cannot be read now ({error.strerror})"
+        from trainer.checkpoint.agreement import from_rank_0  # imports torch, which a launcher that saves does without
+
         found = from_rank_0(found)
         if isinstance(found, str):
             raise StorageError(found)
