@@ -37,8 +37,9 @@ from store.readers.archives import expand
 from store.readers.debug_server import dumps_of_page
 from store.readers.external_files import SourceError, Survey, head, survey
 from store.readers.formats import FORMATS, Format, format_of
+from store.readers.logs.log_file import ReadLog
 from store.readers.logs.rows import log_rows
-from store.readers.logs.scan import ReadLog, read_log
+from store.readers.logs.scan import read_log
 from store.readers.memory_store import MemoryStore
 from store.readers.plugin_formats import HEAD_BYTES, PluginRows, plugin_problems, read_by_plugin
 from store.readers.programs.registry import program_of, text_of, wraps_text

@@ -18,8 +18,8 @@ from typing import Any
 from analyzers.deaths.logged_hosts import host_of, limited_by
 from analyzers.finding import Finding
 from analyzers.logs.log_events import SAME_END_LINES, LogBook
+from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
-from store.readers.logs.scan import ReadLog
 
 __all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "num_steps", "outcome_of", "printed_losses"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from store.readers.external_files import SourceError, unpacked
 from store.readers.json_stream import members
+from store.readers.logs.log_file import LogEvent, ReadLog
 from store.readers.logs.prefix import Prefix
-from store.readers.logs.scan import LogEvent, ReadLog
 from store.readers.recorded_call import MAX_RANKS, short_text, whole_number
 
 __all__ = ["is_ras", "read_ras"]

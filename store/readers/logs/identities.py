@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from store.readers.logs.file_names import host_of_log, is_of_a_later_node, local_rank_of_log
-from store.readers.logs.scan import LogEvent, ReadLog
+from store.readers.logs.log_file import LogEvent, ReadLog
 
 __all__ = ["Identities", "bus_key", "identities"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from store.readers.logs.file_names import host_of_log
 from store.readers.logs.identities import Identities, identities
-from store.readers.logs.scan import LogEvent, LogStep, ReadLog
+from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.step_rows import step_rows
 
 __all__ = ["log_rows"]

@@ -15,7 +15,7 @@ import time
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from store.readers.logs.blocks import (
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LINE_BYTES, LineFilter, begin_of_line, end_of_line
+from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
@@ -46,7 +47,7 @@ from store.readers.logs.rules import Rule, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
 from store.readers.logs.timestamps import Clock
 
-__all__ = ["LogEvent", "LogStep", "ReadLog", "read_log"]
+__all__ = ["field_value", "read_log"]
 
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
@@ -84,57 +85,6 @@ _OF_FOLLOWING: dict[str, Callable[[Iterator[tuple[Prefix, str]]], dict[str, Any]
 }  # fmt: skip
 """Readers of blocks whose first line carries no fields."""
 _OF_LINE: dict[str, Callable[[str], dict[str, Any] | None]] = {"usage": read_usage, "culprits": read_culprits}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogEvent:
-    """A line that matches a rule. `rank` and `wall_ns` (epoch nanoseconds) are None if the line does not state them."""
-
-    kind: str
-    role: str
-    cause: str
-    line: int
-    prefix: Prefix
-    message: str
-    fields: dict[str, Any]
-
-    @property
-    def rank(self) -> int | None:
-        return self.prefix.rank
-
-    @property
-    def wall_ns(self) -> int | None:
-        return self.prefix.wall_ns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogStep:
-    """A step that a line reports, and the line's prefix."""
-
-    prefix: Prefix
-    step_line: StepLine
-
-
-@dataclass(slots=True, kw_only=True)
-class ReadLog:
-    """One file's events and steps. `rank` is from its name; `problem` says why it was not read completely."""
-
-    path: Path
-    rank: int | None
-    events: list[LogEvent] = field(default_factory=list)
-    steps: list[LogStep] = field(default_factory=list)
-    first_step_line: int = 0
-    last_step_line: int = 0
-    num_lines: int = 0
-    num_bytes: int = 0
-    tail: bytes = b""
-    """Last bytes of the file."""
-    given_up: list[str] = field(default_factory=list)
-    problem: str = ""
-    unjudged: str = ""
-    """What a file without a failure leaves open; empty for a text log, whose last lines show how far it goes."""
-    is_compared: bool = False
-    """True if a part of what `unjudged` names was checked."""
 
 
 def read_log(path: Path, *, progress: Callable[[int], None] | None = None) -> ReadLog:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from store.readers.logs.scan import LogStep
+from store.readers.logs.log_file import LogStep
 from store.readers.logs.step_lines import Bar
 
 __all__ = ["step_rows"]

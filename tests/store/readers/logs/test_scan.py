@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from store.readers.logs.log_file import ReadLog
 from store.readers.logs.plain_text import CHUNK_BYTES
 from store.readers.logs.prefix import clean, read_prefix
 from store.readers.logs.rows import log_rows
 from store.readers.logs.rules import load_rules
-from store.readers.logs.scan import KEPT_OF_A_KIND, ReadLog, read_log
+from store.readers.logs.scan import KEPT_OF_A_KIND, read_log
 from store.readers.logs.step_lines import read_step
 from store.readers.logs.timestamps import Clock
 
