@@ -28,8 +28,8 @@ from .source import TypedSource
 
 if TYPE_CHECKING:
     from analyzers.whatif.what_if import WhatIf
-    from store.readers.external_files import Survey
     from store.readers.formats import Format
+    from store.readers.untrusted.external_files import Survey
 
 __all__ = ["Analysis", "FileAnalysis", "Records", "analyses", "file_analyses", "our_analyses", "plugin_analyses"]
 

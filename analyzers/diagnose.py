@@ -24,17 +24,17 @@ from analyzers.account.step_account import coverage
 from analyzers.analysis import Records, analyses
 from analyzers.kinds import KINDS, OUR_KINDS
 from analyzers.plugin_calls.named import MAX_OF_A_KIND, folded
-from analyzers.run.file_problems import file_problems
-from analyzers.run.open_findings import closed_findings, reported_findings
+from analyzers.run.findings.open_findings import closed_findings, reported_findings
+from analyzers.run.findings.recorded_findings import recorded_findings
 from analyzers.run.policy import stall_policy
-from analyzers.run.recorded_findings import recorded_findings
-from analyzers.run.remembered import Remembered
+from analyzers.run.records.file_problems import file_problems
+from analyzers.run.records.remembered import Remembered
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.verdict.run_facts import run_facts
 from analyzers.verdict.verdict import verdict
-from probes.tape.printable import escaped
-from probes.tape.secrets import Redactor
+from probes.tape.redaction.printable import escaped
+from probes.tape.redaction.secrets import Redactor
 
 # Relative, as in each module whose types `rankscope.api` returns: a type checker that finds this package as
 # `rankscope.analyzers` in a wheel follows them there.

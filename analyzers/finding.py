@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from analyzers.kinds import KINDS
-from probes.tape.printable import escaped
+from probes.tape.redaction.printable import escaped
 
 __all__ = ["SEVERITIES", "AdviceFields", "Finding", "FurtherFields", "Severity", "Status", "evidence_of", "typed_value"]
 

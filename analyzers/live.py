@@ -25,12 +25,12 @@ from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs import analyze as hang
 from analyzers.hangs.device_evidence import with_devices
 from analyzers.policy import SHARED
-from analyzers.run.digest import Digest, joined, joined_log
-from analyzers.run.event_log import EventLog
-from analyzers.run.open_findings import may_last
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
+from analyzers.run.ends.restarts import restart_sentence
+from analyzers.run.findings.open_findings import may_last
+from analyzers.run.live.digest import Digest, joined, joined_log
 from analyzers.run.policy import StallPolicy
-from analyzers.run.restarts import restart_sentence
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds

@@ -27,7 +27,7 @@ from dashboard.drawing import live_chart  # noqa: E402
 from dashboard.drawing.elements import markdown_text, style  # noqa: E402
 from dashboard.run_choice import choose_run  # noqa: E402
 from dashboard.views import findings, overview  # noqa: E402
-from probes.tape.printable import visible  # noqa: E402
+from probes.tape.redaction.printable import visible  # noqa: E402
 from store.runs_folder import RunsFolder  # noqa: E402
 
 

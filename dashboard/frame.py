@@ -22,13 +22,13 @@ from typing import Any
 import streamlit as st
 
 from analyzers.diagnose import Diagnosis
-from analyzers.run.state import RunState
+from analyzers.run.live.state import RunState
 from dashboard.data.background_answers import Answer, Answers
 from dashboard.data.prefetch import prefetch
 from dashboard.data.run_access import FIRST_S, RunAccess
 from dashboard.drawing import units
 from dashboard.drawing.elements import BadgeColour, empty_state, markdown_text
-from probes.tape.reader import TapeError
+from probes.tape.format.reader import TapeError
 from probes.tape.rundir import RunDir, RunError
 from store import StoreBusyError, StoreError
 from store.runs_folder import RunsFolder

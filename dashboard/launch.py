@@ -23,7 +23,7 @@ from types import TracebackType
 
 from analyzers.report.wording.links import DEFAULT_PORT
 from dashboard import token_file as token_files
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 from probes.tape.no_run import no_folder
 from store.open import what_is
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard.data import queries
 from dashboard.data.prefetch import Query
+from dashboard.data.sql import queries
 from dashboard.finding_link import PAGES_BY_TITLE
 from dashboard.views import (
     checkpoints,

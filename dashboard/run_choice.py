@@ -12,7 +12,7 @@ import os
 import streamlit as st
 
 from dashboard.frame import RUN_ID, current_run
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 from store.runs_folder import RunsFolder
 
 __all__ = ["choose_run"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from probes.tape.safe_open import read_plain
+from probes.tape.files.safe_open import read_plain
 
 __all__ = ["VARIABLE", "read_token"]
 

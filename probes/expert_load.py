@@ -21,7 +21,7 @@ from .device.capture import is_capturing
 from .fail_open import failing_open
 from .recorder import Recorder
 from .step_scalars import read_back
-from .tape.writer import COMPLETE
+from .tape.format.writer import COMPLETE
 from .tape_recorder import TapeRecorder
 
 __all__ = ["ExpertProbe"]

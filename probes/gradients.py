@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .collectives.shard_groups import ranks_of_fsdp1, ranks_of_parts
+from .collectives.groups.shard_groups import ranks_of_fsdp1, ranks_of_parts
 from .device.capture import is_capturing
 from .fail_open import failing_open
 from .recorder import Recorder
 from .step_scalars import read_back
-from .tape.schema import UNSET
-from .tape.writer import COMPLETE
+from .tape.format.schema import UNSET
+from .tape.format.writer import COMPLETE
 from .tape_recorder import TapeRecorder
 from .torch_compat import foreach_norm
 

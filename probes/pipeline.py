@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from .fail_open import failing_open, record_error
 from .recorder import Recorder
-from .tape.schema import UNSET
-from .tape.writer import OPEN
+from .tape.format.schema import UNSET
+from .tape.format.writer import OPEN
 from .tape_recorder import TapeRecorder
 
 __all__ = ["record_schedule", "record_stage"]

@@ -13,7 +13,7 @@ gaps add up to the step. In a step without any known phase the gaps are UNSET.
 On a GPU the host runs ahead of its device, and waits for it (and thus for other ranks) wherever a value is read back.
 There the step, its phases, gaps and waits are timed by events on the compute stream (`probes.device.phase_events`) and
 written a step or more later. Steps without such stamps only have host times of the whole step, loading, checkpoints and
-evaluations; for these steps analyzers use the durations of calls (`analyzers.account.device_timings`).
+evaluations; for these steps analyzers use the durations of calls (`analyzers.account.device.device_timings`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from .device.cpu_time import CoreTime
 from .device.memory import AllocatorRetries, memory_reader
 from .fail_open import record_error
-from .tape.schema import TABLES, UNSET
-from .tape.writer import COMPLETE, OPEN, TAKEN_BACK, TapeWriter
+from .tape.format.schema import TABLES, UNSET
+from .tape.format.writer import COMPLETE, OPEN, TAKEN_BACK, TapeWriter
 
 if TYPE_CHECKING:
     from .device.phase_events import PhaseEvents, StampedStep

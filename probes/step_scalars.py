@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .device.capture import is_capturing
 from .fail_open import failing_open, record_error
-from .tape.schema import TABLES
-from .tape.writer import COMPLETE
+from .tape.format.schema import TABLES
+from .tape.format.writer import COMPLETE
 from .tape_recorder import TapeRecorder
 
 __all__ = ["StepScalars", "read_back"]

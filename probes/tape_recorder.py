@@ -24,10 +24,10 @@ from .step_clock import NO_PHASE, PHASE_COLUMNS, PhaseColumns, StepClock
 from .tape import event_kinds
 from .tape.attempts import start_ticks
 from .tape.events import EventWriter
-from .tape.held_folder import HeldFolder
-from .tape.names import NameWriter
-from .tape.schema import TABLES, UNSET
-from .tape.writer import TapeWriter
+from .tape.files.held_folder import HeldFolder
+from .tape.format.names import NameWriter
+from .tape.format.schema import TABLES, UNSET
+from .tape.format.writer import TapeWriter
 
 if TYPE_CHECKING:
     from .device.phase_events import PhaseEvents

@@ -28,10 +28,10 @@ from rankscope.analyzers.analysis import Analysis
 from rankscope.analyzers.compare.loss_change import LossChange
 from rankscope.analyzers.compare.two_runs import Comparison
 from rankscope.analyzers.diagnose import Diagnosis
-from rankscope.analyzers.figures.titled_figure import Drawing
+from rankscope.analyzers.figures.drawing.titled_figure import Drawing
 from rankscope.analyzers.finding import Finding
 from rankscope.analyzers.kinds import Kind
-from rankscope.analyzers.run.state import RunState
+from rankscope.analyzers.run.live.state import RunState
 from rankscope.analyzers.scope import Scope
 from rankscope.analyzers.source import TypedSource as Source
 from rankscope.analyzers.source import floats, ints, lacking, typed
@@ -40,7 +40,7 @@ from rankscope.probes.tape.rundir import RunDir, RunError
 from rankscope.query_result import QueryResult
 from rankscope.store.database import StoreError
 from rankscope.store.published.address import AddressError
-from rankscope.store.readers.external_files import SourceError
+from rankscope.store.readers.untrusted.external_files import SourceError
 
 __all__ = [
     "AccountByStep", "AddressError", "Analysis", "Change", "Comparison", "Diagnosis", "Drawing", "Evidence", "Finding",
@@ -138,7 +138,7 @@ class Run(_Diagnosed):
     @property
     def state(self) -> RunState:
         """One word (training, stalled, finished, died, ...), the reason, and the time of the newest record."""
-        from analyzers.run.folder_state import folder_state
+        from analyzers.run.live.folder_state import folder_state
         from analyzers.run.policy import stall_policy
         from store import Store
 
@@ -209,8 +209,8 @@ class Run(_Diagnosed):
     @property
     def stacks(self) -> dict[str, str]:
         """Stacks of ranks that stood still or were slow, by file name, without secrets; empty where none were taken."""
-        from probes.tape.safe_open import file_problem
-        from probes.tape.secrets import Redactor
+        from probes.tape.files.safe_open import file_problem
+        from probes.tape.redaction.secrets import Redactor
 
         files = sorted(self._folder.stacks.glob("*")) if self._folder.stacks.is_dir() else []
         redact = Redactor.of(self._folder.private_manifest())

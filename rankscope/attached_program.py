@@ -27,8 +27,8 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 def main(words: list[str]) -> int:
     """Run the program; returns its exit code, or dies of its signal."""
-    from rankscope.probes.attach.identity import Identity
-    from rankscope.probes.attach.parent_death import end_with_launcher, signal_at_parent_death
+    from rankscope.probes.attach.launch.identity import Identity
+    from rankscope.probes.attach.launch.parent_death import end_with_launcher, signal_at_parent_death
     from rankscope.probes.fail_open import failing_open, probes_disabled
 
     record = None
@@ -76,8 +76,8 @@ class _Record:
 
     def __init__(self, identity: Any, words: list[str]) -> None:
         from rankscope.probes.attach.attached_config import attached_config
-        from rankscope.probes.attach.identity import launcher_pid
-        from rankscope.probes.attach.joining import join_run
+        from rankscope.probes.attach.launch.identity import launcher_pid
+        from rankscope.probes.attach.launch.joining import join_run
         from rankscope.probes.collectives.nccl_plugin.loading import load_plugin
         from rankscope.probes.tape.events import EventWriter
 
@@ -107,8 +107,8 @@ class _Record:
 
     def started(self, pid: int, launcher_pid: int) -> None:
         """Write the rank's identity, and start a watch next to the first rank of each node."""
+        from rankscope.probes.attach.launch.watch_process import digest_address, leave_watch
         from rankscope.probes.attach.retention_line import print_retention
-        from rankscope.probes.attach.watch_process import digest_address, leave_watch
         from rankscope.probes.tape import event_kinds
         from rankscope.probes.tape.attempts import start_ticks
 

@@ -21,12 +21,12 @@ def main(words: list[str]) -> None:
     """Attach, then run the script or module with its arguments."""
     if TYPE_CHECKING:
         from probes.attach.auto_attach import attach_to_whatever_trains
-        from probes.attach.parent_death import end_with_launcher
+        from probes.attach.launch.parent_death import end_with_launcher
         from probes.attach.started_ranks import follow_started_ranks
         from probes.tape.run_facts import note_module
     else:
         from rankscope.probes.attach.auto_attach import attach_to_whatever_trains
-        from rankscope.probes.attach.parent_death import end_with_launcher
+        from rankscope.probes.attach.launch.parent_death import end_with_launcher
         from rankscope.probes.attach.started_ranks import follow_started_ranks
         from rankscope.probes.tape.run_facts import note_module
 

@@ -115,7 +115,7 @@ def main() -> None:
             setting = _setting(error)  # instead of options that begin alike
             message = message.partition(" (Possible options")[0] if setting else message
             whole = _sentence(message.rstrip(". ") + _example(error) + setting)
-            from probes.tape.printable import visible  # after `rankscope.commands` has claimed the names
+            from probes.tape.redaction.printable import visible  # after `rankscope.commands` has claimed the names
 
             sys.stderr.write(f"rankscope: {visible(whole)} See {_help_of(error)}\n")
         code = error.exit_code

@@ -40,7 +40,7 @@ def print_json(value: object) -> None:
 
 def echo(text: object = "", *, err: bool = False) -> None:
     """Print a text without control characters, to standard output or to stderr."""
-    from probes.tape.printable import visible_lines
+    from probes.tape.redaction.printable import visible_lines
 
     typer.echo(visible_lines(str(text)), err=err)
 

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from probes.tape.attempts import all_ended
+from probes.tape.files.safe_open import file_problem
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import file_problem
 from probes.tape.unwritten import restore_unwritten
 from store.database import POLL_S, READER, StoreCorruptError, StoreError, StoreLockedError, connect_attached, is_watched
 from store.ingest.ingest import Ingester

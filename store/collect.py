@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from probes.tape.files.safe_open import file_problem, folder_problem, open_plain
 from probes.tape.rundir import RunDir, RunError, make_private
-from probes.tape.safe_open import file_problem, folder_problem, open_plain
 
 __all__ = ["Collected", "collect", "plain_files"]
 

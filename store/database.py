@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from probes.tape.safe_open import file_problem
+from probes.tape.files.safe_open import file_problem
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

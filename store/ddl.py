@@ -1,4 +1,4 @@
-"""The store's tables as SQL, generated from `probes.tape.schema`.
+"""The store's tables as SQL, generated from `probes.tape.format.schema`.
 
     for statement in create_statements():
         connection.execute(statement)
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 
-from probes.tape.schema import SCHEMA_VERSION, TABLES, Column, Table
+from probes.tape.format.schema import SCHEMA_VERSION, TABLES, Column, Table
 
 __all__ = ["SEGMENT", "SQL_TYPES", "create_statements", "fingerprint", "grown_table", "quoted", "store_columns"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from probes.tape.files.safe_open import open_plain
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import open_plain
 from store.published.address import address_of
-from store.readers.archives import PlainMember
+from store.readers.untrusted.archives import PlainMember
 from store.runs_folder import RunsFolder
 
 __all__ = ["SHARED_MARK", "Found", "Kind", "is_shared", "what_is"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from probes.tape.schema import TABLES, Table
+from probes.tape.format.schema import TABLES, Table
 
 __all__ = ["ParquetError", "ParquetFile", "write_tables"]
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.tape.schema import TABLES, Table
+from probes.tape.format.schema import TABLES, Table
 from store.database import translated
 from store.ddl import SQL_TYPES, fingerprint, grown_table, quoted, store_columns
 from store.derived.global_norms import make_global_norms

@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probes.collectives.group_label import group_label
+from probes.collectives.groups.group_label import group_label
 from probes.step_clock import GAPS
 from probes.tape.events import EventWriter
-from probes.tape.names import NameWriter
+from probes.tape.format.names import NameWriter
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, OPEN, TapeWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, OPEN, TapeWriter
 
 __all__ = ["PHASE_SHARES", "RankWriter", "empty_run", "make_run", "still_training"]
 

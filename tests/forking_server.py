@@ -45,7 +45,7 @@ PRELOADED = (
 def serve(channel: socket.socket) -> None:
     """Import, say whether forking is safe, fork for every channel until the other end of the first is closed."""
     from tests.support.huge_pages import use_huge_pages
-    from trainer.launcher.zygote import one_thread, unsafe_to_fork
+    from trainer.launcher.processes.zygote import one_thread, unsafe_to_fork
 
     with one_thread():
         for name in PRELOADED:
@@ -130,7 +130,7 @@ def _report_ends(reports: dict[int, int]) -> None:
 
 def become(request: dict[str, Any], files: list[int], channel: socket.socket | None = None) -> NoReturn:
     """Run what the interpreter would run, and end as it would. `files`: its input, output, errors and `pass_fds`."""
-    from trainer.launcher.zygote import reset_after_fork
+    from trainer.launcher.processes.zygote import reset_after_fork
 
     stdin, stdout, stderr, *passed = files
     keep = [stdin, *passed] if channel is None else [stdin, *passed, channel.fileno()]

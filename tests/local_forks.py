@@ -6,8 +6,8 @@
 `tests.forking_server` does this in a process that asks for it (`ForkedPython(..., forks_python=True)`): a launcher
 starts a watch for each run, whose imports take as long as the rest of it. The forks come from a small server that was
 forked from the caller; each becomes a child of the caller, which is made the reaper of its descendants, as with the
-ranks of `trainer.launcher.zygote`. So are ranks that torchrun starts, of a worker or of a script. What has options that
-are not known here is started as an interpreter.
+ranks of `trainer.launcher.processes.zygote`. So are ranks that torchrun starts, of a worker or of a script. What has
+options that are not known here is started as an interpreter.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 _FLAGS = frozenset({"-P", "-u"})
 _MODULES = frozenset(
     {
-        "rankscope", "rankscope.attached_script", "rankscope.worker", "trainer.launcher.prefork",
-        "trainer.launcher.zygote", "trainer.rank.worker", "watch.node_process",
+        "rankscope", "rankscope.attached_script", "rankscope.worker", "trainer.launcher.processes.prefork",
+        "trainer.launcher.processes.zygote", "trainer.rank.worker", "watch.node_process",
     }
 )  # fmt: skip
 """What imports torch or most of the project, as scripts of ranks do; a `rankscope` command forks in its turn."""
@@ -89,7 +89,7 @@ def python_arguments(command: Sequence[Any]) -> list[str] | None:
 def _serve(channel: socket.socket) -> None:
     """Fork until the caller is gone."""
     from tests.forking_server import become
-    from trainer.launcher.zygote import reset_after_fork
+    from trainer.launcher.processes.zygote import reset_after_fork
 
     nowhere = os.open(os.devnull, os.O_RDWR)
     reset_after_fork([channel.fileno()], stdout=nowhere, stderr=nowhere)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.tape.reader import segment_paths
+from probes.tape.format.reader import segment_paths
 from probes.tape.rundir import RunDir
 from tests.e2e.launched import rankscope
 from tests.factories import make_run

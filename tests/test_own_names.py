@@ -22,7 +22,7 @@ from trainer.steps import mine
 assert (mine, probes.MINE, analyzers.MINE, dashboard.MINE, store.MINE, watch.MINE) == (1, 2, 3, 4, 5, 6)
 
 import rankscope
-from rankscope.probes.collectives.group_label import group_label
+from rankscope.probes.collectives.groups.group_label import group_label
 
 assert callable(rankscope.attach) and callable(rankscope.guard) and callable(rankscope.log)
 assert group_label("mesh_tp", [4, 5]) == "tp:4-5"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from probes.tape.held_folder import HeldFolder
+from probes.tape.files.held_folder import HeldFolder
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, TapeWriter
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, TapeWriter
 from store import Ingester, StoreError
 from tests.factories import make_run
 from trainer.checkpoint import attempt_fence as fence

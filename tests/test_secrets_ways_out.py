@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from analyzers.diagnose import diagnose
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
-from probes.tape.names import NameWriter
+from probes.tape.format.names import NameWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from rankscope.cli import app
 from rankscope.mcp_server.tools import Tools

@@ -17,10 +17,10 @@ from benchmarks.accuracy.diagnosis import judge
 from benchmarks.accuracy.diagnosis_summary import offered, wilson
 from benchmarks.accuracy.labelled import EXPECTED, Case, make
 from probes.step_clock import not_measured_on_devices
-from probes.tape.reader import read_header, read_segment
+from probes.tape.format.reader import read_header, read_segment
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, HEADER_PREFIX, JSON_OFFSET, TapeWriter, segment_name
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, HEADER_PREFIX, JSON_OFFSET, TapeWriter, segment_name
 from store import Store
 from tests.support.simulator import (
     QUIET,

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import rankscope
-from probes.tape.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE
 from rankscope import api
 from tests.factories import RankWriter, empty_run, make_run
 from tests.rankscope.returned_types import revealed

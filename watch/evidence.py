@@ -9,8 +9,8 @@ kernel's log, nvidia-smi, tails of logs. What is not there is listed with the re
 
 The contents are at most `MAX_BYTES` in all, of which dumps get `DUMPS_SHARE`: what does not fit is listed as missing.
 
-Texts are redacted by pattern (`probes.tape.secrets`), and the archive is its owner's alone to read. What another user's
-process says of its files is not trusted: no link is followed, and only a pipe is written into.
+Texts are redacted by pattern (`probes.tape.redaction.secrets`), and the archive is its owner's alone to read. What
+another user's process says of its files is not trusted: no link is followed, and only a pipe is written into.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from probes.tape.printable import visible
-from probes.tape.safe_open import open_plain
-from probes.tape.secrets import Redactor
+from probes.tape.files.safe_open import open_plain
+from probes.tape.redaction.printable import visible
+from probes.tape.redaction.secrets import Redactor
 from watch.stacks.pyspy import StacksError, ranks_here, take
 from watch.stacks.recorder_dumps import ask_for_dump, file_state, wait_for_dumps
 

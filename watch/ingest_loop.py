@@ -22,8 +22,8 @@ import time
 from contextlib import AbstractContextManager
 
 from analyzers.finding import Finding
-from analyzers.run.live_ranks import stale_ranks
-from analyzers.run.remembered import Remembered
+from analyzers.run.live.live_ranks import stale_ranks
+from analyzers.run.records.remembered import Remembered
 from analyzers.source import Source
 from probes.settings.section import read
 from probes.settings.sections import ProbesSettings

@@ -3,9 +3,9 @@
     loss = LauncherLoss(tapes, events, node_rank=0, launcher_pid=4711, grace_s=20.0)
     loss.poll()                  # once a tick
 
-The kernel sends each rank SIGTERM when its launcher dies (`probes.attach.parent_death`). A rank that does not comply,
-because it is stopped or waits in C, is killed `MARGIN_S` after the grace period of a preemption. Once none is left the
-run has ended, as if the launcher had recorded it.
+The kernel sends each rank SIGTERM when its launcher dies (`probes.attach.launch.parent_death`). A rank that does not
+comply, because it is stopped or waits in C, is killed `MARGIN_S` after the grace period of a preemption. Once none is
+left the run has ended, as if the launcher had recorded it.
 """
 
 from __future__ import annotations

@@ -20,13 +20,13 @@ from analyzers.live import (
     standstill_findings,
 )
 from analyzers.report.wording.explained import next_step
-from analyzers.run.digest import Digest
+from analyzers.run.live.digest import Digest
 from analyzers.run.policy import stall_policy
 from analyzers.settings.live_advice import AdviceState, live_advice, remembered_advice
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 from watch.exporting.exports import Exports
 
 __all__ = ["LiveJudge"]

@@ -27,9 +27,9 @@ from probes.settings.section import read
 from probes.settings.sections import ProbesSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
-from probes.tape.printable import visible
+from probes.tape.files.shared_memory import remove_shared
+from probes.tape.redaction.printable import visible
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
-from probes.tape.shared_memory import remove_shared
 from store import Ingester, StoreError, StoreLockedError
 from watch.digests.exchange import JobWatch
 from watch.digests.job_secret import job_secret

@@ -14,8 +14,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from probes.tape.redaction.secrets import Redactor
 from probes.tape.rundir import RunDir
-from probes.tape.secrets import Redactor
 from store.database import connect_memory, interruptible
 from store.ingest.name_codes import Dictionary, NameBook
 from store.ingest.newest_folders import NewestFolders

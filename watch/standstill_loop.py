@@ -22,7 +22,7 @@ from probes.settings.sections import RecoverySettings
 from probes.tape import event_kinds
 from probes.tape.attempts import newest as newest_attempt
 from probes.tape.events import EventWriter
-from probes.tape.held_folder import HeldFolder
+from probes.tape.files.held_folder import HeldFolder
 from probes.tape.rundir import RunDir
 from watch.culprit import CulpritKiller
 from watch.digests.exchange import JobWatch

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from analyzers.account.long_run import Views, whole_views
 from analyzers.account.time_classes import StepSums, sums_sql
-from analyzers.run.standstills import before_standstill
+from analyzers.run.records.standstills import before_standstill
 from analyzers.source import Ints, Source, ints
 
 __all__ = ["RankTimes", "step_times", "went_back"]

@@ -37,19 +37,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analyzers.account.committed_steps import RankTimes, step_times
-from analyzers.account.device_timings import DEVICE
+from analyzers.account.device.device_timings import DEVICE
+from analyzers.account.device.trace_check import contradiction
 from analyzers.account.long_run import Views, whole_views
 from analyzers.account.run_bounds import BrokenEnd, broken_ends, clock_shifts, launch_breaks, run_bounds
 from analyzers.account.step_account import divide
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS
-from analyzers.account.trace_check import contradiction
 from analyzers.account.wait_split import WaitSplit, split_waits
 from analyzers.finding import Finding
-from analyzers.run.event_log import EventLog
-from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS
 from analyzers.run.policy import StallPolicy
-from analyzers.run.snapshot import SNAPSHOT_EVENTS
-from analyzers.run.standstills import standstills
+from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.not_recorded import missing, not_recorded
+from analyzers.run.records.standstills import standstills
 from analyzers.source import Source, lacking
 
 __all__ = ["CATEGORIES", "CONTRADICTED", "Account", "analyze", "measure"]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from analyzers.account.committed_steps import RankTimes
-from analyzers.run.event_log import EventLog
+from analyzers.run.calls.snapshot import take_snapshot
+from analyzers.run.live.stall_limits import death_ns, killed_by_watch, stalled_s
 from analyzers.run.policy import StallPolicy
-from analyzers.run.snapshot import take_snapshot
-from analyzers.run.stall_limits import death_ns, killed_by_watch, stalled_s
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 

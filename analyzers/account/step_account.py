@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from analyzers.account.device_timings import DEVICE
+from analyzers.account.device.device_timings import DEVICE
 from analyzers.account.time_classes import GAPS, StepSums, sums_sql
 from analyzers.account.timings import has_uncompared_gaps
 from analyzers.account.wait_split import WaitSplit, split_waits
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
 from analyzers.source import READ_CALLS, Source, every_kth, lacking
 
 __all__ = ["Coverage", "StepAccount", "coverage", "divide", "step_accounts"]

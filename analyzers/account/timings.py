@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.device_timings import DEVICE, device_rows, has_device_calls, is_stamped
+from analyzers.account.device.device_timings import DEVICE, device_rows, has_device_calls, is_stamped
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS, OWN_PHASES, own
-from analyzers.run.derived_stages import stages_of_messages
+from analyzers.run.records.derived_stages import stages_of_messages
 from analyzers.source import Ints, Source, floats, ints
 
 __all__ = [

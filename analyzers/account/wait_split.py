@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, measure_idle
-from analyzers.account.device_timings import device_rows, has_device_calls, is_stamped
-from analyzers.account.stalls import stall_parts
+from analyzers.account.device.device_timings import device_rows, has_device_calls, is_stamped
+from analyzers.account.device.stalls import stall_parts
 from analyzers.account.time_classes import WAITED
-from analyzers.run.elsewhere import ranks_not_here
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.elsewhere import ranks_not_here
 from analyzers.source import READ_CALLS, READ_STEPS, Ints, Source, every_kth, floats, ints, missing_tables
 
 __all__ = ["WaitSplit", "pipelines", "split_waits"]

@@ -22,7 +22,7 @@ from analyzers.analysis import Analysis
 from analyzers.checkpoints.policy import SaveAgePolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, every_kth_rank, lacking
 from analyzers.wording import counted

@@ -10,11 +10,12 @@ from plotly.graph_objects import Figure
 
 from analyzers.account.goodput import measure
 from analyzers.checkpoints.analyze import SAVED
-from analyzers.figures import focus, goodput
-from analyzers.figures.band import add_line
-from analyzers.figures.focus import mark_limit
-from analyzers.figures.theme import SEQUENCE, SEVERITY, new_figure
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import focus
+from analyzers.figures.drawing.band import add_line
+from analyzers.figures.drawing.focus import mark_limit
+from analyzers.figures.drawing.theme import SEQUENCE, SEVERITY, new_figure
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.time import goodput
 from analyzers.finding import Finding, evidence_of
 from analyzers.source import Floats, Ints, Source, floats, ints, missing_tables
 

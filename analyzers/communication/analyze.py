@@ -2,8 +2,8 @@
 
     findings = communication(store, Scope())       # kinds exposed_communication, low_bandwidth, small_buckets
 
-1. `account.exposure` measures what is exposed and what overlapped. The share of exposed transfers is reported as a
-   measurement, and as advice from `exposed_ratio` of the step on. Waiting for late ranks belongs to stragglers.
+1. `account.device.exposure` measures what is exposed and what overlapped. The share of exposed transfers is reported as
+   a measurement, and as advice from `exposed_ratio` of the step on. Waiting for late ranks belongs to stragglers.
 2. `bandwidth` measures each operation, size and group against the best seen. A mesh dimension whose large messages are
    `slow_factor` slower than those of another one is advice: it lies over a slower link than the others.
 3. Gradient buckets are too small if latency costs more than moving their bytes, and if fewer of them would take
@@ -21,17 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.account.device_timings import is_stamped
-from analyzers.account.exposure import Exposure, measure
-from analyzers.account.trace_check import contradiction
+from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.exposure import Exposure, measure
+from analyzers.account.device.trace_check import contradiction
 from analyzers.analysis import Analysis
 from analyzers.communication.bandwidth import CallClass, call_classes, latency_ms
 from analyzers.communication.policy import CommunicationPolicy
 from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
-from analyzers.run.elsewhere import ranks_not_here
-from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.elsewhere import ranks_not_here
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 from analyzers.wording import group_text, is_number, percent, ranks_text, rate_text

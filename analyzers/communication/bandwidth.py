@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.exposure import SIZE_OF_CALL
+from analyzers.account.device.exposure import SIZE_OF_CALL
 from analyzers.source import READ_STEPS, Source, every_kth
 from analyzers.wording import group_text
 

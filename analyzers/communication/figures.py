@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.account.exposure import measure
+from analyzers.account.device.exposure import measure
 from analyzers.communication.bandwidth import call_classes, call_columns
-from analyzers.figures import bars, collectives, exposed
-from analyzers.figures.rank_values import attempt_of
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import bars
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.ranks.rank_values import attempt_of
+from analyzers.figures.time import collectives, exposed
 from analyzers.finding import Finding
 from analyzers.source import Source, lacking, missing_tables
 

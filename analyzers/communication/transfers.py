@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analyzers.account.exposure import SIZE_OF_CALL
+from analyzers.account.device.exposure import SIZE_OF_CALL
 from analyzers.source import Floats, Ints, Source, floats, ints
 
 __all__ = [

@@ -22,9 +22,9 @@ from analyzers.compare.conditions import Run, conditions, tokens_of_step
 from analyzers.compare.shortcomings import shortcoming
 from analyzers.compare.step_parts import PLACES, StepParts, most_of_it, step_parts
 from analyzers.policy import SHARED
-from analyzers.run.evaluations import evaluations
+from analyzers.run.records.evaluations import evaluations
 from analyzers.source import Source
-from probes.tape.printable import escaped
+from probes.tape.redaction.printable import escaped
 
 # Relative: see analyzers/diagnose.py.
 from ..diagnose import Diagnosis

@@ -17,8 +17,8 @@ from analyzers.corruption.replicas import ALL_TENSORS, Corruption, Fingerprint, 
 from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.event_log import EventLog
-from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds

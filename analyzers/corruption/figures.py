@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from analyzers.corruption.replicas import ALL_TENSORS
-from analyzers.figures import agreement, bars
-from analyzers.figures import focus as against
-from analyzers.figures.rank_values import against_others, attempt_of
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import bars
+from analyzers.figures.drawing import focus as against
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.ranks import agreement
+from analyzers.figures.ranks.rank_values import against_others, attempt_of
 from analyzers.finding import Finding, evidence_of
 from analyzers.source import Source, floats, ints, lacking, missing_tables
 from analyzers.wording import ranks_text

@@ -31,7 +31,7 @@ from analyzers.corruption.policy import GradientOutlierPolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds

@@ -23,8 +23,8 @@ from analyzers.analysis import Analysis
 from analyzers.data.policy import DataPolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import READ_CALLS, Floats, Ints, Source, floats, ints, lacking
 from analyzers.wording import number

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from analyzers.account.time_classes import TRAINING, own
-from analyzers.figures import stacked
-from analyzers.figures.rank_values import attempt_of
-from analyzers.figures.theme import CATEGORY, PHASE
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing.theme import CATEGORY, PHASE
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.ranks.rank_values import attempt_of
+from analyzers.figures.time import stacked
 from analyzers.finding import Finding
 from analyzers.source import READ_STEPS, Source, floats, ints, lacking
 

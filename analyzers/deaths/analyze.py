@@ -1,6 +1,6 @@
 """Lost ranks: which rank died first and why, and which died only as a consequence.
 
-1. `run.endings` gathers how every rank ended, and separates roots from deaths that followed another.
+1. `run.ends.endings` gathers how every rank ended, and separates roots from deaths that followed another.
 2. Roots are the first death and all others that did not follow from it, one finding per cause.
 3. If all errors are lost connections and no rank is missing, no rank is named as the cause: the connections between
    ranks, or to the rendezvous store, were lost. An error that may be a rank's own takes precedence as the root.
@@ -30,15 +30,15 @@ from analyzers.deaths.resume_mismatch import resume_mismatches
 from analyzers.deaths.unrecorded_attempts import unrecorded_attempts
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import find_culprits
-from analyzers.run.clock_set_back import in_order
-from analyzers.run.endings import Death, find_deaths, stopped_ranks
-from analyzers.run.event_log import EventLog
-from analyzers.run.exceptions import frame_texts
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
+from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
+from analyzers.run.ends.exceptions import frame_texts
+from analyzers.run.ends.restarts import restart_sentence
+from analyzers.run.ends.stop_requests import before_stop
+from analyzers.run.live.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
 from analyzers.run.policy import StallPolicy, stall_policy
-from analyzers.run.restarts import restart_sentence
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
-from analyzers.run.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
-from analyzers.run.stop_requests import before_stop
+from analyzers.run.records.clock_set_back import in_order
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from analyzers.wording import counted, ranks_text, sentence

@@ -22,7 +22,7 @@ from analyzers.health.program_faults import ENDS, failed_with
 from analyzers.health.xids import is_of_program, xid_table
 from analyzers.memory.allocator_message import holders_text, memory_of_message, others_hold_it
 from analyzers.memory.snapshot_text import snapshot_evidence
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source, lacking
 from analyzers.wording import sentence, size_text
 from probes.tape import event_kinds

@@ -8,7 +8,7 @@ them before they are used again, and the run is smaller than was asked for.
 from __future__ import annotations
 
 from analyzers.finding import Finding
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds

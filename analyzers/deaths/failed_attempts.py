@@ -21,9 +21,9 @@ from typing import Any
 from analyzers.deaths.analyze import deaths_of_attempt
 from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.hangs.analyze import hang_of_attempt
-from analyzers.run.event_log import EventLog
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.policy import StallPolicy, stall_policy
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 

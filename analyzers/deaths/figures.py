@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.figures import agreement
-from analyzers.figures.moment import moment
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.ranks import agreement
+from analyzers.figures.time.moment import moment
 from analyzers.finding import Finding
 from analyzers.memory.figures import rank_memory
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 

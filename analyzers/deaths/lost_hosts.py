@@ -1,6 +1,7 @@
 """Nodes that were lost and launchers that were killed or crashed, with the ranks that ended because of it.
 
-1. `run.lost_nodes` names the lost node: it fell silent and recorded no end. Deaths on other nodes are a consequence.
+1. `run.ends.lost_nodes` names the lost node: it fell silent and recorded no end. Deaths on other nodes are a
+   consequence.
 2. While the run lives, a lost node explains only deaths that are recorded: other ranks may still wait for it, until
    their launcher or a hang's limit ends them.
 3. `watch` recorded that the launcher of its node was gone, and which ranks were open then. If a rank had died of
@@ -19,10 +20,10 @@ from dataclasses import replace
 from analyzers.deaths.policy import DeathPolicy
 from analyzers.deaths.rank_lost import rank_lost
 from analyzers.finding import Finding
-from analyzers.run.endings import Death, stopped_ranks
-from analyzers.run.event_log import EventLog
-from analyzers.run.lost_nodes import lost_node
-from analyzers.run.snapshot import AttemptView
+from analyzers.run.calls.snapshot import AttemptView
+from analyzers.run.ends.endings import Death, stopped_ranks
+from analyzers.run.ends.lost_nodes import lost_node
+from analyzers.run.records.event_log import EventLog
 from analyzers.wording import counted, listed, ranks_text, sentence
 from probes.tape import event_kinds
 

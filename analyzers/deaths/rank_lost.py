@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzers.causes import anchor
 from analyzers.finding import Finding
-from analyzers.run.snapshot import AttemptView
+from analyzers.run.calls.snapshot import AttemptView
 
 __all__ = ["ON_PURPOSE", "rank_lost"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from analyzers.finding import Finding
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from analyzers.wording import batches_text, sentence
 from probes.tape import event_kinds

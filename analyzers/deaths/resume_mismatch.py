@@ -7,7 +7,7 @@ data that come next with the signatures in the checkpoint's manifest, and writes
 from __future__ import annotations
 
 from analyzers.finding import Finding
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.wording import counted

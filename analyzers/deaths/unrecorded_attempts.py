@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from analyzers.deaths.rank_lost import rank_lost
 from analyzers.finding import Finding
-from analyzers.run.event_log import EventLog
-from analyzers.run.file_problems import file_problems
-from analyzers.run.restarts import restart_sentence
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts
+from analyzers.run.ends.restarts import restart_sentence
+from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.file_problems import file_problems
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.wording import ranks_text

@@ -30,21 +30,21 @@ from analyzers.evidence.program_records import ReadPrograms
 from analyzers.finding import Finding
 from analyzers.logs.log_events import LogBook
 from analyzers.logs.wording import ANALYZER
-from analyzers.run.not_recorded import without_switches
+from analyzers.run.records.not_recorded import without_switches
 from analyzers.whatif.what_if import WhatIf
-from probes.tape.printable import visible
-from store.readers.archives import expand
-from store.readers.debug_server import dumps_of_page
-from store.readers.external_files import SourceError, Survey, head, survey
+from probes.tape.redaction.printable import visible
+from store.readers.dumps.debug_server import dumps_of_page
 from store.readers.formats import FORMATS, Format, format_of
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.rows import log_rows
 from store.readers.logs.scan import read_log
 from store.readers.memory_store import MemoryStore
-from store.readers.plugin_formats import HEAD_BYTES, PluginRows, plugin_problems, read_by_plugin
+from store.readers.plugins.plugin_formats import HEAD_BYTES, PluginRows, plugin_problems, read_by_plugin
 from store.readers.programs.registry import program_of, text_of, wraps_text
 from store.readers.ras import read_ras
 from store.readers.unknown import packed_with, unknown_document
+from store.readers.untrusted.archives import expand
+from store.readers.untrusted.external_files import SourceError, Survey, head, survey
 
 __all__ = ["Progress", "SourceError", "diagnose_files"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from analyzers.deaths.logged_endings import Ended
+from analyzers.deaths.logged.logged_endings import Ended
 from analyzers.logs.candidate import Candidate, from_lines, who
 from analyzers.logs.log_events import LogBook, LogLine
 

@@ -17,21 +17,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from analyzers.causes import COLLECT, anchor
-from analyzers.deaths.logged_endings import Ended, death_candidates, endings
-from analyzers.deaths.logged_errors import process_candidates
-from analyzers.deaths.logged_hosts import host_candidates
+from analyzers.deaths.logged.logged_endings import Ended, death_candidates, endings
+from analyzers.deaths.logged.logged_errors import process_candidates
+from analyzers.deaths.logged.logged_hosts import host_candidates
 from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
 from analyzers.evidence.only_end import of_the_only_end, raised_before_limit
 from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
-from analyzers.hangs.logged_calls import call_candidates
+from analyzers.hangs.logged.logged_calls import call_candidates
 from analyzers.health.ascend_codes import codes_in, explained_code
 from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
 from analyzers.logs.exceptions import standing, text_of, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.logs.wording import ANALYZER
-from analyzers.numerics.printed_values import DO
-from analyzers.run.exceptions import read_traceback
+from analyzers.numerics.loss.printed_values import DO
+from analyzers.run.ends.exceptions import read_traceback
 from analyzers.source import Source
 from analyzers.wording import ranks_text
 

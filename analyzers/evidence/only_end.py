@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analyzers.deaths.logged_endings import Ended, is_one_node_of_several
+from analyzers.deaths.logged.logged_endings import Ended, is_one_node_of_several
 from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, type_of
 from analyzers.logs.log_events import LogBook, LogLine

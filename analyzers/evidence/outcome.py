@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analyzers.deaths.logged_hosts import host_of, limited_by
+from analyzers.deaths.logged.logged_hosts import host_of, limited_by
 from analyzers.finding import Finding
 from analyzers.logs.log_events import SAME_END_LINES, LogBook
 from store.readers.logs.log_file import ReadLog

@@ -18,14 +18,14 @@ from analyzers.data.policy import DataPolicy
 from analyzers.diagnose import failed_check
 from analyzers.evidence.printed_ranks import slow_printed_rank
 from analyzers.finding import Finding, evidence_of
-from analyzers.numerics.divergence import divergence
-from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.loss.divergence import divergence
+from analyzers.numerics.loss.loss_spike import loss_spikes
+from analyzers.numerics.loss.printed_values import exhausted_scale, left_out_steps, nonfinite
 from analyzers.numerics.policy import LossSpikePolicy
-from analyzers.numerics.printed_values import exhausted_scale, left_out_steps, nonfinite
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
 from analyzers.source import Source
-from analyzers.stragglers.periodic_steps import periodic_slow_steps
+from analyzers.stragglers.onsets.periodic_steps import periodic_slow_steps
 from analyzers.stragglers.policy import ThroughputPolicy
 from analyzers.stragglers.throughput import throughput_drops
 from analyzers.wording import loss_text

@@ -21,10 +21,10 @@ from analyzers.hangs.stacks import Stack, StackGroup, group, is_library, odd_one
 from analyzers.health.analyze import NUM_CHECKS, device_health, unread_of_devices
 from analyzers.scope import Scope
 from analyzers.wording import ranks_text, sentence
-from store.readers.external_files import SourceError, Survey
 from store.readers.memory_store import MemoryStore
 from store.readers.programs.registry import name_of, read_program
 from store.readers.programs.rows import ProgramRows, StackOfProcess
+from store.readers.untrusted.external_files import SourceError, Survey
 
 __all__ = ["ReadPrograms"]
 

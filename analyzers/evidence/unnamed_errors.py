@@ -13,7 +13,7 @@ from analyzers.causes import COLLECT
 from analyzers.logs.candidate import Candidate, from_lines
 from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import LogBook, LogLine
-from analyzers.run.endings import LOST_PEER
+from analyzers.run.ends.endings import LOST_PEER
 
 __all__ = ["unnamed_errors", "with_error_line"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from plotly.graph_objects import Figure
 
-from analyzers.figures.theme import HEAT, SEVERITY, label, new_figure
+from analyzers.figures.drawing.theme import HEAT, SEVERITY, label, new_figure
 from analyzers.source import Floats, floats, ints
 
 __all__ = ["MAX_PARAMETERS", "nonfinite", "norms"]

@@ -15,10 +15,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analyzers.figures.course import Mark
-from analyzers.figures.reduce import extremes
-from analyzers.figures.theme import SEQUENCE, SEVERITY, label, new_figure, tint
+from analyzers.figures.drawing.reduce import extremes
+from analyzers.figures.drawing.theme import SEQUENCE, SEVERITY, label, new_figure, tint
 from analyzers.finding import Finding
-from analyzers.run.evaluations import Evaluation
+from analyzers.run.records.evaluations import Evaluation
 from analyzers.source import Floats, floats, ints
 
 __all__ = ["draw"]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from plotly.graph_objects import Figure
 
-from analyzers.figures.series import Series, band, draw
-from analyzers.figures.start_up import limit_start
-from analyzers.figures.theme import SEQUENCE
+from analyzers.figures.drawing.series import Series, band, draw
+from analyzers.figures.drawing.start_up import limit_start
+from analyzers.figures.drawing.theme import SEQUENCE
 from analyzers.source import floats, ints
 
 __all__ = ["compression", "experts", "logged", "memory", "rate", "scale", "two_ranks"]

@@ -10,9 +10,9 @@ from typing import Any
 
 from plotly.graph_objects import Figure
 
-from analyzers.figures.band import add_band, add_line
-from analyzers.figures.start_up import limit_start
-from analyzers.figures.theme import SEQUENCE, new_figure
+from analyzers.figures.drawing.band import add_band, add_line
+from analyzers.figures.drawing.start_up import limit_start
+from analyzers.figures.drawing.theme import SEQUENCE, new_figure
 from analyzers.source import floats, ints
 
 __all__ = ["draw"]

@@ -3,7 +3,7 @@
 Live and post-mortem analysis are one function: with `now_ns` the silence until now counts, without it the silence until
 the first death (a kill by `watch`, a timeout of the others, the end of the launcher).
 
-1. `run.stall_limits` decides whether the silence is longer than this run's limit in this phase.
+1. `run.live.stall_limits` decides whether the silence is longer than this run's limit in this phase.
 2. `culprits` separates culprits from waiting ranks, by sequence numbers and calls in flight.
 3. A mismatch of operation, type or size counts even without silence if a rank aborted in it, as gloo does, or if the
    records end without a reason. The latter also holds for a stopped process.
@@ -29,15 +29,12 @@ from analyzers.hangs.past_standstills import past_standstills
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
 from analyzers.hangs.summary import hang_summary
 from analyzers.hangs.waiting_calls import evidence_of, waiting_calls
-from analyzers.run.clock_set_back import in_order
-from analyzers.run.endings import Death, find_deaths, stopped_ranks
-from analyzers.run.event_log import Event, EventLog
-from analyzers.run.lost_nodes import lost_node
-from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.policy import StallPolicy, stall_policy
-from analyzers.run.restarts import restart_sentence
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
-from analyzers.run.stall_limits import (
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
+from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
+from analyzers.run.ends.lost_nodes import lost_node
+from analyzers.run.ends.restarts import restart_sentence
+from analyzers.run.ends.stop_requests import before_stop
+from analyzers.run.live.stall_limits import (
     death_ns,
     ended_cleanly,
     killed_by_watch,
@@ -46,7 +43,10 @@ from analyzers.run.stall_limits import (
     watched_ns,
     watches_left_ns,
 )
-from analyzers.run.stop_requests import before_stop
+from analyzers.run.policy import StallPolicy, stall_policy
+from analyzers.run.records.clock_set_back import in_order
+from analyzers.run.records.event_log import Event, EventLog
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds
@@ -247,7 +247,7 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
 
 
 # Live, `watch` judges hangs itself: it joins the digests of the other nodes first (`live`).
-OF_FILES = ("dumps", "execution_traces")
+OF_FILES = ("files.dumps", "files.execution_traces")
 ANALYSES = (
     Analysis(kinds=("hang",), run=hangs, records="sampled"),
     Analysis(kinds=("standstill",), run=past_standstills, records="sampled"),

@@ -39,9 +39,9 @@ from analyzers.hangs.mismatches import (
     unequal_message,
 )
 from analyzers.hangs.wait_graph import WaitGraph, commonest_call, cycle_of, oldest_calls
-from analyzers.run.recorded_calls import Call
-from analyzers.run.snapshot import AttemptView, RankView
-from store.readers.recorded_call import TOGETHER
+from analyzers.run.calls.recorded_calls import Call
+from analyzers.run.calls.snapshot import AttemptView, RankView
+from store.readers.dumps.recorded_call import TOGETHER
 
 __all__ = ["HangCause", "cause_of_mismatch", "find_culprits"]
 

@@ -28,9 +28,9 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.hangs.policy import DesyncPolicy
 from analyzers.policy import SHARED
-from analyzers.run.device_calls import device_groups
-from analyzers.run.recorded_calls import Call
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.device_calls import device_groups
+from analyzers.run.calls.recorded_calls import Call
+from analyzers.run.calls.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 from analyzers.wording import ranks_text, sentence

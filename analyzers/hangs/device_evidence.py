@@ -21,7 +21,7 @@ from analyzers.communication.network_links import stalled_link
 from analyzers.finding import Finding, evidence_of
 from analyzers.hangs.policy import DeviceEvidencePolicy
 from analyzers.health.xids import xid_table
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source, missing_tables
 from analyzers.wording import MAX_RANKS
 from probes.tape import event_kinds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from analyzers.causes import next_step
 from analyzers.finding import Finding, evidence_of
-from analyzers.run.recorded_calls import MAX_NAME
+from analyzers.run.calls.recorded_calls import MAX_NAME
 from analyzers.wording import counted, group_text, number, ranks_text, sentence
 
 __all__ = ["NEXT", "WHY"]

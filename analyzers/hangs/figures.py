@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.figures import focus, series
-from analyzers.figures.moment import moment
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import focus, series
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.time.moment import moment
 from analyzers.finding import Finding, evidence_of
 from analyzers.hangs import wait_for_figure
 from analyzers.hangs.culprits import find_culprits
-from analyzers.run.event_log import EventLog
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source, lacking
 from probes.tape import event_kinds
 

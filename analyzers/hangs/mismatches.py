@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from analyzers.run.recorded_calls import Call, CallSite
-from analyzers.run.snapshot import AttemptView
-from store.readers.recorded_call import common_op
+from analyzers.run.calls.recorded_calls import Call, CallSite
+from analyzers.run.calls.snapshot import AttemptView
+from store.readers.dumps.recorded_call import common_op
 
 __all__ = [
     "Mismatch",

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.event_log import EventLog
-from analyzers.run.open_findings import reported_findings
+from analyzers.run.findings.open_findings import reported_findings
 from analyzers.run.policy import StallPolicy, stall_policy
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 from analyzers.wording import number, ranks_text, sentence

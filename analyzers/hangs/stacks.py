@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.hangs.waiting_calls import MAX_LISTED
-from analyzers.run.snapshot import AttemptView, RankView
+from analyzers.run.calls.snapshot import AttemptView, RankView
 from analyzers.source import Source, missing_tables
 from analyzers.wording import number_ranges
-from probes.tape.safe_open import folder_problem, open_plain
+from probes.tape.files.safe_open import folder_problem, open_plain
 
 __all__ = [
     "Role",

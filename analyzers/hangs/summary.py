@@ -10,7 +10,7 @@ from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.stacks import is_library
 from analyzers.hangs.wait_graph import oldest_calls
 from analyzers.hangs.waiting_calls import waiting_calls
-from analyzers.run.snapshot import AttemptView, RankView
+from analyzers.run.calls.snapshot import AttemptView, RankView
 from analyzers.wording import is_number, number, ranks_text, sentence
 
 __all__ = ["hang_summary", "lasting"]

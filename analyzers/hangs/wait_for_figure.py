@@ -12,10 +12,10 @@ import math
 
 import plotly.graph_objects as go
 
-from analyzers.figures.theme import SEQUENCE, SEVERITY, ink, label, new_figure
+from analyzers.figures.drawing.theme import SEQUENCE, SEVERITY, ink, label, new_figure
 from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.wait_graph import Wait, waits_of
-from analyzers.run.snapshot import AttemptView
+from analyzers.run.calls.snapshot import AttemptView
 
 __all__ = ["draw"]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from analyzers.run.recorded_calls import Call
-from analyzers.run.snapshot import AttemptView
+from analyzers.run.calls.recorded_calls import Call
+from analyzers.run.calls.snapshot import AttemptView
 
 __all__ = ["Wait", "WaitGraph", "commonest_call", "cycle_of", "oldest_calls", "waits_of"]
 

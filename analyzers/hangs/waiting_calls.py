@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from analyzers.hangs.culprits import HangCause
 from analyzers.hangs.wait_graph import oldest_calls
-from analyzers.run.snapshot import AttemptView
+from analyzers.run.calls.snapshot import AttemptView
 
 __all__ = ["MAX_LISTED", "evidence_of", "waiting_calls"]
 

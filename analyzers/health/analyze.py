@@ -25,7 +25,7 @@ from analyzers.health.counters import disk_latency_findings, host_counter_findin
 from analyzers.health.policy import HealthPolicy
 from analyzers.health.xids import xid_findings
 from analyzers.policy import SHARED
-from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 

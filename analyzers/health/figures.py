@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.figures import focus
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import focus
+from analyzers.figures.drawing.titled_figure import Drawing
 from analyzers.finding import Finding, evidence_of
 from analyzers.health.policy import HealthPolicy
 from analyzers.source import Ints, Source, floats, ints, lacking

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection
 
 from analyzers.health.policy import HealthPolicy
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from probes.tape import event_kinds
 
 __all__ = ["ENDS", "failed_with", "is_of_kernel"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from analyzers.finding import Finding, Severity
 from analyzers.health.program_faults import ENDS, failed_with
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from analyzers.logs.log_events import LogBook, LogLine
 from analyzers.policy import SHARED
-from analyzers.run.endings import LOST_PEER
-from analyzers.run.exceptions import read_traceback
+from analyzers.run.ends.endings import LOST_PEER
+from analyzers.run.ends.exceptions import read_traceback
 from store.readers.logs.rules import cause_of
 
 __all__ = [

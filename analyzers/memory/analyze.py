@@ -27,8 +27,8 @@ from analyzers.finding import Finding
 from analyzers.memory.limits import limits
 from analyzers.memory.policy import MemoryPolicy
 from analyzers.policy import SHARED
-from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Floats, Source, floats, ints, lacking
 from analyzers.wording import size_text

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.figures import focus
-from analyzers.figures.rank_values import against_others, attempt_of
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import focus
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.ranks.rank_values import against_others, attempt_of
 from analyzers.finding import Finding, evidence_of
 from analyzers.health.figures import GIB, reading_figure
 from analyzers.source import Source, lacking

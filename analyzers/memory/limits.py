@@ -15,7 +15,7 @@ from typing import Any
 
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.source import Source, lacking
 from analyzers.wording import size_text
 from probes.tape import event_kinds

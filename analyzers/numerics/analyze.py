@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from analyzers.analysis import Analysis
-from analyzers.numerics.divergence import divergence
 from analyzers.numerics.expert_load import expert_load
 from analyzers.numerics.gradient_flow import gradient_flow
 from analyzers.numerics.gradient_noise import gradient_noise
 from analyzers.numerics.logged_values import contradicted_values
+from analyzers.numerics.loss.divergence import divergence
+from analyzers.numerics.loss.loss_spike import loss_spikes
+from analyzers.numerics.loss.validation import overfitting
 from analyzers.numerics.loss_scale import loss_scale_collapse
-from analyzers.numerics.loss_spike import loss_spikes
 from analyzers.numerics.nonfinite import non_finite_values
-from analyzers.numerics.validation import overfitting
 
 __all__ = ["ANALYSES"]
 

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from analyzers.figures import agreement, course, gradients, loss, numbers
-from analyzers.figures import focus as against
-from analyzers.figures.rank_values import attempt_of
-from analyzers.figures.series import Series
-from analyzers.figures.series import draw as lines
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures import course, gradients, loss, numbers
+from analyzers.figures.drawing import focus as against
+from analyzers.figures.drawing.series import Series
+from analyzers.figures.drawing.series import draw as lines
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.ranks import agreement
+from analyzers.figures.ranks.rank_values import attempt_of
 from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.gradient_flow import block_of
 from analyzers.numerics.loss_scale import overflows
-from analyzers.run.evaluations import evaluations
+from analyzers.run.records.evaluations import evaluations
 from analyzers.source import Source, floats, ints, lacking, missing_tables
 
 __all__ = ["FIGURES", "loss_around"]

@@ -13,7 +13,8 @@ twice the batch buys nearly nothing.
    over the newest third of the run's samples, at most `window_samples`. The interval is that of their ratio (both
    errors and their covariance).
 
-The norms are `steps.local_grad_norm` (`probes.collectives.local_gradient`) and `steps.grad_norm`, both before clipping.
+The norms are `steps.local_grad_norm` (`probes.collectives.gradients.local_gradient`) and `steps.grad_norm`, both before
+clipping.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import numpy as np
 from analyzers.finding import Finding
 from analyzers.numerics.policy import GradientNoisePolicy
 from analyzers.policy import SHARED
-from analyzers.run.not_recorded import missing, not_recorded
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Floats, Ints, Source, floats, ints, lacking
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from analyzers.finding import Finding
 from analyzers.numerics.policy import LossScalePolicy
 from analyzers.policy import SHARED
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.tape import event_kinds
@@ -28,7 +28,7 @@ LOWEST_SCALE = 1.0
 """Scale that `torch.amp.GradScaler` cannot halve."""
 
 SERIES = "loss_scale"
-"""Name of the scale among the scalars of an attached loop (`probes.attach.loss_scaling`)."""
+"""Name of the scale among the scalars of an attached loop (`probes.attach.loop.loss_scaling`)."""
 
 
 class Overflow(NamedTuple):

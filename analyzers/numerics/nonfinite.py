@@ -31,7 +31,7 @@ from analyzers.finding import Finding
 from analyzers.numerics.loss_scale import dropped_for_overflow
 from analyzers.numerics.nonfinite_origin import NORM, Flag, Location, Phase, RankStep, StepEvidence, is_bad, locate
 from analyzers.numerics.replay_result import REPLAY_EVENTS, Origin, ReplayResult, find_replay
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
 from analyzers.wording import ranks_text
@@ -43,7 +43,7 @@ MAX_EPISODES = 50
 """Maximum episodes explained individually: more have one common cause, which the first ones show."""
 
 INPUT_GRADIENT = "input_gradient_norm"
-"""Series of `probes.collectives.input_gradient`: a rank's gradient at the first layer, before any reduction."""
+"""Series of `probes.collectives.gradients.input_gradient`: a rank's gradient at the first layer, not yet reduced."""
 WITHIN_GROUP = "tensor_parallel_group"
 """Basis on which ranks are named: their losses, which are equal in a group that sums within the forward pass."""
 

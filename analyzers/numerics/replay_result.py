@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 

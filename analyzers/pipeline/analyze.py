@@ -9,7 +9,7 @@
    pipeline, in the first third of the steps as in the last. A rank that is slow by itself is slow on one pipeline or
    from some step on: that is a straggler.
 4. On GPUs spans are those of hosts that run ahead, so no bubble is measured. Work of a rank is then its step without
-   its waits, from the durations of calls (`account.device_timings`): the excess of a heavy stage is the least.
+   its waits, from the durations of calls (`account.device.device_timings`): the excess of a heavy stage is the least.
 
 What a balanced split would gain: the slowest stage sets the pace, so a step's pipeline takes mean / largest of what it
 takes now, with the same total work.
@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 
 from analyzers.account.bubble import StepIdle
-from analyzers.account.device_timings import has_device_calls, is_stamped
+from analyzers.account.device.device_timings import has_device_calls, is_stamped
 from analyzers.account.timings import load_timings
 from analyzers.account.wait_split import pipelines
 from analyzers.analysis import Analysis

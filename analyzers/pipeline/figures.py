@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from analyzers.account.wait_split import pipelines
-from analyzers.figures import bars, schedule
-from analyzers.figures.activity import schedule_of_step
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import bars
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.time import schedule
+from analyzers.figures.time.activity import schedule_of_step
 from analyzers.finding import Finding, evidence_of
 from analyzers.pipeline.pipeline_bubble import load_pipeline
 from analyzers.source import Source, missing_tables

@@ -16,8 +16,8 @@ from analyzers.policy import SHARED
 from analyzers.whatif.pipeline_jobs import PASSES, what_if_of_operations
 from analyzers.whatif.what_if import WhatIf
 from analyzers.wording import ranks_text
-from store.readers.external_files import SourceError, Survey
 from store.readers.operations import Operations, read_operations
+from store.readers.untrusted.external_files import SourceError, Survey
 
 __all__ = ["FILES", "slow_workers"]
 

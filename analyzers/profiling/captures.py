@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from analyzers.policy import SHARED
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.wording import is_number
 from probes.tape import event_kinds
-from store.readers.trace_operators import BETWEEN
+from store.readers.traces.trace_operators import BETWEEN
 
 __all__ = ["EVENTS", "against_peer", "capture_line", "captures"]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from analyzers.figures.moment import moment
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.time.moment import moment
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
 from analyzers.plugins import plugin_of

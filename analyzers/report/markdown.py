@@ -21,7 +21,7 @@ from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.loss_lines import loss_line
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.wording import batches_text, counted, is_number, number, number_ranges, ranks_before, sentence
-from probes.tape.printable import MAX_TEXT, escaped, visible
+from probes.tape.redaction.printable import MAX_TEXT, escaped, visible
 
 __all__ = ["to_markdown"]
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analyzers.figures.rank_step import MEASURES
+from analyzers.figures.ranks.rank_step import MEASURES
 from analyzers.finding import SEVERITIES, Finding
-from analyzers.run.event_log import EventLog
-from analyzers.run.newest_steps import NEWEST_STEPS
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, attempts, take_snapshot
+from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.newest_steps import NEWEST_STEPS
 from analyzers.source import Source
 
 __all__ = ["RankRow", "RankRows", "rank_rows"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from analyzers.account.time_classes import COMPUTE_PHASES, GAPS
 from probes.tape.event_kinds import EVENT_KINDS
-from probes.tape.schema import TABLES, Column
+from probes.tape.format.schema import TABLES, Column
 from store.ddl import store_columns
 
 __all__ = ["SURFACES", "not_shown", "shown", "shown_event"]

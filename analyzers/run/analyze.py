@@ -20,15 +20,15 @@ from functools import partial
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.elsewhere import ranks_not_here
-from analyzers.run.event_log import EventLog
-from analyzers.run.not_recorded import missing, not_recorded
 from analyzers.run.policy import StallPolicy
+from analyzers.run.records.elsewhere import ranks_not_here
+from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.source import Source, lacking, missing_tables
 from analyzers.wording import ranks_text, sentence
 from probes.tape import event_kinds
-from probes.tape.safe_open import LINK, NOT_PLAIN
+from probes.tape.files.safe_open import LINK, NOT_PLAIN
 
 __all__ = ["ANALYSES", "record_coverage", "unsynced_records", "unwatched_times"]
 

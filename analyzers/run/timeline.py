@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analyzers.run.event_log import Event, EventLog
-from analyzers.run.snapshot import SNAPSHOT_EVENTS
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 

@@ -20,7 +20,7 @@ from analyzers.checkpoints.interval import suggest
 from analyzers.checkpoints.policy import FailurePolicy
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.settings.plan_deviation import against_plan, planned_step_s
 from analyzers.settings.policy import ConfigurationPolicy

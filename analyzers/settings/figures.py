@@ -10,8 +10,8 @@ from analyzers.checkpoints import figures as checkpoints
 from analyzers.communication import figures as communication
 from analyzers.data import figures as data
 from analyzers.figures import numbers
-from analyzers.figures.theme import SEQUENCE, new_figure
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing.theme import SEQUENCE, new_figure
+from analyzers.figures.drawing.titled_figure import Drawing
 from analyzers.finding import Finding
 from analyzers.pipeline import figures as pipeline
 from analyzers.settings.startup import measure

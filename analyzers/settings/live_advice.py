@@ -17,7 +17,7 @@ from typing import Any
 from analyzers.analysis import our_analyses
 from analyzers.finding import Finding
 from analyzers.live import LivePolicy
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
 from analyzers.scope import Scope
 from analyzers.settings.policy import LiveAdvicePolicy
 from analyzers.source import Source, lacking

@@ -19,7 +19,7 @@ from typing import Any
 
 from analyzers.account.time_classes import GAPS, OWN_PHASES, late
 from analyzers.policy import SHARED
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.settings.policy import PlanPolicy
 from analyzers.source import Source, lacking
 from analyzers.wording import is_number

@@ -24,8 +24,8 @@ from statistics import median
 
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
-from analyzers.run.event_log import EventLog
-from analyzers.run.not_recorded import missing, not_recorded
+from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.not_recorded import missing, not_recorded
 from analyzers.scope import Scope
 from analyzers.settings.policy import StartupPolicy
 from analyzers.source import READ_CALLS, Source, every_kth, lacking

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.account.device_timings import DEVICE, is_stamped
+from analyzers.account.device.device_timings import DEVICE, is_stamped
 from analyzers.account.timings import WHOLE_STEP, Timings, has_uncompared_gaps, load_timings
 from analyzers.analysis import Analysis
 from analyzers.communication.link_search import slow_links
@@ -32,25 +32,25 @@ from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import against_peer
-from analyzers.run.event_log import EventLog
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source, missing_tables
-from analyzers.stragglers.arrivals import load_arrivals, waits_ms
-from analyzers.stragglers.corroboration import Counters, attribute, load_counters
-from analyzers.stragglers.cost import cost_of
-from analyzers.stragglers.cpu_comparison import core_waits, find_more_work
-from analyzers.stragglers.device_comparison import load_device
-from analyzers.stragglers.device_or_host import late_side
-from analyzers.stragglers.onset import with_onset, without_delays
-from analyzers.stragglers.past_comparison import find_slower_than_before
-from analyzers.stragglers.peer_comparison import (
+from analyzers.stragglers.comparison.arrivals import load_arrivals, waits_ms
+from analyzers.stragglers.comparison.corroboration import Counters, attribute, load_counters
+from analyzers.stragglers.comparison.cpu_comparison import core_waits, find_more_work
+from analyzers.stragglers.comparison.device_comparison import load_device
+from analyzers.stragglers.comparison.device_or_host import late_side
+from analyzers.stragglers.comparison.peer_comparison import (
     Straggler,
     find_stragglers,
     within_step_growth,
     without_side_effects,
 )
-from analyzers.stragglers.place_onset import with_place_onset, with_unstamped_onset
+from analyzers.stragglers.cost import cost_of
+from analyzers.stragglers.onsets.onset import with_onset, without_delays
+from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
+from analyzers.stragglers.onsets.place_onset import with_place_onset, with_unstamped_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
 from analyzers.stragglers.slow_place import PLACE_TEXTS, host_gap, named_phase, phase_text, slow_line
@@ -375,7 +375,7 @@ def _json_number(value: float) -> float | None:
 _insufficient = partial(Finding.not_judged, "straggler", "straggler", "Ranks were not compared")
 
 
-OF_FILES = ("traces", "inspector")
+OF_FILES = ("files.traces", "files.inspector")
 ANALYSES = (
     Analysis(kinds=("straggler",), run=stragglers, records="compared", live="periodic"),
     Analysis(kinds=("throughput",), run=throughput_drops, records="compared"),

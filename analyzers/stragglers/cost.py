@@ -22,7 +22,7 @@ from analyzers.finding import Severity
 from analyzers.policy import SHARED
 from analyzers.robust import sigma
 from analyzers.source import Source
-from analyzers.stragglers.peer_comparison import Straggler, complete, step_before_ms
+from analyzers.stragglers.comparison.peer_comparison import Straggler, complete, step_before_ms
 from analyzers.stragglers.suspects import Suspect
 from analyzers.whatif.step_graph import StepGraph, load_graph
 from analyzers.whatif.what_if import why_withheld, without

@@ -7,7 +7,7 @@ from typing import Any
 
 from analyzers.finding import Finding, evidence_of
 from analyzers.policy import SHARED
-from analyzers.stragglers.corroboration import REASONS
+from analyzers.stragglers.comparison.corroboration import REASONS
 from analyzers.stragglers.slow_place import PLACE_TEXTS, phase_text
 from analyzers.wording import is_number, number, percent, ranks_text
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from analyzers.communication.transfers import group_transfers, pair_transfers
-from analyzers.figures import focus, rank_step, stacked, straggler
-from analyzers.figures.moment import moment
-from analyzers.figures.rank_values import attempt_of
-from analyzers.figures.theme import CATEGORY
-from analyzers.figures.titled_figure import Drawing
+from analyzers.figures.drawing import focus
+from analyzers.figures.drawing.theme import CATEGORY
+from analyzers.figures.drawing.titled_figure import Drawing
+from analyzers.figures.ranks import rank_step, straggler
+from analyzers.figures.ranks.rank_values import attempt_of
+from analyzers.figures.time import stacked
+from analyzers.figures.time.moment import moment
 from analyzers.finding import Finding, evidence_of
 from analyzers.health.figures import clock_of_rank
 from analyzers.policy import SHARED

@@ -19,14 +19,14 @@ from typing import Any
 
 from analyzers.account.named_phases import KNOWN_KINDS, phase_name
 from analyzers.policy import SHARED
-from analyzers.run.event_log import EventLog
-from analyzers.run.recorded_calls import MAX_NAME
+from analyzers.run.calls.recorded_calls import MAX_NAME
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
-from analyzers.stragglers.newest_steps import in_newest_steps
-from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.comparison.newest_steps import in_newest_steps
+from analyzers.stragglers.comparison.peer_comparison import Straggler
 from probes.step_clock import GAPS, PHASE_COLUMNS
 from probes.tape import event_kinds
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 
 __all__ = ["PLACE_TEXTS", "host_gap", "named_phase", "phase_text", "slow_line"]
 

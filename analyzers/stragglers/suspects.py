@@ -21,9 +21,9 @@ from itertools import pairwise
 from typing import Literal
 
 from analyzers.policy import SHARED
-from analyzers.stragglers.corroboration import REASONS, Attribution, Counters, attribute
-from analyzers.stragglers.device_comparison import DeviceComparison
-from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.comparison.corroboration import REASONS, Attribution, Counters, attribute
+from analyzers.stragglers.comparison.device_comparison import DeviceComparison
+from analyzers.stragglers.comparison.peer_comparison import Straggler
 from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["GPU_CLOCK", "Pattern", "Suspect", "pattern_of", "suspects", "with_device"]

@@ -27,8 +27,8 @@ from analyzers.account.timings import has_host_gaps
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
 from analyzers.robust import difference_sigma
-from analyzers.run.token_copies import token_copies
-from analyzers.run.trainings import training_starts
+from analyzers.run.records.token_copies import token_copies
+from analyzers.run.records.trainings import training_starts
 from analyzers.scope import Scope
 from analyzers.source import READ_ROWS, Floats, Ints, Source, floats, ints, missing_tables
 from analyzers.stragglers.policy import ThroughputPolicy

@@ -16,17 +16,17 @@ from analyzers.account.long_run import Views, whole_views
 from analyzers.account.named_phases import named_phases
 from analyzers.checkpoints.interval import suggest
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
-from analyzers.numerics.learning import loss_fall
+from analyzers.numerics.loss.learning import loss_fall
 from analyzers.profiling.captures import EVENTS as PROFILE_EVENTS
 from analyzers.profiling.captures import captures
-from analyzers.run.evaluations import evaluations
-from analyzers.run.event_log import Event, EventLog
-from analyzers.run.file_problems import file_problems
-from analyzers.run.newest_steps import whole_pace
-from analyzers.run.run_ends import run_ends
-from analyzers.run.snapshot import attempts
-from analyzers.run.standstills import before_standstill, standstills
-from analyzers.run.token_copies import token_copies
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.ends.run_ends import run_ends
+from analyzers.run.records.evaluations import evaluations
+from analyzers.run.records.event_log import Event, EventLog
+from analyzers.run.records.file_problems import file_problems
+from analyzers.run.records.newest_steps import whole_pace
+from analyzers.run.records.standstills import before_standstill, standstills
+from analyzers.run.records.token_copies import token_copies
 from analyzers.settings.plan_deviation import against_plan
 from analyzers.source import Source
 from probes.settings.described import RunFacts

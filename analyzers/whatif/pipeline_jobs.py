@@ -29,8 +29,8 @@ from analyzers.source import Floats, Ints
 from analyzers.whatif.policy import WhatIfPolicy
 from analyzers.whatif.simulate import Graph, step_ends
 from analyzers.whatif.what_if import WhatIf
-from store.readers.external_files import SourceError
 from store.readers.operations import Operations
+from store.readers.untrusted.external_files import SourceError
 
 __all__ = ["what_if_of_operations"]
 

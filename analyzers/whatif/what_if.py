@@ -30,7 +30,7 @@ import numpy as np
 
 from analyzers.account.timings import load_places
 from analyzers.policy import SHARED
-from analyzers.run.snapshot import attempts
+from analyzers.run.calls.snapshot import attempts
 from analyzers.source import Floats, Source, lacking
 from analyzers.whatif.held_out import totals_of
 from analyzers.whatif.policy import WhatIfPolicy

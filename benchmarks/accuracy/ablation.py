@@ -35,7 +35,7 @@ from analyzers.diagnose import diagnose
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.finding import Finding
 from analyzers.run.policy import stall_policy
-from analyzers.run.remembered import Remembered
+from analyzers.run.records.remembered import Remembered
 from analyzers.scope import Scope
 from analyzers.whatif import what_if
 from benchmarks.accuracy.ablation_cases import Recorded, cases, record

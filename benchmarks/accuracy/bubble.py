@@ -44,9 +44,9 @@ from analyzers.account.bubble import PipelineSpans, StepIdle, expected_idle, mea
 from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install, uninstall
 from probes.pipeline import record_schedule
-from probes.tape.names import read_names
-from probes.tape.reader import read_segment, segment_paths
-from probes.tape.schema import UNSET
+from probes.tape.format.names import read_names
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.schema import UNSET
 from probes.tape_recorder import TapeRecorder
 from trainer.config.config import Config
 from trainer.layout.plan import resolve

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import argument_parser, markdown_head, markdown_row
-from store.readers.kineto import read_trace
-from store.readers.rank_traces import breakdown
+from store.readers.traces.kineto import read_trace
+from store.readers.traces.rank_traces import breakdown
 
 PARTS = ("compute", "communication", "exposed", "idle")
 MAX_POINTS = 1.0

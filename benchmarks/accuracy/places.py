@@ -27,7 +27,7 @@ from rich.console import Console
 
 from analyzers.account.timings import Timings, load_timings
 from analyzers.finding import Finding
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.stragglers.analyze import slow_ranks
 from analyzers.stragglers.policy import StragglerPolicy
 from benchmarks.harness import argument_parser, write_json

@@ -30,7 +30,7 @@ from trainer.layout.plan import resolve
 from trainer.model.checkpointing import apply_activation_checkpointing
 from trainer.model.initial_weights import initialise
 from trainer.model.transformer import Attention, Transformer
-from trainer.plan.memory import rank_memory
+from trainer.plan.footprint.memory import rank_memory
 from trainer.plan.traffic import rank_traffic
 from trainer.training.loss import token_loss
 from trainer.training.optimizer import build_optimizer

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from benchmarks.harness import argument_parser, write_json
 from probes.collectives.nccl_plugin.build import FLAGS, compile_plugin
-from probes.tape.reader import read_segment, segment_paths
-from probes.tape.writer import COMPLETE
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.writer import COMPLETE
 
 __all__ = ["Cost", "Kill", "compile_driver", "kill_driver", "measure", "start_driver"]
 

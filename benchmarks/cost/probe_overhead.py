@@ -47,8 +47,8 @@ from benchmarks.harness import argument_parser, write_json
 from probes.collectives.wrapped import install, uninstall
 from probes.gradients import GradientProbe
 from probes.recorder import NullRecorder
-from probes.tape.reader import read_segment, segment_paths
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
 
 WIDTH = 128

@@ -32,8 +32,8 @@ from analyzers.run.policy import stall_policy
 from benchmarks.harness import argument_parser, write_json
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
 from store import Ingester
 from watch import ingest_loop

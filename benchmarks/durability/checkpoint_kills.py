@@ -213,7 +213,7 @@ class Killer:
 
 def _losses(folder: Path, attempt: int) -> dict[int, float]:
     """Loss of every finished step on the tape of rank 0."""
-    from probes.tape.reader import read_segment, segment_paths
+    from probes.tape.format.reader import read_segment, segment_paths
     from probes.tape.rundir import RunDir
 
     found = {}

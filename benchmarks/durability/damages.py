@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analyzers.run.file_problems import file_problems
+from analyzers.run.records.file_problems import file_problems
 from benchmarks.harness import argument_parser
 from probes.guard.ledger import Ledger
 from probes.tape.rundir import RunDir, RunError

@@ -38,12 +38,12 @@ import numpy as np
 from benchmarks.cost.loop_disk import LoopDisk, own_mounts
 from benchmarks.harness import argument_parser, write_json
 from probes.tape.events import read_events
-from probes.tape.reader import TapeError, read_segment
+from probes.tape.format.reader import TapeError, read_segment
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
-from probes.tape.writer import COMPLETE
 from store import Store
 from store.database import StoreError, connect_attached
-from trainer.launcher.prefork import PreforkServer, StartedCommand
+from trainer.launcher.processes.prefork import PreforkServer, StartedCommand
 
 SYNC_S = 2.0
 SYNC_TAKES_S = 1.0

@@ -35,7 +35,7 @@ from rich.table import Table
 from benchmarks.harness import argument_parser, write_json
 from probes.tape import event_kinds
 from probes.tape.events import read_events
-from probes.tape.reader import TapeError, read_segment, segment_paths
+from probes.tape.format.reader import TapeError, read_segment, segment_paths
 from probes.tape.rundir import RunDir, RunError
 from rankscope.commands.analyze import judge_run
 from store import StoreError

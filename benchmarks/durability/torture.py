@@ -37,10 +37,10 @@ from rich.table import Table
 from benchmarks.cost.loop_disk import LoopDisk, own_mounts
 from benchmarks.harness import argument_parser
 from probes.tape.events import read_events
-from probes.tape.reader import TapeError, read_segment
+from probes.tape.format.reader import TapeError, read_segment
 from probes.tape.rundir import RunDir, RunError
 from trainer.exit_codes import EXIT_STORAGE
-from trainer.launcher.prefork import PreforkServer, StartedCommand
+from trainer.launcher.processes.prefork import PreforkServer, StartedCommand
 
 READ, WRITE, MAKE = 1, 2, 4
 HOUR_NS = 3600 * 10**9

@@ -25,7 +25,7 @@ _PEAK = """
 import json
 from trainer.config.load import load_config
 from trainer.layout.plan import resolve
-from trainer.plan.memory import rank_memory
+from trainer.plan.footprint.memory import rank_memory
 from trainer.training.build import build
 start()
 sizes = json.loads(os.environ["CHECK_SIZES"])

@@ -19,11 +19,11 @@ import time
 from datetime import timedelta
 
 from analyzers.hangs import analyze as hang
-from analyzers.run.digest import Digest, encode, joined, joined_log
-from analyzers.run.event_log import EventLog
+from analyzers.run.calls.recorded_calls import Call
+from analyzers.run.calls.snapshot import AttemptView, RankView
+from analyzers.run.live.digest import Digest, encode, joined, joined_log
 from analyzers.run.policy import StallPolicy
-from analyzers.run.recorded_calls import Call
-from analyzers.run.snapshot import AttemptView, RankView
+from analyzers.run.records.event_log import EventLog
 from benchmarks.harness import argument_parser
 from watch.digests.link import ALL, LEADER, LEADER_KEY, DigestLink, digest_key
 from watch.digests.signed_messages import Signer

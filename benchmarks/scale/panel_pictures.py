@@ -22,8 +22,8 @@ import numpy as np
 import plotly.offline
 from plotly.graph_objects import Figure
 
-from analyzers.figures.series import Series, draw
-from analyzers.figures.theme import new_figure
+from analyzers.figures.drawing.series import Series, draw
+from analyzers.figures.drawing.theme import new_figure
 from dashboard.screenshots import browser_path
 
 __all__ = ["Answer", "answered", "board_page", "picture"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from analyzers.diagnose import Diagnosis, reading_order
 from analyzers.finding import Finding
-from analyzers.run.open_findings import closed_findings, is_same_finding, newest_reports
+from analyzers.run.findings.open_findings import closed_findings, is_same_finding, newest_reports
 
 __all__ = ["CurrentFindings", "current_findings", "pick"]
 

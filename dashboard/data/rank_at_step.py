@@ -10,7 +10,7 @@ from typing import Any
 
 from analyzers.account.time_classes import GAPS, NOT_MEASURED, PHASES, WAITED, own
 from analyzers.source import Source, lacking
-from dashboard.data.event_queries import event_text
+from dashboard.data.sql.event_queries import event_text
 
 __all__ = ["rank_at_step"]
 

@@ -18,11 +18,11 @@ from typing import Any
 from analyzers.compare.two_runs import Side, compare
 from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.figures.course import loss_curve
-from analyzers.run.folder_state import folder_state
+from analyzers.run.live.folder_state import folder_state
+from analyzers.run.live.state import RunState
 from analyzers.run.policy import stall_policy
-from analyzers.run.state import RunState
 from dashboard.data.background_answers import OFTEN_REST_FACTOR, REST_FACTOR, Answer, Answers
-from dashboard.data.diagnosis_process import diagnose_in_process
+from dashboard.data.processes.diagnosis_process import diagnose_in_process
 from dashboard.data.run_summary import run_summary, worst_of
 from dashboard.data.shared_store import CATCH_UP_S, SharedStore, files_version
 from probes.tape.rundir import RunDir

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analyzers.source import Source, ints
-from probes.tape.safe_open import folder_problem, read_plain
+from probes.tape.files.safe_open import folder_problem, read_plain
 from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.prefix import clean, read_prefix
 from store.readers.logs.step_lines import step_of

@@ -14,11 +14,11 @@ from typing import Any
 from analyzers.diagnose import Diagnosis, reading_order
 from analyzers.finding import Finding
 from analyzers.kinds import KINDS
-from analyzers.run.newest_steps import whole_pace
-from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
-from analyzers.run.state import RunState
+from analyzers.run.findings.open_findings import newest_reports, reported_findings, why_closed
+from analyzers.run.live.state import RunState
+from analyzers.run.records.newest_steps import whole_pace
 from analyzers.source import Source
-from dashboard.data import queries
+from dashboard.data.sql import queries
 
 __all__ = ["run_summary", "worst_of"]
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from dashboard.data.catch_up_process import catch_up_in_process
+from dashboard.data.processes.catch_up_process import catch_up_in_process
 from probes.tape.rundir import RunDir
 from store import Store, is_watched
 

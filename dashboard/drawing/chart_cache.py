@@ -17,7 +17,7 @@ from typing import Any
 import plotly.graph_objects as go
 import plotly.io
 
-from analyzers.figures.theme import template
+from analyzers.figures.drawing.theme import template
 
 __all__ = ["cached_figure"]
 

@@ -25,7 +25,7 @@ from analyzers.wording import ranks_text
 from dashboard.drawing import zoom
 from dashboard.drawing.chart_cache import cached_figure
 from dashboard.drawing.live_chart import show_in_place
-from probes.tape.printable import escaped, visible
+from probes.tape.redaction.printable import escaped, visible
 
 __all__ = [
     "SEVERITY_COLOURS", "BadgeColour", "chart", "empty_state", "is_dark_theme", "location", "markdown_text", "style",

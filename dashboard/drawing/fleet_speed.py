@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from plotly.graph_objects import Figure
 
-from analyzers.figures.series import Series, draw
+from analyzers.figures.drawing.series import Series, draw
 from analyzers.fleet.speed_changes import ConfigurationSpeed
 
 __all__ = ["speed_history"]

@@ -8,11 +8,11 @@ from typing import Any
 import streamlit as st
 
 from analyzers.checkpoints.policy import FailurePolicy
-from analyzers.figures import recovery
-from analyzers.run.event_log import EventLog
+from analyzers.figures.time import recovery
+from analyzers.run.records.event_log import EventLog
 from analyzers.run.timeline import measure
 from analyzers.source import Source
-from dashboard.data import queries
+from dashboard.data.sql import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, markdown_text, table
 from dashboard.frame import View, framed

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.account.exposure import exposed_calls, measure
+from analyzers.account.device.exposure import exposed_calls, measure
 from analyzers.account.goodput import CONTRADICTED
 from analyzers.communication import bandwidth
-from analyzers.figures import collectives as figures
-from analyzers.figures import exposed
+from analyzers.figures.time import collectives as figures
+from analyzers.figures.time import exposed
 from analyzers.source import Source, floats, lacking
 from analyzers.wording import group_text, rate_unit
-from dashboard.data import call_queries, queries
+from dashboard.data.sql import call_queries, queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, table, tiles
 from dashboard.frame import View, framed

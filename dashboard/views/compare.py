@@ -10,14 +10,14 @@ from plotly.graph_objects import Figure
 
 from analyzers.compare.delta_words import delta_words
 from analyzers.compare.two_runs import Comparison
-from analyzers.figures import series
-from analyzers.figures.theme import SEQUENCE
+from analyzers.figures.drawing import series
+from analyzers.figures.drawing.theme import SEQUENCE
 from analyzers.report.terminal.compare_text import tables
 from analyzers.source import floats, ints
 from dashboard.data.run_access import RunAccess
 from dashboard.drawing.elements import chart, empty_state, markdown_text, table, unique_names
 from dashboard.frame import View, access_to, framed, runs_folder
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 from probes.tape.rundir import RunError
 
 __all__ = ["MAX_RUNS", "compare"]

@@ -8,14 +8,14 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.run.event_log import parsed_detail
+from analyzers.run.records.event_log import parsed_detail
 from analyzers.source import Source
 from dashboard.data.flat_settings import flat
 from dashboard.drawing.elements import empty_state, table
 from dashboard.frame import View, framed
 from probes.tape import event_kinds
 from probes.tape.event_kinds import COMMON_FIELDS
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 __all__ = ["configuration"]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.run.event_log import parsed_detail
+from analyzers.run.records.event_log import parsed_detail
 from analyzers.source import Source
-from dashboard.data import event_queries
-from dashboard.data.step_range import Ranges, numbers
+from dashboard.data.sql import event_queries
+from dashboard.data.sql.step_range import Ranges, numbers
 from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.frame import View, framed
 from probes.tape.event_kinds import EVENT_KINDS
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 __all__ = ["events"]
 

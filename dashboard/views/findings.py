@@ -16,8 +16,8 @@ from analyzers.report.runbook_sections import advice_text
 from analyzers.report.terminal.diagnosis_text import evidence_rows, title
 from analyzers.report.wording.explained import next_step, why
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.run.open_findings import reported_findings
-from analyzers.run.state import RunState
+from analyzers.run.findings.open_findings import reported_findings
+from analyzers.run.live.state import RunState
 from analyzers.source import Source
 from analyzers.verdict.verdict import LISTED_BELOW
 from dashboard.data.current_findings import CurrentFindings, current_findings, pick
@@ -32,7 +32,7 @@ from dashboard.drawing.elements import (
 )
 from dashboard.finding_link import page_link
 from dashboard.frame import View, framed, runs_folder
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 __all__ = ["as_of", "card", "findings", "verdict_text"]
 

@@ -11,7 +11,7 @@ import streamlit as st
 from analyzers.fleet.exclude_list import FORMS, exclude_list
 from analyzers.fleet.fleet import Fleet, Member
 from analyzers.fleet.speed_changes import ConfigurationSpeed
-from dashboard.data.fleet_process import FleetAnswer, fleet_in_process, fleet_version
+from dashboard.data.processes.fleet_process import FleetAnswer, fleet_in_process, fleet_version
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, markdown_text, table, tiles
 from dashboard.drawing.fleet_speed import speed_history

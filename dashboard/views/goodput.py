@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from analyzers.account.goodput import CATEGORIES, CONTRADICTED
-from analyzers.figures import goodput as figures
+from analyzers.figures.time import goodput as figures
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, table, tiles
 from dashboard.frame import View, framed

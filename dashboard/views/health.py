@@ -8,10 +8,10 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
-from analyzers.figures import series
-from analyzers.figures.theme import SEQUENCE, tint
+from analyzers.figures.drawing import series
+from analyzers.figures.drawing.theme import SEQUENCE, tint
 from analyzers.source import Floats, Source, floats
-from dashboard.data.health_queries import AT_EACH_END, Trend, device_problems, health_trends, xids
+from dashboard.data.sql.health_queries import AT_EACH_END, Trend, device_problems, health_trends, xids
 from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
 

@@ -19,7 +19,7 @@ from dashboard.drawing.elements import empty_state, markdown_text
 from dashboard.finding_link import page_link
 from dashboard.frame import IDLE_S, POLL_S, access_to, runs_folder
 from dashboard.views.compare import MAX_RUNS
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 from probes.tape.rundir import RunDir, RunError
 from store.runs.run_notes import RunNotes, read_notes
 from store.runs_folder import RunsFolder

@@ -9,7 +9,7 @@ import streamlit as st
 from analyzers.source import Source
 from analyzers.wording import counted
 from dashboard.data.run_logs import LogLine, RunLogs, run_logs
-from dashboard.data.step_range import contains, numbers
+from dashboard.data.sql.step_range import contains, numbers
 from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.frame import View, framed
 from store.published.copy_time import is_copy

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import streamlit as st
 
-from analyzers.figures import heatmap, numbers, rank_step
+from analyzers.figures import numbers
+from analyzers.figures.ranks import heatmap, rank_step
 from analyzers.source import Source, floats
-from dashboard.data import queries
+from dashboard.data.sql import queries
 from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
 

@@ -8,10 +8,10 @@ import numpy as np
 import streamlit as st
 
 from analyzers.figures import course, gradients, loss, numbers
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source, floats
-from dashboard.data import queries
-from dashboard.data.gradient_queries import Gradients, gradient_table
+from dashboard.data.sql import queries
+from dashboard.data.sql.gradient_queries import Gradients, gradient_table
 from dashboard.drawing.elements import chart, empty_state
 from dashboard.frame import View, framed
 from probes.tape import event_kinds

@@ -8,23 +8,24 @@ from typing import Any
 import streamlit as st
 
 from analyzers.diagnose import Diagnosis
-from analyzers.figures import course, goodput, loss, speed
+from analyzers.figures import course, loss, speed
+from analyzers.figures.time import goodput
 from analyzers.finding import Finding
 from analyzers.health.utilisation import flops_per_token, mfu, why_not_judged
 from analyzers.plugin_calls.named import MAX_OF_A_KIND, first_of, folded
-from analyzers.run.evaluations import evaluations
-from analyzers.run.newest_steps import NEWEST_STEPS
-from analyzers.run.open_findings import reported_findings
+from analyzers.run.findings.open_findings import reported_findings
+from analyzers.run.records.evaluations import evaluations
+from analyzers.run.records.newest_steps import NEWEST_STEPS
 from analyzers.source import Source
-from dashboard.data import queries
 from dashboard.data.current_findings import CurrentFindings, current_findings
+from dashboard.data.sql import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, tiles
 from dashboard.frame import View, framed
 from dashboard.views.findings import card, verdict_text
 from probes.settings.described import TrainFacts
 from probes.settings.section import read
-from probes.tape.printable import escaped, visible
+from probes.tape.redaction.printable import escaped, visible
 
 __all__ = ["overview"]
 

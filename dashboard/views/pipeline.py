@@ -6,13 +6,13 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.account.device_timings import has_device_calls, is_stamped
+from analyzers.account.device.device_timings import has_device_calls, is_stamped
 from analyzers.account.wait_split import pipelines
-from analyzers.figures import schedule as figures
-from analyzers.figures.activity import schedule_of_step
+from analyzers.figures.time import schedule as figures
+from analyzers.figures.time.activity import schedule_of_step
 from analyzers.pipeline.pipeline_bubble import Bubble, load_pipelines, summarise
 from analyzers.source import Source, ints
-from dashboard.data import queries
+from dashboard.data.sql import queries
 from dashboard.drawing import units
 from dashboard.drawing.elements import chart, empty_state, markdown_text, tiles
 from dashboard.frame import View, framed

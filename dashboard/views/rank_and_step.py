@@ -15,7 +15,7 @@ from dashboard.drawing.elements import empty_state, markdown_text, table
 from dashboard.finding_link import page_link
 from dashboard.frame import View
 from dashboard.views.logs import load_logs
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 from store.published.copy_time import is_copy
 
 __all__ = ["rank_and_step"]

@@ -8,13 +8,14 @@ import numpy as np
 import streamlit as st
 from plotly.graph_objects import Figure
 
-from analyzers.figures import excess_map, heatmap, mesh, numbers, rank_step, straggler
-from analyzers.figures.excess import MESH_ORDER, Excess, Places, excess_over_peers
+from analyzers.figures import numbers
+from analyzers.figures.ranks import excess_map, heatmap, mesh, rank_step, straggler
+from analyzers.figures.ranks.excess import MESH_ORDER, Excess, Places, excess_over_peers
 from analyzers.report.terminal.diagnosis_text import title
 from analyzers.source import Source, floats, ints
 from analyzers.wording import counted
-from dashboard.data import queries
 from dashboard.data.run_access import LARGE_BYTES
+from dashboard.data.sql import queries
 from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
 from dashboard.views.rank_and_step import rank_and_step

@@ -11,8 +11,8 @@ import streamlit as st
 from dashboard.drawing import units
 from dashboard.drawing.elements import table, unique_names
 from dashboard.frame import View, framed
-from probes.tape.printable import visible
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
+from probes.tape.redaction.printable import visible
 from store import StoreError
 from store.sql import process as sql_process
 

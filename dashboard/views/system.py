@@ -9,13 +9,13 @@ from typing import Any
 import streamlit as st
 
 from analyzers.source import Source
-from dashboard.data import system_queries
 from dashboard.data.flat_settings import flat
+from dashboard.data.sql import system_queries
 from dashboard.drawing.elements import empty_state, table, tiles
 from dashboard.frame import View, framed
 from probes.settings.described import ParallelFacts
 from probes.settings.section import read
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 __all__ = ["system"]
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import streamlit as st
 
-from analyzers.figures import activity
-from analyzers.figures import timeline as gantt
-from analyzers.figures.attempt_marks import AttemptMark, attempt_marks
-from analyzers.figures.moment import MAX_RANKS
+from analyzers.figures.time import activity
+from analyzers.figures.time import timeline as gantt
+from analyzers.figures.time.attempt_marks import AttemptMark, attempt_marks
+from analyzers.figures.time.moment import MAX_RANKS
 from analyzers.report.chrome_trace.write import write_trace
-from analyzers.run.event_log import EventLog
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
-from dashboard.data import queries
+from dashboard.data.sql import queries
 from dashboard.drawing.elements import chart, empty_state, table
 from dashboard.frame import View, framed
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 __all__ = ["timeline"]
 

@@ -46,18 +46,18 @@ from ..tape.dump_pipe import offer_dump_pipe
 from ..tape.rundir import RunDir
 from ..tape.stack_file import register
 from ..tape_recorder import TapeRecorder
-from . import mesh as mesh_of_loop
-from .announcement import VARIABLE as ANNOUNCED_IN
-from .announcement import Watch, announce
 from .attached_config import SECTIONS
-from .identity import Identity, launcher_pid
 from .last_line import last_line
-from .loop_hooks import LoopPhases
+from .launch import mesh as mesh_of_loop
+from .launch.announcement import VARIABLE as ANNOUNCED_IN
+from .launch.announcement import Watch, announce
+from .launch.identity import Identity, launcher_pid
+from .launch.watch_process import digest_address, leave_watch
+from .loop.loop_hooks import LoopPhases
+from .loop.tokens import keep_flops_per_token
 from .open_recorder import open_recorder
 from .process_end import ProcessEnd
 from .retention_line import print_retention
-from .tokens import keep_flops_per_token
-from .watch_process import digest_address, leave_watch
 
 __all__ = ["Attached", "attach", "current", "describe", "detach", "log", "phase"]
 

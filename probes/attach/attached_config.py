@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..fail_open import failing_open
-from .own_process import own_process
+from .launch.own_process import own_process
 
 __all__ = ["SECTIONS", "VARIABLE", "attached_config"]
 

@@ -25,10 +25,10 @@ from ..tape.attempts import pids_of_rank
 from ..tape.run_facts import device_name, settings, versions
 from ..tape.rundir import RunDir, RunError
 from ..tape_recorder import TapeRecorder
-from .announcement import announce
 from .attached_config import attached_config
-from .identity import Identity, launcher_pid
-from .joining import join_run
+from .launch.announcement import announce
+from .launch.identity import Identity, launcher_pid
+from .launch.joining import join_run
 
 __all__ = ["open_recorder", "warn_if_untried"]
 

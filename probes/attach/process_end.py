@@ -29,8 +29,8 @@ from ..profiling.memory_snapshots import record_exception
 from ..recorder import Recorder
 from ..tape import event_kinds
 from ..tape.run_facts import described, package_of_program
-from .replaced import replaced
-from .update_line import Lines, lines_of_error, lines_of_stack
+from .loop.update_line import Lines, lines_of_error, lines_of_stack
+from .patching.replaced import replaced
 
 __all__ = ["EXIT_TYPE", "ProcessEnd", "without_our_frames"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..settings.section import read_config
 from ..settings.sections import ProbesSettings
 from ..tape.rundir import RunDir
-from .identity import Identity
+from .launch.identity import Identity
 
 __all__ = ["print_retention", "retention_line"]
 

@@ -26,8 +26,8 @@ from ..tape.attempts import pids_of_rank
 from ..tape.events import EventWriter
 from ..tape.rundir import NODE_RANK, RunDir
 from ..tape.signal_names import signal_name
-from .on_import import OnImport
-from .replaced import replaced
+from .patching.on_import import OnImport
+from .patching.replaced import replaced
 
 if TYPE_CHECKING:
     from .attach import Attached

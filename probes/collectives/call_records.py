@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from ..tape.schema import UNSET
+from ..tape.format.schema import UNSET
 from ..tape_recorder import MAX_REMEMBERED, TapeRecorder
 from .caller import CallerNames
 from .thread_state import keep_thread_state

@@ -24,7 +24,7 @@ from torch import nn
 
 from ..fail_open import failing_open
 from ..torch_compat import group_world
-from .group_tables import alive_groups, exchange
+from .groups.group_tables import alive_groups, exchange
 from .wrapped import RecordedGroup, announce, recorded_over
 
 __all__ = ["record_existing"]

@@ -15,10 +15,10 @@ from ..fail_open import failing_open
 from ..tape import event_kinds
 from ..tape_recorder import TapeRecorder
 from ..torch_compat import group_world
-from .backward_wait import BackwardWait
 from .call_records import Calls
-from .group_label import group_label
-from .local_gradient import Unreduced
+from .gradients.backward_wait import BackwardWait
+from .gradients.local_gradient import Unreduced
+from .groups.group_label import group_label
 
 __all__ = ["GroupProbe"]
 

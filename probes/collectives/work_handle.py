@@ -14,8 +14,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ..fail_open import record_error
-from .backward_wait import BackwardWait
 from .call_records import Call, Calls
+from .gradients.backward_wait import BackwardWait
 
 __all__ = ["RecordedWork", "follow"]
 

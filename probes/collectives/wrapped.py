@@ -39,9 +39,9 @@ from ..recorder import Recorder
 from ..tape_recorder import TapeRecorder
 from ..torch_compat import group_world
 from .call_records import GroupCalls
+from .gradients.local_gradient import Unreduced
 from .group_probe import GroupProbe
-from .group_tables import alive_groups, exchange, replace_new
-from .local_gradient import Unreduced
+from .groups.group_tables import alive_groups, exchange, replace_new
 from .methods import METHODS
 from .recorded_method import recorded_method
 

@@ -19,8 +19,8 @@ import threading
 import time
 from typing import NamedTuple
 
-from ..tape.kept_descriptor import moved_up
-from ..tape.schema import UNSET
+from ..tape.files.kept_descriptor import moved_up
+from ..tape.format.schema import UNSET
 
 __all__ = ["CoreTime", "CoreUse"]
 

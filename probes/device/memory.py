@@ -17,7 +17,7 @@ from typing import Any
 
 from ..fail_open import failing_open
 from ..tape import event_kinds
-from ..tape.schema import UNSET
+from ..tape.format.schema import UNSET
 
 __all__ = ["AllocatorRetries", "memory_reader"]
 

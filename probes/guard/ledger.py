@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..tape.safe_open import read_plain
+from ..tape.files.safe_open import read_plain
 
 __all__ = ["LEDGER_NAME", "Ledger", "copy_of"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..settings.sections import MAX_STEPS
-from ..tape.request_file import RequestPoll, write_request_file
+from ..tape.files.request_file import RequestPoll, write_request_file
 from ..tape.rundir import RunDir
 
 __all__ = ["CaptureRequest", "RequestFile", "write_request"]

@@ -20,9 +20,9 @@ from typing import Any
 
 from .event_kinds import RANK
 from .events import read_events
+from .files.safe_open import open_plain, sync_folder
+from .format.schema import UNSET
 from .rundir import RunDir
-from .safe_open import open_plain, sync_folder
-from .schema import UNSET
 
 __all__ = [
     "all_closed", "all_ended", "claim", "claims", "is_closed", "newest", "pids_of_rank", "process_is_alive",

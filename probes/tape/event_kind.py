@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .schema import Column
+from .format.schema import Column
 
 __all__ = [
     "EventKind",

@@ -19,7 +19,7 @@ from .event_kind import int_field as _int
 from .event_kind import json_field as _json
 from .event_kind import ranks_field as _ranks
 from .event_kind import text_field as _text
-from .schema import TABLES, Column
+from .format.schema import TABLES, Column
 
 __all__ = ["COMMON_FIELDS", "EVENT_KINDS", "EventKind", "unknown_fields"]
 

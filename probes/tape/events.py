@@ -23,8 +23,8 @@ from typing import Any
 
 from ..fail_open import DISK_ERRNOS, failing_open, record_error
 from .event_kinds import EVENT_KINDS, unknown_fields
-from .kept_descriptor import KeptDescriptor
-from .safe_open import open_plain
+from .files.kept_descriptor import KeptDescriptor
+from .files.safe_open import open_plain
 from .unwritten import MAX_UNWRITTEN_BYTES, missing_newline, save_unwritten
 
 __all__ = ["EventWriter", "read_events"]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .secrets import Redactor
+from .redaction.secrets import Redactor
 
 __all__ = ["described", "device_name", "note_module", "package_of_program", "settings", "source_commit", "versions"]
 

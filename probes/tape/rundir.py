@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .files.safe_open import file_problem, folder_problem, read_plain, write_private
+from .format.schema import SCHEMA_VERSION
 from .no_run import NAME_ONE, what_instead, where_else
-from .safe_open import file_problem, folder_problem, read_plain, write_private
-from .schema import SCHEMA_VERSION
-from .secrets import with_secrets, without_secrets
+from .redaction.secrets import with_secrets, without_secrets
 
 __all__ = ["NODE_RANK", "RunDir", "RunError", "make_private"]
 

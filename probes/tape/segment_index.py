@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from .reader import Header, TapeError, read_header
-from .safe_open import open_plain, read_plain
+from .files.safe_open import open_plain, read_plain
+from .format.reader import Header, TapeError, read_header
+from .format.writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET
 from .unwritten import missing_newline
-from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET
 
 __all__ = [
     "BLANK",

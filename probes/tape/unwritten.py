@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from .safe_open import open_plain
+from .files.safe_open import open_plain
 
 __all__ = ["MAX_UNWRITTEN_BYTES", "missing_newline", "restore_unwritten", "save_unwritten"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from analyzers.diagnose import Diagnosis
-    from analyzers.numerics.why_spike import WhySpike
+    from analyzers.numerics.loss.why_spike import WhySpike
     from store import Store
     from store.open import Found
 
@@ -71,12 +71,12 @@ def analyze(
         fail(f"--why-spike {why_spike}: give a step number or worst")
 
     from analyzers.diagnose import reaching
-    from analyzers.numerics.why_spike import SpikeError
-    from probes.tape.reader import TapeError
+    from analyzers.numerics.loss.why_spike import SpikeError
+    from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunError
     from store import StoreError
     from store.published.address import AddressError
-    from store.readers.external_files import SourceError
+    from store.readers.untrusted.external_files import SourceError
 
     try:
         diagnosis, spike = _diagnosis(paths, why_spike)
@@ -139,7 +139,7 @@ def judge_run(run: Path) -> Diagnosis:
 
 def _of_run(run: Found, why_spike: str) -> tuple[Diagnosis, WhySpike | None]:
     from analyzers.account.long_run import MEMORY_BYTES
-    from analyzers.numerics.why_spike import explain
+    from analyzers.numerics.loss.why_spike import explain
 
     with _opened(run, memory_bytes=MEMORY_BYTES, spills=True) as (store, diagnosis):
         spike = explain(store, None if why_spike == "worst" else int(why_spike)) if why_spike else None
@@ -195,7 +195,7 @@ def _print(diagnosis: Diagnosis, spike: WhySpike | None, output: str, run: Path 
 def _progress(name: str, done: int, total: int) -> None:
     """One line on a terminal while large input is read."""
     if total >= SHOW_PROGRESS_BYTES and sys.stderr.isatty():
-        from probes.tape.printable import visible
+        from probes.tape.redaction.printable import visible
 
         sys.stderr.write(f"\r\x1b[Kreading {visible(name[-60:])}: {100 * done // total} % of {total / 1e9:.1f} GB")
         sys.stderr.flush()

@@ -70,7 +70,7 @@ def compare(
         fail("--html and --fail-on compare two runs: name two")
     from analyzers.compare.scaling import ScalingError
     from analyzers.report.files import ReportError
-    from probes.tape.reader import TapeError
+    from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunError
     from store import StoreError
 

@@ -32,7 +32,7 @@ def demo(
 
     Rank 2 makes a NaN gradient at step 40; rank 3 computes 1.5 times as long from step 60 on.
     """
-    from trainer.launcher.zygote import one_thread
+    from trainer.launcher.processes.zygote import one_thread
 
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError

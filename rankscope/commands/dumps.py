@@ -31,7 +31,7 @@ def dumps(
     Exit codes: 0 every rank answered, 1 some did not, 2 none did.
     """
     as_json = wants_json(output)
-    from store.readers.debug_server import DebugServerError, fetch_dumps
+    from store.readers.dumps.debug_server import DebugServerError, fetch_dumps
 
     try:
         fetched = fetch_dumps(address, into, timeout_s=timeout_s)

@@ -70,7 +70,7 @@ def export(
     if to in (Target.safetensors, Target.llama):
         _report(_weights(path, out, step, as_llama=to is Target.llama), as_json)
         return
-    from probes.tape.reader import TapeError
+    from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
 

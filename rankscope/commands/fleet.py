@@ -132,7 +132,7 @@ def _print_members(title: str, members: tuple[Member, ...]) -> None:
     from rich import box
     from rich.table import Table
 
-    from probes.tape.printable import visible
+    from probes.tape.redaction.printable import visible
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (title, "runs", "hours", "runs with trouble", "per 1,000 h (90 %)", "by kind", ""):
@@ -157,7 +157,7 @@ def _print_speeds(speeds: tuple[ConfigurationSpeed, ...]) -> None:
     from rich import box
     from rich.table import Table
 
-    from probes.tape.printable import visible
+    from probes.tape.redaction.printable import visible
 
     changed = [one for one in speeds if one.changes]
     if changed:

@@ -11,9 +11,9 @@ import typer
 from rankscope.terminal import console, echo, fail
 
 if TYPE_CHECKING:
-    from trainer.plan.budget import FailureCost, TrainingCost
     from trainer.plan.calibration import Calibration
-    from trainer.plan.compute_optimal import BudgetTokens
+    from trainer.plan.cost.budget import FailureCost, TrainingCost
+    from trainer.plan.cost.compute_optimal import BudgetTokens
     from trainer.plan.expected import Expected
     from trainer.plan.hardware import Hardware
     from trainer.plan.strategies import Strategies
@@ -99,10 +99,10 @@ def plan(
     from trainer.config.load import ConfigError, load_config
     from trainer.layout.plan import resolve
     from trainer.plan.anti_patterns import anti_patterns
-    from trainer.plan.budget import failure_cost, parse_tokens, training_cost
     from trainer.plan.calibration import calibrate as measure
     from trainer.plan.calibration import calibrated, calibrated_strategies
-    from trainer.plan.compute_optimal import within_budget
+    from trainer.plan.cost.budget import failure_cost, parse_tokens, training_cost
+    from trainer.plan.cost.compute_optimal import within_budget
     from trainer.plan.expected import expect
     from trainer.plan.hardware import parse_hardware
     from trainer.plan.strategies import strategies
@@ -167,7 +167,7 @@ def _print_json(report: _Report) -> None:
 
 
 def _print_text(report: _Report) -> None:
-    from trainer.plan.cost_text import render_costs
+    from trainer.plan.cost.cost_text import render_costs
     from trainer.plan.text import render
 
     render_costs([report.costs["calibration"]], report.expected, console())

@@ -14,8 +14,8 @@ import typer
 from rankscope.terminal import FormatOption, console, echo, fail, wants_json
 
 if TYPE_CHECKING:
-    from trainer.preflight.readings import Readings
-    from trainer.preflight.report import PreflightReport
+    from trainer.preflight.verdict.readings import Readings
+    from trainer.preflight.verdict.report import PreflightReport
 
 __all__ = ["EPILOG", "preflight"]
 
@@ -71,7 +71,7 @@ def preflight(
         tried = parse(tune or ())
     except SettingsError as error:
         fail(f"--tune {error}")
-    from probes.attach.parent_death import signal_at_parent_death
+    from probes.attach.launch.parent_death import signal_at_parent_death
     from trainer.preflight.joining import JoinError, is_launched, join
     from trainer.preflight.launching import CODE_FILE, launch_preflight, usual_ranks
 
@@ -81,8 +81,8 @@ def preflight(
     if not is_launched() and nproc > 1:
         raise typer.Exit(launch_preflight(_words(as_json, strict, settings, fleet, runs, timeout_s, tune), nproc=nproc))
 
-    from trainer.preflight.policy import PreflightPolicy
     from trainer.preflight.session import Options, Session
+    from trainer.preflight.verdict.policy import PreflightPolicy
 
     if CODE_FILE in os.environ:
         signal_at_parent_death(signal.SIGKILL)  # of the launcher, which is killed where the command gets a signal
@@ -117,8 +117,8 @@ def _words(
 
 def _judged(readings: Readings, fleet: Path | None) -> PreflightReport:
     """The verdict, with the fleet's past where a folder is given; the readings are added to it."""
-    from trainer.preflight.judge import judge
-    from trainer.preflight.past import read_past, remember
+    from trainer.preflight.verdict.judge import judge
+    from trainer.preflight.verdict.past import read_past, remember
 
     if fleet is None:
         return judge(readings)

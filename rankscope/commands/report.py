@@ -39,7 +39,7 @@ def report(
         refuse_missing_folder(option, path)
     from analyzers.account.long_run import MEMORY_BYTES
     from analyzers.report.files import ReportError, step_range, write_reports
-    from probes.tape.reader import TapeError
+    from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
     from watch.verdicts.diagnosed_run import diagnosed_run

@@ -56,7 +56,7 @@ def run(
 
     from analyzers.report.terminal.safe_console import SafeConsole
     from probes.attach.attached_config import VARIABLE as ATTACH_CONFIG
-    from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
+    from probes.attach.launch.parent_death import VARIABLE as LAUNCHER_PID
     from trainer.launcher.loopback_store import torch_stores_on_loopback
     from trainer.launcher.nodes.method_names import name_methods_cheaply
     from trainer.launcher.script.followed_run import FollowedRun

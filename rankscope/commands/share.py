@@ -48,7 +48,7 @@ def share(
     as_json = wants_json(output)
     refuse_missing_folder("--out", out)
     from analyzers.report.files import ReportError
-    from probes.tape.reader import TapeError
+    from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
     from watch.sharing.pack import pack, printable_name

@@ -61,7 +61,7 @@ def sql(
 
 def _counts(store: Any) -> str:
     """A statement that counts the rows of each table."""
-    from probes.tape.schema import TABLES
+    from probes.tape.format.schema import TABLES
 
     counts = [f"SELECT '{name}' AS name, count(*) AS num_rows FROM {name}" for name in TABLES if store.has(name)]
     return f"FROM ({' UNION ALL '.join(counts)}) ORDER BY num_rows DESC, name"
@@ -76,7 +76,7 @@ def _print(names: tuple[str, ...], rows: list[tuple[Any, ...]], output: str) -> 
         import csv
         import sys
 
-        from probes.tape.printable import visible
+        from probes.tape.redaction.printable import visible
 
         shown = ([visible(value) if isinstance(value, str) else value for value in row] for row in (names, *rows))
         csv.writer(sys.stdout).writerows(shown)
@@ -84,7 +84,7 @@ def _print(names: tuple[str, ...], rows: list[tuple[Any, ...]], output: str) -> 
         from rich import box
         from rich.table import Table
 
-        from probes.tape.printable import visible
+        from probes.tape.redaction.printable import visible
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(names):

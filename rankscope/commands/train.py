@@ -78,7 +78,7 @@ def train(
             fail(problem)
     if preflight:
         _check_first(nproc_per_node, nnodes, node_rank, rdzv_endpoint)
-    from trainer.launcher.zygote import one_thread
+    from trainer.launcher.processes.zygote import one_thread
 
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError

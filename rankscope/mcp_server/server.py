@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzers.report.json import plain
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 from rankscope import __version__
 from rankscope.mcp_server.tools import Tools
 from store.runs_folder import RunsFolder

@@ -212,8 +212,8 @@ def _plan() -> dict[str, Any]:
 
 
 def _preflight() -> dict[str, Any]:
-    from trainer.preflight.readings import Readings
-    from trainer.preflight.report import SCHEMA_VERSION, Line, Status
+    from trainer.preflight.verdict.readings import Readings
+    from trainer.preflight.verdict.report import SCHEMA_VERSION, Line, Status
 
     return obj(
         schema_version={"const": SCHEMA_VERSION},

@@ -4,8 +4,8 @@
         ...                                  # table global_norms: attempt, step, grad_norm
 
 1. An attached rank with sharded gradients writes the norm of its part, under the name of the ranks that share them
-   (`probes.attach.step_norms`). Squares add up over those ranks. Groups with equal sums are replicas of each other and
-   count once; the others hold different parameters (stages, tensor-parallel slices) and add up.
+   (`probes.attach.loop.step_norms`). Squares add up over those ranks. Groups with equal sums are replicas of each other
+   and count once; the others hold different parameters (stages, tensor-parallel slices) and add up.
 2. A model that was sharded by hand does not say so: its ranks have different norms of one step, although they exchange
    tensors in forward or backward. There, different norms are different parts. What such ranks hold in common would be
    counted several times: where gradients of single parameters show it, at the interval, it is taken out, and steps in

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape.schema import UNSET, UNSET_F64_BITS, Column, Table
+from probes.tape.format.schema import UNSET, UNSET_F64_BITS, Column, Table
 from store.ddl import SEGMENT, SQL_TYPES, quoted, store_columns
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from probes.tape.held_folder import HeldFolder
+from probes.tape.files.held_folder import HeldFolder
+from probes.tape.redaction.secrets import Redactor
 from probes.tape.rundir import RunDir
-from probes.tape.secrets import Redactor
 from probes.tape.segment_index import INDEX_NAME, retired_segments
 from store.database import (
     StoreBusyError,

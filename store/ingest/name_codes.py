@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape.names import read_names
-from probes.tape.secrets import Redactor
+from probes.tape.format.names import read_names
+from probes.tape.redaction.secrets import Redactor
 
 __all__ = ["Dictionary", "NameBook"]
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from probes.tape import event_kinds
+from probes.tape.files.safe_open import read_plain
+from probes.tape.format.schema import TABLES
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.safe_open import read_plain
-from probes.tape.schema import TABLES
 
 __all__ = ["Folder", "NodeFolders", "folders_by_node", "node_of"]
 

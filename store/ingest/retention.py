@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from probes.tape.reader import TapeError, read_header
+from probes.tape.format.reader import TapeError, read_header
 from probes.tape.rundir import RunDir
 from store.ingest.rank_folders import NodeFolders
 from store.ingest.read_positions import ReadState

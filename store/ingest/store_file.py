@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probes.tape.schema import SCHEMA_VERSION
+from probes.tape.format.schema import SCHEMA_VERSION
 from store.database import StoreBusyError, StoreCorruptError, StoreError, StoreOutdatedError, connect_attached
 from store.ddl import create_statements, fingerprint
 from store.ingest.read_positions import ReadState, load

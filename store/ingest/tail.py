@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from probes.tape import event_kinds
 from probes.tape.events import read_events
-from probes.tape.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
+from probes.tape.files.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain, sync_file
+from probes.tape.format.reader import MAX_SEGMENT_BYTES, Header, Segment, TapeError, read_header, read_segment
+from probes.tape.format.writer import HEADER_BYTES, OPEN, segment_name
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import LINK, NO_FOLDER, NOT_PLAIN, open_plain, sync_file
 from probes.tape.segment_index import BLANK, INDEX_NAME, check_index, index_signature, missing_numbers, retired_segments
-from probes.tape.writer import HEADER_BYTES, OPEN, segment_name
 from store.ingest.rank_folders import Folder, NodeFolders
 from store.ingest.read_positions import EventPosition, ReadState, SegmentPosition
 

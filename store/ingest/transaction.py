@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from probes.tape.schema import TABLES
-from probes.tape.secrets import Redactor
+from probes.tape.format.schema import TABLES
+from probes.tape.redaction.secrets import Redactor
 from store.ddl import SEGMENT, grown_table
 from store.ingest.columns import Event, Part, event_batch, insert, tape_batch
 from store.ingest.name_codes import Dictionary, NameBook

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import time
 
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 
 __all__ = ["LimitedProcess"]
 

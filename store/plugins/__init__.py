@@ -1,6 +1,6 @@
 """Code that other installed packages bring, each entry point run in a child process with limits of time and memory.
 
-    for plugin in plugins("rankscope.readers", "store.readers.plugin_child"):
+    for plugin in plugins("rankscope.readers", "store.readers.plugins.plugin_child"):
         try:
             plugin.call("recognise", first)
         except PluginError as error:            # one line: it raised, hung, exited, or took too much memory

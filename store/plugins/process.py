@@ -27,7 +27,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 from store.plugins.frames import read_frame, write_frame
 
 __all__ = ["LIMIT_VARIABLE", "PluginError", "PluginProcess", "limit_s", "plugins"]

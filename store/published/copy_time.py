@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import time
 
+from probes.tape.files.safe_open import read_plain
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import read_plain
 from store.database import ingested_until_ns
 
 __all__ = ["is_copy", "recorded_until_ns", "stored_until_ns", "write_recorded_until"]

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 from store.ddl import fingerprint, grown_table
 
 __all__ = ["GROWING", "REPLACED", "SEQUENCE", "NodeState", "node_file", "now_path", "part_path", "round_file"]

@@ -10,19 +10,19 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from store.readers.archives import is_archive
-from store.readers.ascend_steps import is_ascend_steps
-from store.readers.debug_server import is_page
-from store.readers.execution_trace import is_execution_trace
-from store.readers.external_files import head
+from store.readers.dumps.debug_server import is_page
 from store.readers.inspector import is_inspector, is_scrape
 from store.readers.logs.plain_text import encoding_of, has_holes, without_holes
 from store.readers.memory_snapshot import is_memory_snapshot
-from store.readers.nsys import SQLITE
 from store.readers.operations import PARQUET
-from store.readers.plugin_formats import HEAD_BYTES, reader_of
+from store.readers.plugins.plugin_formats import HEAD_BYTES, reader_of
 from store.readers.programs.registry import program_of
 from store.readers.ras import is_ras
+from store.readers.traces.ascend_steps import is_ascend_steps
+from store.readers.traces.execution_trace import is_execution_trace
+from store.readers.traces.nsys import SQLITE
+from store.readers.untrusted.archives import is_archive
+from store.readers.untrusted.external_files import head
 
 __all__ = ["FORMATS", "Format", "format_of"]
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from store.arrays import Floats, Ints
-from store.readers.confined import confined
-from store.readers.external_files import SourceError, Survey, head, unpacked
-from store.readers.recorded_call import short_text, whole_number
+from store.readers.dumps.recorded_call import short_text, whole_number
+from store.readers.untrusted.confined import confined
+from store.readers.untrusted.external_files import SourceError, Survey, head, unpacked
 
 __all__ = ["InspectedCalls", "InspectedJob", "InspectorLog", "is_inspector", "read_inspected", "read_inspector"]
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from probes.profiling.memory_state import FORMAT, MemoryState, summarise
-from store.readers.confined import confined
-from store.readers.external_files import DOCUMENT_BYTES, SourceError, Survey, rank_of_name, unpacked
-from store.readers.flight_recorder import MAX_PICKLE_BYTES
-from store.readers.safe_pickle import loads
+from store.readers.dumps.flight_recorder import MAX_PICKLE_BYTES
+from store.readers.dumps.safe_pickle import loads
+from store.readers.untrusted.confined import confined
+from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError, Survey, rank_of_name, unpacked
 
 __all__ = ["ReadSnapshot", "is_memory_snapshot", "read_memory_snapshot", "read_memory_snapshots"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape.schema import TABLES, Column
+from probes.tape.format.schema import TABLES, Column
 from store.database import connect_memory, interruptible
 from store.ddl import SQL_TYPES, quoted, store_columns
 

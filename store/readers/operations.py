@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.database import connect_for_file
-from store.readers.external_files import SourceError
+from store.readers.untrusted.external_files import SourceError
 
 __all__ = ["PARQUET", "Operations", "read_operations"]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, unpacked
-from store.readers.json_stream import members
+from store.readers.dumps.recorded_call import MAX_RANKS, short_text, whole_number
 from store.readers.logs.log_file import LogEvent, ReadLog
 from store.readers.logs.prefix import Prefix
-from store.readers.recorded_call import MAX_RANKS, short_text, whole_number
+from store.readers.untrusted.external_files import SourceError, unpacked
+from store.readers.untrusted.json_stream import members
 
 __all__ = ["is_ras", "read_ras"]
 

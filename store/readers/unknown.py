@@ -11,8 +11,8 @@ import json
 import re
 from pathlib import Path
 
-from store.readers.external_files import SourceError, head, read_whole
 from store.readers.logs.scan import read_log
+from store.readers.untrusted.external_files import SourceError, head, read_whole
 
 __all__ = ["EMPTY", "packed_with", "unknown_document"]
 

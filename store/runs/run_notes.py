@@ -13,8 +13,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from probes.tape.files.safe_open import read_plain
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import read_plain
 
 __all__ = ["MAX_TAGS", "NAME", "NotesError", "RunNotes", "read_notes", "write_notes"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 from store.ddl import SQL_TYPES, store_columns
 from store.reader import _plain
 

@@ -11,7 +11,7 @@ import pytest
 
 from analyzers.causes import CAUSES, SIGNALS, names, next_step
 from analyzers.kinds import KINDS
-from analyzers.run.endings import DeathCause
+from analyzers.run.ends.endings import DeathCause
 from store.readers.logs.rules import load_rules
 
 ROOT = Path(__file__).parents[2]

@@ -25,12 +25,12 @@ from analyzers.numerics.nonfinite_origin import Phase
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from analyzers.report.wording.explained import next_step
-from analyzers.run.endings import DeathCause
+from analyzers.run.ends.endings import DeathCause
 from analyzers.run.policy import stall_policy
 from analyzers.settings.analyze import RULES
 from analyzers.stragglers import analyze as straggler
-from probes.tape.printable import visible
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
+from probes.tape.redaction.printable import visible
 from store.readers.logs.rules import load_rules
 from tests.analyzers.deaths.lost_ranks import killed
 from tests.analyzers.hangs.test_hang_and_end import hung_killed_and_restarted

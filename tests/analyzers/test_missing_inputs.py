@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from analyzers.diagnose import Diagnosis, diagnose
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.test_diagnose import MANIFEST, clean_run
 from tests.depth import tried

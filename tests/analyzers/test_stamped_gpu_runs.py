@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.account.stalls import stall_parts
+from analyzers.account.device.stalls import stall_parts
 from analyzers.account.step_account import coverage, step_accounts
 from analyzers.finding import Finding
 from analyzers.report.wording.explained import next_step

@@ -40,7 +40,7 @@ def runs(finished_run: LaunchedRun) -> Path:
 @pytest.fixture(autouse=True)
 def _unhurt_by_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that reads a run or a folder waits for nobody: at its own priority it starves beside other tests."""
-    monkeypatch.setattr("dashboard.data.child_answer.NICENESS", 0)
+    monkeypatch.setattr("dashboard.data.processes.child_answer.NICENESS", 0)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from analyzers.finding import Finding
-from analyzers.run.state import RunState
+from analyzers.run.live.state import RunState
 from dashboard.views.findings import as_of
 from probes.tape.rundir import RunDir
 from tests.analyzers.report.hostile import hostile_run

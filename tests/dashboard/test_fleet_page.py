@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from analyzers.fleet.fleet import fleet
 from benchmarks.scale.fleet import BAD_HOSTS, histories
-from dashboard.data.fleet_process import FleetAnswer
+from dashboard.data.processes.fleet_process import FleetAnswer
 from dashboard.views import fleet as fleet_page
 from tests.dashboard.opened import charts, open_page, shown
 from tests.factories import make_run

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.data.background_answers import Answers
 from dashboard.data.run_access import RunAccess
 from dashboard.views import home
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 from store.runs.run_notes import RunNotes, write_notes
 from store.runs_folder import RunsFolder
 from tests.dashboard.opened import open_page, shown

@@ -14,7 +14,7 @@ import pytest
 
 from dashboard import launch
 from dashboard.launch import LOOPBACK, DashboardError, DashboardServer, usable_port
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 from tests.waiting import wait_for
 
 

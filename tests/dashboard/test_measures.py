@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzers.figures.rank_step import MEASURES, rank_step
+from analyzers.figures.ranks.rank_step import MEASURES, rank_step
 from tests.analyzers.memory_store import MemoryStore
 from tests.dashboard.opened import open_page, shown
 from tests.factories import make_run

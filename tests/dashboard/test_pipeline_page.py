@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
-from probes.tape.writer import COMPLETE
 from tests.analyzers.account.test_bubble import MS, gpipe
 from tests.dashboard.opened import open_page, shown
 from tests.factories import RankWriter, empty_run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
-from probes.tape.writer import COMPLETE
 from tests.dashboard.opened import open_page, shown
 from tests.factories import RankWriter, empty_run, make_run
 from tests.waiting import wait_for

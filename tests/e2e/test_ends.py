@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from probes.tape.format.schema import SCHEMA_VERSION
 from probes.tape.rundir import RunDir
-from probes.tape.schema import SCHEMA_VERSION
 from probes.tape.segment_index import INDEX_NAME
 from tests.depth import later
 from tests.e2e.launched import SOURCE, TINY, analysis_of, rankscope, start, without_load
@@ -111,7 +111,7 @@ def test_mistakes_are_one_line_before_anything_starts(tmp_path: Path, arguments:
 
 def _steps(run: RunDir) -> int:
     """Steps on the tape of rank 0; none while the file is there and its header is not."""
-    from probes.tape.reader import TapeError, read_segment, segment_paths
+    from probes.tape.format.reader import TapeError, read_segment, segment_paths
 
     try:
         return sum(len(read_segment(path).records) for path in segment_paths(run.rank_dir(0, 0), "steps"))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from analyzers.run.evaluations import evaluations
+from analyzers.run.records.evaluations import evaluations
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.e2e.launched import rankscope

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from probes.attach.watch_process import start_watch
+from probes.attach.launch.watch_process import start_watch
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from tests.e2e.launched import rankscope

@@ -16,7 +16,7 @@ from tests.forked import run_python
 from tests.ports import free_port
 from tests.rankscope.test_json_schema import checked
 from tests.waiting import wait_for
-from trainer.preflight.report import EXIT_FAILED, EXIT_PASSED
+from trainer.preflight.verdict.report import EXIT_FAILED, EXIT_PASSED
 
 TIMED = {"links", "all-reduce", "clocks", "matrix products"}
 """Checks of what was timed: on a crowded machine one link is truly far slower than the others."""

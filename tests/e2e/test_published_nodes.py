@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.attach.watch_process import start_watch
+from probes.attach.launch.watch_process import start_watch
 from probes.tape.rundir import RunDir
 from store import Store
 from store.published.address import AddressError

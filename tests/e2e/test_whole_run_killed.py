@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from probes.tape.reader import read_segment, segment_paths
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.schema import TABLES
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
 from store import Store
 from tests.e2e.launched import rankscope, start
 from tests.waiting import wait_for

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from probes.tape.writer import HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET
+from probes.tape.format.writer import HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET
 
 Spoil = Callable[[Path], object]
 SECRET_TEXT = "what-only-the-reader-may-see"

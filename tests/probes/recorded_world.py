@@ -19,9 +19,9 @@ import numpy as np
 import torch.distributed as dist
 
 from probes.collectives.wrapped import install, uninstall
-from probes.tape.names import read_names
-from probes.tape.reader import read_segment, segment_paths
-from probes.tape.schema import TABLES, UNSET
+from probes.tape.format.names import read_names
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.schema import TABLES, UNSET
 from probes.tape_recorder import TapeRecorder
 from tests.processes import end_group
 

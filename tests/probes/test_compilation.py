@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch._dynamo.callback import callback_handler
 
-from analyzers.run.event_log import EventLog
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
+from analyzers.run.live.stall_limits import limit_s, stalled_s
 from analyzers.run.policy import StallPolicy
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
-from analyzers.run.stall_limits import limit_s, stalled_s
+from analyzers.run.records.event_log import EventLog
 from probes.attach.attach import attach, detach
 from probes.tape.rundir import RunDir
 from store import Store

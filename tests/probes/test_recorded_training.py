@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from probes.tape.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE
 from tests.probes.recorded_world import recorded_world, rows
 from tests.probes.small_models import batch, pipeline, train
 from tests.processes import run_ranks

@@ -20,7 +20,7 @@ from probes.recorder import NullRecorder, Recorder
 from probes.step_clock import GAPS, PHASES
 from probes.step_scalars import StepScalars
 from probes.tape import event_kinds
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from probes.attach.attach import attach, detach
-from probes.attach.step_losses import StepLosses
+from probes.attach.loop.step_losses import StepLosses
 from probes.step_scalars import StepScalars
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from probes.tape.printable import escaped
+from probes.tape.redaction.printable import escaped
 from tests.factories import make_run
 from tests.rankscope.bad_plugins import BAD, install
 

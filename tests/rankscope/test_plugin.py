@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from probes.tape.events import read_events
-from probes.tape.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE
 from tests.factories import RankWriter, empty_run
 
 ROOT = Path(__file__).parents[2]

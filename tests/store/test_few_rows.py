@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from probes.tape.format.schema import TABLES
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
 from store import Store, views
 from tests.factories import make_run, still_training
 

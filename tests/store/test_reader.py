@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import store as store_package
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE
 from store import Ingester, Store, StoreCorruptError, StoreError, catch_up
 from store.ingest import rank_folders
 from tests.factories import RankWriter, empty_run, make_run

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, HEADER_BYTES, TapeWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.schema import TABLES
 from probes.tape.segment_index import INDEX_NAME
-from probes.tape.writer import COMPLETE, HEADER_BYTES, TapeWriter
 from rankscope.cli import app
 from store import Ingester, Store, StoreBusyError, StoreError, rebuild
 from store.ingest.tail import NO_INDEX

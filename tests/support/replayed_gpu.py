@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.device.phase_events import ALWAYS_ABOVE_NS
-from probes.tape.reader import read_segment, segment_paths
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import HEADER_BYTES
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import HEADER_BYTES
 from probes.tape_recorder import TapeRecorder
 from tests.support.recorded_gpu import gpu_recording
 from tests.support.recorded_stamps import RANKS, KnownEvent, RecordedClock, clocks, marks_of

@@ -18,8 +18,8 @@ import pytest
 
 from analyzers.finding import Finding
 from probes.tape.events import EventWriter, read_events
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.writer import COMPLETE
 from store import Ingester
 from store.ingest import transaction
 from tests.factories import RankWriter, empty_run, make_run

@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 from probes.tape.attempts import claim, claims, newest
-from probes.tape.held_folder import HeldFolder
+from probes.tape.files.held_folder import HeldFolder
 from probes.tape.rundir import RunDir
 from trainer.exit_codes import EXIT_FENCED
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from probes.recorder import Recorder
 from probes.tape import event_kinds
+from probes.tape.files.safe_open import read_plain
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import read_plain
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.agreement import from_rank_0
 from trainer.checkpoint.disk_tier.manifest import CheckpointError, StorageError, write_json

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from probes.tape.secrets import REDACTED, SECRET_SETTINGS, redacted_command
+from probes.tape.redaction.secrets import REDACTED, SECRET_SETTINGS, redacted_command
 from trainer.config.config import Config
 from trainer.config.export import AlertsConfig
 

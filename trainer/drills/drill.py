@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from probes.tape.reader import TapeError
+from probes.tape.format.reader import TapeError
 from store import Store, StoreError
 from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import DrillPlan, Scenario
 from trainer.drills.score import Score, Wanted, score_run
 from trainer.drills.tally import Row, Tally
-from trainer.launcher.prefork import PreforkServer
+from trainer.launcher.processes.prefork import PreforkServer
 
 __all__ = ["Drill", "View"]
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 from probes.tape.rundir import RunDir, RunError
 from trainer.drills.scenario import Scenario
-from trainer.launcher.prefork import PreforkServer, StartedCommand
-from trainer.launcher.zygote import ZygoteError
+from trainer.launcher.processes.prefork import PreforkServer, StartedCommand
+from trainer.launcher.processes.zygote import ZygoteError
 from watch.processes import kill, processes_of
 
 __all__ = ["Base", "Executed", "execute"]

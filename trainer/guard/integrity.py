@@ -35,15 +35,15 @@ from typing import NamedTuple
 from torch import Tensor
 
 from analyzers.corruption.replicas import ALL_TENSORS, Corruption, Fingerprint, judge
-from probes.collectives.group_label import group_label
+from probes.collectives.groups.group_label import group_label
 from probes.fail_open import record_error
 from probes.guard.decisions import Verdict
 from probes.guard.fingerprints import FingerprintReader, Reading
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
 from probes.tape import event_kinds
-from probes.tape.schema import UNSET
-from probes.tape.writer import COMPLETE
+from probes.tape.format.schema import UNSET
+from probes.tape.format.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
 from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.state import local_tensors, training_tensors

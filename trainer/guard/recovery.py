@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import os
 
-from probes.collectives.reduction_inputs import ReductionInputs
+from probes.collectives.gradients.reduction_inputs import ReductionInputs
 from probes.guard.decisions import Guard, GuardPolicy, RunStopped, Verdict
 from probes.recorder import Recorder
+from probes.tape.files.shared_memory import sweep_stale
 from probes.tape.rundir import RunDir
-from probes.tape.shared_memory import sweep_stale
 from trainer.checkpoint.disk_tier.manifest import StorageError
 from trainer.checkpoint.state import Position
 from trainer.data.batches import Batch

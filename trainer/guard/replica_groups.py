@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from probes.collectives.group_label import group_label
+from probes.collectives.groups.group_label import group_label
 from trainer.layout.plan import Plan
 
 __all__ = ["ReplicaGroup", "replica_group"]

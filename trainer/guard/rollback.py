@@ -22,7 +22,7 @@ import json
 import math
 import time
 
-from probes.collectives.reduction_inputs import ReductionInputs
+from probes.collectives.gradients.reduction_inputs import ReductionInputs
 from probes.guard.decisions import Guard, RunStopped, Verdict
 from probes.recorder import Recorder
 from probes.tape import event_kinds

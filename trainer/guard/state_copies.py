@@ -21,8 +21,8 @@ from probes.guard.decisions import Guard
 from probes.guard.ledger import Ledger
 from probes.recorder import Recorder
 from probes.tape import event_kinds
+from probes.tape.files.shared_memory import shared_folder
 from probes.tape.rundir import RunDir
-from probes.tape.shared_memory import shared_folder
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.continuity import differing, order_signature, signature
 from trainer.checkpoint.disk_tier.checkpoints import DiskCheckpoints

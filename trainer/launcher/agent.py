@@ -29,7 +29,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
-from probes.attach.parent_death import VARIABLE as LAUNCHER_PID
+from probes.attach.launch.parent_death import VARIABLE as LAUNCHER_PID
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
@@ -42,7 +42,7 @@ from trainer.launcher.device_at_fault import Death, find_culprit, log_tail, xids
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.node_exclusion import NODE_FAILURES, exclude_node
-from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.recorded_ends import failure_of, record_exit, record_stop, was_stopped
 from trainer.launcher.requested_exclusion import refusal
 from trainer.launcher.stop_signals import StopSignals

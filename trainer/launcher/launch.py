@@ -26,7 +26,7 @@ from trainer.launcher.agent import Agent
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
-from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.stop_signals import StopSignals
 
 __all__ = ["launch"]

@@ -18,15 +18,15 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.unwritten import restore_unwritten
 from trainer.config.config import Config
 from trainer.exit_codes import EXIT_FAILED, EXIT_MISTAKE, EXIT_PREEMPTED
-from trainer.launcher.live_lines import say
 from trainer.launcher.node import Node, Outcome
-from trainer.launcher.progress import ProgressView
-from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.processes.rank_processes import RankProcesses
+from trainer.launcher.processes.zygote import Zygote
 from trainer.launcher.remote_checkpoints import RemoteCheckpoints
-from trainer.launcher.stop_report import STOPPING, VERDICT_INDENT, open_verdict
 from trainer.launcher.stop_signals import StopSignals
+from trainer.launcher.terminal.live_lines import say
+from trainer.launcher.terminal.progress import ProgressView
+from trainer.launcher.terminal.stop_report import STOPPING, VERDICT_INDENT, open_verdict
 from trainer.launcher.watch_keeper import WatchKeeper
-from trainer.launcher.zygote import Zygote
 from trainer.layout.plan import Plan
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
     keeper.check()            # several times a second
     keeper.end()              # after the run: wait for its last ingestion
 
-When it is replaced: `probes.attach.watch_restarts`.
+When it is replaced: `probes.attach.launch.watch_restarts`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from probes.attach.watch_process import start_watch
-from probes.attach.watch_restarts import WatchRestarts
+from probes.attach.launch.watch_process import start_watch
+from probes.attach.launch.watch_restarts import WatchRestarts
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
-from probes.tape.held_folder import HeldFolder
+from probes.tape.files.held_folder import HeldFolder
 from probes.tape.rundir import RunDir
 from store import is_watched
 from trainer.launcher.node import Node

@@ -1,7 +1,7 @@
 """Replicas with torch's DistributedDataParallel: every rank has all parameters, gradients are averaged in buckets.
 
 ddp = apply_ddp(model, mesh, config, device)
-inputs = watch_buckets(ddp)         # was this rank's own gradient finite? See `probes.collectives.reduction_inputs`
+inputs = watch_buckets(ddp)  # was this rank's own gradient finite? `probes.collectives.gradients.reduction_inputs`
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.collectives.reduction_inputs import ReductionInputs
+from probes.collectives.gradients.reduction_inputs import ReductionInputs
 from probes.fail_open import record_error
 from trainer.config.config import ParallelConfig
 from trainer.torch_compat import GradBucket

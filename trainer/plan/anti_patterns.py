@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from trainer.config.load import ConfigError, changed_config
 from trainer.layout.plan import resolve
 from trainer.plan.expected import HEADROOM, Expected
+from trainer.plan.footprint.memory import worst_rank_memory
 from trainer.plan.hardware import Hardware
-from trainer.plan.memory import worst_rank_memory
 
 __all__ = ["anti_patterns"]
 

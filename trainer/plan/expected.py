@@ -14,17 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analyzers.account.bubble import expected_idle
-from probes.tape.schema import TABLES
-from probes.tape.writer import record_layout
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import record_layout
 from trainer.config.config import Config
 from trainer.layout.plan import MESH_DIMS, Plan
 from trainer.model.size import flops_per_token, num_parameters
-from trainer.plan.activations import Device, compute_bytes
 from trainer.plan.float8 import Float8Products, float8_products
+from trainer.plan.footprint.activations import Device, compute_bytes
+from trainer.plan.footprint.memory import RankMemory, worst_rank_memory
+from trainer.plan.footprint.weights import rank_units
 from trainer.plan.hardware import Hardware
-from trainer.plan.memory import RankMemory, worst_rank_memory
 from trainer.plan.traffic import CollectiveCall, rank_traffic, sends_per_microbatch
-from trainer.plan.weights import rank_units
 
 __all__ = ["EFFICIENCY", "HEADROOM", "LINK_EFFICIENCY", "Expected", "GroupTime", "expect"]
 
@@ -250,8 +250,8 @@ def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> flo
 class RecordVolume:
     """Bytes of one rank and step.
 
-    Records on tapes have fixed sizes (`probes.tape.writer`). The bytes of a row in DuckDB are rough estimates and not
-    measured: they depend on the values and on how full its blocks are.
+    Records on tapes have fixed sizes (`probes.tape.format.writer`). The bytes of a row in DuckDB are rough estimates
+    and not measured: they depend on the values and on how full its blocks are.
     """
 
     tape_bytes: float

@@ -9,10 +9,10 @@ from typing import Any
 
 from trainer.config.config import Config
 from trainer.layout.plan import Plan
-from trainer.plan.activations import Device
 from trainer.plan.expected import expect
+from trainer.plan.footprint.activations import Device
+from trainer.plan.footprint.memory import rank_memory
 from trainer.plan.hardware import named_hardware
-from trainer.plan.memory import rank_memory
 from trainer.plan.traffic import rank_traffic
 
 __all__ = ["planned"]

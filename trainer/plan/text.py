@@ -13,8 +13,8 @@ from rich.table import Table
 
 from trainer.plan.expected import EFFICIENCY, LINK_EFFICIENCY, Expected
 from trainer.plan.float8 import Float8Products
+from trainer.plan.footprint.memory import RankMemory
 from trainer.plan.hardware import Hardware
-from trainer.plan.memory import RankMemory
 from trainer.plan.strategies import Strategies, Strategy
 
 __all__ = ["amount", "render", "seconds"]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from trainer.config.config import Config
 from trainer.layout.plan import Plan
-from trainer.plan.activations import FLOAT32_BYTES, compute_bytes, reduced_bytes
-from trainer.plan.weights import Unit, is_factored, power_sgd_numel, rank_units
+from trainer.plan.footprint.activations import FLOAT32_BYTES, compute_bytes, reduced_bytes
+from trainer.plan.footprint.weights import Unit, is_factored, power_sgd_numel, rank_units
 
 __all__ = ["CollectiveCall", "rank_traffic", "sends_per_microbatch"]
 

@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from probes.attach.identity import Identity
+from probes.attach.launch.identity import Identity
 from trainer.launcher.nodes.host_address import gloo_interface, own_address
 from trainer.torch_compat import HashStore, PrefixStore, Store, TCPStore
 

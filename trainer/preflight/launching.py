@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 from trainer.launcher.nodes.host_address import own_address
-from trainer.preflight.report import EXIT_INCOMPLETE
+from trainer.preflight.verdict.report import EXIT_INCOMPLETE
 
 __all__ = ["CODE_FILE", "launch_preflight", "usual_ranks"]
 

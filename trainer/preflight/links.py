@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from trainer.preflight.readings import AllReduceReading, LinkReading, bus_bytes_per_s
+from trainer.preflight.verdict.readings import AllReduceReading, LinkReading, bus_bytes_per_s
 from watch.digests.clock_offsets import RoundTrip, best
 
 __all__ = ["answer_clock", "clock_offsets", "measure_all_reduce", "measure_link", "time_all_reduce"]

@@ -30,16 +30,16 @@ from probes.tape.run_facts import settings
 from trainer.error_text import first_line
 from trainer.preflight.facts import boot_id, device_model, facts, node_key
 from trainer.preflight.joining import Place
-from trainer.preflight.judge_devices import slow_devices
-from trainer.preflight.judge_links import slow_pairs
 from trainer.preflight.layout import Hello, Layout
 from trainer.preflight.links import answer_clock, clock_offsets, measure_all_reduce, measure_link
-from trainer.preflight.policy import PreflightPolicy
-from trainer.preflight.readings import AllReduceReading, LinkReading, RankReading, Readings, SettingReading
-from trainer.preflight.report import PreflightReport
 from trainer.preflight.rounds import Pair, repeat_rounds
 from trainer.preflight.speeds import DeviceSpeed, device_speed
 from trainer.preflight.tuning import compare_settings
+from trainer.preflight.verdict.judge_devices import slow_devices
+from trainer.preflight.verdict.judge_links import slow_pairs
+from trainer.preflight.verdict.policy import PreflightPolicy
+from trainer.preflight.verdict.readings import AllReduceReading, LinkReading, RankReading, Readings, SettingReading
+from trainer.preflight.verdict.report import PreflightReport
 from trainer.torch_compat import PrefixStore
 
 __all__ = ["Options", "Session"]

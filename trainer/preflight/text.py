@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from analyzers.robust import median
 from analyzers.wording import number
-from probes.tape.printable import visible
-from trainer.preflight.judge_devices import flops_text
-from trainer.preflight.judge_links import rate_text, seconds_text
-from trainer.preflight.readings import RankReading, Readings
-from trainer.preflight.report import PreflightReport
+from probes.tape.redaction.printable import visible
+from trainer.preflight.verdict.judge_devices import flops_text
+from trainer.preflight.verdict.judge_links import rate_text, seconds_text
+from trainer.preflight.verdict.readings import RankReading, Readings
+from trainer.preflight.verdict.report import PreflightReport
 
 if TYPE_CHECKING:
     from rich.console import Console

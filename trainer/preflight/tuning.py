@@ -22,11 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from probes.attach.own_process import own_process
-from probes.attach.parent_death import signal_at_parent_death
+from probes.attach.launch.own_process import own_process
+from probes.attach.launch.parent_death import signal_at_parent_death
 from trainer.preflight.joining import Place, join
 from trainer.preflight.links import time_all_reduce
-from trainer.preflight.readings import SettingReading
+from trainer.preflight.verdict.readings import SettingReading
 from trainer.torch_compat import PrefixStore
 
 __all__ = ["NCCL", "SettingsError", "compare_settings", "named", "parse"]

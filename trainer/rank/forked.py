@@ -2,9 +2,9 @@
 
     use_device(device, arguments)          # torch.cuda.set_device, or restart this process
 
-The launcher's zygote has not touched the driver when it is forked (`trainer.launcher.zygote` checks this). Where a
-driver refuses a forked process all the same, its state is lost with the fork, and `exec` is what gets rid of it: pid,
-log files and session stay.
+The launcher's zygote has not touched the driver when it is forked (`trainer.launcher.processes.zygote` checks this).
+Where a driver refuses a forked process all the same, its state is lost with the fork, and `exec` is what gets rid of
+it: pid, log files and session stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 
 if TYPE_CHECKING:
     import torch  # the launcher reads `FORKED` before it imports torch

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from probes.attach.identity import Identity
-from probes.attach.watch_process import digest_address, leave_watch
+from probes.attach.launch.identity import Identity
+from probes.attach.launch.watch_process import digest_address, leave_watch
 from probes.fail_open import failing_open, probes_disabled
 from probes.profiling.attach import profile_steps
 from probes.recorder import NullRecorder, Recorder

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from probes.collectives.reduction_inputs import ReductionInputs
+from probes.collectives.gradients.reduction_inputs import ReductionInputs
 from probes.recorder import Recorder
 from probes.tape import event_kinds
 from trainer.checkpoint.state import Position
@@ -39,7 +39,7 @@ class BackwardProbe(Protocol):
 
 
 class UnreducedGradients(Protocol):
-    """The part of `probes.collectives.local_gradient.Unreduced` that is used here."""
+    """The part of `probes.collectives.gradients.local_gradient.Unreduced` that is used here."""
 
     def begin(self, device: torch.device) -> None: ...
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.collectives.reduction_inputs import watch_first_layer, watch_fsdp_reductions
+from probes.collectives.gradients.reduction_inputs import watch_first_layer, watch_fsdp_reductions
 from probes.collectives.wrapped import unreduced_gradients
 from probes.gradients import GradientProbe
 from probes.recorder import Recorder

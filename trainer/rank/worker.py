@@ -31,8 +31,8 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from probes.attach.identity import Identity
-from probes.attach.parent_death import end_with_launcher
+from probes.attach.launch.identity import Identity
+from probes.attach.launch.parent_death import end_with_launcher
 from probes.collectives.nccl_plugin.loading import record_nccl
 from probes.collectives.wrapped import install
 from probes.device.stream_waits import stamp_waits

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.numerics.replay_result import ReplayResult, find_replay
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.source import Source
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 from probes.tape.rundir import RunDir
 from store import Store
 from trainer.config.config import Config

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, Literal
 
 from analyzers.numerics.nonfinite import non_finite_values
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from analyzers.source import Source
 from probes.guard.ledger import LEDGER_NAME, Ledger

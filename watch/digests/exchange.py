@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Sequence, Set
 
 from analyzers.finding import Finding
-from analyzers.run.digest import Digest, of_ranks
-from analyzers.run.event_log import Event, EventLog
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.live.digest import Digest, of_ranks
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter

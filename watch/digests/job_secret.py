@@ -14,8 +14,8 @@ import os
 import secrets
 from collections.abc import Mapping
 
+from probes.tape.files.safe_open import read_plain, write_private
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import read_plain, write_private
 
 __all__ = ["FILE", "VARIABLE", "create_job_secret", "job_secret"]
 

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from analyzers.finding import Finding, evidence_of
-from analyzers.run.digest import Digest, DigestError, decode, encode
+from analyzers.run.live.digest import Digest, DigestError, decode, encode
 from watch.digests.clock_offsets import ClockClient, ClockOffset, ClockServer
 from watch.digests.signed_messages import NO_SESSION, Inbox, MessageRefused, Signer
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from probes.tape.request_file import RequestPoll, write_request_file
+from probes.tape.files.request_file import RequestPoll, write_request_file
 from probes.tape.rundir import RunDir
 
 __all__ = ["ExclusionRequest", "RequestFile", "write_request"]

@@ -36,10 +36,10 @@ from probes.settings.section import read
 from probes.settings.sections import AlertsSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
-from probes.tape.printable import visible
-from probes.tape.secrets import MIN_LITERAL_CHARS, Redactor
+from probes.tape.redaction.printable import visible
+from probes.tape.redaction.secrets import MIN_LITERAL_CHARS, Redactor
 from store.plugins import PluginProcess, plugins
-from store.readers.http_deadline import HttpDeadline, plain_reason
+from store.readers.untrusted.http_deadline import HttpDeadline, plain_reason
 
 __all__ = ["FindingHook", "finding_hook"]
 

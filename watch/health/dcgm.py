@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from probes.tape.secrets import Redactor
-from store.readers.http_deadline import HttpDeadline, plain_reason
+from probes.tape.redaction.secrets import Redactor
+from store.readers.untrusted.http_deadline import HttpDeadline, plain_reason
 from watch.health.device import Reading, ReadingError, Xid
 
 __all__ = ["FIELDS", "Dcgm"]

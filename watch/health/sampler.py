@@ -18,10 +18,10 @@ from pathlib import Path
 
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
-from probes.tape.names import NameWriter
+from probes.tape.format.names import NameWriter
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, TapeWriter
 from probes.tape.rundir import NODE_RANK
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, TapeWriter
 from watch.health.dcgm import Dcgm
 from watch.health.device import Reading, Source, Xid, XidSource
 

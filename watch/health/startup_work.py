@@ -5,7 +5,7 @@
 
 Nothing is read while the ranks record. Once they are silent, the processor time and the bytes read of each rank's
 process and of its children are compared every few seconds, and the ranks that work are an event: the limit of a start
-counts from it (`analyzers.run.stall_limits`).
+counts from it (`analyzers.run.live.stall_limits`).
 """
 
 from __future__ import annotations

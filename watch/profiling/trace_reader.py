@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
 from probes.tape.rundir import RunDir
-from store.readers.external_files import SourceError
-from store.readers.kineto import read_trace
-from store.readers.rank_traces import breakdown
-from store.readers.trace_operators import OperatorTimes
+from store.readers.traces.kineto import read_trace
+from store.readers.traces.rank_traces import breakdown
+from store.readers.traces.trace_operators import OperatorTimes
+from store.readers.untrusted.external_files import SourceError
 
 __all__ = ["TraceReader", "summarise"]
 

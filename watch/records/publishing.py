@@ -24,8 +24,8 @@ from probes.settings.section import read
 from probes.settings.sections import PublishSettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
+from probes.tape.redaction.secrets import Redactor
 from probes.tape.rundir import RunDir
-from probes.tape.secrets import Redactor
 from store import StoreError
 from store.published.address import AddressError, one_line
 from store.published.publish import Publisher, Round

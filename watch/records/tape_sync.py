@@ -23,8 +23,8 @@ from contextlib import AbstractContextManager
 
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter
+from probes.tape.files.safe_open import sync_file
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.safe_open import sync_file
 from probes.tape.segment_index import INDEX_NAME, SegmentIndex
 from store.ingest.rank_folders import Folder, NodeFolders
 from watch.background_loop import background_loop

@@ -27,9 +27,9 @@ from typing import Any
 
 from analyzers.diagnose import Diagnosis
 from analyzers.report.files import ReportError, write_reports
+from probes.tape.files.safe_open import open_plain
+from probes.tape.redaction.secrets import Redactor
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import open_plain
-from probes.tape.secrets import Redactor
 from store import StoreError, is_watched
 from store.catch_up import stores_up_to_date
 from store.collect import plain_files

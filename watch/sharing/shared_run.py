@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from analyzers.diagnose import Diagnosis, diagnose
+from probes.tape.files.safe_open import read_plain
 from probes.tape.rundir import RunDir, RunError
-from probes.tape.safe_open import read_plain
 from store import Store
 from store.open import SHARED_MARK
-from store.readers.archives import expand
-from store.readers.external_files import SourceError
+from store.readers.untrusted.archives import expand
+from store.readers.untrusted.external_files import SourceError
 
 __all__ = ["diagnosed_folder", "shared_run"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from probes.tape.dump_pipe import dump_path, pipe_path
+from probes.tape.files.safe_open import open_plain
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import open_plain
 
 __all__ = ["ask_for_dump", "file_state", "take_dumps", "wait_for_dumps"]
 

@@ -10,7 +10,7 @@ from analyzers.report.chrome_trace.choice import CHUNK_ROWS, TraceChoice, row_pa
 from analyzers.report.chrome_trace.clock import TraceClock
 from analyzers.report.chrome_trace.plain_values import text
 from analyzers.report.chrome_trace.tracks import RUN, Tracks
-from analyzers.run.token_copies import token_copies
+from analyzers.run.records.token_copies import token_copies
 from analyzers.source import Source
 
 __all__ = ["device_counters", "run_counters"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 __all__ = ["plain", "text"]
 

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from analyzers.compare.two_runs import Comparison, Side
-from analyzers.figures import course, goodput, series
-from analyzers.figures.theme import SEQUENCE
+from analyzers.figures import course
+from analyzers.figures.drawing import series
+from analyzers.figures.drawing.theme import SEQUENCE
+from analyzers.figures.time import goodput
 from analyzers.report.html.page_frame import FigurePage, Section
 from analyzers.report.terminal.compare_text import tables
 from analyzers.report.terminal.diagnosis_text import title

@@ -14,9 +14,11 @@ from typing import Any
 
 from analyzers.communication.bandwidth import call_columns
 from analyzers.diagnose import Diagnosis
-from analyzers.figures import collectives, course, goodput, heatmap, loss, rank_step
+from analyzers.figures import course, loss
+from analyzers.figures.ranks import heatmap, rank_step
+from analyzers.figures.time import collectives, goodput
 from analyzers.finding import Finding
-from analyzers.numerics import why_spike
+from analyzers.numerics.loss import why_spike
 from analyzers.report.evidence import Drawing, drawings, moment
 from analyzers.report.html.page_frame import FigurePage, PlacedFigure, Section
 from analyzers.report.html.pipeline_section import pipeline_sections
@@ -28,7 +30,7 @@ from analyzers.report.wording.file_lines import file_lines
 from analyzers.report.wording.labels import label_of, shown
 from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.stack_texts import stack_texts
-from analyzers.run.evaluations import evaluations
+from analyzers.run.records.evaluations import evaluations
 from analyzers.source import Source, floats
 from analyzers.wording import group_text, listed, number, ranks_before, ranks_text, rate_text, sentence, size_text
 from probes.tape import event_kinds

@@ -25,9 +25,9 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from analyzers.figures import theme
+from analyzers.figures.drawing import theme
 from analyzers.report.runbook_sections import explain_command, section
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 __all__ = ["FigurePage", "PlacedFigure", "RunbookPart", "Section"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from analyzers.account.wait_split import pipelines
-from analyzers.figures import schedule
-from analyzers.figures.activity import schedule_of_step
+from analyzers.figures.time import schedule
+from analyzers.figures.time.activity import schedule_of_step
 from analyzers.finding import Finding, evidence_of
 from analyzers.report.html.page_frame import PlacedFigure, Section
 from analyzers.report.wording.account_lines import bubble_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from analyzers.account.goodput import CATEGORIES
 from analyzers.compare.two_runs import Comparison
 from analyzers.report.terminal.diagnosis_text import title
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,7 +26,7 @@ from analyzers.report.wording.links import finding_link
 from analyzers.report.wording.loss_lines import loss_line, validation_line
 from analyzers.report.wording.stack_texts import stack_texts
 from analyzers.wording import batches_text, counted, counted_ranks, is_number, ranks_text, sentence
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

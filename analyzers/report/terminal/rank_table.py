@@ -19,7 +19,7 @@ from analyzers.kinds import KINDS
 from analyzers.report.rank_rows import RankRow, RankRows
 from analyzers.report.terminal.fitted_table import FittedTable
 from analyzers.wording import size_text
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -16,8 +16,8 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.report.rank_rows import rank_rows
 from analyzers.report.terminal.rank_table import Heading, rank_table
-from analyzers.run.folder_state import folder_state
-from analyzers.run.open_findings import newest_reports, reported_findings, why_closed
+from analyzers.run.findings.open_findings import newest_reports, reported_findings, why_closed
+from analyzers.run.live.folder_state import folder_state
 from analyzers.run.policy import stall_policy
 from probes.settings.described import TrainFacts
 from probes.settings.section import read

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from analyzers.numerics.replay_result import ReplayResult
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

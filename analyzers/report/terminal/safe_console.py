@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.segment import Segment
 
-from probes.tape.printable import visible_lines
+from probes.tape.redaction.printable import visible_lines
 
 __all__ = ["SafeConsole"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analyzers.compare.scaling import Scaling
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analyzers.numerics.why_spike import WhySpike
+from analyzers.numerics.loss.why_spike import WhySpike
 from analyzers.report.terminal.replay_text import MAX_TEXT
-from probes.tape.printable import visible
+from probes.tape.redaction.printable import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-/* Tapes: append-only files of fixed-size records, written through shared mappings; format of probes/tape/writer.py.
+/* Tapes: append-only files of fixed-size records, written through shared mappings; format of probes/tape/format/writer.py.
  *
  * A record's number is its place over all segments of a tape. Appending and updating take no lock. A thread of ours
  * maps the next two segments when half of one is used; only a caller that is faster than that takes the lock and maps

@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, modified_ns, unpacked
 from store.readers.logs.blocks import (
     MAX_LINES,
     read_culprits,
@@ -46,6 +45,7 @@ from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
 from store.readers.logs.timestamps import Clock
+from store.readers.untrusted.external_files import SourceError, modified_ns, unpacked
 
 __all__ = ["field_value", "read_log"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.readers.external_files import SERIES_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import SECOND_NS, UNNAMED_HOST, reading
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import SERIES_BYTES
 
 NAME = "dcgmi dmon"
 _COLUMNS = {

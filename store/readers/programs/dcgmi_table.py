@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.rows import ProgramRows
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "dcgmi diag or health"
 MAX_TEXT = 300

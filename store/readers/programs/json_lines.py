@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from store.readers.external_files import SourceError
+from store.readers.untrusted.external_files import SourceError
 
 __all__ = ["objects"]
 

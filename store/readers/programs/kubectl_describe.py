@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.readers.external_files import REPORT_BYTES
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import REPORT_BYTES
 
 NAME = "kubectl describe pod"
 _FIELD = re.compile(r"^(\s*)([A-Z][\w ]*):\s*(.*)$")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.json_stream import members
 from store.readers.programs.text import read_chunks
+from store.readers.untrusted.json_stream import members
 
 NAME = "events or pods of Kubernetes as JSON"
 

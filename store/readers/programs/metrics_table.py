@@ -9,9 +9,9 @@ import csv
 import io
 from pathlib import Path
 
-from store.readers.external_files import SourceError, rank_of_name
 from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, column_of, points_of, step_rows
 from store.readers.programs.text import read_chunks
+from store.readers.untrusted.external_files import SourceError, rank_of_name
 
 NAME = "table of metrics (metrics.csv)"
 _STEPS = ("step", "_step", "global_step", "trainer/global_step", "iteration", "iter")

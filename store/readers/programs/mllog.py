@@ -6,10 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError
 from store.readers.programs.json_lines import objects
 from store.readers.programs.rows import MAX_STEP, Point, ProgramRows, column_of, points_of, step_rows
 from store.readers.programs.text import read_chunks
+from store.readers.untrusted.external_files import SourceError
 
 NAME = "MLPerf log (:::MLLOG)"
 _MARK = b":::MLLOG"

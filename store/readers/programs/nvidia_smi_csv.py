@@ -6,11 +6,11 @@ import csv
 import re
 from pathlib import Path
 
-from store.readers.external_files import SERIES_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import LOST, SECOND_NS, THROTTLE_BITS, UNNAMED_HOST, number, reading, sample_ns
 from store.readers.programs.rows import MAX_ROWS, ProgramRows
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import SERIES_BYTES
 
 NAME = "nvidia-smi as CSV"
 _COLUMNS = {

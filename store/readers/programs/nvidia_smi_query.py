@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.gpu_readings import LOST, THROTTLE_BITS, UNNAMED_HOST, reading, sample_ns
 from store.readers.programs.rows import ProgramRows
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "nvidia-smi -q"
 _GPU = re.compile(r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\s*$")

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import REPORT_BYTES, rank_of_name
 from store.readers.programs.rows import ProgramRows, StackOfProcess
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import REPORT_BYTES, rank_of_name
 
 NAME = "stacks of a process (py-spy, gdb)"
 MAX_FRAMES = 60

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 from store.readers import programs
-from store.readers.confined import confined
 from store.readers.logs.plain_text import plain_bytes
 from store.readers.programs.rows import ProgramRows
+from store.readers.untrusted.confined import confined
 
 __all__ = ["name_of", "program_of", "read_program", "text_of", "wraps_text"]
 

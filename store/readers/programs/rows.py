@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from store.readers.external_files import MAX_ROWS
+from store.readers.untrusted.external_files import MAX_ROWS
 
 __all__ = ["MAX_ROWS", "Point", "ProgramRows", "StackOfProcess", "column_of", "points_of", "step_rows"]
 

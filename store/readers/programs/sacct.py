@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.programs.rows import ProgramRows
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "sacct of Slurm"
 _RULE = re.compile(r"^\s*-+(?:\s+-+)+\s*$")

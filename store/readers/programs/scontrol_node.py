@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from store.readers.external_files import DOCUMENT_BYTES
 from store.readers.programs.rows import ProgramRows
 from store.readers.programs.sacct import HEADER_LINES, _wall_ns
 from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "scontrol show node"
 MAX_NODES = 64

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SERIES_BYTES, SourceError, read_whole
 from store.readers.programs.rows import MAX_ROWS, Point, ProgramRows, points_of, step_rows
+from store.readers.untrusted.external_files import SERIES_BYTES, SourceError, read_whole
 
 NAME = "event file of TensorBoard"
 MAX_RECORD_BYTES = 64 << 20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.readers.external_files import MAX_UNPACKED_BYTES, read_whole, unpacked
 from store.readers.logs.plain_text import plain_bytes, text_chunks
+from store.readers.untrusted.external_files import MAX_UNPACKED_BYTES, read_whole, unpacked
 
 __all__ = ["read_chunks", "read_text"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SourceError, rank_of_name
-from store.readers.json_stream import members
 from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
 from store.readers.programs.text import read_chunks
+from store.readers.untrusted.external_files import SourceError, rank_of_name
+from store.readers.untrusted.json_stream import members
 
 NAME = "trainer_state.json of transformers"
 

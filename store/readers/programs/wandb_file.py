@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from store.readers.external_files import SERIES_BYTES, SourceError, read_whole
 from store.readers.programs.rows import Point, ProgramRows, step_rows
 from store.readers.programs.wandb_history import history_point
+from store.readers.untrusted.external_files import SERIES_BYTES, SourceError, read_whole
 
 NAME = "run of W&B (.wandb)"
 _MAGIC = b":W&B"

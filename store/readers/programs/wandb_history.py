@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from store.readers.external_files import SourceError
 from store.readers.programs.json_lines import objects
 from store.readers.programs.rows import Point, ProgramRows, points_of, step_rows
 from store.readers.programs.text import read_chunks
+from store.readers.untrusted.external_files import SourceError
 
 NAME = "history of W&B"
 

@@ -11,7 +11,7 @@ import pytest
 from analyzers.account.goodput import measure
 from analyzers.account.step_account import coverage, step_accounts
 from analyzers.diagnose import Diagnosis, diagnose
-from analyzers.figures.rank_step import rank_step
+from analyzers.figures.ranks.rank_step import rank_step
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.support.recorded_gpu import copy_gpu_run

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from analyzers.account.by_step import CLASSES, account_by_step
-from analyzers.account.exposure import measure
-from analyzers.account.stalls import stall_parts
+from analyzers.account.device.exposure import measure
+from analyzers.account.device.stalls import stall_parts
 from analyzers.account.step_account import coverage, step_accounts
 from store import Store
 from tests.support.recorded_stamps import stamped_run, traced_exposed_ns

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from analyzers.account.device.trace_check import against_traces
 from analyzers.account.goodput import measure
-from analyzers.account.trace_check import against_traces
 from analyzers.communication.analyze import communication
 from analyzers.diagnose import diagnose
 from analyzers.finding import Finding

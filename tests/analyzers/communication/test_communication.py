@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzers.account.exposure import exposed_calls, measure
+from analyzers.account.device.exposure import exposed_calls, measure
 from analyzers.communication.analyze import communication
 from analyzers.communication.bandwidth import call_classes, call_columns
 from analyzers.finding import Finding

@@ -8,8 +8,8 @@ from analyzers.deaths.analyze import lost_ranks
 from analyzers.finding import Finding
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
-from probes.tape.writer import COMPLETE
 from store import Store
 from tests.factories import RankWriter, empty_run
 

@@ -65,7 +65,7 @@ def test_torch_is_not_loaded(hung: Path) -> None:
         capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
-    assert "store.readers.flight_recorder" in imported
+    assert "store.readers.dumps.flight_recorder" in imported
     assert not imported & {"torch", "pickle._Unpickler", "streamlit", "pandas", "plotly"}
 
 

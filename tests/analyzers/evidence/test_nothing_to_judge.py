@@ -14,9 +14,9 @@ import pytest
 
 from analyzers.analysis import file_analyses
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.external_files import SourceError
 from store.readers.formats import FORMATS, format_of
 from store.readers.programs.registry import _modules, program_of
+from store.readers.untrusted.external_files import SourceError
 from tests.analyzers.evidence import test_programs as programs
 from tests.probes.profiling.played_memory import PlayedMemory
 from tests.store.readers.test_execution_trace import trace

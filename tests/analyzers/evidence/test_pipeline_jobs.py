@@ -12,8 +12,8 @@ import pytest
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.whatif.pipeline_jobs import what_if_of_operations
 from analyzers.whatif.what_if import WhatIf
-from store.readers.external_files import SourceError
 from store.readers.operations import read_operations
+from store.readers.untrusted.external_files import SourceError
 from tests.sentences import plain
 
 Row = tuple[int, int, int, str, float, float, int]

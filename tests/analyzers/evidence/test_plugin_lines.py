@@ -10,7 +10,7 @@ import pytest
 from analyzers.evidence import diagnose_files
 from store.readers.logs.rules import load_rules
 from store.readers.memory_store import MemoryStore
-from store.readers.plugin_rows import checked_rows
+from store.readers.plugins.plugin_rows import checked_rows
 
 KINDS = sorted({rule.kind for rule in load_rules()})
 FIELDS = sorted({name for rule in load_rules() if rule.pattern for name in rule.pattern.groupindex})

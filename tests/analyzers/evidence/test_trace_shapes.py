@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.kineto import RankTrace, read_trace
-from store.readers.trace_devices import is_communication
+from store.readers.traces.kineto import RankTrace, read_trace
+from store.readers.traces.trace_devices import is_communication
 from tests.store.readers.trace_files import trace
 
 STEPS = 12

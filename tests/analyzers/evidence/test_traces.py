@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.intervals import intersection, length, overlap, union
-from store.readers.kineto import read_trace
-from store.readers.rank_traces import breakdown
+from store.readers.traces.intervals import intersection, length, overlap, union
+from store.readers.traces.kineto import read_trace
+from store.readers.traces.rank_traces import breakdown
 from tests.processes import run_ranks
 from tests.store.readers.trace_files import HIDDEN_MS, TRANSFER_MS, trace, write
 

@@ -6,10 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from analyzers.figures import excess_map
-from analyzers.figures.excess import MAX_ROWS, Excess, Places, excess_over_peers
-from analyzers.figures.heatmap import Mark
-from analyzers.figures.rank_step import Matrix, rank_step
+from analyzers.figures.ranks import excess_map
+from analyzers.figures.ranks.excess import MAX_ROWS, Excess, Places, excess_over_peers
+from analyzers.figures.ranks.heatmap import Mark
+from analyzers.figures.ranks.rank_step import Matrix, rank_step
 from tests.analyzers.memory_store import MemoryStore
 from tests.support.simulator.layout import Layout
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzers.figures import mesh
+from analyzers.figures.ranks import mesh
 
 
 def places(shard: int, tensor: int, stages: int = 1, per_node: int = 8) -> dict[str, Any]:

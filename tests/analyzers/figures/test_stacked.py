@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from analyzers.figures import stacked
+from analyzers.figures.time import stacked
 
 
 def test_steps_without_data_are_a_gap() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzers.figures import exposed, speed
+from analyzers.figures import speed
 from analyzers.figures.numbers import two_ranks
+from analyzers.figures.time import exposed
 from analyzers.source import Floats
 
 STEPS = np.arange(1, 61)

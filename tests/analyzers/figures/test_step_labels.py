@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from analyzers.figures.activity import Piece
-from analyzers.figures.timeline import draw
+from analyzers.figures.time.activity import Piece
+from analyzers.figures.time.timeline import draw
 
 
 def labels(pieces: list[Piece]) -> list[str]:

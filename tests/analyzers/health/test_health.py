@@ -18,13 +18,13 @@ from analyzers.health.program_faults import failed_with
 from analyzers.health.xids import asks_for_another_device, xid_table
 from analyzers.live import LivePolicy, LiveState, live_findings
 from analyzers.report.wording.explained import next_step
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter
-from probes.tape.names import NameWriter
+from probes.tape.format.names import NameWriter
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, TapeWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, TapeWriter
 from store import Store
 from tests.analyzers.judged import checked
 from tests.analyzers.plain_run import plain_run

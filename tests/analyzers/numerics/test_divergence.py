@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from analyzers.numerics.divergence import divergence, find_rise
-from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.loss.divergence import divergence, find_rise
+from analyzers.numerics.loss.loss_spike import loss_spikes
 from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from analyzers.numerics.learning import loss_fall
+from analyzers.numerics.loss.learning import loss_fall
 
 
 def test_a_falling_loss_falls_by_many_times_its_noise() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.numerics.divergence import divergence
-from analyzers.numerics.loss_spike import Observation, _finding, find_spikes, loss_spikes
-from analyzers.run.event_log import EventLog
+from analyzers.numerics.loss.divergence import divergence
+from analyzers.numerics.loss.loss_spike import Observation, _finding, find_spikes, loss_spikes
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from probes.guard.spike_detector import SpikeDetector, SpikeVerdict
 from probes.tape import event_kinds

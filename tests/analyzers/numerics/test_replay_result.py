@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from analyzers.numerics.loss_spike import loss_spikes
+from analyzers.numerics.loss.loss_spike import loss_spikes
 from analyzers.numerics.nonfinite import non_finite_values
 from analyzers.numerics.replay_result import REPLAY_EVENTS, find_replay
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import plain

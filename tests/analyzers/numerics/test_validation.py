@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from analyzers.figures import course, loss
-from analyzers.numerics.validation import overfitting
+from analyzers.numerics.loss.validation import overfitting
 from analyzers.report.wording.explained import next_step, why
-from analyzers.run.evaluations import evaluations
+from analyzers.run.records.evaluations import evaluations
 from analyzers.scope import Scope
 from analyzers.verdict.run_facts import run_facts
 from tests.analyzers.memory_store import MemoryStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from analyzers.numerics.why_spike import SpikeError, explain
+from analyzers.numerics.loss.why_spike import SpikeError, explain
 from analyzers.report.terminal.why_spike_text import render, tables
 from tests.analyzers.memory_store import MemoryStore
 from tests.sentences import assert_plain

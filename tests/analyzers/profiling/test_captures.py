@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from analyzers.profiling.captures import against_peer, capture_line, captures
-from analyzers.run.event_log import Event, EventLog
+from analyzers.run.records.event_log import Event, EventLog
 
 PARTS = {"step": 20.0, "compute": 15.0, "communication": 4.0, "exposed": 2.0, "idle": 3.0, "data": 0.0}
 

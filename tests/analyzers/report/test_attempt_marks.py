@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.figures import activity, timeline
-from analyzers.figures.attempt_marks import attempt_marks
+from analyzers.figures.time import activity, timeline
+from analyzers.figures.time.attempt_marks import attempt_marks
 from tests.analyzers.memory_store import MemoryStore
 
 MS = 1_000_000

@@ -15,9 +15,11 @@ import numpy.typing as npt
 import pytest
 
 import analyzers.report
-from analyzers.figures import agreement, bars, recovery, series, theme, timeline
-from analyzers.figures.activity import Piece
-from analyzers.figures.schedule import draw as draw_schedule
+from analyzers.figures.drawing import bars, series, theme
+from analyzers.figures.ranks import agreement
+from analyzers.figures.time import recovery, timeline
+from analyzers.figures.time.activity import Piece
+from analyzers.figures.time.schedule import draw as draw_schedule
 
 Matrix = npt.NDArray[np.float64]
 SEEN: dict[str, Matrix] = {

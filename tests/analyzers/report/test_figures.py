@@ -10,26 +10,18 @@ import pytest
 
 from analyzers.account.goodput import CATEGORIES, measure
 from analyzers.communication import bandwidth
-from analyzers.figures import (
-    activity,
-    collectives,
-    course,
-    goodput,
-    heatmap,
-    loss,
-    rank_step,
-    straggler,
-    theme,
-    timeline,
-)
-from analyzers.figures.reduce import MAX_POINTS, extremes
-from analyzers.figures.sampling import sampled
+from analyzers.figures import course, loss
+from analyzers.figures.drawing import theme
+from analyzers.figures.drawing.reduce import MAX_POINTS, extremes
+from analyzers.figures.drawing.sampling import sampled
+from analyzers.figures.ranks import heatmap, rank_step, straggler
+from analyzers.figures.time import activity, collectives, goodput, timeline
 from analyzers.finding import Finding
 from analyzers.hangs import wait_for_figure as waitfor
 from analyzers.hangs.culprits import find_culprits
 from analyzers.hangs.wait_graph import waits_of
-from analyzers.run.event_log import EventLog
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.hostile import SCRIPT

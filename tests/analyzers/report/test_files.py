@@ -20,8 +20,8 @@ from analyzers.report.chrome_trace.write import write_trace
 from analyzers.report.files import ReportError, step_range
 from analyzers.report.html.diagnosis_page import render
 from analyzers.report.markdown import to_markdown
+from probes.tape.format.schema import TABLES
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.report.hostile import hostile_run

@@ -9,7 +9,7 @@ import pytest
 
 from analyzers.report.schema_page import EXAMPLES, markdown
 from probes.tape.event_kinds import EVENT_KINDS
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 from store import Store
 from store.ddl import create_statements, fingerprint, store_columns
 from tests.factories import make_run

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzers.figures import exposed, gradients, mesh, recovery, series, speed
-from analyzers.figures.band import MAX_EDGE_POINTS
-from analyzers.figures.theme import CATEGORY
+from analyzers.figures import gradients, speed
+from analyzers.figures.drawing import series
+from analyzers.figures.drawing.band import MAX_EDGE_POINTS
+from analyzers.figures.drawing.theme import CATEGORY
+from analyzers.figures.ranks import mesh
+from analyzers.figures.time import exposed, recovery
 
 
 def test_the_mesh_names_every_rank_of_a_place_and_the_worst() -> None:

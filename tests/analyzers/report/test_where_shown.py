@@ -6,7 +6,7 @@ import ast
 
 from analyzers.report import where_shown
 from analyzers.report.where_shown import not_shown, place_of, shown, shown_event
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 from store.ddl import store_columns
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import Finding
 from analyzers.hangs import analyze as hang
-from analyzers.run.digest import MAX_BYTES, Digest, DigestError, decode, encode, joined, joined_log, of_ranks
-from analyzers.run.event_log import EventLog
+from analyzers.run.calls.recorded_calls import Call
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, take_snapshot
+from analyzers.run.live.digest import MAX_BYTES, Digest, DigestError, decode, encode, joined, joined_log, of_ranks
 from analyzers.run.policy import StallPolicy
-from analyzers.run.recorded_calls import Call
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from tests.analyzers.standstill import SECOND, World
 
 POLICY = StallPolicy()

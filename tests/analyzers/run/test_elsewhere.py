@@ -10,9 +10,9 @@ from analyzers.communication.analyze import communication
 from analyzers.report.wording.account_lines import goodput_line
 from analyzers.report.wording.explained import next_step
 from analyzers.run.analyze import record_coverage
-from analyzers.run.event_log import EventLog
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, take_snapshot
 from analyzers.run.policy import StallPolicy
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
 from tests.analyzers.judged import checked, judged_hangs, judged_losses
 from tests.analyzers.standstill import START_NS, World

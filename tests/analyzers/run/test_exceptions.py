@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import probes.tape.run_facts
-from analyzers.run.exceptions import frame_texts, own_frame, read_traceback
+from analyzers.run.ends.exceptions import frame_texts, own_frame, read_traceback
 
 
 def fail(depth: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from analyzers.run.folder_state import folder_state
+from analyzers.run.live.folder_state import folder_state
+from analyzers.run.live.state import RunState
 from analyzers.run.policy import StallPolicy
-from analyzers.run.state import RunState
 from probes.tape.rundir import RunDir
 from store import Ingester, Store
 from store.published.copy_time import stored_until_ns

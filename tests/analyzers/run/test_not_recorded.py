@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from analyzers.run.not_recorded import missing, not_recorded
-from probes.tape import schema
+from analyzers.run.records.not_recorded import missing, not_recorded
+from probes.tape.format import schema
 
 
 def test_a_reader_is_told_what_to_switch_on() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from analyzers.diagnose import diagnose
-from analyzers.run.event_log import Event, EventLog
-from analyzers.run.remembered import Remembered
+from analyzers.run.records.event_log import Event, EventLog
+from analyzers.run.records.remembered import Remembered
 from analyzers.source import Source
 from probes.tape.events import EventWriter
 from store import Store

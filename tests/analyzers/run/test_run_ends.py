@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from analyzers.run.event_log import EventLog
-from analyzers.run.run_ends import run_ends
+from analyzers.run.ends.run_ends import run_ends
+from analyzers.run.records.event_log import EventLog
 from probes.tape import event_kinds
 from tests.analyzers.standstill import World
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from analyzers.run import step_ends
-from analyzers.run.event_log import EventLog
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
+from analyzers.run.calls import step_ends
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, take_snapshot
+from analyzers.run.records.event_log import EventLog
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.standstill import SECOND, STEP_NS, World
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from analyzers.run.live.state import run_state
 from analyzers.run.policy import StallPolicy
-from analyzers.run.state import run_state
 from tests.analyzers.standstill import World
 
 

@@ -11,7 +11,7 @@ from analyzers.diagnose import diagnose
 from analyzers.run.analyze import unsynced_records
 from analyzers.verdict.verdict import LISTED_BELOW
 from probes.tape import event_kinds
-from probes.tape.safe_open import LINK
+from probes.tape.files.safe_open import LINK
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.factories import make_run

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzers.account.timings import Matrix, others_median
-from analyzers.stragglers.change_point import find_changes
-from analyzers.stragglers.peer_comparison import find_stragglers
+from analyzers.stragglers.comparison.change_point import find_changes
+from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from analyzers.stragglers.policy import ChangePolicy
 from tests.analyzers.rank_timings import Slow, simulate
 

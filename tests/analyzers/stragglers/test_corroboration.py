@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.stragglers.corroboration import Counters, attribute, load_counters
+from analyzers.stragglers.comparison.corroboration import Counters, attribute, load_counters
 from analyzers.stragglers.policy import CorroborationPolicy
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.stragglers.device_comparison import DeviceComparison
-from probes.tape.names import NameWriter
+from analyzers.stragglers.comparison.device_comparison import DeviceComparison
+from probes.tape.format.names import NameWriter
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, TapeWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, TapeWriter
 from store import Store
 from tests.analyzers.stragglers.test_straggler import judged
 from tests.factories import make_run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from analyzers.stragglers.peer_comparison import Straggler
+from analyzers.stragglers.comparison.peer_comparison import Straggler
 from analyzers.stragglers.slow_place import host_gap
 from tests.analyzers.memory_store import MemoryStore
 

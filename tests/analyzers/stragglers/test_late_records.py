@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analyzers.account.timings import Timings
-from analyzers.stragglers.peer_comparison import find_stragglers
+from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
 
 

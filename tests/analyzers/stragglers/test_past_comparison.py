@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analyzers.account.timings import Timings
-from analyzers.stragglers.past_comparison import find_slower_than_before
-from analyzers.stragglers.peer_comparison import find_stragglers
+from analyzers.stragglers.comparison.peer_comparison import find_stragglers
+from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import judged, named, stored
 

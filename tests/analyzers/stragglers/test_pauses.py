@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzers.account.timings import OWN_PHASES
-from analyzers.stragglers.peer_comparison import find_stragglers
+from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import judged, stored
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analyzers.account.timings import Matrix
-from analyzers.stragglers.persistence import find_segments
+from analyzers.stragglers.comparison.persistence import find_segments
 
 FIRST_SLOW = 30
 

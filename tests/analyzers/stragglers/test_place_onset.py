@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analyzers.account.timings import Matrix, Timings
-from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
-from analyzers.stragglers.place_onset import with_place_onset
+from analyzers.stragglers.comparison.peer_comparison import Straggler, find_stragglers
+from analyzers.stragglers.onsets.place_onset import with_place_onset
 from analyzers.stragglers.policy import StragglerPolicy
 from tests.analyzers.rank_timings import simulate
 

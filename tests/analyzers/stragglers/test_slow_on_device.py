@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analyzers.diagnose import diagnose
-from analyzers.stragglers.arrivals import load_arrivals
+from analyzers.stragglers.comparison.arrivals import load_arrivals
 from store import Store
 from tests.analyzers.memory_store import MemoryStore
 from tests.support.simulator import Fault, Layout, Scenario, simulate, write

@@ -13,7 +13,7 @@ from analyzers.report.wording.explained import why
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.stragglers.analyze import stragglers
-from analyzers.stragglers.peer_comparison import Straggler, find_stragglers
+from analyzers.stragglers.comparison.peer_comparison import Straggler, find_stragglers
 from tests.analyzers.explained import explained
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate

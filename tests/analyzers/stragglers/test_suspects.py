@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analyzers.stragglers.corroboration import Counters
-from analyzers.stragglers.peer_comparison import find_stragglers
+from analyzers.stragglers.comparison.corroboration import Counters
+from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from analyzers.stragglers.suspects import Suspect, suspects
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import judged, stored

@@ -10,7 +10,7 @@ from analyzers.diagnose import diagnose
 from analyzers.report.json import to_json
 from dashboard.data import run_access as access
 from dashboard.data.background_answers import Answers
-from dashboard.data.diagnosis_process import diagnose_in_process
+from dashboard.data.processes.diagnosis_process import diagnose_in_process
 from dashboard.data.run_access import RunAccess
 from probes.tape.rundir import RunDir
 from store import Store, StoreError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard.data.event_queries import MAX_EVENTS, events
+from dashboard.data.sql.event_queries import MAX_EVENTS, events
 from tests.analyzers.memory_store import MemoryStore
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dashboard.data.health_queries import AT_EACH_END, MAX_PIECES, device_problems, health_trends, xids
+from dashboard.data.sql.health_queries import AT_EACH_END, MAX_PIECES, device_problems, health_trends, xids
 from tests.analyzers.memory_store import MemoryStore
 
 SECOND = 1_000_000_000

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from analyzers.figures import numbers
-from analyzers.figures.spaced_sample import spaced_sample
-from analyzers.run.open_findings import reported_findings
-from dashboard.data import queries
-from dashboard.data.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
+from analyzers.figures.drawing.spaced_sample import spaced_sample
+from analyzers.run.findings.open_findings import reported_findings
+from dashboard.data.sql import queries
+from dashboard.data.sql.gradient_queries import MAX_GRADIENT_STEPS, MAX_PARAMETERS, gradient_table
 from tests.analyzers.memory_store import MemoryStore
 
 MS = 1_000_000

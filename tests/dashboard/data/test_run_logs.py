@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dashboard.data.run_logs import MAX_FILE_BYTES, RunLogs, run_logs
-from dashboard.data.step_range import contains, numbers, sql_of
+from dashboard.data.sql.step_range import contains, numbers, sql_of
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.factories import make_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analyzers.run.state import RunState
+from analyzers.run.live.state import RunState
 from analyzers.verdict.run_facts import run_facts
 from dashboard.data.run_summary import run_summary
 from tests.analyzers.memory_store import MemoryStore

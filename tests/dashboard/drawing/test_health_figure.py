@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dashboard.data.health_queries import Line, Trend
+from dashboard.data.sql.health_queries import Line, Trend
 from dashboard.views.health import _reading
 
 AT = np.array([0.0, 1.0, 2.0])

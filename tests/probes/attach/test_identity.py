@@ -13,7 +13,8 @@ from tests.forked import run_python
 
 REPOSITORY = Path(__file__).parents[3]
 RANK = (
-    "from probes.attach.identity import Identity as I; i = I.from_environment(); print(i.rank, i.world_size, i.job())"
+    "from probes.attach.launch.identity import Identity as I; i = I.from_environment(); "
+    "print(i.rank, i.world_size, i.job())"
 )
 LAUNCHER = """
 import os, subprocess, sys
@@ -59,7 +60,7 @@ STARTED = """
 import multiprocessing, os
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from probes.attach.identity import Identity
+from probes.attach.launch.identity import Identity
 
 def rank():
     dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)

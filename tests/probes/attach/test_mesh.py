@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from probes.attach import mesh
+from probes.attach.launch import mesh
 
 RANK = 5
 

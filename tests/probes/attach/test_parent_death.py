@@ -14,7 +14,7 @@ from watch.processes import is_alive
 
 LAUNCHER = """
 import ctypes, os, sys, time
-from probes.attach.parent_death import VARIABLE, end_with_launcher
+from probes.attach.launch.parent_death import VARIABLE, end_with_launcher
 
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # the reaper of its descendants, as the trainer's launcher is
 os.environ[VARIABLE] = str(os.getpid())

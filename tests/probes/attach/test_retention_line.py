@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from probes.attach.announcement import VARIABLE as ANNOUNCED_IN
 from probes.attach.attach import attach, detach
+from probes.attach.launch.announcement import VARIABLE as ANNOUNCED_IN
 from probes.attach.retention_line import retention_line
 
 WINDOW = {"retain": "window", "retain_s": 120.0, "budget_mb": 4.0}

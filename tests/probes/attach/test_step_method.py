@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
-from probes.attach.step_method import around_step
+from probes.attach.loop.step_method import around_step
 
 
 class Sign:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from probes.attach.attach import attach, detach, log
 from probes.attach.auto_attach import attach_to_whatever_trains
-from probes.attach.tokens import flops_per_token, num_padded, num_tokens
+from probes.attach.loop.tokens import flops_per_token, num_padded, num_tokens
 from probes.tape.rundir import RunDir
 from store import Store
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from probes.attach.attach import attach, detach
-from probes.attach.trl_phases import phase_of
+from probes.attach.loop.trl_phases import phase_of
 from probes.tape.rundir import RunDir
 from store import Store
 

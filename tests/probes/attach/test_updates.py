@@ -12,7 +12,7 @@ from torch.nn.modules import module
 
 from probes.attach.attach import Attached, attach, detach
 from probes.attach.auto_attach import attach_to_whatever_trains
-from probes.attach.updates import TAKES_OVER
+from probes.attach.loop.updates import TAKES_OVER
 from probes.tape import event_kinds
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir

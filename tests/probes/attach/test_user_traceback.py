@@ -6,8 +6,8 @@ import traceback
 
 import pytest
 
+from probes.attach.patching.replaced import replaced
 from probes.attach.process_end import without_our_frames
-from probes.attach.replaced import replaced
 
 
 class Library:

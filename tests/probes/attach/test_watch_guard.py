@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from probes.attach import watch_guard, watch_restarts
-from probes.attach.watch_guard import BY_ITSELF, MAX_ENDS, guard
-from probes.attach.watch_restarts import WatchRestarts
+from probes.attach.launch import watch_guard, watch_restarts
+from probes.attach.launch.watch_guard import BY_ITSELF, MAX_ENDS, guard
+from probes.attach.launch.watch_restarts import WatchRestarts
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from tests.factories import empty_run

@@ -27,7 +27,7 @@ from probes.collectives.existing_groups import record_existing
 from probes.collectives.work_handle import RecordedWork
 from probes.collectives.wrapped import RecordedGroup, install, uninstall
 from probes.tape.events import read_events
-from probes.tape.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 from tests.processes import run_ranks

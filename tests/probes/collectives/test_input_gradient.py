@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from probes.collectives.input_gradient import InputGradientNorms, on_input_gradient
-from probes.collectives.reduction_inputs import watch_first_layer
+from probes.collectives.gradients.input_gradient import InputGradientNorms, on_input_gradient
+from probes.collectives.gradients.reduction_inputs import watch_first_layer
 
 
 class Poison(nn.Module):

@@ -17,7 +17,7 @@ from probes.collectives import call_records as calls_module
 from probes.collectives import caller as caller_module
 from probes.collectives.call_records import Calls, GroupCalls, holds_nonfinite
 from probes.collectives.caller import Caller, CallerNames
-from probes.collectives.group_label import compact_ranks, group_label
+from probes.collectives.groups.group_label import compact_ranks, group_label
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from probes.collectives.local_gradient import Unreduced
+from probes.collectives.gradients.local_gradient import Unreduced
 from probes.collectives.wrapped import unreduced_gradients
 from tests.probes.recorded_world import recorded_world
 from tests.processes import run_ranks

@@ -16,8 +16,8 @@ from torch.func import stack_module_state
 from torch.optim.swa_utils import AveragedModel
 
 from probes.attach.attach import attach, current, detach
-from probes.collectives.input_gradient import on_input_gradient
-from probes.collectives.model_hook import ModelHook
+from probes.collectives.gradients.input_gradient import on_input_gradient
+from probes.collectives.gradients.model_hook import ModelHook
 
 Make = Callable[[nn.Module, Path], object]
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from probes.collectives import recorded_method
 from probes.collectives.work_handle import RecordedWork
 from probes.collectives.wrapped import is_recorded_here
-from probes.tape.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE
 from tests.probes.recorded_world import recorded_world, rows
 from tests.processes import run_ranks
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from probes.collectives.reduction_inputs import ReductionInputs, watch_fsdp_reductions
+from probes.collectives.gradients.reduction_inputs import ReductionInputs, watch_fsdp_reductions
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from probes.collectives.methods import METHODS
 from probes.collectives.wrapped import install, uninstall
 from probes.fail_open import error_counts
 from probes.recorder import NullRecorder
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import recorded_world, rows
 from tests.processes import run_ranks

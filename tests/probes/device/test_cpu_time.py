@@ -14,7 +14,7 @@ import pytest
 
 from probes.device import cpu_time as core_time
 from probes.device.cpu_time import CoreTime, CoreUse
-from probes.tape.schema import UNSET
+from probes.tape.format.schema import UNSET
 
 SECONDS = 0.3
 UNEXPLAINED_RATIO = 0.15

@@ -15,7 +15,7 @@ from probes.device.graph_replays import record_replays
 from probes.gradients import GradientProbe
 from probes.step_scalars import StepScalars
 from probes.tape.events import read_events
-from probes.tape.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 

@@ -10,7 +10,7 @@ import torch
 from probes.device.memory import AllocatorRetries, memory_reader
 from probes.fail_open import error_counts
 from probes.tape import event_kinds
-from probes.tape.schema import UNSET
+from probes.tape.format.schema import UNSET
 
 
 def test_memory_is_what_the_allocator_has_given_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from probes import step_scalars
 from probes.device import phase_events
 from probes.device.phase_events import MAX_MARKS, SKIPPED, PhaseEvents, StampedStep
 from probes.step_clock import GAPS
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape_recorder import TapeRecorder
 from tests.probes.recorded_world import rows
 

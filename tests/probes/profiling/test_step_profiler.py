@@ -19,7 +19,7 @@ from probes.settings.sections import ProfilerSettings
 from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
-from store.readers.kineto import read_trace
+from store.readers.traces.kineto import read_trace
 from tests.probes.recorded_world import rows
 
 

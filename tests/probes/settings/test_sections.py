@@ -20,7 +20,7 @@ ALL = [*SECTIONS, *(getattr(described, name) for name in described.__all__)]
 # module -> why it handles the configuration as a whole, of whatever keys
 WHOLE = {
     "probes/settings/section.py": "the reader",
-    "probes/tape/secrets.py": "takes secrets out of every section",
+    "probes/tape/redaction/secrets.py": "takes secrets out of every section",
     "probes/attach/retention_line.py": "hands the configuration to the reader",
     "analyzers/compare/two_runs.py": "compares all settings of two runs",
     "analyzers/fleet/run_speed.py": "compares the settings of a fleet's runs by name",

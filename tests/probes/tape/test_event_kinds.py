@@ -14,7 +14,7 @@ from probes.fail_open import error_counts
 from probes.tape import event_kinds
 from probes.tape.event_kinds import EVENT_KINDS
 from probes.tape.events import EventWriter
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("probes", "store", "analyzers", "watch", "trainer", "dashboard", "rankscope")

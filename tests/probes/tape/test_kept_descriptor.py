@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 from probes.tape.events import read_events
-from probes.tape.names import read_names
+from probes.tape.format.names import read_names
 
 SCRIPT = """
 import os, sys
 from pathlib import Path
 from probes.tape.events import EventWriter
-from probes.tape.names import NameWriter
+from probes.tape.format.names import NameWriter
 
 folder = Path(sys.argv[1])
 events = EventWriter(folder / "events.jsonl", attempt=0, rank=0)

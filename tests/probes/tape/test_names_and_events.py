@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from probes.fail_open import error_counts
-from probes.tape import names as names_module
 from probes.tape.events import EventWriter, read_events
-from probes.tape.names import NameWriter, read_names
+from probes.tape.format import names as names_module
+from probes.tape.format.names import NameWriter, read_names
 
 
 def test_a_name_is_written_once(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from probes.tape.events import read_events
-from probes.tape.names import read_names
-from probes.tape.reader import MAX_SEGMENT_BYTES, TapeError, TooNewError, read_header, read_segment
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, EMPTY, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN, TapeWriter
+from probes.tape.format.names import read_names
+from probes.tape.format.reader import MAX_SEGMENT_BYTES, TapeError, TooNewError, read_header, read_segment
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, EMPTY, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN, TapeWriter
 
 FIXTURES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 JSON_VALUES = st.recursive(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from probes.tape.redaction.secrets import Redactor, redacted_command, with_secrets, without_secrets
 from probes.tape.rundir import SECRETS, RunDir
-from probes.tape.secrets import Redactor, redacted_command, with_secrets, without_secrets
 from tests.probes.tape.secret_forms import BODIES, BODY, FORMS
 
 

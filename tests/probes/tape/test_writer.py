@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probes.tape.reader import read_segment, segment_paths
-from probes.tape.schema import TABLES, UNSET, Column, Table
-from probes.tape.writer import COMPLETE, HEADER_BYTES, OPEN, TapeWriter
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.schema import TABLES, UNSET, Column, Table
+from probes.tape.format.writer import COMPLETE, HEADER_BYTES, OPEN, TapeWriter
 
 _ROW = (7, 11, 1.5, 2.5, 0)  # step, parameter, norm, max_abs, nonfinite_count
 
@@ -209,8 +209,8 @@ def test_a_concurrent_reader_sees_whole_records(tmp_path: Path) -> None:
 _VICTIM = """
 import sys
 from pathlib import Path
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, TapeWriter
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, TapeWriter
 tape = TapeWriter(Path(sys.argv[1]), TABLES["gradients"], rank=0, attempt=0)
 for step in range(10**9):
     tape.append(COMPLETE, step, 1, 0.0, 0.0, step)
@@ -245,7 +245,7 @@ def test_wide_fields_come_first() -> None:
         Column("name", "name", "", ""),
     )
     table = Table("t", "", "tape", columns)
-    from probes.tape.writer import record_layout
+    from probes.tape.format.writer import record_layout
 
     layout, order = record_layout(table)
     assert [column.name for column in order] == ["count", "name", "flag"]

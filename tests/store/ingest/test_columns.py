@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from probes.tape.format.schema import TABLES, UNSET, Table
+from probes.tape.format.writer import COMPLETE, OPEN, TapeWriter
 from probes.tape.rundir import NODE_RANK
-from probes.tape.schema import TABLES, UNSET, Table
-from probes.tape.writer import COMPLETE, OPEN, TapeWriter
 from store import Ingester, Store
 from store.ddl import store_columns
 from store.ingest.columns import clean_json
@@ -77,7 +77,7 @@ def seen(value: Any, kind: str) -> Any:
 
 
 def anchor(path: Path) -> int:
-    from probes.tape.reader import read_header
+    from probes.tape.format.reader import read_header
 
     return read_header(path).wall_minus_mono_ns
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, OPEN
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, OPEN
 from store import Ingester, Store, StoreError, StoreLockedError, rebuild
 from store.ingest import ingest as ingest_module
 from store.ingest.rank_folders import NodeFolders
@@ -42,7 +42,7 @@ WRITE_AND_COUNT = """
 import sys
 from pathlib import Path
 from probes.tape.rundir import RunDir
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.writer import COMPLETE, OPEN
 from tests.factories import RankWriter
 writer = RankWriter(RunDir.open(Path(sys.argv[1])), rank=0)
 for number in range(10**9):

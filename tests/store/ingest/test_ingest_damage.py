@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from probes.tape.format.writer import COMPLETE, HEADER_BYTES, JSON_OFFSET, OPEN
 from probes.tape.rundir import RunDir
 from probes.tape.segment_index import BLANK, check_index
-from probes.tape.writer import COMPLETE, HEADER_BYTES, JSON_OFFSET, OPEN
 from store import Ingester, Store, StoreError, rebuild
 from tests.factories import RankWriter, empty_run, make_run
 from watch.records.tape_sync import TapeSync

@@ -21,7 +21,7 @@ from pathlib import Path
 from store import Ingester
 from probes.tape.rundir import RunDir
 from tests.factories import RankWriter, empty_run
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.writer import COMPLETE, OPEN
 from watch.records.tape_sync import TapeSync
 
 run = empty_run(Path(sys.argv[1]))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from probes.tape.events import EventWriter, read_events
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, OPEN, TapeWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, OPEN, TapeWriter
 from store import Ingester, Store, rebuild
 from store.ingest import store_file
 from store.ingest.retention import KEPT_STEPS

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from probes.tape.reader import read_header
+from probes.tape.format.reader import read_header
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, HEADER_BYTES, OPEN, TapeWriter
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, HEADER_BYTES, OPEN, TapeWriter
 from store import Ingester, Store, rebuild
 from tests.factories import RankWriter, empty_run
 from watch.records.tape_sync import TapeSync

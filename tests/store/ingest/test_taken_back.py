@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from probes.tape.reader import read_segment
-from probes.tape.writer import TAKEN_BACK
+from probes.tape.format.reader import read_segment
+from probes.tape.format.writer import TAKEN_BACK
 from probes.tape_recorder import TapeRecorder
 from store import Ingester, Store
 from tests.factories import empty_run

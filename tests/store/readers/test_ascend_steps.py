@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.ascend_steps import read_ascend_steps
-from store.readers.external_files import SourceError
-from store.readers.rank_traces import breakdown
+from store.readers.traces.ascend_steps import read_ascend_steps
+from store.readers.traces.rank_traces import breakdown
+from store.readers.untrusted.external_files import SourceError
 
 HEADER = (
     "Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free,Stage,Bubble,"

@@ -17,9 +17,9 @@ import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
 from store.open import is_shared
-from store.readers import archives, confined
-from store.readers.confined import confined as run_confined
-from store.readers.external_files import SourceError
+from store.readers.untrusted import archives, confined
+from store.readers.untrusted.confined import confined as run_confined
+from store.readers.untrusted.external_files import SourceError
 
 
 def _pid(path: Path) -> int:

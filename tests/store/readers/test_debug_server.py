@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from analyzers.evidence.diagnose_files import diagnose_files
 from rankscope.cli import app
-from store.readers import debug_server
-from store.readers.debug_server import DebugServerError, fetch_dumps
+from store.readers.dumps import debug_server
+from store.readers.dumps.debug_server import DebugServerError, fetch_dumps
 from tests.e2e.launched import rankscope
 from tests.ports import free_port
 from tests.rankscope.test_json_schema import checked

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.readers.dump_rows import DumpRows, rows_of_dumps
-from store.readers.external_files import rank_of_name
-from store.readers.flight_recorder import read_dump
+from store.readers.dumps.dump_rows import DumpRows, rows_of_dumps
+from store.readers.dumps.flight_recorder import read_dump
+from store.readers.untrusted.external_files import rank_of_name
 from tests.support.simulator.recorder_dumps import Job
 
 

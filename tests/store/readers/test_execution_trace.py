@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.execution_trace import read_execution_trace
 from store.readers.formats import format_of
+from store.readers.traces.execution_trace import read_execution_trace
 from tests.sentences import assert_plain
 
 RANKS = 4

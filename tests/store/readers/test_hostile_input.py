@@ -21,10 +21,10 @@ from rich.console import Console
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
-from store.readers.external_files import SourceError
-from store.readers.flight_recorder import read_dump
-from store.readers.json_stream import members
-from store.readers.safe_pickle import loads
+from store.readers.dumps.flight_recorder import read_dump
+from store.readers.dumps.safe_pickle import loads
+from store.readers.untrusted.external_files import SourceError
+from store.readers.untrusted.json_stream import members
 from tests.store.readers.hostile_files import DUMPS, PROOF, TRACES, Writer
 from tests.support.simulator.recorder_dumps import Job
 

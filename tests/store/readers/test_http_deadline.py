@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from store.readers.debug_server import DebugServerError, fetch_dumps
-from store.readers.http_deadline import HttpDeadline
+from store.readers.dumps.debug_server import DebugServerError, fetch_dumps
+from store.readers.untrusted.http_deadline import HttpDeadline
 
 DUMP = {"entries": [{"x": 1}]}
 PAGE = f"<section><h2>Rank 0: host</h2><pre>{json.dumps(DUMP)}</pre><h2>Rank {'9' * 5000}: host</h2></section>".encode()

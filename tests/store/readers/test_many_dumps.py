@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from store.readers import flight_recorder
-from store.readers.external_files import SourceError
-from store.readers.flight_recorder import RankDump, read_dump
-from store.readers.many_dumps import FEW, read_many
+from store.readers.dumps import flight_recorder
+from store.readers.dumps.flight_recorder import RankDump, read_dump
+from store.readers.dumps.many_dumps import FEW, read_many
+from store.readers.untrusted.external_files import SourceError
 from tests.store.readers.hostile_files import DUMPS, PROOF
 from tests.support.simulator.recorder_dumps import Job
 

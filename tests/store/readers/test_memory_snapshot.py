@@ -18,9 +18,9 @@ from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
 from probes.profiling.memory_snapshots import reduced
 from probes.profiling.memory_state import summarise
-from store.readers.external_files import SourceError
 from store.readers.formats import format_of
 from store.readers.memory_snapshot import read_memory_snapshot
+from store.readers.untrusted.external_files import SourceError
 from tests.probes.profiling.played_memory import SEGMENT_BYTES, PlayedMemory
 
 

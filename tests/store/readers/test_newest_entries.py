@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from store.readers.flight_recorder import RankDump, read_dump
-from store.readers.many_dumps import _loads
-from store.readers.newest_entries import Shortened
+from store.readers.dumps.flight_recorder import RankDump, read_dump
+from store.readers.dumps.many_dumps import _loads
+from store.readers.dumps.newest_entries import Shortened
 from tests.support.simulator.recorder_dumps import Job
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.external_files import SourceError
-from store.readers.flight_recorder import read_dump
+from store.readers.dumps.flight_recorder import read_dump
+from store.readers.untrusted.external_files import SourceError
 from tests.support.simulator.recorder_dumps import MS, START_NS
 
 GROUPS = {"main": [0, 1, 2, 3], "tp_a": [0, 1], "tp_b": [2, 3]}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from store.readers.external_files import unpacked
-from store.readers.json_stream import members
-from store.readers.trace_operators import BETWEEN, OperatorTime, OperatorTimes
+from store.readers.traces.trace_operators import BETWEEN, OperatorTime, OperatorTimes
+from store.readers.untrusted.external_files import unpacked
+from store.readers.untrusted.json_stream import members
 
 
 def span(name: str, begin: float, end: float, *, category: str = "cpu_op", thread: int = 1) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from probes.tape.events import EventWriter
-from probes.tape.names import NameWriter
+from probes.tape.format.names import NameWriter
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, TapeWriter
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, TapeWriter
 from tests.support.played.faults import Fault
 from tests.support.played.host_time import PlayedClock
 from tests.support.played.programs import Layout

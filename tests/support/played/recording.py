@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probes.collectives.group_label import group_label
+from probes.collectives.groups.group_label import group_label
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from tests.support.played.aftermath import write_end

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from store.readers.kineto import read_trace
-from store.readers.rank_traces import breakdown
+from store.readers.traces.kineto import read_trace
+from store.readers.traces.rank_traces import breakdown
 from tests.support.played.recording import Played
 from tests.support.played.streams import Begin, Machine, World
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape.schema import UNSET
+from probes.tape.format.schema import UNSET
 
 from .layout import DIMS, WORLD, Ints, Layout
 from .program import Call, Recv, Send

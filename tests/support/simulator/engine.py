@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from probes.step_clock import GAPS, PHASE_COLUMNS
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 
 from .calls import Calls
 from .layout import Ints, Layout

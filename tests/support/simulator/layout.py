@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.collectives.group_label import group_label
+from probes.collectives.groups.group_label import group_label
 
 __all__ = ["DIMS", "WORLD", "Ints", "Layout"]
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from probes.step_clock import GAPS, not_measured_on_devices
-from probes.tape.schema import UNSET
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.schema import UNSET
+from probes.tape.format.writer import COMPLETE, OPEN
 
 from .layout import WORLD, Layout
 from .records import Columns, Floats, Log

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.step_clock import GAPS, PHASES
-from probes.tape.schema import TABLES, UNSET
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.schema import TABLES, UNSET
+from probes.tape.format.writer import COMPLETE, OPEN
 
 from .layout import DIMS, WORLD, Ints, Layout
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from probes.tape.format.schema import TABLES, UNSET
+from probes.tape.format.writer import COMPLETE, HEADER_BYTES, OPEN
 from probes.tape.rundir import RunDir
-from probes.tape.schema import TABLES, UNSET
-from probes.tape.writer import COMPLETE, HEADER_BYTES, OPEN
 
 from .faults import Fault
 from .introduction import introduction

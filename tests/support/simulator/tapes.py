@@ -2,8 +2,8 @@
 
     run = write(recording, Path("runs/simulated"), until_step=50)
 
-The segments have the header and the record layout of `probes.tape.writer.TapeWriter`, but are written whole, with
-numpy: a rank's records of a table at once. A test holds the two against each other. With `until_step` the run is
+The segments have the header and the record layout of `probes.tape.format.writer.TapeWriter`, but are written whole,
+with numpy: a rank's records of a table at once. A test holds the two against each other. With `until_step` the run is
 written as if it had ended there.
 """
 
@@ -18,10 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from probes.tape.nccl_tables import NAMES_FILE
+from probes.tape.format.nccl_tables import NAMES_FILE
+from probes.tape.format.schema import SCHEMA_VERSION, TABLES, Table
+from probes.tape.format.writer import (
+    COMPLETE,
+    HEADER_BYTES,
+    HEADER_PREFIX,
+    JSON_OFFSET,
+    MAGIC,
+    record_layout,
+    segment_name,
+)
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.schema import SCHEMA_VERSION, TABLES, Table
-from probes.tape.writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, record_layout, segment_name
 
 from .on_devices import nccl_columns, span_columns, stamped_columns, step_columns
 from .recording import Event, Recording, Scenario

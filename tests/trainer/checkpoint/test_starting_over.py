@@ -10,8 +10,8 @@ import pytest
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape.events import read_events
+from probes.tape.files.shared_memory import SHARED_MEMORY, remove_shared, shared_folder
 from probes.tape.rundir import RunDir
-from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folder
 from tests.fakes import ProcessEnd
 from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, run_loop, small, with_steps

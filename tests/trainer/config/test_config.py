@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from probes.tape.secrets import redacted_command
+from probes.tape.redaction.secrets import redacted_command
 from trainer.config.config import Config
 from trainer.config.load import ConfigError, given_settings, load_config, usable_settings
 from trainer.layout.plan import resolve

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from probes.guard.decisions import RunStopped
 from probes.tape.events import EventWriter
-from probes.tape.reader import read_segment, segment_paths
+from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.rundir import NODE_RANK, RunDir
 from tests.forked import ForkedPython, run_python
 from tests.trainer.faults.test_options import injected, step_column

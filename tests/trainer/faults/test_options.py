@@ -181,7 +181,7 @@ def test_slow_compute_adds_to_own_work_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def step_column(folder: Path, column: str) -> list[int]:
-    from probes.tape.reader import read_segment, segment_paths
+    from probes.tape.format.reader import read_segment, segment_paths
 
     paths = segment_paths(RunDir(folder).rank_dir(0, 0), "steps")
     return [int(value) for path in paths for value in read_segment(path).records[column]]

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from probes.tape.events import read_events
-from probes.tape.reader import read_segment, segment_paths
+from probes.tape.files.shared_memory import remove_shared
+from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.rundir import RunDir
-from probes.tape.shared_memory import remove_shared
 from tests.forking_server import PRELOADED
 from tests.trainer.training_runs import small, with_steps
 from trainer.checkpoint.disk_tier.checkpoints import checkpoint_steps

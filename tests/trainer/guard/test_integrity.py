@@ -9,8 +9,8 @@ import pytest
 
 from probes.guard.decisions import RunStopped
 from probes.tape.events import read_events
-from probes.tape.names import read_names
-from probes.tape.reader import read_segment, segment_paths
+from probes.tape.format.names import read_names
+from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.rundir import RunDir
 from tests.depth import usually
 from tests.processes import run_ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.launcher.advice_line import advice_line
+from trainer.launcher.terminal.advice_line import advice_line
 
 
 def test_a_line_says_what_is_and_what_to_do() -> None:

@@ -18,7 +18,7 @@ from trainer.launcher.launch import _outcome
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
-from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.stop_signals import StopSignals
 
 

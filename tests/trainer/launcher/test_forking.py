@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.launcher.zygote import driver_is_open
+from trainer.launcher.processes.zygote import driver_is_open
 from trainer.rank.forked import FORKED, use_device
 
 

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from trainer.launcher.live_lines import FindingLines, say
+from trainer.launcher.terminal.live_lines import FindingLines, say
 
 SENTENCE = "Rank 1 has been slow since step 60: +74.1 ms of compute per step after the optimizer or in the next batch."
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_for
-from trainer.launcher.prefork import PreforkServer
-from trainer.launcher.zygote import ZygoteError
+from trainer.launcher.processes.prefork import PreforkServer
+from trainer.launcher.processes.zygote import ZygoteError
 from watch.processes import is_alive
 
 

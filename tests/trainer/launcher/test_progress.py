@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from probes.tape.events import EventWriter
-from probes.tape.reader import segment_paths
+from probes.tape.format.reader import segment_paths
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, TapeWriter
 from probes.tape.rundir import NODE_RANK
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, TapeWriter
 from tests.factories import RankWriter, empty_run
 from tests.waiting import wait_for
 from trainer.config.config import Config
-from trainer.launcher import progress
+from trainer.launcher.terminal import progress
 from trainer.layout.plan import resolve
 
 STEPS = 200

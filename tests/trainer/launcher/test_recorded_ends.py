@@ -20,7 +20,7 @@ from trainer.launcher.agent import Agent
 from trainer.launcher.node import Node
 from trainer.launcher.nodes.devices import Devices
 from trainer.launcher.nodes.rendezvous import NodeRendezvous
-from trainer.launcher.rank_processes import RankProcesses
+from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.recorded_ends import failure_of
 from trainer.launcher.stop_signals import StopSignals
 

@@ -12,8 +12,8 @@ from analyzers.finding import Finding
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from tests.factories import empty_run
-from trainer.launcher import stop_report
-from trainer.launcher.stop_report import _findings, open_verdict
+from trainer.launcher.terminal import stop_report
+from trainer.launcher.terminal.stop_report import _findings, open_verdict
 from watch.live import _event_columns
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from probes.attach import watch_restarts
+from probes.attach.launch import watch_restarts
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from store.database import WriterLock

@@ -17,8 +17,8 @@ from tests.trainer.layouts import Outcome, tiny, train_layouts
 from tests.trainer.training_runs import RunResult, run_loop, small
 from trainer.config.load import ConfigError
 from trainer.layout.plan import resolve
+from trainer.plan.footprint.weights import rank_units
 from trainer.plan.traffic import rank_traffic
-from trainer.plan.weights import rank_units
 from trainer.training.build import build
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,9 +12,9 @@ from rankscope.cli import app
 from tests.factories import empty_run, make_run
 from trainer.config.load import ConfigError, load_config
 from trainer.layout.plan import resolve
-from trainer.plan.budget import training_cost
 from trainer.plan.calibration import calibrate, calibrated
-from trainer.plan.compute_optimal import compute_optimal, within_budget
+from trainer.plan.cost.budget import training_cost
+from trainer.plan.cost.compute_optimal import compute_optimal, within_budget
 from trainer.plan.expected import Expected, expect
 from trainer.plan.hardware import Hardware, parse_hardware
 from trainer.plan.manifest import planned

@@ -26,10 +26,10 @@ from trainer.model.size import num_parameters
 from trainer.model.transformer import Transformer
 from trainer.parallel.compression import GradientCompression
 from trainer.plan.anti_patterns import anti_patterns
-from trainer.plan.budget import RESTART_S, failure_cost, parse_tokens, training_cost
+from trainer.plan.cost.budget import RESTART_S, failure_cost, parse_tokens, training_cost
 from trainer.plan.expected import expect
+from trainer.plan.footprint.memory import in_flight, rank_memory, worst_rank_memory
 from trainer.plan.hardware import Hardware, parse_bytes, parse_hardware
-from trainer.plan.memory import in_flight, rank_memory, worst_rank_memory
 from trainer.plan.strategies import strategies
 from trainer.plan.traffic import rank_traffic
 from trainer.presets import config_path, preset_names

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from trainer.preflight.layout import Hello, Layout
-from trainer.preflight.readings import AllReduceReading, LinkReading, RankReading, Readings
+from trainer.preflight.verdict.readings import AllReduceReading, LinkReading, RankReading, Readings
 
 FLOPS, MEMORY, LINK, LATENCY = 7e14, 2.8e12, 4.5e10, 9e-6
 Alter = Callable[[RankReading], RankReading]

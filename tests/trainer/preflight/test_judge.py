@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.trainer.preflight.simulated import cluster, slower
-from trainer.preflight.judge import judge
-from trainer.preflight.peers import slow_among
-from trainer.preflight.policy import PreflightPolicy
-from trainer.preflight.readings import LinkReading, RankReading, Readings
-from trainer.preflight.report import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_PASSED, Line, PreflightReport
 from trainer.preflight.rounds import pair_rounds, repeat_rounds
+from trainer.preflight.verdict.judge import judge
+from trainer.preflight.verdict.peers import slow_among
+from trainer.preflight.verdict.policy import PreflightPolicy
+from trainer.preflight.verdict.readings import LinkReading, RankReading, Readings
+from trainer.preflight.verdict.report import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_PASSED, Line, PreflightReport
 
 
 def bad(report: PreflightReport) -> list[Line]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.trainer.preflight.simulated import cluster
-from trainer.preflight.judge import judge
-from trainer.preflight.readings import Readings, SettingReading
 from trainer.preflight.tuning import SettingsError, parse
+from trainer.preflight.verdict.judge import judge
+from trainer.preflight.verdict.readings import Readings, SettingReading
 
 TREE = {"NCCL_ALGO": "Tree", "NCCL_PROTO": "Simple"}
 SIZE = 1 << 26

@@ -13,9 +13,9 @@ import torch
 
 from probes.guard.spike_detector import SpikeDetector
 from probes.tape.events import read_events
-from probes.tape.reader import read_segment, segment_paths
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
-from probes.tape.writer import COMPLETE
 from tests.processes import run_ranks
 from tests.trainer.training_runs import RunResult, assert_same_bits, run_loop, small, with_steps
 from trainer.checkpoint.state import local_tensors, training_tensors

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analyzers.account.exposure import measure
+from analyzers.account.device.exposure import measure
 from probes.tape.rundir import RunDir
 from store import Store
-from store.readers.kineto import read_trace
-from store.readers.rank_traces import breakdown
+from store.readers.traces.kineto import read_trace
+from store.readers.traces.rank_traces import breakdown
 from tests.processes import end_group, run_ranks
 
 STEPS, WARM_UP, LINK_BYTES_PER_S = 10, 2, 25_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from analyzers.live import LiveState
-from analyzers.stragglers.peer_comparison import find_stragglers
+from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import named, stored
 from tests.analyzers.test_live import told

@@ -6,7 +6,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from probes.tape.shared_memory import shared_folder
+from probes.tape.files.shared_memory import shared_folder
 from store import Store
 from tests.e2e.launched import LaunchedRun, resume, unhurried
 from tests.e2e.test_nodes import _committed, _lose_node_1, _node, _options, _worlds

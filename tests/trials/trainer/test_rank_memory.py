@@ -14,7 +14,7 @@ from tests.processes import run_ranks
 from tests.trainer.plan.test_plan import settings
 from tests.trainer.plan.test_rank_memory import EP_FSDP, MEASURED, measured, of_experts
 from trainer.layout.plan import resolve
-from trainer.plan.memory import rank_memory
+from trainer.plan.footprint.memory import rank_memory
 
 
 def test_a_rank_needs_what_is_planned() -> None:

@@ -16,8 +16,8 @@ from torch.distributed import TCPStore
 from analyzers.finding import Finding
 from analyzers.hangs.analyze import silent_nodes
 from analyzers.live import LiveState, live_findings
-from analyzers.run.digest import Digest, decode
-from analyzers.run.snapshot import AttemptView, RankView
+from analyzers.run.calls.snapshot import AttemptView, RankView
+from analyzers.run.live.digest import Digest, decode
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from analyzers.run.digest import Digest, encode
-from analyzers.run.snapshot import AttemptView, RankView
+from analyzers.run.calls.snapshot import AttemptView, RankView
+from analyzers.run.live.digest import Digest, encode
 from probes.tape.events import EventWriter, read_events
 from probes.tape.rundir import NODE_RANK, RunDir
 from tests.analyzers.memory_store import MemoryStore

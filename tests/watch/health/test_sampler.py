@@ -13,9 +13,9 @@ import pytest
 from analyzers.health.analyze import device_health
 from analyzers.scope import Scope
 from probes.tape.events import EventWriter, read_events
-from probes.tape.reader import TapeError, read_segment, segment_paths
+from probes.tape.format.reader import TapeError, read_segment, segment_paths
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.writer import COMPLETE
 from store import Store
 from tests.factories import empty_run
 from tests.fakes import FakeNvml

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from probes.tape.schema import TABLES
+from probes.tape.format.schema import TABLES
 from tests.fakes import FakeNvml
 from watch.health.dcgm import FIELDS, Dcgm
 from watch.health.device import HOST, ReadingError, Xid

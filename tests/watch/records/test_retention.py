@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from probes.tape.events import EventWriter
+from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import NODE_RANK, RunDir
-from probes.tape.writer import COMPLETE
 from store import Ingester, Store
 from store.ingest.retention import KEPT_STEPS
 from tests.factories import RankWriter, empty_run

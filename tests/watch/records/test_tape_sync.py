@@ -9,8 +9,8 @@ import pytest
 
 from probes.tape import event_kinds
 from probes.tape.events import read_events
+from probes.tape.files.safe_open import sync_file
 from probes.tape.rundir import RunDir
-from probes.tape.safe_open import sync_file
 from store.ingest.rank_folders import Folder, NodeFolders
 from tests.factories import make_run
 from tests.waiting import wait_for

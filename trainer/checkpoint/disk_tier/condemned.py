@@ -14,7 +14,7 @@ import json
 import re
 from pathlib import Path
 
-from probes.tape.safe_open import read_plain
+from probes.tape.files.safe_open import read_plain
 from trainer.checkpoint.disk_tier.listing import subfolders
 from trainer.checkpoint.disk_tier.manifest import SETTLED
 

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from probes.tape.safe_open import open_plain
+from probes.tape.files.safe_open import open_plain
 from trainer.checkpoint import attempt_fence as fence
 from trainer.fsync import fsync_path
 

@@ -17,7 +17,7 @@ from typing import Any
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from probes.tape.safe_open import open_plain
+from probes.tape.files.safe_open import open_plain
 from trainer.checkpoint.disk_tier.manifest import CheckpointError
 
 __all__ = ["SafeReader"]

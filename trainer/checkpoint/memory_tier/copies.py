@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from probes.tape.shared_memory import PID_NAME
+from probes.tape.files.shared_memory import PID_NAME
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.memory_tier.copy_stream import Copying, CopyStream
 from trainer.checkpoint.memory_tier.host_copy import HostCopy, private_memory

@@ -34,7 +34,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from probes.tape.shared_memory import PID_NAME, this_node
+from probes.tape.files.shared_memory import PID_NAME, this_node
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.disk_tier.manifest import CheckpointError

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.guard.ledger import Ledger
-from probes.tape.shared_memory import this_node
+from probes.tape.files.shared_memory import this_node
 from trainer.checkpoint import attempt_fence as fence
 from trainer.checkpoint.agreement import gather_from_all
 from trainer.checkpoint.disk_tier.manifest import CheckpointError

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from probes.attach.parent_death import signal_at_parent_death
+from probes.attach.launch.parent_death import signal_at_parent_death
 from probes.tape.signal_names import signal_name
 from trainer.data.prepare.plan import PlannedShard, PreparePlan
 from trainer.data.prepare.tokenizer import BYTES, load_tokenizer

@@ -19,7 +19,7 @@ from pathlib import Path
 from probes.attach.injected_fault import VARIABLE, InjectedFault
 from probes.tape import event_kinds
 from probes.tape.events import read_events
-from probes.tape.reader import TapeError, read_segment, segment_paths
+from probes.tape.format.reader import TapeError, read_segment, segment_paths
 from probes.tape.rundir import RunDir
 from trainer.drills.script.faults import SCRIPT_FAULTS
 from watch.processes import kill, processes_of

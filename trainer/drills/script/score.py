@@ -14,7 +14,7 @@ from analyzers.deaths.rank_lost import ON_PURPOSE
 from analyzers.finding import Finding
 from probes.attach.injected_fault import InjectedFault
 from probes.tape import event_kinds
-from probes.tape.reader import TapeError
+from probes.tape.format.reader import TapeError
 from store import Store, StoreError
 from trainer.drills.script.execute import Done
 from trainer.drills.script.faults import SCRIPT_FAULTS, ScriptFault

@@ -27,21 +27,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from analyzers.verdict.verdict import without_unjudged
-from probes.attach.announcement import VARIABLE, Announcement, announced
+from probes.attach.launch.announcement import VARIABLE, Announcement, announced
 from probes.attach.started_ranks import has_started_ranks
 from probes.settings.section import read
 from probes.settings.sections import RecoverySettings
 from probes.tape import event_kinds
 from probes.tape.events import EventWriter, read_events
-from probes.tape.held_folder import HeldFolder
+from probes.tape.files.held_folder import HeldFolder
 from probes.tape.rundir import NODE_RANK, RunDir, RunError
 from probes.tape.signal_names import signal_name
 from store import StoreError
-from trainer.launcher.advice_line import advice_line
-from trainer.launcher.live_lines import FindingLines, say
 from trainer.launcher.node import Node
-from trainer.launcher.stop_report import STOPPING, VERDICT_INDENT, open_verdict, verdict_lines
 from trainer.launcher.stop_signals import StopSignals
+from trainer.launcher.terminal.advice_line import advice_line
+from trainer.launcher.terminal.live_lines import FindingLines, say
+from trainer.launcher.terminal.stop_report import STOPPING, VERDICT_INDENT, open_verdict, verdict_lines
 from trainer.launcher.watch_keeper import WatchKeeper
 from watch.health.oom_kills import OomCounter
 from watch.verdicts.diagnosed_run import diagnosed_run

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from analyzers.health.analyze import THROTTLE_BITS
 from analyzers.health.xids import xid_table
-from analyzers.run.event_log import EventLog
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source, missing_tables
 from probes.tape import event_kinds
 from watch.exporting.metrics.catalogue import Sample

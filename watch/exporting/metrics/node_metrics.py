@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from analyzers.report.wording.links import alert_links
-from analyzers.run.event_log import EventLog, parsed_detail
+from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
+from analyzers.run.live.stall_limits import limit_s
+from analyzers.run.live.state import LIVE_WORDS, RunState, run_state
 from analyzers.run.policy import StallPolicy
-from analyzers.run.snapshot import SNAPSHOT_EVENTS, attempts, take_snapshot
-from analyzers.run.stall_limits import limit_s
-from analyzers.run.state import LIVE_WORDS, RunState, run_state
+from analyzers.run.records.event_log import EventLog, parsed_detail
 from analyzers.source import Source
 from probes.settings.described import CheckpointFacts, RunFacts
 from probes.settings.section import read

@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analyzers.account.bubble import expected_idle
+from analyzers.account.device.trace_check import contradiction
 from analyzers.account.goodput import measure
 from analyzers.account.step_account import StepAccount, step_accounts
 from analyzers.account.time_classes import OWN_WORK
-from analyzers.account.trace_check import contradiction
 from analyzers.finding import Finding, evidence_of
 from analyzers.numerics.expert_load import layer_loads
-from analyzers.run.evaluations import evaluations
-from analyzers.run.event_log import EventLog, parsed_detail
-from analyzers.run.newest_steps import NEWEST_STEPS, newest_pace
-from analyzers.run.open_findings import may_last
+from analyzers.run.calls.snapshot import attempts
+from analyzers.run.findings.open_findings import may_last
 from analyzers.run.policy import StallPolicy
-from analyzers.run.snapshot import attempts
-from analyzers.run.token_copies import token_copies
+from analyzers.run.records.evaluations import evaluations
+from analyzers.run.records.event_log import EventLog, parsed_detail
+from analyzers.run.records.newest_steps import NEWEST_STEPS, newest_pace
+from analyzers.run.records.token_copies import token_copies
 from analyzers.source import Source, missing_tables
 from analyzers.wording import is_number, ranks_text
 from probes.settings.described import ParallelFacts

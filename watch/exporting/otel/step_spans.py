@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from analyzers.account.time_classes import NOT_MEASURED, OWN_WORK, WAITED
-from analyzers.figures.spaced_sample import spaced_sample
+from analyzers.figures.drawing.spaced_sample import spaced_sample
 
 __all__ = ["GROUPS", "RANKS", "SAMPLED_RANKS", "SpanRow", "StepSpans"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from analyzers.account.goodput import measure
-from analyzers.run.event_log import EventLog
 from analyzers.run.policy import StallPolicy
+from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 from probes.tape.rundir import RunDir

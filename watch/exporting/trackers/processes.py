@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from probes.attach.own_process import own_process
+from probes.attach.launch.own_process import own_process
 from probes.settings.section import read
 from probes.settings.sections import TrackersSettings
 from probes.tape import event_kinds

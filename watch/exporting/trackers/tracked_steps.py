@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from analyzers.account.time_classes import OWN_WORK, PHASES, WAITED, own
-from analyzers.figures.spaced_sample import spaced_sample
+from analyzers.figures.drawing.spaced_sample import spaced_sample
 from analyzers.numerics.gradient_flow import block_of
-from analyzers.run.evaluations import evaluations
+from analyzers.run.records.evaluations import evaluations
 from analyzers.source import Source, missing_tables
 from watch.exporting.otel.step_spans import SAMPLED_RANKS
 from watch.exporting.trackers.tracker import TrackedStep

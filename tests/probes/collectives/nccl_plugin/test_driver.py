@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.cost.nccl_plugin import Kill, _compare, compile_driver, kill_driver, measure, start_driver
 from probes.collectives.nccl_plugin.build import BuildError, compile_plugin
-from probes.tape.reader import read_segment, segment_paths
-from probes.tape.schema import TABLES
-from probes.tape.writer import COMPLETE, OPEN, TapeWriter
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.schema import TABLES
+from probes.tape.format.writer import COMPLETE, OPEN, TapeWriter
 from tests.support.played.nccl_interface import VERSIONS
 
 ALL_EVENTS = "calls,kernels,links,channels,steps"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from probes.tape.writer import COMPLETE
+from probes.tape.format.writer import COMPLETE
 from store.ingest.ingest import Ingester
 from store.reader import Store
 from tests.factories import RankWriter, empty_run

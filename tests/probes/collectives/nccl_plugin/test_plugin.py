@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pytest
 
 from probes.collectives.nccl_plugin.layout import header_text, records_in_a_segment
-from probes.tape.names import read_names
-from probes.tape.nccl_tables import NAMES_FILE
-from probes.tape.reader import read_segment, segment_paths
-from probes.tape.schema import TABLES, UNSET
-from probes.tape.writer import COMPLETE, OPEN
+from probes.tape.format.names import read_names
+from probes.tape.format.nccl_tables import NAMES_FILE
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.schema import TABLES, UNSET
+from probes.tape.format.writer import COMPLETE, OPEN
 from tests.support.played.nccl_interface import VERSIONS, PlayedNccl
 from tests.waiting import wait_for
 

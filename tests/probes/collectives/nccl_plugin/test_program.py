@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.cost.nccl_plugin import compile_driver
 from probes.tape.events import read_events
-from probes.tape.reader import read_segment
+from probes.tape.format.reader import read_segment
 from probes.tape.rundir import RunDir
 from store.ingest.ingest import Ingester
 from store.reader import Store

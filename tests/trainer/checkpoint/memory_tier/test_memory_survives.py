@@ -15,8 +15,8 @@ import torch
 
 from probes.guard.ledger import LEDGER_NAME, Ledger
 from probes.tape.events import read_events
+from probes.tape.files.shared_memory import SHARED_MEMORY, remove_shared, shared_folder, sweep_stale
 from probes.tape.rundir import RunDir
-from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folder, sweep_stale
 from tests.fakes import ProcessEnd
 from tests.forking_server import PRELOADED
 from tests.processes import run_ranks

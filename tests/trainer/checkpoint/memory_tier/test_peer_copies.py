@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from probes.tape.events import read_events
+from probes.tape.files.shared_memory import SHARED_MEMORY, remove_shared, shared_folder
 from probes.tape.rundir import RunDir
-from probes.tape.shared_memory import SHARED_MEMORY, remove_shared, shared_folder
 from tests.fakes import ProcessEnd
 from tests.processes import run_ranks
 from tests.trainer.training_runs import assert_same_bits, run_loop, small, with_steps

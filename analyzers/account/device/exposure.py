@@ -1,0 +1,184 @@
+"""Exposed communication: what of it no compute hides, by rank and step, and by class of calls.
+
+    measured = measure(source, attempt=0)
+    measured.exposed_ms, measured.busy_ms, measured.transfer_ms      # one element a (rank, step)
+    exposed_calls(source, attempt=0)["exposed_ms"]                   # one element a class of calls
+
+* *Communication* of a rank in a step is the time in which at least one of its calls was in flight: the union of
+  issue to end, so that concurrent calls count once.
+* *Exposed* is what the rank was blocked for (on a GPU: what its stream stood still for), *overlapped* the rest.
+* Of the exposed part, *transfer* is what even the member that came last would have waited; the rest is for the late.
+
+Point-to-point calls of a pipeline are left out (`pipeline_idle` measures what they cost), and so are checkpoints,
+evaluations and steps that ran more than once. Only durations are used. Of long runs every k-th step is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.stalls import stall_parts
+from analyzers.account.time_classes import TRAINING, WAITED
+from analyzers.source import READ_CALLS, READ_STEPS, Floats, Ints, Source, every_kth, floats, ints
+
+__all__ = ["SIZE_OF_CALL", "Exposure", "exposed_calls", "measure"]
+
+SIZE_OF_CALL = (
+    "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
+    "ELSE max(bytes) END"
+)
+"""SQL, over the members of a call. Tokens on their way to experts have another size in each call: rounded to powers of
+two they are one class and not thousands."""
+_COUNTED = f"CASE WHEN collective_wait_ns IS NOT NULL THEN {WAITED} END"
+"""SQL of what the step waited by its account: no communication is exposed for longer than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """One element a (rank, step), in the order of steps; milliseconds."""
+
+    rank: Ints
+    step: Ints
+    step_ms: Floats
+    busy_ms: Floats
+    exposed_ms: Floats
+    transfer_ms: Floats
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps measured."""
+        return len(np.unique(self.step))
+
+    def ratio(self, part: Floats) -> float:
+        """The part's share of the time of all ranks' steps."""
+        return float(part.sum() / self.step_ms.sum()) if len(self.step) else 0.0
+
+    @property
+    def overlapped_ms(self) -> Floats:
+        """In flight while the rank computed."""
+        hidden: Floats = np.maximum(self.busy_ms - self.exposed_ms, 0.0)
+        return hidden
+
+
+def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
+    """Exposure of the finished steps of an attempt, from `since_step` on."""
+    every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
+    if is_stamped(source, attempt):
+        return _on_devices(source, attempt, since_step, every)
+    table = source.query(
+        f"""
+        WITH calls AS (
+            SELECT rank, step, issue_ns, end_ns, coalesce(wait_ns, 0) AS waited,
+                   min(end_ns - issue_ns) OVER (PARTITION BY process_group, seq) AS transfer,
+                   max(end_ns) OVER (PARTITION BY rank, step ORDER BY issue_ns, end_ns
+                                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+            FROM collectives
+            WHERE attempt = ? AND step >= ? AND step % ? = 0 AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
+              AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
+        spent AS (
+            SELECT rank, step, sum(greatest(0, end_ns - greatest(issue_ns, coalesce(before, issue_ns)))) AS busy,
+                   sum(waited) AS waited, sum(least(waited, transfer)) AS transfer
+            FROM calls GROUP BY rank, step),
+        once AS (
+            SELECT rank, step, max({TRAINING}) AS took,
+                   max({_COUNTED}) AS counted
+            FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
+              AND duration_ns IS NOT NULL
+            GROUP BY rank, step HAVING count(*) = 1)
+        SELECT rank, step, took / 1e6 AS step_ms, least(busy, took) / 1e6 AS busy_ms,
+               least(waited, coalesce(counted, waited), took) / 1e6 AS exposed_ms,
+               least(transfer, waited, coalesce(counted, waited), took) / 1e6 AS transfer_ms
+        FROM spent JOIN once USING (rank, step) WHERE took > 0 ORDER BY step, rank
+        """,
+        [attempt, since_step, every, attempt, every],
+    )
+    values = {name: floats(table[name]) for name in ("step_ms", "busy_ms", "exposed_ms", "transfer_ms")}
+    return Exposure(rank=ints(table["rank"]), step=ints(table["step"]), **values)
+
+
+def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
+    """For stamped steps: what their streams stood still for, and when calls were in flight between their stamps."""
+    late = {(part.rank, part.step): part.late_ns for part in stall_parts(source, attempt, since_step=since_step)}
+    table = source.query(
+        f"""
+        WITH calls AS (
+            SELECT rank, step, issue_ns, end_ns,
+                   max(end_ns) OVER (PARTITION BY rank ORDER BY issue_ns, end_ns
+                                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+            FROM collectives
+            WHERE attempt = ? AND step >= ? AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
+              AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
+        spent AS (SELECT rank, step, sum(greatest(0, end_ns - greatest(issue_ns, coalesce(before, issue_ns)))) AS busy
+                  FROM calls GROUP BY rank, step)
+        SELECT rank, step, {TRAINING} / 1e6 AS step_ms, coalesce(busy, 0) / 1e6 AS busy_ms, {WAITED} / 1e6 AS exposed_ms
+        FROM steps LEFT JOIN spent USING (rank, step)
+        WHERE attempt = ? AND step >= ? AND step % ? = 0 AND rank >= 0 AND stamped_steps > 0
+        QUALIFY count(*) OVER (PARTITION BY rank, step) = 1 AND step_ms > 0 ORDER BY step, rank
+        """,
+        [attempt, since_step, attempt, since_step, every],
+    )
+    rank, step = ints(table["rank"]), ints(table["step"])
+    step_ms, exposed = floats(table["step_ms"]), floats(table["exposed_ms"])
+    for_late = np.array([late.get(pair, 0) / 1e6 for pair in zip(rank.tolist(), step.tolist(), strict=True)])
+    return Exposure(
+        rank=rank, step=step, step_ms=step_ms, exposed_ms=exposed,
+        # A step's last calls may have been in flight in the next one: never less than what was exposed.
+        busy_ms=np.minimum(np.maximum(floats(table["busy_ms"]), exposed), step_ms),
+        transfer_ms=np.maximum(exposed - for_late, 0.0),
+    )  # fmt: skip
+
+
+def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str, npt.NDArray[Any]]:
+    """Columns op, process_group, bytes, num_calls, busy_ms, exposed_ms, transfer_ms, exposed_ratio, num_classes.
+
+    One element a class of calls, the most exposed first. Numbers and times are means over ranks and steps, the ratio is
+    of the time in flight, and `num_classes` counts also those beyond the limit. Calls in flight at once may be waited
+    for at once, so the waits of a rank's step are scaled to what the step recorded of them: the classes' exposed times
+    add up to that of the run.
+    """
+    every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
+    return source.query(
+        f"""
+        WITH calls AS (
+            SELECT rank, step, op, process_group, seq, bytes, end_ns - issue_ns AS busy, coalesce(wait_ns, 0) AS waited,
+                   min(end_ns - issue_ns) OVER (PARTITION BY process_group, seq) AS transfer
+            FROM collectives
+            WHERE attempt = ? AND step % ? = 0 AND end_ns IS NOT NULL AND rank >= 0 AND peer IS NULL
+              AND coalesce(phase, '') NOT IN ('checkpoint', 'evaluate')),
+        sizes AS (SELECT process_group, seq, op, {SIZE_OF_CALL} AS bytes FROM calls GROUP BY process_group, seq, op),
+        once AS (
+            SELECT rank, step, max({TRAINING}) AS took,
+                   max({_COUNTED}) AS counted
+            FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
+              AND duration_ns IS NOT NULL
+            GROUP BY rank, step HAVING count(*) = 1),
+        kept AS (
+            SELECT rank, step, coalesce(least(sum(waited), coalesce(any_value(counted), sum(waited)), any_value(took))
+                                        / nullif(sum(waited), 0), 0) AS ratio
+            FROM calls JOIN once USING (rank, step) WHERE took > 0 GROUP BY rank, step),
+        classes AS (
+            SELECT c.op, c.process_group, s.bytes, count(*) AS num, sum(c.busy) AS busy,
+                   sum(c.waited * k.ratio) AS exposed, sum(least(c.waited, c.transfer) * k.ratio) AS transfer
+            FROM calls c JOIN kept k USING (rank, step)
+            JOIN sizes s ON c.seq IS NOT DISTINCT FROM s.seq AND c.process_group IS NOT DISTINCT FROM s.process_group
+                            AND c.op IS NOT DISTINCT FROM s.op
+            GROUP BY c.op, c.process_group, s.bytes)
+        SELECT op, process_group, bytes, num / num_seen AS num_calls, busy / num_seen / 1e6 AS busy_ms,
+               exposed / num_seen / 1e6 AS exposed_ms, transfer / num_seen / 1e6 AS transfer_ms,
+               CAST(exposed / nullif(busy, 0) AS DOUBLE) AS exposed_ratio, count(*) OVER () AS num_classes
+        FROM classes, (SELECT CAST(count(*) AS DOUBLE) AS num_seen FROM kept)
+        ORDER BY exposed_ms DESC, op, process_group, bytes LIMIT {int(limit)}
+        """,
+        [attempt, every, attempt, every],
+    )
+
+
+def _steps_with_calls(source: Source, attempt: int) -> str:
+    """SQL condition on `steps`: from the first to the last step with a call, so that the store skips all others."""
+    ((first, last),) = source.rows("SELECT min(step), max(step) FROM collectives WHERE attempt = ?", [attempt])
+    return "false" if first is None else f"step BETWEEN {int(first)} AND {int(last)}"

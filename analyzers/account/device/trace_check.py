@@ -1,0 +1,93 @@
+"""Exposed communication of stamped GPUs, compared with torch's profiler in the same steps of the same ranks.
+
+    check = against_traces(source, attempt=0)      # None without captures of stamped steps
+    check.stamped_ratio, check.traced_ratio        # shares of the step, medians over the captures
+    check.gap_ratio                                # how far the trace lies outside what the stamps allow
+    contradiction(source, attempt=0)               # why exposed communication is not judged, or ""
+
+A trace sees each kernel, a stamp only when the compute stream stood still. Where a kernel stands behind another
+stream's without a wait (few hardware queues), or the stamps are wrong for another reason, the trace shows it.
+While the device waited for its host, communication in flight may count as exposed or not: any share between the two
+is allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.device.stalls import StallParts, stall_parts
+from analyzers.policy import SHARED
+from analyzers.profiling.captures import EVENTS, captures
+from analyzers.run.records.event_log import EventLog
+from analyzers.source import Source
+from analyzers.wording import is_number, percent
+
+__all__ = ["TraceCheck", "against_traces", "contradiction"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceCheck:
+    """Medians over the captures."""
+
+    captures: int
+    stamped_ratio: float
+    """Exposed share of the step by the stamps."""
+    traced_ratio: float
+    """The same value by the profiler."""
+    gap_ratio: float
+    """Share of the step by which the trace lies outside of what the stamps allow; 0 inside."""
+
+
+def contradiction(source: Source, attempt: int) -> str:
+    """Why exposed communication of the attempt is not judged, as a clause; empty where no trace contradicts it."""
+    check = against_traces(source, attempt) if is_stamped(source, attempt) else None
+    if check is None or check.gap_ratio <= SHARED.equal_ratio:
+        return ""
+    return (
+        f"torch's profiler saw {percent(check.traced_ratio)} of the same steps exposed, the stamps of the compute "
+        f"stream {percent(check.stamped_ratio)}"
+    )
+
+
+def against_traces(source: Source, attempt: int) -> TraceCheck | None:
+    """Compare each capture with the stamped steps in it."""
+    traced = [
+        (one["rank"], one["first_step"], one["last_step"], one["parts_ms"])
+        for one in captures(EventLog.load(source, EVENTS, attempt))
+        if one["parts_ms"] is not None and not one["problem"] and one["first_step"] is not None
+    ]
+    traced = [one for one in traced if is_number(one[3].get("exposed")) and is_number(one[3].get("step"))]
+    if not traced:
+        return None
+    durations: dict[tuple[int, int], int] = {
+        (rank, step): took
+        for rank, step, took in source.rows(
+            "SELECT rank, step, max(duration_ns) FROM steps WHERE attempt = ? AND duration_ns > 0 GROUP BY rank, step",
+            [attempt],
+        )
+    }
+    since = min(first for _, first, _, _ in traced)
+    parts = [part for part in stall_parts(source, attempt, since_step=since) if (part.rank, part.step) in durations]
+    found = []
+    for rank, first, last, of_trace in traced:
+        stamped = [part for part in parts if part.rank == rank and first <= part.step <= (last or first)]
+        if stamped and of_trace["step"] > 0:
+            found.append(_compared(stamped, durations, of_trace["exposed"] / of_trace["step"]))
+    if not found:
+        return None
+    exposed, traced_ratio, gap = np.median(np.array(found), axis=0)
+    return TraceCheck(
+        captures=len(found), stamped_ratio=float(exposed), traced_ratio=float(traced_ratio), gap_ratio=float(gap)
+    )
+
+
+def _compared(
+    stamped: list[StallParts], durations: dict[tuple[int, int], int], traced: float
+) -> tuple[float, float, float]:
+    took = sum(durations[part.rank, part.step] for part in stamped)
+    least = sum(part.exposed_ns for part in stamped) / took
+    most = least + sum(part.host_in_flight_ns for part in stamped) / took
+    return least, traced, max(0.0, least - traced, traced - most)

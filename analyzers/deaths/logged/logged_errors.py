@@ -1,0 +1,248 @@
+"""Causes stated by the processes themselves: exceptions, and lines of libraries that name a cause.
+
+1. An exception is the rank's own unless its text is about a peer (`victim` in the rules), it was raised in a call that
+   waits for other ranks, it is a launcher's summary, or the rank's watchdog had timed out before.
+2. An exception proves nothing if the job went on after it, if the launcher was already ending the job, or if a
+   background thread raised it.
+3. The same exception on several ranks is one candidate with all of them.
+4. For chained exceptions the last one is reported, together with its original. An exception whose text names a known
+   cause, or that is followed by errors of peers, is reported alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from analyzers.causes import CAUSES
+from analyzers.deaths.logged.logged_endings import Ended
+from analyzers.health.ascend_codes import codes_in, explained_code
+from analyzers.logs.candidate import Candidate, from_lines, ranks_of, who
+from analyzers.logs.exceptions import (
+    Standing,
+    is_launchers,
+    is_stop,
+    is_victims,
+    standing,
+    text_of,
+    type_of,
+    words_of,
+)
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.logs.wording import DO_OF_LINE
+from analyzers.memory.allocator_message import memory_of_message
+from analyzers.run.ends.exceptions import own_frame_text
+from store.readers.logs.rules import Rule, cause_of
+
+__all__ = ["process_candidates"]
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_RANKS = re.compile(r"\b[Rr]ank[ :=_]?(\d{1,6})\b")
+_UNIQUE_ID = "ing ncclUniqueId from ["
+_NO_EVIDENCE = (
+    "traceback",
+    "type",
+    "message",
+    "ranks",
+    "after_step",
+    "is_warning",
+    "later_steps",
+    "own_rank",
+    "chained",
+)
+
+
+def process_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
+    """Candidates for every cause that a process or its launcher states."""
+    first_timeout = {entry.rank: book.position(entry) for entry in reversed(list(book.of("watchdog_timeout")))}
+    chains = _chains(book)
+    found: dict[tuple[str, str], list[tuple[LogLine, Standing]]] = {}
+    for entry in book.of("exception"):
+        if is_launchers(entry) or is_victims(entry) or is_stop(entry) or _is_closed_by_loss(entry, book):
+            continue
+        gave_up = first_timeout.get(entry.rank)
+        if gave_up is not None and gave_up < book.position(entry):
+            continue  # its watchdog had already timed out
+        rule = cause_of(words_of(entry))
+        if (rule is not None and (rule.role == "numerics" or rule.kind in _NAMES_RANKS)) or _UNIQUE_ID in text_of(
+            entry
+        ):
+            continue  # the line itself is judged
+        cause = _cause(entry, rule)
+        if cause == "exception" and (last := chains.get((entry.source, entry.line))) and last.line > entry.line:
+            continue
+        message = entry.text("message").partition("\n")[0][:120]
+        key = _NUMBERS.sub("#", f"{type_of(entry)}: {message}") if cause == "exception" else ""
+        how = "aside" if cause == "exception" and _was_killed_later(entry, ended) else standing(entry, book)
+        found.setdefault((cause, key), []).append((entry, how))
+    for entry, rule in book.of_role("root"):
+        gave_up = first_timeout.get(entry.rank)
+        if rule.kind in _NOT_LINES or (gave_up is not None and gave_up < book.position(entry)):
+            continue
+        if _is_closed_by_loss(entry, book):
+            continue
+        found.setdefault((_cause(entry, rule), ""), []).append((entry, standing(entry, book)))
+    candidates = []
+    for (cause, _), group in found.items():
+        aside = [entry for entry, how in group if how in ("aside", "ignored")]
+        proven = [entry for entry, how in group if how == "own" and not _is_last_line_of(entry, aside)]
+        rest = [entry for entry, how in group if how in ("after", "aside")]
+        # Buffered standard output may come late: if anything ended, an error that seems survived is still a suspicion.
+        is_over = any(book.of_role("death", "victim"))
+        rest += [entry for entry, how in group if how in ("survived", "ignored") and is_over]
+        if proven or rest:
+            candidates.append(_candidate(cause, proven or rest, book, chains, is_own=bool(proven)))
+    return candidates
+
+
+def _chains(book: LogBook) -> dict[tuple[str, int], LogLine]:
+    """{(source, line) of a chained exception: counterpart}: for the last the chain's first, for all others the last."""
+    found: dict[tuple[str, int], LogLine] = {}
+    open_chains: dict[tuple[str, int | None], list[LogLine]] = {}
+    for entry in book.of("exception"):
+        chain = open_chains.setdefault((entry.source, entry.rank), [])
+        if not entry.text("traceback"):
+            chain += [entry] if chain and entry.text("type") == chain[-1].text("type") else []
+            continue
+        chain.append(entry)
+        if entry.number("chained"):
+            continue
+        del open_chains[entry.source, entry.rank]
+        is_own = not (is_launchers(entry) or is_victims(entry) or is_stop(entry))
+        if len(chain) > 1 and is_own and _cause(entry, cause_of(words_of(entry))) == "exception":
+            found |= {(one.source, one.line): entry for one in chain[:-1]}
+            found[entry.source, entry.line] = chain[0]
+    return found
+
+
+def _is_closed_by_loss(entry: LogLine, book: LogBook) -> bool:
+    """Return True for a RendezvousClosedError of a launcher that restarts after a lost connection."""
+    return "RendezvousClosedError" in text_of(entry) and any(
+        is_victims(one) and book.position(one) < book.position(entry) for one in book.of("exception")
+    )
+
+
+def _was_killed_later(entry: LogLine, ended: Ended) -> bool:
+    """Return True for an exception without traceback whose rank went on until a signal ended it."""
+    signal, end = ended.signals.get(entry.rank if entry.rank is not None else -1, ("", entry))
+    is_end = signal not in ("", "SIGTERM", "SIGABRT") and end.rank is not None
+    return is_end and not entry.text("traceback") and end.source == entry.source and end.line > entry.line
+
+
+def _is_last_line_of(entry: LogLine, tracebacks: list[LogLine]) -> bool:
+    """Return True if a line is the last one of one of these tracebacks, so it was already read."""
+    return not entry.text("traceback") and any(
+        one.source == entry.source and one.rank == entry.rank and one.line < entry.line for one in tracebacks
+    )
+
+
+_NAMES_RANKS = ("collective_mismatch", "desync_not_joined", "monitored_barrier", "trace_culprits", "jax_barrier")
+"""Texts that name culprit ranks other than the rank that raises them: judged in `logged_calls`."""
+_NOT_LINES = ("ray_memory", *_NAMES_RANKS)
+
+
+def _cause(entry: LogLine, rule: Rule | None) -> str:
+    if rule is None or rule.role == "victim":
+        return "host_out_of_memory" if type_of(entry) == "MemoryError" else "exception"
+    if rule.role == "nccl":
+        return "nccl_error"
+    if rule.cause == "data_worker" and "Bus error" in text_of(entry):
+        return "shared_memory"
+    if rule.cause == "disk_full" and ("/dev/shm" in text_of(entry) or "shared memory" in text_of(entry)):
+        return "shared_memory"
+    return rule.cause
+
+
+def _candidate(
+    cause: str, lines: list[LogLine], book: LogBook, chains: dict[tuple[str, int], LogLine], *, is_own: bool
+) -> Candidate:
+    ranks = ranks_of(lines)
+    first = next((entry for entry in lines if entry.kind == "exception"), lines[0])
+    row = CAUSES.get(cause, CAUSES["exception"])
+    rank_class = "mismatch" if row.kind == "hang" else "network" if row.blame == "link" else "own"
+    rank_class = rank_class if is_own else "late"
+    text = _one_line(first.fields.get("message") if first.kind == "exception" else first.message, cause)
+    if first.kind == "exception":
+        name = ": ".join(part for part in (type_of(first), text) if part) or "an exception"
+    else:
+        name = text
+    codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
+    name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
+    origin = chains.get((first.source, first.line))
+    at = own_frame_text(first.text("traceback"))
+    everybody = bool(ranks) and book.world_size == len(ranks) > 1
+    if origin is not None:
+        before = f"after {type_of(origin)}: {_one_line(origin.fields.get('message'), cause)[:80]}"
+        at = f"{at}, {before}" if at else before
+    subject = f"All {len(ranks)} ranks" if everybody else who(ranks)
+    what = (row.text or CAUSES["exception"].text).format(who=subject, error=name, at=f" ({at})" if at else "")
+    lies_between = row.blame != "rank" or _compares(text)
+    reported_by, ranks = (ranks, ()) if lies_between else ((), ranks)
+    evidence: dict[str, Any] = {
+        "reported_by_ranks": list(reported_by),
+        "error_type": type_of(first) or None,
+        "message": text,
+        "raised_at": own_frame_text(first.text("traceback")) or None,
+        "codes": codes or None,
+    }
+    evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}
+    kind = first.kind if first.kind in DO_OF_LINE else rule.kind if (rule := cause_of(text_of(first))) else ""
+    evidence["do"] = DO_OF_LINE.get(kind)
+    if cause == "out_of_memory":
+        evidence |= memory_of_message(str(first.fields.get("message") or first.message), own_pids=_pids_of(first, book))
+    if cause == "device_assert":
+        asserted = next((entry for entry in book.of("assert_text")), None)
+        evidence |= {"assertion": asserted.text("assertion"), "kernel": asserted.text("where")} if asserted else {}
+    return from_lines(
+        cause,
+        lines,
+        kind=row.kind,
+        rank_class=rank_class,
+        ranks=ranks,
+        what=what,
+        why=f"{first.place}: {'its traceback' if rank_class == 'own' and first.kind == 'exception' else name}",
+        is_proven=is_own and row.is_proven_by_line and not _is_refused(first, cause),
+        evidence=evidence,
+        collect=row.collect,
+    )
+
+
+def _pids_of(entry: LogLine, book: LogBook) -> set[int]:
+    """Pids of the process that wrote a line: from its prefix, and from lines in which a launcher reports its end.
+
+    A launcher numbers its ranks from 0 on each host, so a local rank is used only if all lines are from one host.
+    """
+    found = {entry.pid} if entry.pid is not None else set()
+    hosts = {one.host for one in book.lines if one.host}
+    for one in book.of_role("death", "exception", "victim", "root"):
+        line, pid = one[0], one[0].number("pid")
+        rank = line.number("rank")
+        if rank is None and len(hosts) <= 1:
+            rank = line.number("local_rank")
+        if pid is not None and entry.rank is not None and rank == entry.rank:
+            found.add(pid)
+    return found
+
+
+def _compares(text: str) -> bool:
+    """Return True if a message names several ranks, so it does not show which one is the culprit."""
+    return len(set(_RANKS.findall(text))) > 1
+
+
+def _one_line(text: object, cause: str) -> str:
+    """The line of a message that names the cause, else its first one, without CUDA's hints and closing punctuation."""
+    text = str(text or "")
+    text = text.replace("\\n", "\n") if "Traceback (most" in text else text  # a platform quotes the whole in one line
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = (line for line in sorted(lines[:20], key=lambda line: line.endswith(":"))
+             if (rule := cause_of(line)) is not None and rule.cause == cause)  # fmt: skip
+    head = " ".join(lines[:2]) if lines and lines[0].endswith(":") else next(iter(lines), "")
+    line = next(named, head)
+    line = line.split(" CUDA kernel errors might")[0]
+    return line.rstrip(".;, ") if len(line) <= 160 else line[:157].rstrip(".;,: ") + "…"
+
+
+def _is_refused(entry: LogLine, cause: str) -> bool:
+    """Return True for a refused connection or failed mesh: a peer that died may be the cause."""
+    text = f"{entry.message} {entry.text('error')}".lower()
+    return cause == "unreachable" and ("refused" in text or "connectfullmesh" in text)

@@ -1,0 +1,228 @@
+"""A measure of rank and step as its excess over the median of the rank's peers in the same step.
+
+    cells = rank_step(store, "own work", each_rank=True)
+    excess = excess_over_peers(cells, Places(ranks=..., coordinates={"pp": ..., "tp": ...}))
+    excess.standing_out[0]          # StandingOut(rank=182, first_step=201, value=30.1, ...)
+
+Raw values show what every step has in common (a long step is long on all ranks); the excess shows who differs.
+
+1. In each step and pipeline stage the median of the ranks is subtracted. Where that median is well above the noise,
+   the excess is a share of it (per cent), else it keeps the unit of the measure.
+2. The noise of a cell is how much a rank changes from one column to the next, and how far ranks lie apart for good;
+   both from medians of absolute deviations, so that a slow rank does not hide itself.
+3. Each rank gets a score: the largest mean excess of any stretch of columns, or rise at any column, over its error.
+4. Ranks are put in the order of the mesh. Of more ranks than rows, a row is the mean of its part, or the one rank of it
+   that stands out: the largest value of every cell would be the noise of all its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.figures.ranks.rank_step import Matrix
+from analyzers.robust import MAD_TO_SIGMA
+from analyzers.source import Floats, Ints
+
+__all__ = ["Excess", "Places", "StandingOut", "excess_over_peers"]
+
+MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
+"""Dimensions of the mesh from the outermost in, as ranks are numbered."""
+MAX_ROWS = 256
+MAX_NAMED = 5
+NAMED_SCORE = 6.0
+"""Score from which a rank is named in the figure. The largest of 4,096 ranks of noise is about 4."""
+MIN_NAMED_PERCENT = 0.5
+"""Excess in percent from which a rank is named: less is certain in a long run, and costs nothing."""
+MIN_SPREAD_RANKS = 8
+"""Ranks from which their lasting differences are a spread."""
+MIN_STRETCH = 3
+"""Columns that a named rank stands out in: a single long step is a bright cell, no row."""
+CLIP_SIGMAS = 4.0
+"""Noise to which a cell is cut where a stretch is looked for."""
+PERCENT_SIGMAS = 3.0
+"""Median of the peers, in noise, from which an excess is a share of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Coordinates of ranks in the mesh; a dimension may be missing, as may be all."""
+
+    ranks: Ints
+    coordinates: Mapping[str, Ints]
+
+    def of(self, ranks: Ints, name: str) -> Ints:
+        """A coordinate of some ranks; 0 where it is not known."""
+        known = dict(zip(self.ranks.tolist(), self.coordinates.get(name, np.zeros(0, np.int64)).tolist(), strict=False))
+        return np.array([known.get(rank, 0) for rank in ranks.tolist()], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingOut:
+    """A rank that is above its peers in a stretch of steps."""
+
+    rank: int
+    first_step: int
+    last_step: int
+    value: float
+    """Mean excess of the stretch, of a rise over what the rank had before."""
+    is_rise: bool
+    lasts: bool
+    """True if the stretch reaches the last column."""
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """`values[i, j]`: excess of row i from step `steps[j]` on; NaN where it has no peer. In the order of the mesh."""
+
+    ranks: Ints
+    """The rank that a row shows, or the first of those whose mean it is."""
+    members: Ints
+    """Ranks whose mean a row is."""
+    steps: Ints
+    values: npt.NDArray[np.float64]
+    unit: str
+    """`%` of the median of the peers, or the unit of the measure."""
+    noise: float
+    """Standard deviation of a cell without any slow rank, from medians; 0 if all are equal."""
+    steps_per_cell: int
+    every_steps: int
+    standing_out: tuple[StandingOut, ...]
+    groups: tuple[tuple[str, int, int], ...]
+    """(dimension, coordinate, first row) of the outermost dimension of the mesh that divides the rows."""
+    row_of: Mapping[int, int]
+    """Row in which each rank is, or would be."""
+    named_values: Mapping[int, Floats]
+    """The rows of ranks that stand out."""
+
+
+def excess_over_peers(matrix: Matrix, places: Places) -> Excess:
+    """The excess of each rank over the median of its pipeline stage in the same step, with who stands out."""
+    stages = places.of(matrix.ranks, "pp")
+    medians = _medians(matrix.values, stages)
+    values = matrix.values - medians
+    noise, lasting = _noise(values)
+    unit, typical = matrix.unit, np.nanmedian(np.abs(medians)) if np.isfinite(medians).any() else 0.0
+    if typical > 0 and typical > PERCENT_SIGMAS * np.hypot(noise, lasting):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = np.where(medians > 0, 100 * values / medians, np.nan)
+        unit = "%"
+        noise, lasting = _noise(values)
+    score, found = _scores(matrix, values, noise, lasting)
+    found = [one for one in found if unit != "%" or one.value >= MIN_NAMED_PERCENT]
+    order = np.lexsort((matrix.ranks, *(places.of(matrix.ranks, name) for name in reversed(MESH_ORDER))))
+    parts = _parts(order, stages)
+    shown = [part[[np.argmax(score[part])]] if score[part].max() >= NAMED_SCORE else part for part in parts]
+    ranks = np.array([matrix.ranks[part[0]] for part in shown], dtype=np.int64)
+    standing = tuple(sorted(found, key=lambda one: -one.score)[:MAX_NAMED])
+    place_of = {int(rank): place for place, rank in enumerate(matrix.ranks.tolist())}
+    return Excess(
+        ranks=ranks, members=np.array([len(part) for part in shown], dtype=np.int64), steps=matrix.steps,
+        values=np.array([_mean(values[part]) for part in shown]).reshape(len(parts), -1), unit=unit,
+        noise=float(np.hypot(noise, lasting)), steps_per_cell=matrix.steps_per_cell, every_steps=matrix.every_steps,
+        standing_out=standing, groups=_groups(ranks, places),
+        row_of={int(matrix.ranks[place]): row for row, part in enumerate(parts) for place in part},
+        named_values={one.rank: values[place_of[one.rank]] for one in standing},
+    )  # fmt: skip
+
+
+def _medians(values: npt.NDArray[Any], stages: Ints) -> Floats:
+    """Median of the stage in each column, for every row; NaN where fewer than two ranks are known."""
+    medians = np.full(values.shape, np.nan)
+    for stage in np.unique(stages):
+        rows = stages == stage
+        block = values[rows]
+        enough = np.isfinite(block).sum(axis=0) >= 2
+        if enough.any():
+            medians[np.ix_(rows, enough)] = np.nanmedian(block[:, enough], axis=0)
+    return medians
+
+
+def _noise(values: Floats) -> tuple[float, float]:
+    """(change from column to column, lasting difference between ranks), as standard deviations."""
+    changes = np.abs(np.diff(values, axis=1))
+    changes = changes[np.isfinite(changes)]
+    noise = MAD_TO_SIGMA * float(np.median(changes)) / np.sqrt(2) if len(changes) else 0.0
+    of_rank = np.array([np.median(row[np.isfinite(row)]) for row in values if np.isfinite(row).any()])
+    if len(of_rank) < MIN_SPREAD_RANKS:
+        return noise, 0.0
+    return noise, MAD_TO_SIGMA * float(np.median(np.abs(of_rank - np.median(of_rank))))
+
+
+def _scores(matrix: Matrix, values: Floats, noise: float, lasting: float) -> tuple[Floats, list[StandingOut]]:
+    """Score of each rank, and those that stand out in more than a single step."""
+    num_rows, num = values.shape
+    filled = np.where(np.isfinite(values), values, 0.0)
+    noise = noise or float(np.abs(filled).max(initial=0)) / 1e3  # all are equal but those that differ
+    if not num or noise <= 0:
+        return np.zeros(num_rows), []
+    most = CLIP_SIGMAS * np.hypot(noise, lasting)  # one long step is no stretch
+    sums, clipped = _running(filled), _running(np.clip(filled, -most, most))
+    best = filled.max(axis=1) / np.hypot(noise, lasting)
+    every, named, first, last = np.arange(num_rows), np.zeros(num_rows), *np.zeros((2, num_rows), dtype=np.int64)
+    is_rise = np.zeros(num_rows, dtype=bool)
+    lengths = {num, *(1 << power for power in range(num.bit_length()) if 1 << power <= num)}
+    for length in sorted(length for length in lengths if length >= min(num, MIN_STRETCH)):
+        score = (clipped[:, length:] - clipped[:, :-length]) / length / np.hypot(noise / np.sqrt(length), lasting)
+        at = score.argmax(axis=1)
+        better = score[every, at] > named
+        named[better], first[better], last[better] = score[every, at][better], at[better], at[better] + length - 1
+    least = max(MIN_STRETCH, num // 20)
+    if num >= 2 * least:  # a rise: what a rank had before cancels its lasting difference
+        after = np.arange(least, num - least + 1)
+        rise = (clipped[:, [num]] - clipped[:, after]) / (num - after) - clipped[:, after] / after
+        score = rise / (noise * np.sqrt(1 / after + 1 / (num - after)))
+        at = score.argmax(axis=1)
+        is_rise = score[every, at] > named
+        named[is_rise], first[is_rise], last[is_rise] = score[every, at][is_rise], after[at][is_rise], num - 1
+    height = (sums[every, last + 1] - sums[every, first]) / (last + 1 - first)
+    height -= np.where(is_rise, sums[every, first] / np.maximum(first, 1), 0)
+    found = [
+        StandingOut(
+            rank=int(matrix.ranks[row]), first_step=int(matrix.steps[first[row]]),
+            last_step=int(matrix.steps[last[row]]) + matrix.steps_per_cell - 1, value=float(height[row]),
+            is_rise=bool(is_rise[row]), lasts=bool(last[row] == num - 1), score=float(named[row]),
+        )
+        for row in np.flatnonzero(named >= NAMED_SCORE)
+    ]  # fmt: skip
+    return np.maximum(best, named), found
+
+
+def _running(values: Floats) -> Floats:
+    """Sums of the first 0, 1, 2, ... columns."""
+    return np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
+
+
+def _parts(order: Ints, stages: Ints) -> list[Ints]:
+    """Places in the matrix of the ranks of each row; a row has one stage."""
+    per_row = max(1, -(-len(order) // MAX_ROWS))
+    parts: list[Ints] = []
+    start = 0
+    while start < len(order):
+        part = order[start : start + per_row]
+        other = np.flatnonzero(stages[part] != stages[part[0]])
+        parts.append(part[: other[0]] if len(other) else part)
+        start += len(parts[-1])
+    return parts
+
+
+def _mean(values: Floats) -> Floats:
+    """Mean of the rows, without those that are not known; NaN where none is."""
+    known = np.isfinite(values)
+    number = known.sum(axis=0)
+    return np.where(number, np.where(known, values, 0).sum(axis=0) / np.maximum(number, 1), np.nan)
+
+
+def _groups(ranks: Ints, places: Places) -> tuple[tuple[str, int, int], ...]:
+    """First rows of the parts of the outermost dimension that divides them; of many parts, none."""
+    for name in (*MESH_ORDER, "node_rank"):
+        of_row = places.of(ranks, name)
+        starts = [0, *(np.flatnonzero(np.diff(of_row)) + 1).tolist()] if len(of_row) else []
+        if 1 < len(starts) <= 16 and len(starts) == len(np.unique(of_row)):
+            return tuple((name, int(of_row[row]), row) for row in starts)
+    return ()

@@ -1,0 +1,109 @@
+"""Ranks at their places in the mesh, coloured by a number each: a slow node, stage or tensor group stands out as one.
+
+    figure = draw(places, values, rows="dp_shard", columns="tp", unit="ms")
+
+`places`: columns rank and one a dimension. Each cell is a rank, or the ranks that share the place, with
+the largest value of them: `0-7, worst 3`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from plotly.graph_objects import Figure
+
+from analyzers.figures.drawing.theme import HEAT, heat_range, label, new_figure
+from analyzers.source import Floats, ints
+from probes.collectives.groups.group_label import compact_ranks
+
+__all__ = ["DIMENSIONS", "draw", "filled_ratio", "listed"]
+
+DIMENSIONS = {
+    "pp": "pipeline", "dp_replicate": "replica", "dp_shard": "shard", "cp": "context", "tp": "tensor", "ep": "expert",
+    "node_rank": "node", "local_rank": "local rank",
+}  # fmt: skip
+"""Columns of table `ranks` that say where a rank is, and what people call them."""
+Texts = npt.NDArray[np.object_]
+MAX_CELLS_WITH_TEXT = 256
+TEXT_WIDTH, CHARACTER = 420, 6.5
+"""Pixels for the texts of a row of cells, and of a character: a longer text is shrunk beyond reading."""
+MAX_RUNS, MAX_RUNS_HOVER = 2, 24
+"""Ranges of ranks that a cell and its hover text list; the others are counted."""
+
+
+def draw(places: Mapping[str, Any], values: Floats, *, rows: str, columns: str, unit: str) -> Figure:
+    """Rows from top to bottom, columns from left to right."""
+    of_row, of_column, rank = (ints(places[name], missing=0) for name in (rows, columns, "rank"))
+    up, across = np.unique(of_row), np.unique(of_column)
+    grid = np.full((len(up), len(across)), np.nan)
+    names, hover = np.full(grid.shape, "", dtype=object), np.full(grid.shape, "", dtype=object)
+    slowest = np.full(grid.shape, "", dtype=object)
+    for place in np.ndindex(*grid.shape):
+        here = np.flatnonzero((of_row == up[place[0]]) & (of_column == across[place[1]]))
+        if not len(here):
+            continue
+        members = sorted(rank[here].tolist())
+        names[place], hover[place] = listed(members, MAX_RUNS), f"rank {listed(members, MAX_RUNS_HOVER)}"
+        known = here[np.isfinite(values[here])]
+        if len(known):
+            worst = known[int(np.argmax(values[known]))]
+            grid[place] = values[worst]
+            slowest[place] = str(rank[worst])
+        if len(members) > 1:
+            hover[place] = f"ranks {listed(members, MAX_RUNS_HOVER)}"
+            if len(known):
+                names[place] += f", worst {rank[worst]}"
+                hover[place] += f"<br>the largest is that of rank {rank[worst]}"
+    text = _text(names, slowest)
+    low, high = heat_range(float(np.nanmin(grid)), float(np.nanmax(grid))) if np.isfinite(grid).any() else (0.0, 1.0)
+    figure = new_figure(
+        height=int(min(620, max(200, 120 + 34 * len(up)))), x=DIMENSIONS.get(columns, columns),
+        y=DIMENSIONS.get(rows, rows),
+    )  # fmt: skip
+    figure.add_heatmap(
+        x=[str(value) for value in across], y=[str(value) for value in up], z=grid, colorscale=HEAT, zmin=low,
+        zmax=high,
+        text=text, texttemplate=None if text is None else "%{text}", xgap=2, ygap=2,
+        customdata=hover, hovertemplate="%{customdata}<br>%{z:.4g} " + label(unit) + "<extra></extra>",
+        colorbar={"title": {"text": label(unit), "side": "right"}, "thickness": 12, "outlinewidth": 0},
+    )  # fmt: skip
+    figure.update_xaxes(showgrid=False, type="category")
+    figure.update_yaxes(showgrid=False, type="category", autorange="reversed")
+    return figure
+
+
+def filled_ratio(places: Mapping[str, Any], rows: str, columns: str) -> float:
+    """Share of the cells that have a rank: nodes against shards may fill a diagonal only."""
+    if not len(places[rows]):
+        return 0.0
+    of_row, of_column = ints(places[rows], missing=0), ints(places[columns], missing=0)
+    cells = len(np.unique(np.stack([of_row, of_column]), axis=1)[0])
+    return cells / (len(np.unique(of_row)) * len(np.unique(of_column)))
+
+
+def _text(names: Texts, slowest: Texts) -> Texts | None:
+    """The ranks of each cell where that fits, else the slowest one, else nothing."""
+    for texts in (names, slowest):
+        longest = max((len(str(text)) for text in texts.flat), default=0)
+        if texts.size <= MAX_CELLS_WITH_TEXT and longest * CHARACTER * texts.shape[1] <= TEXT_WIDTH:
+            return texts
+    return None
+
+
+def listed(ranks: Sequence[int], max_runs: int) -> str:
+    """Ranks in order, as `3`, `0-7`, `0-12/4` or `0-3, 8 and 5 more`."""
+    regular = compact_ranks(ranks)
+    if "@" not in regular and "," not in regular:
+        return regular
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:max_runs])
+    left = sum(map(len, runs[max_runs:]))
+    return f"{shown} and {left} more" if left else shown

@@ -1,0 +1,79 @@
+"""Bandwidth of collectives by operation, size and group.
+
+figure = draw(bandwidth.call_columns(store))
+figure = waits(bandwidth.call_columns(store))
+
+A point is an operation of one size in one group: how large its input is, how many bytes a second cross the bus while
+it travels (the slowest link's work: 2 (N-1)/N of an all-reduce's input, (N-1)/N of a gather's or scatter's output),
+and how much waiting it causes (the area).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from analyzers.figures.drawing.theme import CALL, SEQUENCE, label, new_figure
+from analyzers.source import floats
+from analyzers.wording import group_text
+
+__all__ = ["draw", "waits"]
+
+MAX_OPS = 8
+MAX_PER_OP = 600
+MAX_BARS = 14
+
+
+def draw(calls: Mapping[str, Any]) -> go.Figure:
+    """`calls`: columns op, process_group, bytes, num_calls, transfer_ms, bus_gb_per_s, wait_s."""
+    figure = new_figure(height=360, x="bytes of a call", y="bus bandwidth (bytes/s)")
+    ops = np.asarray(calls["op"], dtype=object).astype(str)
+    bandwidth, size, wait = (floats(calls[name]) for name in ("bus_gb_per_s", "bytes", "wait_s"))
+    good = np.isfinite(bandwidth) & (bandwidth > 0) & (size > 0)
+    most = float(np.nanmax(wait[good])) if good.any() else 1.0
+    for number, op in enumerate(dict.fromkeys(ops[good].tolist())):
+        rows = np.flatnonzero(good & (ops == op))[:MAX_PER_OP]
+        if number >= MAX_OPS:
+            break
+        figure.add_scatter(
+            x=size[rows], y=1e9 * bandwidth[rows], mode="markers", name=label(op, 24),
+            marker={
+                "size": 7 + 26 * np.sqrt(np.nan_to_num(wait[rows]) / (most or 1.0)), "opacity": 0.75,
+                "color": SEQUENCE[number % len(SEQUENCE)], "line": {"width": 0},
+            },
+            hovertext=[_hover(calls, i) for i in rows], hovertemplate="%{hovertext}<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(type="log", exponentformat="SI", dtick=1)
+    figure.update_yaxes(type="log", exponentformat="SI", dtick=1)
+    return figure
+
+
+def _hover(calls: Mapping[str, Any], row: int) -> str:
+    return (
+        f"{label(calls['op'][row], 24)} in {label(group_text(str(calls['process_group'][row])), 60)}<br>"
+        f"{int(calls['num_calls'][row]):,} calls of {int(calls['bytes'][row]):,} bytes<br>"
+        f"transfer {float(calls['transfer_ms'][row]):.3g} ms, waited {float(calls['wait_s'][row]):.3g} s in all"
+    )
+
+
+def waits(calls: Mapping[str, Any]) -> go.Figure:
+    """Seconds that all ranks waited, by operation and group; the most first."""
+    total: dict[tuple[str, str], float] = {}
+    for op, group, wait in zip(calls["op"], calls["process_group"], floats(calls["wait_s"]), strict=True):
+        key = (str(op), str(group))
+        total[key] = total.get(key, 0.0) + float(np.nan_to_num(wait))
+    most = sorted(total.items(), key=lambda item: -item[1])[:MAX_BARS]
+    figure = new_figure(height=int(110 + 28 * len(most)), x="seconds waited, all ranks", showlegend=False)
+    names = [f"{label(op, 20)} · {label(group_text(group), 26)}" for (op, group), _ in most]
+    figure.add_bar(
+        y=names, x=[wait for _, wait in most], orientation="h", width=0.66,
+        marker={"color": [CALL.get(op, SEQUENCE[7]) for (op, _), _ in most], "line": {"width": 0}},
+        text=[f"{wait:.3g} s" for _, wait in most], textposition="outside", cliponaxis=False,
+        hovertemplate="%{y}: %{x:.4g} s<extra></extra>",
+    )  # fmt: skip
+    figure.update_xaxes(range=[0, 1.15 * max((wait for _, wait in most), default=1.0)], ticksuffix=" s")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return figure

@@ -1,0 +1,58 @@
+"""The way of a microbatch through a pipeline: from each stage's end to the next one's begin, down and up again.
+
+    for way, xs, ys in flow([Stop(row=0, key=("", 3), stage=0, kind="forward", start_ms=1.0, end_ms=2.0), ...]):
+        figure.add_scatter(x=xs, y=ys, mode="lines")
+
+Drawn over the schedule of one pipeline and over the timeline of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from plotly.graph_objects import Figure
+
+from analyzers.figures.drawing.theme import SEQUENCE, tint
+
+__all__ = ["Stop", "add_flow"]
+
+MAX_FLOWS = 600
+SKEW_MS = 1.0
+"""Maximum clock difference of two hosts; with a larger one a line would go back in time, so it is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """One piece of work on a microbatch; `key` tells apart those that have nothing to do with one another."""
+
+    row: float
+    key: Hashable
+    stage: int
+    kind: str
+    start_ms: float
+    end_ms: float
+
+
+def add_flow(figure: Figure, stops: Sequence[Stop], *, half: float) -> None:
+    """Thin lines from end to begin; rows are left and entered `half` a bar from their middle."""
+    for number, (kind, way) in enumerate((("forward", 1), ("backward", -1))):
+        xs: list[float | None] = []
+        ys: list[float | None] = []
+        for a, b in _pairs(stops, kind, way):
+            side = half if b.row > a.row else -half
+            xs += [a.end_ms, b.start_ms, None]
+            ys += [a.row + side, b.row - side, None]
+        if xs:
+            figure.add_scatter(
+                x=xs, y=ys, mode="lines", line={"width": 1, "color": tint(SEQUENCE[7], 0.55)}, hoverinfo="skip",
+                name="flow", legendgroup="flow", showlegend=number == 0,
+            )  # fmt: skip
+
+
+def _pairs(stops: Sequence[Stop], kind: str, way: int) -> Iterator[tuple[Stop, Stop]]:
+    place = {(stop.key, stop.stage): stop for stop in stops if stop.kind == kind}
+    for (key, stage), stop in list(place.items())[:MAX_FLOWS]:
+        following = place.get((key, stage + way))
+        if following is not None and following.row != stop.row and following.start_ms >= stop.end_ms - SKEW_MS:
+            yield stop, following

@@ -1,0 +1,53 @@
+"""Parts of a step's time over the steps, one upon the other: which of them grew, and since when.
+
+figure = draw(steps, [("data", data_ms, PHASE["data"]), ("compute", compute_ms, PHASE["forward"])], y="ms a step")
+
+Steps without data are a gap: a line through them would show what was not recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from plotly.graph_objects import Figure
+
+from analyzers.figures.drawing.focus import mark_onset
+from analyzers.figures.drawing.theme import new_figure, tint
+from analyzers.source import Floats, Ints
+
+__all__ = ["draw", "stretches"]
+
+MAX_STRETCHES = 40
+GAP = 2
+"""Usual distances of neighbouring steps from which there is a gap between two."""
+
+
+def draw(
+    step: Ints, parts: Sequence[tuple[str, Floats, str]], *, y: str, onset: float | None = None, height: int = 280
+) -> Figure:
+    """`parts`: name, milliseconds, colour, from the bottom up. At most some 2,000 steps: nothing is reduced here."""
+    figure = new_figure(height=height, x="step", y=y)
+    for number, (begin, end) in enumerate(stretches(step)):
+        for name, values, colour in parts:
+            figure.add_scatter(
+                x=step[begin:end], y=values[begin:end], mode="lines" if end - begin > 1 else "markers",
+                stackgroup=f"stretch-{number}", name=name, legendgroup=name, showlegend=number == 0,
+                line={"width": 0.8, "color": colour}, marker={"size": 4, "color": colour},
+                fillcolor=tint(colour, 0.55), hovertemplate="step %{x}: %{y:.4g} ms<extra>" + name + "</extra>",
+            )  # fmt: skip
+    mark_onset(figure, onset)
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def stretches(step: Ints) -> list[tuple[int, int]]:
+    """Begin and end (not included) of the stretches of steps between gaps; of many gaps the largest count."""
+    if not len(step):
+        return []
+    apart = np.diff(step)
+    gaps = np.flatnonzero(apart > GAP * np.median(apart)) if len(apart) else np.zeros(0, dtype=np.int64)
+    gaps = np.sort(gaps[np.argsort(-apart[gaps], kind="stable")][: MAX_STRETCHES - 1]) + 1
+    borders = [0, *gaps.tolist(), len(step)]
+    return list(itertools.pairwise(borders))

@@ -1,0 +1,184 @@
+"""Timeline of phases and collectives of the ranks in a few steps.
+
+figure = draw(activity.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
+
+Each rank has two lanes: its spans above, its collectives below, striped, for there are more kinds than colours that all
+can tell apart. What had not ended when the records end is drawn to the right edge, hatched. In a pipeline thin lines
+follow each microbatch from stage to stage. Spans that are long enough carry their name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import plotly.graph_objects as go
+
+from analyzers.figures.drawing.theme import ACCUSED, CALL, PHASE, SEQUENCE, ink, label, new_figure
+from analyzers.figures.time.activity import MAX_PIECES, Piece
+from analyzers.figures.time.attempt_marks import AttemptMark
+from analyzers.figures.time.flow import Stop, add_flow
+
+__all__ = ["draw", "matches"]
+
+BETWEEN = "between phases"
+_SPANS = PHASE | {BETWEEN: PHASE["gaps"]}
+FAINT = 0.12
+MAX_STEP_LABELS = 15
+NAME_SIZE = 10
+NAMED_RATIO = 0.04
+"""Part of the width from which a span carries its name: shorter ones have no place for it."""
+
+
+def draw(
+    pieces: list[Piece], marks: Sequence[AttemptMark] = (), *, ranks: list[int] | None = None, find: str = ""
+) -> go.Figure:
+    """Milliseconds since the first piece of each host. Pieces without the words of `find` are faint.
+
+    Of `marks` those are drawn that lie between the first and the last piece.
+    """
+    pieces = pieces[:MAX_PIECES]
+    ranks = sorted({piece.rank for piece in pieces}) if ranks is None else ranks
+    lane = {rank: i for i, rank in enumerate(ranks)}
+    right = max((piece.end_ms if piece.end_ms is not None else piece.start_ms for piece in pieces), default=1.0)
+    right += 0.04 * right
+    figure = new_figure(height=int(min(900, 120 + 46 * max(1, len(ranks)))), x="milliseconds", barmode="overlay")
+    kinds: dict[tuple[str, bool, bool], list[Piece]] = {}
+    for piece in sorted([*pieces, *between_phases(pieces, least_ms=NAMED_RATIO * right)], key=lambda p: p.start_ms):
+        kinds.setdefault((piece.kind, piece.is_call, piece.end_ms is None), []).append(piece)
+    named: set[str] = set()
+    for (kind, is_call, is_open), of_kind in kinds.items():
+        name = label(kind, 30)
+        colour = (CALL if is_call else _SPANS).get(kind, SEQUENCE[7])
+        hatched = {
+            "shape": "/" if is_open else "-" if is_call else "",
+            "size": 6,
+            "fgcolor": "#ffffff",
+            "fgopacity": 0.7 if is_open else 0.35,
+            "fillmode": "overlay",
+        }
+        figure.add_bar(
+            y=[lane[piece.rank] + (0.24 if is_call else -0.16) for piece in of_kind],
+            x=[(right if piece.end_ms is None else piece.end_ms) - piece.start_ms for piece in of_kind],
+            base=[piece.start_ms for piece in of_kind], orientation="h", width=0.26 if is_call else 0.46,
+            name=name + (" (in flight)" if is_open else ""), legendgroup=name,
+            showlegend=(is_open or name not in named) and not (is_call and not is_open and len(kinds) > 24),
+            marker={
+                "color": colour, "pattern": hatched, "line": {"width": 0.3, "color": "rgba(128,128,128,0.6)"},
+                "opacity": [1.0 if matches(piece, find) else FAINT for piece in of_kind] if find else 1.0,
+            },
+            hovertext=[_hover(piece) for piece in of_kind], hovertemplate="%{hovertext}<extra></extra>",
+            **_names(name, colour, of_kind, right),
+        )  # fmt: skip
+        named.add(name)
+    stops = [
+        Stop(row=lane[p.rank] - 0.16, key=(p.pipeline, p.step, p.microbatch), stage=p.stage, kind=p.kind,
+             start_ms=p.start_ms, end_ms=p.end_ms)
+        for p in pieces
+        if p.stage is not None and p.microbatch is not None and p.end_ms is not None
+    ]  # fmt: skip
+    add_flow(figure, stops, half=0.23)
+    figure.update_yaxes(
+        tickmode="array", tickvals=list(lane.values()), ticktext=[f"rank {rank}" for rank in lane],
+        range=[len(lane) - 0.4, -0.85], showgrid=False,
+    )  # fmt: skip
+    figure.update_xaxes(range=[0, right], ticksuffix=" ms", title={"text": ""})
+    figure.update_layout(uniformtext={"minsize": NAME_SIZE, "mode": "hide"})  # else a narrow bar shrinks its name
+    _add_steps(figure, pieces, right)
+    _add_marks(figure, pieces, marks, right)
+    return figure
+
+
+def between_phases(pieces: Sequence[Piece], *, least_ms: float) -> list[Piece]:
+    """Time from the end of a rank's span to its next one: what a loop does there is the rank's own work, too.
+
+    Not in pipelines, where a rank waits for its neighbours between two spans.
+    """
+    found = []
+    until: dict[int, Piece] = {}
+    for piece in sorted(pieces, key=lambda p: p.start_ms):
+        if piece.is_call or piece.stage is not None:
+            continue
+        before = until.get(piece.rank)
+        if before is not None and before.end_ms is not None and piece.start_ms - before.end_ms >= least_ms:
+            found.append(replace(before, kind=BETWEEN, start_ms=before.end_ms, end_ms=piece.start_ms, detail=""))
+        if before is None or (before.end_ms is not None and (piece.end_ms is None or piece.end_ms > before.end_ms)):
+            until[piece.rank] = piece
+    return found
+
+
+def matches(piece: Piece, find: str) -> bool:
+    """Return True if all words of `find` occur in the piece's name, its rank or its details."""
+    text = f"{piece.kind} rank {piece.rank} step {piece.step} {piece.detail}".lower()
+    return all(word in text for word in find.lower().split())
+
+
+def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
+    """Add a line where the first rank begins each step, with the step's number above it where there is room."""
+    begins: dict[int, float] = {}
+    for piece in pieces:
+        if piece.step is not None:
+            begins[piece.step] = min(piece.start_ms, begins.get(piece.step, piece.start_ms))
+    labelled: list[int] = []
+    for step in sorted(begins, reverse=True):  # next to a hanging step the others are narrow: it keeps its number
+        if not labelled or begins[labelled[-1]] - begins[step] >= right / MAX_STEP_LABELS:
+            labelled.append(step)
+    for step, start_ms in sorted(begins.items()):
+        at = {"x0": start_ms, "x1": start_ms, "y0": 0, "y1": 1, "yref": "paper"}
+        figure.add_shape(type="line", **at, line={"width": 1, "dash": "dot", "color": "rgba(128,128,128,0.8)"})
+        if step in labelled:
+            figure.add_annotation(
+                x=start_ms, y=1, yref="paper", text=f"step {step}", showarrow=False, xanchor="left", yanchor="top",
+                font={"size": 11},
+            )  # fmt: skip
+
+
+def _names(name: str, colour: str, of_kind: list[Piece], right: float) -> dict[str, Any]:
+    """Names inside the bars of spans that are long enough; calls have none, their lane is too low."""
+    if of_kind[0].is_call:
+        return {}
+    texts = [
+        name if (right if piece.end_ms is None else piece.end_ms) - piece.start_ms >= NAMED_RATIO * right else ""
+        for piece in of_kind
+    ]
+    if not any(texts):
+        return {}
+    return {
+        "text": texts, "texttemplate": "%{text}", "textposition": "inside", "insidetextanchor": "middle",
+        "textangle": 0, "insidetextfont": {"size": NAME_SIZE, "color": ink(colour)},
+    }  # fmt: skip
+
+
+def _add_marks(figure: go.Figure, pieces: list[Piece], marks: Sequence[AttemptMark], right: float) -> None:
+    """Add a line for each mark between the first and the last piece, with its text at the foot.
+
+    The end of an attempt may lie a little after its last piece: the axis is made longer for it.
+    """
+    zeros = {piece.rank: piece.zero_ns for piece in pieces}
+    slack_ms = 0.02 * right
+    is_marked = False
+    for mark in marks if zeros else ():
+        at_ms = (mark.wall_ns - zeros.get(mark.rank, min(zeros.values()))) / 1e6
+        if not -slack_ms <= at_ms <= right + 2 * slack_ms:
+            continue
+        if at_ms > right:
+            figure.update_xaxes(range=[0, at_ms + slack_ms])
+        figure.add_shape(
+            type="line", x0=at_ms, x1=at_ms, y0=0, y1=1, yref="paper", line={"width": 2, "color": ACCUSED[1]}
+        )
+        figure.add_annotation(
+            x=at_ms, y=0, yref="paper", text=label(mark.text), showarrow=False, yanchor="bottom", font={"size": 11},
+            xanchor="right" if at_ms > 0.5 * right else "left",
+        )  # fmt: skip
+        is_marked = True
+    if is_marked:  # a line of text below the last rank
+        bottom, top = figure.layout.yaxis.range
+        figure.update_yaxes(range=[bottom + 0.35, top])
+
+
+def _hover(piece: Piece) -> str:
+    took = "in flight at the end" if piece.end_ms is None else f"{piece.end_ms - piece.start_ms:.3f} ms"
+    waited = f", waited {piece.wait_ms:.3f} ms" if piece.wait_ms else ""
+    where = f"<br>{label(piece.detail, 100)}" if piece.detail else ""
+    return f"rank {piece.rank}, step {piece.step}<br>{label(piece.kind, 40)}: {took}{waited}{where}"

@@ -1,0 +1,268 @@
+"""Combine the lines of NCCL's watchdogs: which ranks wait in which call, and which are missing from it.
+
+1. Of one group, another operation or size at the same number is a mismatch: proven, whatever ranks wait that are ahead.
+   So is a rank whose own line says that it enqueued less than the others wait for.
+2. A lower number than the others': they completed what it waits in. Its device or its process stopped, or it made fewer
+   calls: a suspicion.
+3. All the same: a rank of the group that prints nothing is suspected; where all print, the network or a device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from analyzers.hangs.mismatches import Mismatch, compare_calls, is_sized
+from analyzers.logs.candidate import Candidate, from_lines, who
+from analyzers.logs.log_events import LogBook, LogLine
+from analyzers.run.calls.recorded_calls import Call
+from analyzers.wording import ranks_text
+
+__all__ = ["watchdog_candidates"]
+
+ONE_SIDED = ("BROADCAST", "REDUCE", "SEND", "RECV", "SCATTER", "GATHER", "COALESCED", "UNKNOWN")
+"""Operations that a member may complete before another enters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The first call of a rank that its watchdog reported as timed out."""
+
+    rank: int
+    seq: int
+    op: str
+    num_elements: int | None
+    ran_s: float
+    enqueued: int | None
+    completed: int | None
+    group: str
+    entry: LogLine
+
+    @property
+    def call(self) -> str:
+        """`ALLREDUCE 1580 of 466 elements`"""
+        return f"{self.op or 'call'} #{self.seq}" + (f" of {self.num_elements:,} elements" if self.num_elements else "")
+
+    @property
+    def as_call(self) -> Call:
+        """The call as columns of the table `collectives`."""
+        shape = "" if self.num_elements is None else str(self.num_elements)
+        return Call(rank=self.rank, group=self.group, seq=self.seq, op=self.op, shape=shape)
+
+
+def _waits(book: LogBook) -> dict[int, Wait]:
+    """The first call that each rank's watchdog gave up, with what the rank says of its group's numbers."""
+    states: dict[int, list[LogLine]] = {}
+    for entry in book.of("watchdog_state"):
+        rank = entry.rank if entry.rank is not None else entry.number("group_rank")
+        if rank is not None:
+            states.setdefault(rank, []).append(entry)
+    waits: dict[int, Wait] = {}
+    for entry in book.of("watchdog_timeout"):
+        rank, seq = entry.rank, entry.number("seq")
+        if rank is None or rank in waits or seq is None:
+            continue
+        state = next((state for state in states.get(rank, ()) if state.number("seq") == seq), None)
+        waits[rank] = Wait(
+            rank=rank, seq=seq, op=entry.text("op"), num_elements=entry.number("numel_in"),
+            ran_s=(entry.number("ran_ms") or entry.number("timeout_ms") or 0) / 1e3, entry=entry,
+            group=_group(state) if state else "",
+            enqueued=state.number("enqueued") if state else None,
+            completed=state.number("completed") if state else None,
+        )  # fmt: skip
+    for rank, found in states.items():
+        if rank not in waits and found[0].number("seq") not in (None, -1):
+            state = found[0]
+            waits[rank] = Wait(
+                rank=rank, seq=state.number("seq") or 0, op="", num_elements=None, ran_s=0.0, group=_group(state),
+                enqueued=state.number("enqueued"), completed=state.number("completed"), entry=state,
+            )  # fmt: skip
+    return waits
+
+
+def _group(state: LogLine) -> str:
+    """Name of a group that is equal on all ranks: torch's GUID, else the group's number."""
+    return state.text("guid") or state.text("pg")
+
+
+def watchdog_candidates(book: LogBook) -> Iterator[Candidate]:
+    waits = _waits(book)
+    named = {wait.group for wait in waits.values() if wait.group}
+    only = next(iter(named)) if len(named) == 1 else ""  # a line without a group mostly belongs to the same one
+    groups: dict[str, dict[int, Wait]] = {}
+    for rank, wait in waits.items():
+        groups.setdefault(wait.group or only, {})[rank] = wait
+    if not groups:
+        return
+    # If ranks wait in several groups, judge the one with most of them first: the others follow from it.
+    members = max(groups.values(), key=lambda found: (len(found), -min(wait.seq for wait in found.values())))
+    elsewhere = {rank: wait for rank, wait in waits.items() if rank not in members}
+    yield _judged(book, members, elsewhere)
+
+
+def _judged(book: LogBook, members: Mapping[int, Wait], elsewhere: Mapping[int, Wait]) -> Candidate:
+    seqs = {rank: wait.seq for rank, wait in members.items()}
+    least = min(seqs.values())
+    for seq in sorted(set(seqs.values())):
+        mismatch = _mismatched({rank: wait for rank, wait in members.items() if wait.seq == seq}, members)
+        if mismatch is not None:
+            return mismatch
+    if len(set(seqs.values())) > 1:
+        return _apart(members, least)
+    behind = {rank: wait for rank, wait in _states(book).items() if rank not in members and wait < least}
+    first = next(iter(members.values()))
+    if behind and not elsewhere:
+        ranks = tuple(sorted(behind))
+        return _candidate(
+            "not_entered", ranks, members, is_proven=True,
+            what=f"{who(ranks)} did not reach {first.call}, in which "
+            f"{ranks_text(sorted(members))} wait{'s' * (len(members) == 1)}",
+            why=f"by its own line it had enqueued {min(behind.values())} calls, the others {least}",
+        )  # fmt: skip
+    missing = _missing(book, members)
+    if missing:
+        return _candidate(
+            "not_entered", missing, members, is_proven=False,
+            what=f"{who(missing)} printed nothing while {ranks_text(sorted(members))} waited "
+            f"in {first.call}{_for(first)}",
+            why="every rank that waits in the call reports a timeout, and these ranks reported none",
+        )  # fmt: skip
+    whole = book.world_size is not None and len(members) >= book.world_size
+    everybody = f"All {len(members)} ranks" if whole else who(tuple(members))
+    unseen = _unseen(book, members)
+    others = f"; {who(unseen).lower()} printed nothing in these files" if unseen else ""
+    found = _candidate(
+        "all_entered", (), members, is_proven=False,
+        what=f"{everybody} waited in the same {first.call}{_for(first)}, and it never ended{others}",
+        why="no line says that a rank was missing" if whole else "how many ranks the job has is not in these files",
+    )  # fmt: skip
+    if whole or not unseen:
+        return found
+    do = "Add the logs of the other ranks: one that is missing there, or failed before, explains it. Else look at the "
+    return replace(found, evidence={**found.evidence, "do": f"{do}devices and links of these ranks (`dmesg -T`)."})
+
+
+def _mismatched(at: Mapping[int, Wait], members: Mapping[int, Wait]) -> Candidate | None:
+    """Compare the calls of the ranks that wait at one number.
+
+    Where others wait at another number and no line names the group, ranks of two groups may meet at a number by chance:
+    only a majority at that number tells that they are of one.
+    """
+    if len(at) < len(members) and not all(wait.group for wait in at.values()):
+        calls = Counter((wait.op, wait.num_elements) for wait in at.values())
+        if max(calls.values()) < 2 or max(calls.values()) <= len(at) / 2:
+            return None
+    calls_at = [wait.as_call for _, wait in sorted(at.items())]
+    found = compare_calls(calls_at, sized=all(map(is_sized, {c.op for c in calls_at if c.op})) or _are_gathers(at))
+    return _differing(at, members, found) if found else None
+
+
+def _for(wait: Wait) -> str:
+    return f" for {wait.ran_s:.0f} s" if wait.ran_s else ""
+
+
+def _are_gathers(members: Mapping[int, Wait]) -> bool:
+    """Return True if coalesced calls are gathers or scatters of equal parts: input and output differ by one factor."""
+    sizes = {tuple(sorted((wait.num_elements or 0, wait.entry.number("numel_out") or 0))) for wait in members.values()}
+    factors = {large // small if small and large % small == 0 else 0 for small, large in sizes}
+    return len(factors) == 1 and min(factors) > 1
+
+
+def _apart(members: Mapping[int, Wait], least: int) -> Candidate:
+    low = tuple(sorted(rank for rank, wait in members.items() if wait.seq == least))
+    high = {rank: wait for rank, wait in members.items() if wait.seq > least}
+    first, other = members[low[0]], min(high.values(), key=lambda wait: wait.seq)
+    ahead = [wait.completed for wait in high.values() if wait.completed is not None]
+    passed = bool(ahead) and min(ahead) >= least and first.op not in ONE_SIDED
+    ran_ahead = first.enqueued is not None and first.enqueued >= other.seq
+    if passed and ran_ahead and len(low) <= len(high):
+        return _candidate(
+            "device_stuck", low, members, is_proven=False,
+            what=f"{who(low)} did not complete {first.call}, which {ranks_text(sorted(high))} "
+            f"completed: {'their' if len(low) > 1 else 'its'} device stopped",
+            why=f"it had enqueued {first.enqueued} calls, and the others completed {min(ahead)}",
+        )  # fmt: skip
+    fewer = low if len(low) < len(high) else tuple(sorted(high)) if len(high) < len(low) else ()
+    return _candidate(
+        "desync", fewer, members, is_proven=False,
+        what=f"Ranks wait in different calls of one group: {ranks_text(low)} in {first.call}, "
+        f"{ranks_text(sorted(high))} in {other.call}",
+        why="the ranks did not make the same calls, or one of them stopped in an earlier one",
+    )  # fmt: skip
+
+
+def _differing(at: Mapping[int, Wait], members: Mapping[int, Wait], found: Mismatch) -> Candidate:
+    ranks = sorted(rank for side in found.differs.values() for rank in side)
+    shown = dict.fromkeys((*found.ranks, *ranks))
+    calls = "; ".join(f"rank {rank}: {at[rank].call}" for rank in sorted(list(shown)[:4]))
+    if len(found.ranks) == len(ranks):
+        calls += "; no majority among the ranks in these files tells which of them is the odd one"
+    first = members[found.ranks[0]]
+    what = "operations" if found.cause == "mismatch_operation" else "sizes"
+    return _candidate(
+        found.cause, found.ranks, members, is_proven=True,
+        what=f"Ranks made calls of different {what} at the same place: {calls}",
+        why=f"{first.entry.place}: number {first.seq} on each of them",
+    )  # fmt: skip
+
+
+def _candidate(
+    cause: str, ranks: Sequence[int], members: Mapping[int, Wait], *, is_proven: bool, what: str, why: str
+) -> Candidate:
+    waiting = [rank for rank in sorted(members) if rank not in ranks]
+    first = min(members.values(), key=lambda wait: wait.rank)
+    return from_lines(
+        cause, tuple(wait.entry for wait in members.values()),
+        rank_class="mismatch" if cause.startswith("mismatch") else "hang",
+        ranks=tuple(ranks),
+        what=what,
+        why=why if ":" in why else f"{first.entry.place}: {why}",
+        is_proven=is_proven,
+        evidence={
+            "op": first.op, "seq": first.seq, "waiting_ranks": waiting[:64], "silent_s": round(first.ran_s, 1),
+            "numbers": {str(rank): wait.seq for rank, wait in sorted(members.items())[:32]},
+        },
+    )  # fmt: skip
+
+
+def _states(book: LogBook) -> dict[int, int]:
+    """Calls of the default group that each rank enqueued, by its newest line."""
+    found: dict[int, int] = {}
+    for entry in book.of("watchdog_state"):
+        rank, enqueued = entry.rank, entry.number("enqueued")
+        if rank is not None and enqueued is not None:
+            found[rank] = enqueued
+    return found
+
+
+def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
+    """Ranks that must exist (below the world size, or between waiting ones) but waited in no call."""
+    size = book.world_size or max(members) + 1
+    if size > 4096 or len(members) < 2:
+        return ()
+    spoke = book.spoke
+    known = {entry.rank for entry in book.of("watchdog_stuck")} | spoke | members.keys()
+    missing = _with_log([rank for rank in range(size) if rank not in known], book)
+    # A lost peer proves a death: a silent rank may have been ended by the launcher because of it.
+    return missing if len(missing) < len(members) and not spoke - members.keys() else ()
+
+
+def _unseen(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
+    """Ranks that must exist but have no line in any file."""
+    size = book.world_size or max(members) + 1
+    known = {*book.seen, *members}
+    return tuple(rank for rank in range(size) if rank not in known) if size <= 4096 else ()
+
+
+def _with_log(ranks: Sequence[int], book: LogBook) -> tuple[int, ...]:
+    """Drop ranks of nodes whose log is missing, if each file has the ranks of one node."""
+    nodes: dict[str, set[int]] = {}
+    for entry in book.lines:
+        if entry.rank is not None:
+            nodes.setdefault(entry.source, set()).add(entry.rank)
+    size = max((max(found) - min(found) + 1 for found in nodes.values()), default=0)
+    if len(nodes) < 2 or size < 2:
+        return tuple(ranks)  # all ranks in one file, or one file per rank
+    with_log = {rank // size for found in nodes.values() for rank in found}
+    return tuple(rank for rank in ranks if rank // size in with_log)

@@ -1,0 +1,243 @@
+"""Slow divergence: a loss that has turned and climbs, without a step that stands out.
+
+1. The loss of each committed step (the last time it ran), from the lowest rank that has one.
+2. Medians of blocks of `block_steps` steps, counted from step 1, so that live and afterwards they are the same.
+3. Diverging at a block: it and the two before rise one after the other, the lowest block lies further back, and the
+   rise over that one is both `rise_ratio` and `noise_z` times the noise of a block's median, and no single block has
+   most of it. The noise is that of neighbouring steps, which a trend hardly touches.
+4. Logarithms are compared. A loss that is not always positive has none, and no size to which a rise could be small:
+   there differences are compared, and the rise has to be `signed_rise_ratio` of all that its medians have varied.
+
+The loss of an attempt that trains a policy is no measure of progress (`analyzers.numerics.policy_loss`).
+
+A jump that stays is a loss spike with cause divergence: a climb that such a spike explains is not reported again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from analyzers.finding import Finding
+from analyzers.numerics.loss.loss_spike import loss_spikes
+from analyzers.numerics.policy import DivergencePolicy
+from analyzers.numerics.policy_loss import policy_attempts
+from analyzers.policy import SHARED
+from analyzers.robust import sigma
+from analyzers.run.records.trainings import training_starts
+from analyzers.scope import Scope
+from analyzers.source import Source, lacking
+from analyzers.wording import loss_text, rise_text
+
+__all__ = ["Rise", "divergence", "find_rise"]
+
+_MEDIAN_TO_MEAN = 1.2533  # standard error of a median over that of a mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """A climb of the loss: its steps, the lowest and the highest median, and the rise in standard errors."""
+
+    first_step: int
+    found_step: int
+    last_step: int
+    low_loss: float
+    high_loss: float
+    noise_z: float
+
+
+def divergence(source: Source, scope: Scope, policy: DivergencePolicy = DivergencePolicy()) -> list[Finding]:
+    """Findings of kind `divergence`, one a training of an attempt at most."""
+    if lacking(source, steps=("step", "loss")):
+        return []  # the check for loss spikes reports that no loss is recorded
+    rows = source.rows(
+        """
+        SELECT attempt, step, arg_max(loss, coalesce(start_ns, 0)) FROM steps
+        WHERE step >= ? AND attempt = coalesce(?, attempt) AND loss IS NOT NULL AND coalesce(committed, true)
+          AND (attempt, rank) IN (SELECT (attempt, min(rank)) FROM steps WHERE loss IS NOT NULL GROUP BY attempt)
+        GROUP BY attempt, step ORDER BY attempt, step
+        """,
+        [scope.since_step, scope.attempt],
+    )
+    losses: dict[int, dict[int, float]] = {}
+    policies = policy_attempts(source) if rows else set()
+    for attempt, step, loss in rows:
+        if math.isfinite(loss) and attempt not in policies:
+            losses.setdefault(attempt, {})[step] = loss
+    starts = training_starts(source) if rows else set()
+    found = [
+        (attempt, rise)
+        for attempt, own in losses.items()
+        for series in _series(own, {step for begun, step in starts if begun == attempt})
+        if (rise := find_rise(series, policy)) is not None
+    ]
+    spikes = loss_spikes(source, scope) if found else []
+    lasting = [
+        spike
+        for spike in spikes
+        if spike.status == "fired"
+        and (spike.cause in ("divergence", "learning_rate") or {"recovered_step", "loss_after"} & {*spike.evidence})
+    ]
+    return [
+        _finding(attempt, rise)
+        for attempt, rise in found
+        if not any(_explains(spike, attempt, rise, policy.block_steps) for spike in lasting)
+    ]
+
+
+def _series(losses: Mapping[int, float], starts: Collection[int]) -> Iterator[dict[int, float]]:
+    """The losses of each training of an attempt."""
+    edges = sorted(starts)
+    for _, steps in itertools.groupby(losses, lambda step: bisect.bisect_right(edges, step)):
+        yield {step: losses[step] for step in steps}
+
+
+def _explains(spike: Finding, attempt: int, rise: Rise, reach_steps: int) -> bool:
+    """True if the climb is that of a lasting spike."""
+    return (
+        spike.attempt == attempt
+        and (spike.first_step or 0) <= rise.found_step
+        and (spike.last_step or 0) >= rise.first_step - reach_steps
+    )
+
+
+def find_rise(losses: Mapping[int, float], policy: DivergencePolicy = DivergencePolicy()) -> Rise | None:
+    """The climb of a loss (by step), from where it became certain to its end; None if there is none. Pure."""
+    is_signed = min(losses.values(), default=1.0) <= 0
+    to_scale, from_scale = (float, float) if is_signed else (math.log, math.exp)
+    scaled = {step: to_scale(loss) for step, loss in losses.items()}
+    blocks = _blocks(scaled, policy)
+    if len(blocks) <= SHARED.min_times:
+        return None
+    noise = _Noise(scaled, policy, least=1e-9 if is_signed else policy.min_log_noise)
+    rise: Rise | None = None
+    for newest, lowest in enumerate(_lowest_so_far([level for _, level in blocks])):
+        if newest < SHARED.min_times:
+            continue
+        first_step, level = blocks[newest]
+        total = level - blocks[lowest.number][1]
+        last_step = first_step + policy.block_steps - 1
+        least = _least_rise(lowest, policy, is_signed=is_signed)
+        if rise is not None and level > to_scale(rise.low_loss) + least:
+            high, z = max(rise.high_loss, from_scale(level)), total / noise.standard_error(first_step)
+            rise = replace(rise, last_step=last_step, high_loss=high, noise_z=max(rise.noise_z, z))
+        elif rise is None and total >= least and _climbs(blocks, newest, lowest):
+            z = total / noise.standard_error(first_step)
+            if z < SHARED.certain_sigmas:
+                continue
+            rise = Rise(
+                first_step=blocks[lowest.number][0] + policy.block_steps,
+                found_step=last_step,
+                last_step=last_step,
+                low_loss=from_scale(blocks[lowest.number][1]),
+                high_loss=from_scale(level),
+                noise_z=z,
+            )
+    return rise
+
+
+def _least_rise(lowest: _Lowest, policy: DivergencePolicy, *, is_signed: bool) -> float:
+    """Smallest rise over the lowest block, in the scale of the blocks."""
+    if not is_signed:
+        return math.log1p(policy.rise_ratio)
+    return SHARED.beyond_few_factor * lowest.range_before if lowest.number >= SHARED.many_values else math.inf
+
+
+def _climbs(blocks: Sequence[tuple[int, float]], newest: int, lowest: _Lowest) -> bool:
+    """True if the newest blocks rise one after the other, and no single one has most of the rise."""
+    window = [level for _, level in blocks[newest - SHARED.min_times + 1 : newest + 1]]
+    total = window[-1] - blocks[lowest.number][1]
+    return (
+        all(before < after for before, after in itertools.pairwise(window))
+        and newest - lowest.number >= SHARED.min_times - 1
+        and lowest.largest_rise <= SHARED.agreement_ratio * total
+    )
+
+
+def _blocks(losses: Mapping[int, float], policy: DivergencePolicy) -> list[tuple[int, float]]:
+    """(first step, median) of each block that is complete enough, in order."""
+    members: dict[int, list[float]] = {}
+    for step, loss in losses.items():
+        members.setdefault((step - 1) // policy.block_steps, []).append(loss)
+    whole = SHARED.agreement_ratio * policy.block_steps
+    newest = max(losses, default=0)
+    return [
+        (number * policy.block_steps + 1, median(own))
+        for number, own in sorted(members.items())
+        if len(own) >= whole and (number + 1) * policy.block_steps <= newest
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowest:
+    """The lowest block up to a block."""
+
+    number: int
+    largest_rise: float
+    """From one block to the next since then; 0 if it is the newest."""
+    range_before: float
+    """Highest less lowest level up to it."""
+
+
+def _lowest_so_far(levels: Sequence[float]) -> Iterator[_Lowest]:
+    """For each block; in one pass, since a long run has thousands of them."""
+    number, largest, highest, span = 0, 0.0, -math.inf, 0.0
+    for newest, level in enumerate(levels):
+        highest = max(highest, level)
+        if newest == 0 or level < levels[number]:
+            number, largest, span = newest, 0.0, highest - level
+        else:
+            largest = max(largest, level - levels[newest - 1])
+        yield _Lowest(number, largest, span)
+
+
+class _Noise:
+    """The noise of a loss (by step) between neighbours, up to any of its blocks."""
+
+    def __init__(self, losses: Mapping[int, float], policy: DivergencePolicy, *, least: float) -> None:
+        self._steps = sorted(losses)
+        self._losses = np.array([losses[step] for step in self._steps])
+        self._policy, self._least = policy, least
+
+    def standard_error(self, first_step: int) -> float:
+        """Standard error of the difference of two block medians, for the block from `first_step` on."""
+        end = bisect.bisect_left(self._steps, first_step + self._policy.block_steps)
+        changes = np.diff(self._losses[max(0, end - self._policy.noise_steps) : end])
+        if not len(changes):
+            return math.inf
+        spread = sigma(changes) / math.sqrt(2)
+        # Neighbouring steps see similar content: they differ by less than steps far apart, hence the factor two.
+        return max(self._least, 2.0 * spread * _MEDIAN_TO_MEAN * math.sqrt(2 / self._policy.block_steps))
+
+
+def _finding(attempt: int, rise: Rise) -> Finding:
+    ratio = rise.high_loss / rise.low_loss - 1 if rise.low_loss > 0 else None
+    share = "" if ratio is None else f" ({rise_text(ratio)})"
+    return Finding(
+        analyzer="divergence",
+        kind="divergence",
+        severity="warning",
+        status="fired",
+        first_step=rise.first_step,
+        last_step=rise.last_step,
+        cause="trend",
+        summary=(
+            f"The loss climbed from {loss_text(rise.low_loss)} to {loss_text(rise.high_loss)}{share} over steps "
+            f"{rise.first_step} to {rise.last_step}, without a single spike."
+        ),
+        evidence={
+            "loss_lowest": round(rise.low_loss, 5),
+            "loss_highest": round(rise.high_loss, 5),
+            "loss_rise_ratio": None if ratio is None else round(ratio, 4),
+            "rise_z": round(rise.noise_z, 1),
+            "certain_at_step": rise.found_step,
+        },
+        advice="divergence",
+        attempt=attempt,
+    )

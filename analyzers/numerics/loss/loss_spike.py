@@ -1,0 +1,333 @@
+"""Loss spikes of a recorded run: the verdicts of the streaming detector, grouped into findings with a cause.
+
+1. The loss of a step is the mean over the ranks that have one. In an attached loop each rank has the loss of its own
+   batch, with larger outliers than the mean (ranks of the trainer, and of a pipeline's last stage, have equal losses).
+   The newest steps are judged once all these ranks have recorded them.
+2. It is passed to a `SpikeDetector` in order of execution. If the step counter goes back, by a rollback or a restart,
+   the detector's history goes back, too, like the restored state of the live detector. After a restart without a
+   checkpoint, or for another training in the same process, the history is empty. A post-mortem thus repeats the live
+   verdicts.
+3. Spike steps at most `join_steps` observations apart are one finding.
+   Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
+4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps, the step
+   was refused, or the loss fell back later; divergence if it stayed up.
+5. If the step was replayed (`analyzers.numerics.replay_result`) and the rate did not jump, the replay overrides 4:
+   transient if the loss did not come back, weights if it came back but not on the older state, else batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from analyzers.deaths.recovery_response import RESPONSE_EVENTS, Response, respond
+from analyzers.finding import Finding
+from analyzers.numerics.policy import LossSpikePolicy
+from analyzers.numerics.policy_loss import policy_attempts
+from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
+from analyzers.policy import SHARED
+from analyzers.run.records.event_log import EventLog
+from analyzers.run.records.trainings import training_starts
+from analyzers.scope import Scope
+from analyzers.source import Source, missing_tables
+from analyzers.wording import loss_text, rise_text
+from probes.guard.signed_loss import HISTORY, LEVEL_WINDOW
+from probes.guard.spike_detector import SpikeDetector, SpikePolicy, SpikeVerdict
+
+__all__ = ["Observation", "find_spikes", "loss_spikes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One execution of a step, as the detector's input."""
+
+    attempt: int
+    step: int
+    loss: float
+    grad_norm: float = math.nan
+    lr: float | None = None
+    batch_index: int | None = None
+    committed: bool | None = None
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """Consecutive spike steps: indices into the observations, verdicts, cause."""
+
+    indices: tuple[int, ...]
+    verdicts: tuple[SpikeVerdict, ...]
+    cause: str
+    after: After | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """The loss after a spike that lasted: the first step by which it was back below its earlier level, or how far it
+    had fallen when the records ended."""
+
+    back_at: int | None
+    last_step: int
+    last_loss: float
+    has_fallen: bool
+    """True if the loss has lost most of its rise."""
+
+
+def loss_spikes(source: Source, scope: Scope, policy: LossSpikePolicy = LossSpikePolicy()) -> list[Finding]:
+    """Findings of kind `loss_spike`."""
+    observations = [] if missing_tables(source, "steps") else _observations(source, scope.since_step, policy)
+    if not observations:
+        return [Finding.insufficient("spike", "loss_spike", "Loss spikes were not checked: no loss is recorded.")]
+    policies = policy_attempts(source)
+    observations = [one for one in observations if one.attempt not in policies]
+    if not observations:
+        text = "Loss spikes were not checked: the loss of a policy, or of models trained in turn, measures no progress."
+        return [Finding.insufficient("spike", "loss_spike", text)]
+    log = EventLog.load(source, (*RESPONSE_EVENTS, *REPLAY_EVENTS))
+    # With a partial history the detector differs from the live one until its memory is full.
+    settled = HISTORY + LEVEL_WINDOW if scope.since_step > 0 else 0
+    found = find_spikes(
+        observations,
+        policy,
+        highest_loss=_first_losses(source, scope.since_step),
+        starts=training_starts(source),
+    )
+    spikes = [spike for spike in found if spike.indices[0] >= settled]
+    return [
+        _finding(observations, spike, log)
+        for spike in spikes
+        if scope.attempt in (None, observations[spike.indices[0]].attempt)
+    ]
+
+
+def find_spikes(
+    observations: Sequence[Observation],
+    policy: LossSpikePolicy = LossSpikePolicy(),
+    *,
+    highest_loss: float = 0.0,
+    starts: Container[tuple[int, int]] = (),
+) -> list[Spike]:
+    """Judge observations in the order in which they ran. Pure.
+
+    `highest_loss`: highest loss before the first observation. `starts`: (attempt, step) at which another training
+    begins in the same process.
+    """
+    history = _History(policy.detector, highest_loss)
+    cut = 0  # where the newest series begins
+    groups: list[_Group] = []
+    for i, seen in enumerate(observations):
+        begins = (seen.attempt, seen.step) in starts
+        if i > 0 and (begins or seen.step <= observations[i - 1].step):
+            history.go_back(0 if begins else seen.step)
+            cut = i
+        verdict = history.observe(seen)
+        if not verdict.is_spike:
+            continue
+        if not groups or groups[-1].indices[-1] < max(cut, i - SHARED.min_times - 1):
+            groups.append(_Group(rates=history.rates()))
+        groups[-1].indices.append(i)
+        groups[-1].verdicts.append(verdict)
+    spikes = []
+    for group in groups:
+        cause, after = _cause(group, policy), None
+        before, first = observations[group.indices[0] - 1], observations[group.indices[0]]
+        goes_on = before.attempt == first.attempt and before.step < first.step
+        if cause == "divergence" and goes_on:  # steps repeated after a restart are not a recovery of the loss
+            after = _after(observations, group)
+            cause = "batch" if after.has_fallen else cause
+        spikes.append(Spike(tuple(group.indices), tuple(group.verdicts), cause, after))
+    return spikes
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Spike steps that are one finding, and the learning rates up to the first of them."""
+
+    rates: list[float]
+    indices: list[int] = field(default_factory=list)
+    verdicts: list[SpikeVerdict] = field(default_factory=list)
+
+
+class _History:
+    """A detector whose history can go back to an earlier step."""
+
+    def __init__(self, policy: SpikePolicy, highest_loss: float) -> None:
+        self._policy = policy
+        self._before = highest_loss
+        self._detector = SpikeDetector(policy, highest_loss=highest_loss)
+        self._seen: list[tuple[Observation, bool, float]] = []  # step, was it clean, highest level up to it
+
+    def observe(self, seen: Observation) -> SpikeVerdict:
+        verdict = self._detector.observe(seen.step, seen.loss, seen.grad_norm)
+        self._seen.append((seen, verdict.state in ("ok", "warm_up"), self._detector.highest_loss))
+        return verdict
+
+    def go_back(self, step: int) -> None:
+        """Restore the history before `step`."""
+        while self._seen and self._seen[-1][0].step >= step:
+            self._seen.pop()
+        highest = self._seen[-1][2] if self._seen else self._before
+        num_kept = HISTORY + LEVEL_WINDOW
+        clean = itertools.islice((seen for seen, is_clean, _ in reversed(self._seen) if is_clean), num_kept)
+        self._detector = SpikeDetector(self._policy, highest_loss=highest)
+        self._detector.follow((seen.loss, seen.grad_norm) for seen in reversed(list(clean)))
+
+    def rates(self) -> list[float]:
+        """Learning rates of the newest steps."""
+        newest = self._seen[-(SHARED.history + SHARED.min_times + 1) :]
+        return [seen.lr for seen, _, _ in newest if seen.lr]
+
+
+def _cause(group: _Group, policy: LossSpikePolicy) -> str:
+    if len(group.rates) > SHARED.min_times + 1:
+        before = sorted(group.rates[: -SHARED.min_times - 1])
+        usual = before[len(before) // 2]
+        if max(group.rates[-SHARED.min_times - 1 :]) >= SHARED.clear_factor * usual:
+            return "learning_rate"
+    return "divergence" if len(group.indices) >= policy.divergence_steps else "batch"
+
+
+def _after(observations: Sequence[Observation], group: _Group) -> After:
+    """Follow the loss from a spike on, by medians of a few steps, for as long as the run did not go back."""
+    first = observations[group.indices[0]]
+    peak = max(group.verdicts, key=lambda verdict: verdict.loss_z)
+    seen: list[Observation] = []
+    for one in observations[group.indices[0] :]:
+        if one.attempt != first.attempt or (seen and one.step <= seen[-1].step):
+            break
+        seen.append(one)
+    level, newest = math.inf, seen[-1].step
+    for end in range(SHARED.block_steps, len(seen) + 1):
+        level = median(one.loss for one in seen[end - SHARED.block_steps : end])
+        if end > SHARED.block_steps and level <= peak.loss_level:
+            return After(back_at=seen[end - 1].step, last_step=newest, last_loss=level, has_fallen=True)
+    return After(back_at=None, last_step=newest, last_loss=level, has_fallen=_has_fallen(peak, level))
+
+
+def _has_fallen(peak: SpikeVerdict, level: float) -> bool:
+    """Return True if only a minor part of the rise is left, measured in logarithms if the losses are positive."""
+    if not math.isfinite(level) or not math.isfinite(peak.loss):
+        return False
+    of = (level, peak.loss_level, peak.loss)
+    if not peak.is_signed and level > SHARED.doubled_factor * peak.loss_level:
+        return False
+    now, before, then = of if peak.is_signed or min(of) <= 0 else map(math.log, of)
+    return now - before <= SHARED.minor_ratio * (then - before)
+
+
+def _observations(source: Source, since_step: int, policy: LossSpikePolicy) -> list[Observation]:
+    rows = source.rows(
+        """
+        WITH own AS (
+            SELECT *, row_number() OVER (PARTITION BY attempt, rank, step ORDER BY start_ns NULLS LAST) AS turn
+            FROM steps WHERE step >= ? AND loss IS NOT NULL
+        ), ends AS (SELECT attempt, count(DISTINCT rank) AS num_ranks, max(step) AS newest FROM own GROUP BY attempt)
+        SELECT attempt, step, CASE WHEN min(loss) = max(loss) THEN min(loss) ELSE avg(loss) END,
+               arg_min(grad_norm, rank), arg_min(lr, rank), arg_min(batch_index, rank), arg_min(committed, rank)
+        FROM own JOIN ends USING (attempt) GROUP BY attempt, step, turn, num_ranks, newest
+        HAVING count(*) = num_ranks OR step <= newest - ? ORDER BY attempt, arg_min(start_ns, rank) NULLS LAST, step
+        """,
+        [since_step, policy.late_steps],
+    )
+    return list(_with_turns(rows))
+
+
+def _first_losses(source: Source, since_step: int) -> float:
+    """Highest loss of the run's first steps before `since_step`; 0 if none is known."""
+    ((highest,),) = source.rows(
+        """
+        SELECT max(loss) FROM (SELECT loss FROM steps WHERE step < ? AND loss IS NOT NULL AND isfinite(loss)
+                               ORDER BY attempt, start_ns NULLS LAST, step LIMIT ?)
+        """,
+        [since_step, SHARED.history],
+    )
+    return float(highest or 0.0)
+
+
+def _with_turns(rows: Iterable[tuple[Any, ...]]) -> Iterable[Observation]:
+    seen: dict[tuple[int, int], int] = {}
+    for attempt, step, loss, grad_norm, lr, batch_index, committed in rows:
+        turn = seen.get((attempt, step), 0)
+        seen[attempt, step] = turn + 1
+        norm = math.nan if grad_norm is None else float(grad_norm)
+        yield Observation(attempt, step, float(loss), norm, lr, batch_index, committed, turn)
+
+
+def _finding(observations: Sequence[Observation], spike: Spike, log: EventLog) -> Finding:
+    worst = max(spike.verdicts, key=lambda verdict: verdict.loss_z)
+    first, last = observations[spike.indices[0]], observations[spike.indices[-1]]
+    response = respond(log, attempt=first.attempt, step=first.step, turn=first.turn, committed=first.committed)
+    replayed = find_replay(log, attempt=first.attempt, step=first.step, turn=first.turn)
+    if replayed is not None and spike.cause == "batch" and replayed.judgement in ("transient", "weights"):
+        spike = replace(spike, cause=replayed.judgement)
+    batches = [observations[i].batch_index for i in spike.indices]
+    known = [batch for batch in batches if batch is not None]
+    return Finding(
+        analyzer="spike",
+        kind="loss_spike",
+        severity="critical" if spike.cause == "divergence" and not response.handled else "warning",
+        status="fired",
+        summary=_summary(first, last, worst, spike, response, replayed),
+        first_step=first.step,
+        last_step=last.step,
+        cause=spike.cause,
+        evidence={
+            "loss": round(worst.loss, 5),
+            "loss_before": round(worst.loss_level, 5),
+            "loss_rise_ratio": None if worst.is_signed else round(worst.loss_rise_ratio, 4),
+            "loss_z": round(worst.loss_z, 2),
+            "grad_norm": _number(worst.grad_norm),
+            "grad_norm_rise_ratio": _number(worst.grad_rise_ratio),
+            "grad_norm_z": _number(worst.grad_z),
+            "lr": first.lr,
+            "num_steps": len(spike.indices),
+            **_evidence_after(spike.after),
+            "batch_indices": known[:64],
+            **response.evidence(),
+            **(replayed.evidence() if replayed else {}),
+        },
+        advice=f"loss-spike-{spike.cause}",
+        attempt=first.attempt,
+    )
+
+
+def _summary(
+    first: Observation, last: Observation, worst: SpikeVerdict, spike: Spike, response: Response,
+    replayed: ReplayResult | None,
+) -> str:  # fmt: skip
+    cause, after = spike.cause, spike.after
+    is_over = after is not None and after.has_fallen
+    where = f"over steps {first.step} to {last.step}"
+    if is_over or first.step == last.step:
+        where = f"at step {first.step}"
+    share = "" if worst.is_signed else f" ({rise_text(worst.loss_rise_ratio)})"
+    why = f" on batch {first.batch_index}" if cause == "batch" and first.batch_index is not None else ""
+    if cause == "learning_rate":
+        why = " after the learning rate jumped" + (f" to {first.lr:.3g}" if first.lr else "")
+    elif cause == "divergence":
+        why = " and stayed high"
+    if is_over and after is not None:
+        why += (
+            f" and was back below its earlier level by step {after.back_at}"
+            if after.back_at is not None
+            else f" and had fallen back to {loss_text(after.last_loss)} by step {after.last_step}"
+        )
+    again = "" if replayed is None else f" {replayed.text()}"
+    rise = f"Loss rose from {loss_text(worst.loss_level)} to {loss_text(worst.loss)}"
+    return f"{rise}{share} {where}{why}.{again} {response.text}"
+
+
+def _evidence_after(after: After | None) -> dict[str, Any]:
+    if after is None or not math.isfinite(after.last_loss):
+        return {}
+    if after.back_at is not None:
+        return {"recovered_step": after.back_at}
+    return {"loss_after": round(after.last_loss, 5)}
+
+
+def _number(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None

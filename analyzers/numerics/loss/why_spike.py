@@ -1,0 +1,286 @@
+"""Explain a loss spike: the batch, data ranks, samples and layers that made it, and what is not known.
+
+    spike = explain(source, step=45)        # None: the worst spike of the run
+    spike.samples[0].text, spike.ranks[0].jump_ratio, spike.layers[0].factor, spike.unknown
+
+1. The run of the step with the highest loss (it may have run again after a rollback) against the median loss of the
+   `history_steps` committed steps before it.
+2. Data ranks: each one's own loss at the step less its median before; its share of all that rose. Ranks that
+   read the same rows count once.
+3. Samples: losses of single sequences from the replay of a refused step (`analyzers.numerics.replay_result`); the share
+   is that of the batch's loss.
+4. Layers: each block's share of the square of the gradient norm against the median share in sampled steps before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from analyzers.finding import evidence_of
+from analyzers.numerics.gradient_flow import block_of
+from analyzers.numerics.loss.loss_spike import loss_spikes
+from analyzers.numerics.replay_result import REPLAY_EVENTS, ReplayResult, find_replay
+from analyzers.policy import SHARED
+from analyzers.run.records.event_log import EventLog
+from analyzers.scope import Scope
+from analyzers.source import Source, missing_tables
+from analyzers.wording import loss_text
+
+__all__ = ["LayerShare", "RankShare", "SampleShare", "SpikeError", "WhySpike", "explain"]
+
+
+class SpikeError(ValueError):
+    """There is nothing to explain; the text is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """A data rank's own loss (nat), what it was before, and its share of what rose over all of them."""
+
+    rank: int
+    loss: float
+    loss_before: float
+    jump_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleShare:
+    """One sequence; `loss` None: not finite. `share_ratio` of the batch's loss, None where that is not finite."""
+
+    number: int
+    data_rank: int
+    loss: float | None
+    share_ratio: float | None
+    place: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShare:
+    """A block's share of the squared gradient norm, what it was before, and how many times that it is."""
+
+    name: str
+    share_ratio: float
+    share_before_ratio: float
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhySpike:
+    """The explanation. Lists have what stands out most first."""
+
+    attempt: int
+    step: int
+    loss: float
+    loss_before: float
+    batch_index: int | None
+    committed: bool | None
+    judgement: str
+    ranks: tuple[RankShare, ...]
+    samples: tuple[SampleShare, ...]
+    num_samples: int
+    layers: tuple[LayerShare, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """Two sentences: the jump, and the rank that made it."""
+        batch = f" on batch {self.batch_index}" if self.batch_index is not None else ""
+        rise = f"from its median of {loss_text(self.loss_before)} to {loss_text(self.loss)}"
+        jump = f"Loss rose {rise} at step {self.step}{batch}."
+        if not self.ranks:
+            return f"{jump} The losses of single ranks are not recorded."
+        largest = self.ranks[0]
+        if largest.jump_ratio > SHARED.doubled_factor / len(self.ranks):
+            return f"{jump} Rank {largest.rank} accounts for {100 * largest.jump_ratio:.0f} % of the rise."
+        return f"{jump} All {len(self.ranks)} data-parallel ranks rose about equally."
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"summary": self.summary}
+
+
+def explain(source: Source, step: int | None = None) -> WhySpike:
+    """Explain a step, or the worst spike. Raises SpikeError where there is none, or the step was not recorded."""
+    if missing_tables(source, "steps"):
+        raise SpikeError("No step is recorded.")
+    attempt, step, start_ns, batch_index, committed, loss = _chosen(source, step)
+    turn = _turn(source, attempt, step, start_ns)
+    loss, before = _as_found(source, attempt, step, loss) or (loss, _usual(source, attempt, start_ns))
+    replayed = find_replay(EventLog.load(source, REPLAY_EVENTS), attempt=attempt, step=step, turn=turn)
+    ranks = _ranks(source, attempt, step, turn)
+    layers = _layers(source, attempt, step)
+    unknown = []
+    if not ranks:
+        unknown.append("Data ranks: no loss of single ranks is recorded.")
+    if replayed is None:
+        unknown.append("Samples: this step was not replayed (recovery.max_replays: how many refused steps are).")
+    elif not replayed.samples:
+        unknown.append("Samples: the replay had no logits.")
+    elif len(replayed.samples) < replayed.num_samples:
+        unknown.append(f"{replayed.num_samples - len(replayed.samples)} more samples: each rank reports its worst few.")
+    if not layers:
+        unknown.append("Layers: gradients were not sampled at this step, or not before (probes.gradient_interval).")
+    return WhySpike(
+        attempt=attempt,
+        step=step,
+        loss=loss,
+        loss_before=before,
+        batch_index=batch_index,
+        committed=committed,
+        judgement=replayed.judgement if replayed else "",
+        ranks=ranks,
+        samples=_samples(replayed, loss) if replayed else (),
+        num_samples=replayed.num_samples if replayed else 0,
+        layers=layers,
+        unknown=tuple(unknown),
+    )
+
+
+def _chosen(source: Source, step: int | None) -> tuple[int, int, int, int | None, bool | None, float]:
+    """The run of a step with the highest loss, a loss that is not finite above all."""
+    if step is None:
+        found = [finding for finding in loss_spikes(source, Scope()) if finding.status == "fired"]
+        if not found:
+            raise SpikeError("No loss spike was found in this run. Name a step: --why-spike STEP.")
+        worst = max(found, key=lambda finding: evidence_of(finding)["loss_z"])
+        assert worst.first_step is not None
+        step = worst.first_step
+    rows = source.rows(
+        "SELECT attempt, step, start_ns, batch_index, committed, loss FROM steps WHERE step = ? AND loss IS NOT NULL "
+        "ORDER BY isfinite(loss), loss DESC, rank LIMIT 1",
+        [step],
+    )
+    if not rows:
+        raise SpikeError(f"No loss is recorded for step {step}.")
+    attempt, number, start_ns, batch_index, committed, loss = rows[0]
+    return attempt, number, start_ns, batch_index, committed, float(loss)
+
+
+def _as_found(source: Source, attempt: int, step: int, loss: float) -> tuple[float, float] | None:
+    """The loss of a step and the one before, if a finding has them: a mean where each rank has that of its batch."""
+    if not math.isfinite(loss):
+        return None
+    rows = source.rows("SELECT avg(loss) FROM steps WHERE attempt = ? AND step = ?", [attempt, step])
+    for one in loss_spikes(source, Scope()):
+        same_steps = one.status == "fired" and one.attempt == attempt and one.first_step == step
+        if same_steps and math.isclose(evidence_of(one)["loss"], rows[0][0], rel_tol=1e-3):
+            return evidence_of(one)["loss"], evidence_of(one)["loss_before"]
+    return None
+
+
+def _turn(source: Source, attempt: int, step: int, start_ns: int) -> int:
+    """Number of this run of the step within the attempt, from 0: by the rank that reports it."""
+    ((turn,),) = source.rows(
+        "SELECT count(*) FROM steps WHERE attempt = ? AND step = ? AND start_ns < ? AND rank = "
+        "(SELECT min(rank) FROM steps WHERE attempt = ? AND step = ? AND start_ns = ?)",
+        [attempt, step, start_ns, attempt, step, start_ns],
+    )
+    return int(turn)
+
+
+def _usual(source: Source, attempt: int, start_ns: int) -> float:
+    rows = source.rows(
+        "SELECT loss FROM steps WHERE attempt = ? AND start_ns < ? AND committed AND isfinite(loss) AND rank = "
+        "(SELECT min(rank) FROM steps WHERE attempt = ? AND loss IS NOT NULL) ORDER BY start_ns DESC LIMIT ?",
+        [attempt, start_ns, attempt, SHARED.history],
+    )
+    return median(float(loss) for (loss,) in rows) if rows else math.nan
+
+
+def _ranks(source: Source, attempt: int, step: int, turn: int) -> tuple[RankShare, ...]:
+    rows = source.rows(
+        """
+        WITH own AS (
+            SELECT rank, start_ns, local_loss FROM steps WHERE attempt = ? AND step = ? AND isfinite(local_loss)
+            QUALIFY row_number() OVER (PARTITION BY rank ORDER BY start_ns) = ? + 1
+        ), earlier AS (
+            SELECT s.rank, s.local_loss FROM steps s JOIN own USING (rank)
+            WHERE s.attempt = ? AND s.committed AND s.start_ns < own.start_ns AND isfinite(s.local_loss)
+            QUALIFY row_number() OVER (PARTITION BY s.rank ORDER BY s.start_ns DESC) <= ?
+        )
+        SELECT own.rank, any_value(own.local_loss), median(earlier.local_loss) FROM own JOIN earlier USING (rank)
+        GROUP BY own.rank ORDER BY own.rank
+        """,
+        [attempt, step, turn, attempt, SHARED.history],
+    )
+    same_rows = _data_ranks(source, attempt)
+    seen: dict[Any, tuple[int, float, float]] = {}
+    for rank, loss, before in rows:
+        seen.setdefault(same_rows.get(rank, rank), (rank, float(loss), float(before)))
+    rises = {rank: max(0.0, loss - before) for rank, loss, before in seen.values()}
+    total = sum(rises.values())
+    shares = [
+        RankShare(rank=rank, loss=loss, loss_before=before, jump_ratio=rises[rank] / total if total else 0.0)
+        for rank, loss, before in seen.values()
+    ]
+    return tuple(sorted(shares, key=lambda share: -share.jump_ratio))
+
+
+def _data_ranks(source: Source, attempt: int) -> Mapping[int, Any]:
+    """{rank: its place among the ranks that read different rows, or other parts of them}."""
+    if not source.has("ranks"):
+        return {}
+    rows = source.rows(
+        "SELECT rank, coalesce(max(dp_replicate), 0), coalesce(max(dp_shard), 0), coalesce(max(ep), 0), "
+        "coalesce(max(cp), 0) FROM ranks "
+        "WHERE attempt = ? GROUP BY rank HAVING max(dp_replicate) IS NOT NULL OR max(dp_shard) IS NOT NULL",
+        [attempt],
+    )
+    return {rank: ("data", *place) for rank, *place in rows}
+
+
+def _samples(replayed: ReplayResult, loss: float) -> tuple[SampleShare, ...]:
+    whole = loss * replayed.num_samples
+    known = math.isfinite(whole) and whole > 0
+    return tuple(
+        SampleShare(
+            number=sample.number,
+            data_rank=sample.data_rank,
+            loss=sample.loss,
+            share_ratio=sample.loss / whole if known and sample.loss is not None else None,
+            place=sample.place,
+            text=sample.text,
+        )
+        for sample in replayed.samples
+    )
+
+
+def _layers(source: Source, attempt: int, step: int) -> tuple[LayerShare, ...]:
+    if missing_tables(source, "gradients"):
+        return ()
+    rows = source.rows(
+        """
+        WITH steps_before AS (
+            SELECT DISTINCT step FROM gradients WHERE attempt = ? AND step <= ? ORDER BY step DESC LIMIT ?
+        ), once AS (
+            SELECT step, rank, parameter, max(norm) AS norm FROM gradients SEMI JOIN steps_before USING (step)
+            WHERE attempt = ? AND isfinite(norm) GROUP BY ALL
+        )
+        SELECT step, parameter, sum(norm * norm) FROM once GROUP BY step, parameter
+        """,
+        [attempt, step, SHARED.history + 1, attempt],
+    )
+    squares: dict[int, dict[str, float]] = {}
+    for number, parameter, square in rows:
+        blocks = squares.setdefault(number, {})
+        name = block_of(parameter or "") or (parameter or "?").partition(".")[0]
+        blocks[name] = blocks.get(name, 0.0) + float(square)
+    shares = {number: _normed(blocks) for number, blocks in squares.items()}
+    now = shares.pop(step, {})
+    if not now or not shares:
+        return ()
+    found = []
+    for name, share in now.items():
+        before = median(blocks.get(name, 0.0) for blocks in shares.values())
+        factor = share / before if before else math.inf
+        found.append(LayerShare(name=name, share_ratio=share, share_before_ratio=before, factor=factor))
+    return tuple(sorted(found, key=lambda layer: layer.share_before_ratio - layer.share_ratio))
+
+
+def _normed(blocks: Mapping[str, float]) -> dict[str, float]:
+    total = sum(blocks.values())
+    return {name: square / total for name, square in blocks.items()} if total else {}

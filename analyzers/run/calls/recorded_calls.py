@@ -1,0 +1,313 @@
+"""Collective and p2p calls at the end of an attempt: in flight, newest number of each rank, usual order.
+
+A call of a group that NCCL's plugin recorded counts from where its kernel starts on the device (`device_calls`).
+
+found = recorded_calls(source, attempt=0, since_step=40, cut_ns=now_ns)
+found.in_flight[3].calls                # collectives that rank 3 had begun but not finished
+found.last_seq[("dp[0,1]", 3)]          # number of the last collective that rank 3 entered in that group
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from analyzers.run.calls.device_calls import device_places, queued_calls
+from analyzers.source import Source, lacking
+from analyzers.wording import group_text
+
+__all__ = [
+    "MAX_NAME",
+    "Call",
+    "CallSite",
+    "CallsInFlight",
+    "RecordedCalls",
+    "call_order",
+    "differing_calls",
+    "recorded_calls",
+]
+
+CallSite = tuple[str, str, str]
+"""Operation, caller and size of a collective: the parameters of a model may all be reduced by one line.
+
+The size is the shape where that is recorded, else the bytes: NCCL's plugin knows no shapes, and no callers.
+"""
+P2P = ("send", "recv")
+MAX_NAME = 40
+"""Maximum characters of a group's name in a sentence: some names list all members."""
+KEPT_CALLS = 4
+"""Maximum calls in flight kept for each group or peer of a rank."""
+_UNNAMED = r"regexp_matches(concat_ws(' ', op, process_group, dtype, shape), '(^| )\?[0-9]+( |$)')"
+"""A call whose name `names.jsonl` lost: it cannot be compared with those of other ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective or p2p call that had begun and not ended."""
+
+    rank: int
+    group: str
+    seq: int
+    op: str
+    issue_ns: int = 0
+    num_bytes: int | None = None
+    dtype: str = ""
+    shape: str = ""
+    phase: str = ""
+    caller: str = ""
+    peer: int | None = None
+    step: int | None = None
+    on_device: bool = False
+    """True if its begin is that of its kernel, so the device has started it."""
+    host_only: bool = False
+    """True if only the host's part of a call on a device is known: it may be queued behind other kernels."""
+
+    @property
+    def is_p2p(self) -> bool:
+        """True for a call with one partner instead of a group."""
+        return self.op in P2P
+
+    @property
+    def site(self) -> CallSite:
+        """Identity among the calls of its group in a step."""
+        size = "" if self.num_bytes is None else str(self.num_bytes)
+        return self.op, self.caller, self.shape or size
+
+    @property
+    def text(self) -> str:
+        """Text for a sentence: `all_gather #608 (group world:0-3)`."""
+        if self.is_p2p:
+            return f"{self.op} #{self.seq} {'to' if self.op == 'send' else 'from'} rank {self.peer}"
+        return f"{self.op} #{self.seq} (group {_cut(group_text(self.group))})"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
+
+
+@dataclass(slots=True)
+class CallsInFlight:
+    """Calls of one rank that have not ended."""
+
+    calls: list[Call] = field(default_factory=list)
+    enqueued: list[Call] = field(default_factory=list)
+    """The oldest call of each group or peer that the device has not started."""
+    unwaited: list[Call] = field(default_factory=list)
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCalls:
+    """Calls of the newest steps of all ranks."""
+
+    last_seq: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Newest number of a collective by (group, rank)."""
+    last_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """Newest number of a p2p call by (rank, send or recv, peer)."""
+    last_ns: dict[int, int] = field(default_factory=dict)
+    """Time of the newest start or end of a call by rank, epoch nanoseconds."""
+    in_flight: dict[int, CallsInFlight] = field(default_factory=dict)
+    """By rank."""
+    queued: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Newest number of an enqueued collective by (group, rank), for devices that are behind their hosts."""
+    queued_p2p: dict[tuple[int, str, int], int] = field(default_factory=dict)
+    """Queued p2p calls, by (rank, send or recv, peer)."""
+    unnamed: frozenset[int] = frozenset()
+    """Ranks with calls whose names were lost."""
+
+
+def recorded_calls(source: Source, attempt: int, since_step: int | None, cut_ns: int) -> RecordedCalls:
+    """Read the calls from `since_step` on, as of `cut_ns` (epoch nanoseconds); empty without a table of collectives.
+
+    Calls of dumps belong to no step: without `since_step` all are read.
+    """
+    found = RecordedCalls()
+    if not source.has("collectives"):
+        return found
+    rows = source.rows(
+        f"""
+        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
+               peer, max(seq), max(seq) FILTER (end_ns <= ?), max(CASE WHEN end_ns <= ? THEN end_ns ELSE issue_ns END)
+        FROM collectives WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? GROUP BY ALL
+        """,
+        [cut_ns, cut_ns, attempt, cut_ns],
+    )
+    done: dict[tuple[Any, ...], int] = {}
+    for rank, group, is_p2p, direction, peer, seq, done_seq, last_ns in rows:
+        found.last_ns[rank] = max(found.last_ns.get(rank, 0), last_ns or 0)
+        if seq is None:
+            continue
+        if is_p2p:
+            found.last_p2p[rank, direction, peer] = max(seq, found.last_p2p.get((rank, direction, peer), -1))
+        else:
+            found.last_seq[group, rank] = max(seq, found.last_seq.get((group, rank), -1))
+        key = (rank, group, direction, peer if is_p2p else None)
+        done[key] = max(done.get(key, -1), done_seq if done_seq is not None else -1)
+    unnamed = source.rows(
+        f"SELECT DISTINCT rank FROM collectives WHERE attempt = ? AND {_since(since_step)} AND {_UNNAMED}", [attempt]
+    )
+    found = replace(found, unnamed=frozenset(int(rank) for (rank,) in unnamed))
+    in_flight = _in_flight(source, attempt, since_step, cut_ns, done)
+    found.in_flight.update({rank: calls for rank, calls in in_flight.items() if rank not in found.unnamed})
+    _keep_started(source, attempt, cut_ns, found)
+    return found
+
+
+def _since(step: int | None) -> str:
+    return "true" if step is None else f"step >= {step}"
+
+
+def _keep_started(source: Source, attempt: int, cut_ns: int, found: RecordedCalls) -> None:
+    """In groups on devices, keep calls that devices have started; the enqueued ones become `queued`."""
+    known = device_places(source, attempt)
+    for rank in _on_cuda(source, attempt) & found.in_flight.keys():
+        place = found.in_flight[rank]
+        place.calls = [call if (rank, call.group) in known else replace(call, host_only=True) for call in place.calls]
+    if not known:
+        return
+    first = queued_calls(source, attempt, cut_ns)
+    for (rank, group, op, peer), seq in first.items():
+        if op and peer is not None and (rank, op, peer) in found.last_p2p:
+            found.queued_p2p[rank, op, peer] = found.last_p2p[rank, op, peer]
+            found.last_p2p[rank, op, peer] = seq - 1
+        elif not op and (group, rank) in found.last_seq:
+            found.queued[group, rank] = found.last_seq[group, rank]
+            found.last_seq[group, rank] = seq - 1
+    for rank, place in found.in_flight.items():
+        kept: list[Call] = []
+        behind: dict[Any, Call] = {}
+        for call in place.calls:
+            key = (rank, call.group, call.op if call.is_p2p else "", call.peer if call.is_p2p else None)
+            if (rank, call.group) not in known:
+                kept.append(call)
+            elif call.seq < first.get(key, call.seq + 1):
+                kept.append(replace(call, on_device=True))
+            elif key not in behind or call.seq < behind[key].seq:
+                behind[key] = call
+        place.calls, place.enqueued = kept, list(behind.values())
+
+
+def _on_cuda(source: Source, attempt: int) -> set[int]:
+    if lacking(source, ranks=("device",)):
+        return set()
+    rows = source.rows("SELECT DISTINCT rank FROM ranks WHERE attempt = ? AND device LIKE 'cuda%'", [attempt])
+    return {int(rank) for (rank,) in rows}
+
+
+def _in_flight(
+    source: Source, attempt: int, since_step: int | None, cut_ns: int, done: Mapping[tuple[Any, ...], int]
+) -> dict[int, CallsInFlight]:
+    """Calls in flight by rank: the oldest of each group or peer, and their number.
+
+    Calls queued behind the oldest add nothing, and thousands of ranks may have thousands in flight. An open call with a
+    later completed one in its group was never waited for, and is kept separately (`unwaited`).
+    """
+    later = {key: seq for key, seq in done.items() if seq >= 0}
+    rows = source.rows(
+        f"""
+        SELECT rank, process_group, op IN ('send', 'recv'), CASE WHEN op IN ('send', 'recv') THEN op END,
+               CASE WHEN op IN ('send', 'recv') THEN peer END, max(seq), count(*), arg_min(row(
+                   seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step), seq, {KEPT_CALLS})
+        FROM collectives
+        WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?)
+          AND seq IS NOT NULL
+        GROUP BY ALL
+        """,
+        [attempt, cut_ns, cut_ns],
+    )
+    found: dict[int, CallsInFlight] = {}
+    for rank, group, is_p2p, direction, partner, newest, number, oldest in rows:
+        done_seq = later.get((rank, group, direction, partner if is_p2p else None), -1)
+        place = found.setdefault(rank, CallsInFlight())
+        place.unwaited += [_call(rank, group, fields) for fields in oldest if fields[0] < done_seq]
+        if newest < done_seq:
+            continue
+        if oldest[0][0] < done_seq:
+            of_rank = (attempt, cut_ns, cut_ns, rank, group, done_seq)
+            oldest = _beyond(source, since_step, of_rank, direction, partner)
+        place.calls += [_call(rank, group, fields) for fields in oldest]
+        place.number += number
+    return found
+
+
+def _call(rank: int, group: str | None, fields: tuple[Any, ...]) -> Call:
+    seq, op, issue_ns, num_bytes, dtype, shape, phase, caller, peer, step = fields
+    return Call(
+        rank=rank, group=group or "", seq=seq, op=op or "", issue_ns=issue_ns or 0, num_bytes=num_bytes,
+        dtype=dtype or "", shape=shape or "", phase=phase or "", caller=caller or "", peer=peer, step=step,
+    )  # fmt: skip
+
+
+def _beyond(
+    source: Source, since_step: int | None, place: tuple[Any, ...], direction: str | None, partner: int | None
+) -> list[tuple[Any, ...]]:
+    """Oldest open calls of a rank in a group after the newest completed one."""
+    same = "op NOT IN ('send', 'recv')" if direction is None else "op = ? AND peer IS NOT DISTINCT FROM ?"
+    return source.rows(
+        f"""
+        SELECT seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step FROM collectives
+        WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? AND (end_ns IS NULL OR end_ns > ?) AND rank = ?
+          AND process_group IS NOT DISTINCT FROM ? AND seq >= ? AND {same} ORDER BY seq LIMIT {KEPT_CALLS}
+        """,
+        [*place, *([] if direction is None else [direction, partner])],
+    )
+
+
+def differing_calls(
+    source: Source, attempt: int, since_step: int | None, cut_ns: int, numbers: Collection[tuple[str, int]]
+) -> dict[tuple[str, int], tuple[Call, ...]]:
+    """Calls of all ranks, ended or not, by (group, number), for those of `numbers` in which the ranks' calls differ."""
+    if not numbers:
+        return {}
+    rows = source.rows(
+        f"""
+        WITH wanted AS (
+            SELECT *, coalesce(process_group, '') AS of_group FROM collectives
+            WHERE attempt = ? AND {_since(since_step)} AND issue_ns <= ? AND op NOT IN ('send', 'recv')
+              AND NOT {_UNNAMED}
+              AND (coalesce(process_group, ''), seq) IN ({", ".join(["(?, ?)"] * len(numbers))})
+        ), odd AS (
+            SELECT of_group, seq FROM wanted GROUP BY ALL HAVING count(DISTINCT row(op, dtype, bytes, shape)) > 1
+        )
+        SELECT rank, of_group, row(seq, op, issue_ns, bytes, dtype, shape, phase, caller, peer, step)
+        FROM wanted SEMI JOIN odd USING (of_group, seq) ORDER BY rank
+        """,
+        [attempt, cut_ns, *(part for number in numbers for part in number)],
+    )
+    found: dict[tuple[str, int], list[Call]] = {}
+    for rank, group, fields in rows:
+        call = _call(rank, group, fields)
+        found.setdefault((call.group, call.seq), []).append(call)
+    return {number: tuple(calls) for number, calls in found.items()}
+
+
+def call_order(
+    source: Source, attempt: int, since_step: int | None, cut_ns: int
+) -> tuple[dict[tuple[str, CallSite], frozenset[CallSite]], dict[str, CallSite]]:
+    """Order and newest call of each group's collectives, from its first member: all run the same program."""
+    if not source.has("collectives"):
+        return {}, {}
+    rows = source.rows(
+        f"""
+        WITH newest AS (
+            SELECT rank, process_group, seq,
+                   row(op, coalesce(caller, ''), coalesce(nullif(shape, ''), CAST(bytes AS VARCHAR), '')) AS site
+            FROM collectives WHERE attempt = ? AND {_since(since_step)} AND end_ns <= ? AND op NOT IN ('send', 'recv')
+        ), first_members AS (SELECT process_group, min(rank) AS rank FROM newest GROUP BY ALL)
+        SELECT DISTINCT process_group, site, next_site FROM (
+            SELECT process_group, site, lead(site) OVER by_seq AS next_site
+            FROM newest SEMI JOIN first_members USING (process_group, rank)
+            WINDOW by_seq AS (PARTITION BY process_group ORDER BY seq)
+        )
+        """,
+        [attempt, cut_ns],
+    )
+    following: dict[tuple[str, CallSite], set[CallSite]] = {}
+    newest: dict[str, CallSite] = {}
+    for group, site, next_site in rows:
+        if next_site is None:
+            newest[group or ""] = tuple(site)
+        else:
+            following.setdefault((group or "", tuple(site)), set()).add(tuple(next_site))
+    return {call: frozenset(after) for call, after in following.items()}, newest

@@ -1,0 +1,78 @@
+"""Findings by their newest report: a finding is reported again when it changes, and when it is over.
+
+for finding in newest_reports(reports): ...     # one each, whatever was reported of it before
+closed_findings(findings, reports, newest_attempt=1)    # {"rank_lost-0-r1": "the run continued as attempt 1"}
+may_last("straggler")                           # True: it is open until its report with status `ok`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from analyzers.finding import Finding
+from analyzers.kinds import KINDS
+from analyzers.run.records.event_log import parsed_detail
+from analyzers.source import Source
+from probes.tape import event_kinds
+
+__all__ = ["closed_findings", "is_same_finding", "may_last", "newest_reports", "reported_findings", "why_closed"]
+
+
+def reported_findings(source: Source, *, limit: int = 500) -> list[Finding]:
+    """Findings that `watch` reported live, newest first; events that hold no finding are skipped."""
+    if not source.has("events"):
+        return []
+    rows = source.rows(
+        "SELECT detail FROM events WHERE kind = ? ORDER BY wall_ns DESC LIMIT ?", [event_kinds.FINDING, limit]
+    )
+    reported = (Finding.of_event(parsed_detail(detail)) for (detail,) in rows)
+    return [finding for finding in reported if finding is not None]
+
+
+def newest_reports(reports: Iterable[Finding]) -> list[Finding]:
+    """The newest report of each finding; `reports` are in their order of time, the newest first."""
+    newest: dict[tuple[object, ...], Finding] = {}
+    for finding in reports:
+        newest.setdefault(finding.identity, finding)
+    return list(newest.values())
+
+
+def may_last(kind: str) -> bool:
+    """Return True if a finding of the kind stays open until it is reported as over; else it is an incident."""
+    found = KINDS.get(kind)
+    return found is not None and found.may_last
+
+
+def why_closed(finding: Finding, newest_attempt: int | None) -> str:
+    """Return why a finding is closed, by its own evidence; empty if it is open."""
+    if finding.attempt is not None and newest_attempt is not None and finding.attempt < newest_attempt:
+        return f"the run continued as attempt {newest_attempt}"
+    if finding.evidence.get("restored_step") is not None:
+        return "recovered"
+    if finding.evidence.get("step_refused") is True:
+        return "the step was refused"
+    return "over" if finding.evidence.get("ongoing") is False else ""
+
+
+def closed_findings(
+    findings: Sequence[Finding], reports: Iterable[Finding], *, newest_attempt: int | None
+) -> dict[str, str]:
+    """{id: why it is closed}, by the finding's own evidence or by what `watch` reported (the newest first)."""
+    ended = [report for report in newest_reports(reports) if report.status == "ok"]
+    found = {finding.id: "over" for finding in findings if any(is_same_finding(finding, report) for report in ended)}
+    return found | {finding.id: why for finding in findings if (why := why_closed(finding, newest_attempt))}
+
+
+def is_same_finding(finding: Finding, report: Finding) -> bool:
+    """Return True if both are the same finding. An event has an attempt even if its finding has none."""
+    if finding.kind != report.kind or (
+        None not in (finding.attempt, report.attempt) and finding.attempt != report.attempt
+    ):
+        return False
+    if replace(finding, attempt=None).identity == replace(report, attempt=None).identity:
+        return True
+    # A live analysis reads the newest steps alone, and may have seen a long incident begin within them.
+    if finding.first_step is None or report.first_step is None or finding.ranks != report.ranks:
+        return False
+    return finding.first_step <= report.first_step <= (finding.last_step or finding.first_step)

@@ -1,0 +1,31 @@
+"""State of a run's folder as of the newest moment that its stores hold.
+
+    with Store.open(run) as store:
+        state = folder_state(run, store, stall_policy(run.manifest()), now_ns=time.time_ns())
+
+A `watch` may ingest once in some seconds, and more seldom where the ranks need the cores: that is no silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from analyzers.run.live.state import RunState, run_state
+from analyzers.run.policy import StallPolicy
+from analyzers.source import Source
+from probes.tape.rundir import RunDir
+from store import is_watched
+from store.published.copy_time import is_copy, stored_until_ns
+
+__all__ = ["folder_state"]
+
+
+def folder_state(run: RunDir, source: Source, policy: StallPolicy, *, now_ns: int) -> RunState:
+    """The state of `run`, whose stores `source` reads; `now_ns` is the present (epoch nanoseconds)."""
+    watched, copied, as_of_ns = is_watched(run.stores()), is_copy(run), stored_until_ns(run)
+    state = run_state(source, policy, now_ns=as_of_ns, is_watched=watched, is_copy=copied)
+    behind_s = (now_ns - as_of_ns) / 1e9
+    if copied or not state.is_live or behind_s < policy.watch_late_s:
+        return state
+    late = f"watch last read the records {behind_s:.0f} s ago"
+    return replace(state, reason=f"{state.reason}; {late}" if state.reason else late)

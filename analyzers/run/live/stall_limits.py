@@ -1,0 +1,163 @@
+"""Decide when a run without progress counts as stalled: limits adapt to the run's steps and its current phase.
+
+    limit_s(view, StallPolicy())        # 5.0 for steps of 50 ms, 120 s while a checkpoint is written
+    stalled_s(view, now_ns, StallPolicy())  # seconds without progress, None while within the limit
+
+Progress is any record of any rank: if one rank hangs, the others block in their next collective within a step and stop
+recording, too, so the limit does not depend on which rank hangs. During a start (imports, compilation) nothing is
+recorded, so there CPU time or reads of a process count as progress. The values are in `analyzers.run.policy`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from analyzers.policy import SHARED
+from analyzers.run.calls.snapshot import AttemptView, first_end_ns
+from analyzers.run.calls.step_ends import NEVER_NS
+from analyzers.run.ends.endings import all_exited_with_zero
+from analyzers.run.policy import StallPolicy
+from analyzers.run.records.event_log import EventLog
+from probes.tape import event_kinds
+
+__all__ = [
+    "death_ns",
+    "ended_cleanly",
+    "is_left_alone",
+    "killed_by_watch",
+    "limit_s",
+    "next_launch_ns",
+    "stalled_before_death",
+    "stalled_s",
+    "watched_ns",
+]
+
+
+def limit_s(view: AttemptView, policy: StallPolicy) -> float:
+    """Longest silence allowed in the current phase of the attempt (seconds)."""
+    alive = [rank for rank in view.ranks.values() if not rank.closed]
+    limit = max(
+        policy.floor_s,
+        policy.step_factor * view.median_step_ns / 1e9,
+        SHARED.beyond_few_factor * view.longest_step_ns / 1e9,
+    )
+    if any(rank.state == "stopped" for rank in alive):
+        return limit  # SIGSTOP is no phase: the phases' limits do not apply
+    if len(alive) < view.world_size and len(view.ranks) < view.world_size:
+        limit = max(limit, policy.startup_s)
+    if any(rank.finished_steps == 0 for rank in alive):
+        limit = max(limit, policy.startup_s)
+    if not any(rank.step_is_open or rank.calls for rank in alive):
+        limit = max(limit, policy.startup_s)
+    return max([limit, *(policy.of_phase(phase) for rank in alive for phase in rank.phases)])
+
+
+def stalled_s(view: AttemptView, reference_ns: int, policy: StallPolicy) -> float | None:
+    """Seconds of silence at the reference time (epoch nanoseconds); None while that is within the limit."""
+    silent_s = (reference_ns - view.last_ns) / 1e9
+    if not view.ranks or silent_s <= limit_s(view, policy):
+        return None
+    worked_ns = _at_work_ns(view)
+    if worked_ns is None or silent_s > policy.startup_at_work_s:
+        return silent_s
+    return None if (reference_ns - worked_ns) / 1e9 <= policy.startup_s else silent_s
+
+
+def _at_work_ns(view: AttemptView) -> int | None:
+    """Time at which a rank without a finished step last used CPU or read files (epoch nanoseconds); None if none did.
+    Ranks in a collective are excluded, since waiting there may use CPU time, too."""
+    starting = [rank for rank in view.ranks.values() if not (rank.finished_steps or rank.calls or rank.closed)]
+    return max((rank.worked_ns for rank in starting if rank.worked_ns and rank.state == "running"), default=None)
+
+
+def ended_cleanly(view: AttemptView, log: EventLog, policy: StallPolicy | None = None, *, is_last: bool = True) -> bool:
+    """Return True if the attempt finished, or closed itself after an interruption. `is_last`: no attempt followed.
+
+    Returns False if ranks had been waiting for a closed rank for longer than the limit when it was interrupted.
+    """
+    if view.ranks and all(rank.closed for rank in view.ranks.values()):
+        return not log.of(event_kinds.EXCEPTION, attempt=view.attempt)
+    if all_exited_with_zero(view, log):
+        return True
+    if not is_last:
+        return False
+    reasons = {event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=view.attempt)}
+    if "finished" in reasons:
+        return True
+    if not reasons & {"interrupted", "preempted"} or not any(rank.closed for rank in view.ranks.values()):
+        return False
+    return not (is_left_alone(view) and stalled_before_death(view, log, policy or StallPolicy()) is not None)
+
+
+def is_left_alone(view: AttemptView) -> bool:
+    """Return True if some ranks have closed while others still wait in calls."""
+    closed = [rank.closed for rank in view.ranks.values()]
+    return any(closed) and any(rank.calls and not rank.closed for rank in view.ranks.values())
+
+
+def killed_by_watch(log: EventLog, attempt: int) -> bool:
+    """Return True if `watch` killed a process of the attempt because of a hang."""
+    return bool(log.of(event_kinds.CULPRIT_KILLED, attempt=attempt))
+
+
+def death_ns(view: AttemptView, log: EventLog) -> int | None:
+    """Time at which the first process or the launch ended (epoch nanoseconds); None if unknown."""
+    ended_ns = first_end_ns(log, view.attempt)
+    if ended_ns is not None:
+        return ended_ns
+    excluded_ns = min((e.wall_ns for e in log.of(event_kinds.EXCLUDED, attempt=view.attempt)), default=None)
+    if excluded_ns is not None:  # the launcher ends the attempt with it; ignore later records of a node
+        return max(excluded_ns, view.last_ns)
+    next_ns = next_launch_ns(view, log)
+    given_up_ns = min(
+        (event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if view.last_ns <= event.wall_ns < next_ns),
+        default=None,
+    )
+    left_ns = watches_left_ns(view, log)
+    return given_up_ns if given_up_ns is None or left_ns is None else min(given_up_ns, left_ns)
+
+
+def next_launch_ns(view: AttemptView, log: EventLog) -> int:
+    """Time of the next launch after an attempt (epoch nanoseconds): later records do not describe this attempt's end.
+
+    A node that joins launches nothing: only the first node's launches count.
+    """
+    started = (event for event in log.of(event_kinds.RUN_STARTED) if event.integer("node_rank", 0) == 0)
+    launches = [event.wall_ns for event in started]
+    later = [launched_ns for launched_ns in launches[1:] if launched_ns > view.last_ns]
+    return min(later, default=NEVER_NS)
+
+
+def watches_left_ns(view: AttemptView, log: EventLog) -> int | None:
+    """Time at which the last `watch` ended, as it does once its ranks are gone (epoch nanoseconds). None if one is not
+    known to have ended, or if ranks have recorded since.
+
+    An interrupted launcher, or the last tick of its watch, may take long to end after its ranks: that time is no
+    silence of the ranks.
+    """
+    started, stopped = log.of(event_kinds.WATCH_STARTED), log.of(event_kinds.WATCH_STOPPED)
+    if Counter(event.integer("pid") for event in started) != Counter(event.integer("pid") for event in stopped):
+        return None
+    left_ns = max((event.wall_ns for event in stopped), default=None)
+    return left_ns if left_ns is not None and left_ns >= view.last_ns else None
+
+
+def watched_ns(view: AttemptView, log: EventLog) -> int | None:
+    """Time at which `watch` took the stacks of a silent attempt (epoch nanoseconds); None if it did not.
+
+    `watch` takes stacks of stalled runs only, so they prove a hang even if the process that would report it has died.
+    """
+    times = [
+        event.wall_ns for event in log.of(event_kinds.STACKS, attempt=view.attempt) if event.wall_ns > view.last_ns
+    ]
+    return max(times, default=None)
+
+
+def stalled_before_death(view: AttemptView, log: EventLog, policy: StallPolicy) -> float | None:
+    """Seconds of silence before the first process ended or stacks were taken; None while within the limit."""
+    when_ns, seen_ns = death_ns(view, log), watched_ns(view, log)
+    if view.stood_still_ns is not None:
+        return (max(when_ns or 0, view.stood_still_ns) - view.last_ns) / 1e9
+    if when_ns is None:
+        return None if seen_ns is None else (seen_ns - view.last_ns) / 1e9
+    return stalled_s(view, when_ns, policy)

@@ -1,0 +1,53 @@
+"""Events after the wall clock was set back, in the order in which they happened.
+
+    log = in_order(EventLog.load(source, SNAPSHOT_EVENTS), source)
+
+A tape's times come from a monotonic clock and its start, so they never jump; an event has the wall clock of its moment.
+Where that is set back while a run lives, its end lies before its last step by the wall clock: a hang waited for 0 s.
+
+1. The first identity of an attempt's ranks has both clocks: their difference then.
+2. An event of the attempt that is later by the monotonic clock and that difference, by more than `LEAST_NS`, gets that
+   time. One that is earlier keeps its own: after a reboot the monotonic clock restarts.
+
+Only of attempts on one node: the clocks of several nodes are no order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from analyzers.run.records.event_log import Event, EventLog
+from analyzers.source import Source
+from probes.tape import event_kinds
+
+__all__ = ["in_order"]
+
+LEAST_NS = 2_000_000_000
+"""Clocks that are adjusted slowly drift apart by less over hours."""
+_OF_A_LAUNCH = (event_kinds.RUN_STARTED, event_kinds.WATCH_STARTED)
+"""Written before their attempt is known."""
+
+
+def in_order(log: EventLog, source: Source) -> EventLog:
+    """The events with their times corrected; the same log where no clock was set back."""
+    identities = EventLog.load(source, (event_kinds.RANK,)).of(event_kinds.RANK)
+    offsets: dict[int, tuple[int, int]] = {}
+    nodes: dict[int, set[int]] = {}
+    for identity in identities:
+        mono_ns = identity.integer("mono_ns")
+        nodes.setdefault(identity.attempt, set()).add(identity.integer("node_rank", 0))
+        if mono_ns >= 0:
+            begun, offset = mono_ns, identity.wall_ns - mono_ns
+            offsets[identity.attempt] = min(offsets.get(identity.attempt, (begun, offset)), (begun, offset))
+    offsets = {attempt: found for attempt, found in offsets.items() if len(nodes[attempt]) == 1}
+    events = log.all()
+    moved = [_moved(event, offsets.get(event.attempt)) for event in events]
+    return EventLog(moved) if any(new is not old for new, old in zip(moved, events, strict=True)) else log
+
+
+def _moved(event: Event, begun_and_offset: tuple[int, int] | None) -> Event:
+    mono_ns = event.integer("mono_ns")
+    if begun_and_offset is None or mono_ns < begun_and_offset[0] or event.kind in _OF_A_LAUNCH:
+        return event
+    by_mono_ns = mono_ns + begun_and_offset[1]
+    return replace(event, wall_ns=by_mono_ns) if by_mono_ns > event.wall_ns + LEAST_NS else event

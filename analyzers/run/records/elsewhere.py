@@ -1,0 +1,76 @@
+"""Ranks that ran on nodes of which a run's folder has no records, as where each node writes to its local disk.
+
+    ranks_elsewhere(source, log, attempt=0, world_size=4, last_ns=view.last_ns)      # {2, 3}
+    ranks_not_here(source, attempt=0)                                                # those without any step here
+
+A rank without records may never have started, or be on another node. The launcher of each node records how many ranks
+it starts, and a node's ranks are numbered one after the other:
+
+1. A node with a record of any rank has the numbers from that rank less its local rank on, as many as it starts.
+2. A node of which only the launcher is recorded has as many of the others: if that is all of them, they are its own.
+3. Where a node's launcher recorded no number, its ranks are those up to the next node's. Below the first node's there
+   are other nodes in any case.
+"""
+
+from __future__ import annotations
+
+from analyzers.run.records.event_log import EventLog
+from analyzers.source import Source, lacking
+from probes.tape import event_kinds
+
+__all__ = ["ranks_elsewhere", "ranks_not_here"]
+
+
+def ranks_not_here(source: Source, attempt: int) -> frozenset[int]:
+    """Ranks of other nodes that have no step here."""
+    if not (source.has("ranks") and source.has("steps")):
+        return frozenset()
+    ((world_size,),) = source.rows("SELECT max(world_size) FROM ranks WHERE attempt = ?", [attempt])
+    ((present, last_ns),) = source.rows(
+        "SELECT list(DISTINCT rank), max(start_ns) FROM steps WHERE attempt = ?", [attempt]
+    )
+    if len(present or ()) >= (world_size or 0):
+        return frozenset()
+    log = EventLog.load(source, (event_kinds.RUN_STARTED, event_kinds.EXCLUDED))
+    return ranks_elsewhere(source, log, attempt=attempt, world_size=world_size, last_ns=last_ns or 0) - {*present}
+
+
+def ranks_elsewhere(source: Source, log: EventLog, *, attempt: int, world_size: int, last_ns: int) -> frozenset[int]:
+    """Their numbers; `log` has the events `run_started` and `excluded`, `last_ns` is the attempt's newest record."""
+    places = _places(source, attempt)
+    others = set(range(world_size)) - places.keys()
+    first = {node: rank - local_rank for rank, (node, local_rank) in places.items()}
+    if not others or not first:
+        return frozenset()
+    sizes = _started(log, attempt, last_ns)
+    begins = sorted(first.values())
+    for node, begin in first.items():
+        after = next((other for other in begins if other > begin), world_size)
+        others -= set(range(begin, begin + sizes[node] if node in sizes else after))
+    unplaced = sum(size for node, size in sizes.items() if node not in first)
+    return frozenset() if len(others) <= unplaced else frozenset(others)
+
+
+def _places(source: Source, attempt: int) -> dict[int, tuple[int, int]]:
+    """Node and rank within it, of each rank that recorded them."""
+    if lacking(source, ranks=("node_rank", "local_rank")):
+        return {}
+    rows = source.rows(
+        "SELECT rank, arg_max(node_rank, wall_ns), arg_max(local_rank, wall_ns) FROM ranks "
+        "WHERE attempt = ? AND rank >= 0 GROUP BY rank",
+        [attempt],
+    )
+    return {rank: (node, local) for rank, node, local in rows if None not in (node, local)}
+
+
+def _started(log: EventLog, attempt: int, last_ns: int) -> dict[int, int]:
+    """Ranks that the launcher of each node starts in an attempt: without the devices that it left out before."""
+    sizes = {
+        event.integer("node_rank", 0): event.integer("nproc_per_node")
+        for event in log.of(event_kinds.RUN_STARTED)
+        if event.wall_ns <= last_ns and event.integer("nproc_per_node") > 0
+    }
+    for event in log.of(event_kinds.EXCLUDED):
+        if event.attempt < attempt and event.text("device") and event.integer("node_rank") in sizes:
+            sizes[event.integer("node_rank")] -= 1
+    return sizes

@@ -1,0 +1,58 @@
+"""Attempts that stood still until their end: since when, and which of their steps were finished before.
+
+stood_ns = standstills(source, log)                 # {0: 1_795_722_353_972_086_103}
+source.rows(f"SELECT ... WHERE {before_standstill(stood_ns)}")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from analyzers.run.records.event_log import EventLog
+from analyzers.source import Source
+from probes.tape import event_kinds
+
+__all__ = ["before_standstill", "standstills", "stood_still_ns"]
+
+EVENTS = (event_kinds.STACKS, event_kinds.FINDING, event_kinds.RUN_ENDED)
+
+
+def standstills(source: Source, log: EventLog | None = None) -> dict[int, int]:
+    """When each attempt was reported as standing still in which it ended, epoch nanoseconds. `log` holds `EVENTS`."""
+    log = log or EventLog.load(source, EVENTS)
+    reported = {event.attempt for kind in (event_kinds.STACKS, event_kinds.FINDING) for event in log.of(kind)}
+    stood = ((attempt, stood_still_ns(source, attempt, log)) for attempt in sorted(reported))
+    return {attempt: when_ns for attempt, when_ns in stood if when_ns is not None}
+
+
+def stood_still_ns(source: Source, attempt: int, log: EventLog) -> int | None:
+    """Time at which `watch` reported a standstill that lasted until the end; None if there is none.
+
+    A process that is interrupted in a standstill leaves its calls and phases, and closes its tapes. That is no
+    progress, only what is begun is. Without this, a hang that was reported would be gone once the job is terminated.
+    """
+    reports = [event.wall_ns for event in log.of(event_kinds.STACKS, attempt=attempt)]
+    reports += [
+        event.wall_ns
+        for event in log.of(event_kinds.FINDING, attempt=attempt)
+        if event.text("finding_kind") == "hang" and event.text("status") == "fired"
+    ]
+    ends = [event.text("reason") for event in log.of(event_kinds.RUN_ENDED, attempt=attempt)]
+    if not reports or "finished" in ends:
+        return None
+    begun = (("steps", "start_ns"), ("spans", "start_ns"), ("collectives", "issue_ns"))
+    newest_ns = 0
+    for table, column in begun:
+        if source.has(table):
+            ((found,),) = source.rows(f"SELECT max({column}) FROM {table} WHERE attempt = ?", [attempt])
+            newest_ns = max(newest_ns, found or 0)
+    return min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
+
+
+def before_standstill(stood_ns: Mapping[int, int]) -> str:
+    """SQL of the steps that were finished, and before their attempt stood still until its end.
+
+    A rank that is interrupted in a standstill leaves its step, whose duration is then that of the standstill.
+    """
+    cuts = (f" AND NOT (attempt = {int(at)} AND start_ns + duration_ns > {int(ns)})" for at, ns in stood_ns.items())
+    return f"duration_ns IS NOT NULL{''.join(cuts)}"

@@ -1,0 +1,112 @@
+"""Ranks that use more CPU time than their peers, where neighbours drown the wall clock.
+
+    for slow in find_more_work(source, timings, policy):     # slow.by_cpu is True
+
+On a machine with more load than cores, a step takes as long as its ranks wait for a core: how long a rank works no
+longer shows in its times. Its CPU time does.
+
+1. Only on CPUs, and only where the ranks wait for a core for `crowded_ratio` of their CPU time and more.
+2. The CPU time of a step over the median of the peers' is searched for persistent excess (`persistence`) of more than
+   healthy ranks show there, `crowded_cpu_ratio` and `crowded_cpu_ms`.
+3. A rank that waits in collectives more than its peers is left out: a backend may wait by polling, which is no work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.device.device_timings import DEVICE
+from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.policy import SHARED
+from analyzers.source import Ints, Source, floats, ints
+from analyzers.stragglers.comparison.peer_comparison import Straggler, complete, measured, outlasts_bursts
+from analyzers.stragglers.comparison.persistence import find_segments
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = ["core_waits", "cpu_times", "find_more_work"]
+
+MOST_MISSING = 0.1
+"""Share of steps without a CPU time up to which the others are compared."""
+
+
+def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
+    """Ranks that persistently work more than their peers by CPU time, on a crowded machine; else none."""
+    limits = policy.corroboration
+    if DEVICE in timings.own or not _is_crowded(source, timings):
+        return []
+    found: list[Straggler] = []
+    clear = replace(
+        policy.persistence,
+        min_effect_ratio=limits.crowded_cpu_ratio,
+        lone_effect_ratio=max(limits.crowded_cpu_ratio, policy.persistence.lone_effect_ratio),
+    )
+    for peers in timings.peers:
+        if len(peers) < 2 or (cpu_ms := cpu_times(source, timings, peers)) is None:
+            continue
+        of_others: Matrix = np.maximum(others_median(cpu_ms), 1e-3).astype(np.float32)
+        for segment in find_segments(cpu_ms / of_others - 1, clear, min_length=clear.min_length_ended):
+            excess_ms = cpu_ms - of_others
+            slow = measured(timings, (peers, segment.row), "compute", [segment], excess_ms)
+            if (
+                slow.excess_ms > limits.crowded_cpu_ms
+                and slow.peers_wait_more_ms > 0
+                and outlasts_bursts(timings, segment, policy)
+            ):
+                found.append(replace(slow, factor=1 + segment.effect, by_cpu=True))
+    return found
+
+
+def cpu_times(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
+    """CPU time of each step (ms), by rank and observation; None where it is missing in many."""
+    return _times(source, timings, rows, "nullif(cpu_ns, 0)")
+
+
+def core_waits(source: Source, timings: Timings, rows: Ints) -> Matrix | None:
+    """Wait for a core in each step (ms), by rank and observation; None where it is missing in many."""
+    return _times(source, timings, rows, "run_delay_ns")
+
+
+def _times(source: Source, timings: Timings, rows: Ints, spent: str) -> Matrix | None:
+    ranks, steps = timings.ranks[rows], timings.steps
+    table = source.query(
+        f"""
+        SELECT rank, step, row_number() OVER (PARTITION BY rank, step ORDER BY start_ns DESC) AS run,
+               {spent} AS spent_ns FROM steps
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND rank IN ({_listed(ranks)})
+        """,
+        [timings.attempt, int(steps.min()), int(steps.max())],
+    )
+    values: Matrix = np.full((len(ranks), len(steps)), np.nan, dtype=np.float32)
+    row_of = {int(rank): row for row, rank in enumerate(ranks)}
+    column_of: dict[tuple[int, int], int] = {}
+    runs: Counter[int] = Counter()
+    for column in reversed(range(len(steps))):  # a step that ran again after a rollback: the last run is the first here
+        runs[int(steps[column])] += 1
+        column_of[int(steps[column]), runs[int(steps[column])]] = column
+    names = ("rank", "step", "run")
+    for rank, step, run, ns in zip(*(ints(table[name]) for name in names), floats(table["spent_ns"]), strict=True):
+        place = column_of.get((int(step), int(run)))
+        if place is not None and ns >= 0:  # False for NaN
+            values[row_of[int(rank)], place] = ns / 1e6
+    return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
+
+
+def _is_crowded(source: Source, timings: Timings) -> bool:
+    if not source.has("ranks"):
+        return False
+    ((num_others,),) = source.rows(
+        "SELECT count(*) FROM ranks WHERE attempt = ? AND rank >= 0 AND device <> 'cpu'", [timings.attempt]
+    )
+    ((waited, worked),) = source.rows(
+        "SELECT sum(run_delay_ns), sum(cpu_ns) FROM steps WHERE attempt = ? AND step >= ?",
+        [timings.attempt, int(timings.steps[0])],
+    )
+    return not num_others and bool(worked) and float(waited or 0) >= SHARED.explained_ratio * float(worked)
+
+
+def _listed(ranks: Sequence[int] | Ints) -> str:
+    return ", ".join(str(int(rank)) for rank in ranks)

@@ -1,0 +1,81 @@
+"""Decide whether the device or the host of a slow rank on a GPU delays its calls.
+
+    late_side(source, attempt=0, slow=straggler, peers=[0, 1, 2])     # "device", "host", or "" if unknown
+
+With stamped steps, the side is decided by the part of the rank's excess in which its device waited for its host.
+Without stamps, one call of each slow step is examined: the one before which the rank spent the most time. If the host
+had launched it before the device's preceding work began, the device was late. If its kernel started as soon as it was
+launched, the host was late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from analyzers.account.device.device_timings import is_stamped
+from analyzers.account.time_classes import GAPS, OWN_PHASES, late
+from analyzers.policy import SHARED
+from analyzers.source import Source, missing_tables
+from analyzers.stragglers.comparison.corroboration import MAX_STEPS
+from analyzers.stragglers.comparison.newest_steps import in_newest_steps
+from analyzers.stragglers.comparison.peer_comparison import Straggler
+
+__all__ = ["late_side"]
+
+
+def late_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
+    """Return the side that is late in most of the slow steps."""
+    if is_stamped(source, attempt):
+        return _stamped_side(source, attempt, slow, peers)
+    if missing_tables(source, "nccl_calls"):
+        return ""
+    first = max(slow.first_step, slow.last_step - MAX_STEPS)
+    ((num_steps, by_device, by_host),) = source.rows(
+        """
+        WITH calls AS (
+            SELECT s.step, c.launched_ns, c.kernel_start_ns,
+                   max(c.kernel_end_ns) OVER (ORDER BY c.kernel_start_ns
+                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before_ns
+            FROM nccl_calls c ASOF JOIN (SELECT step, start_ns FROM steps WHERE attempt = ? AND rank = ?) s
+                 ON s.start_ns <= c.enqueue_ns
+            WHERE c.attempt = ? AND c.rank = ? AND c.launched_ns IS NOT NULL AND c.kernel_end_ns IS NOT NULL),
+        latest AS (
+            SELECT step, arg_max(launched_ns - before_ns, kernel_start_ns - before_ns) AS handed_over_ns,
+                   max(kernel_start_ns - before_ns) AS took_ns
+            FROM calls WHERE step BETWEEN ? AND ? AND kernel_start_ns > before_ns GROUP BY step)
+        SELECT count(*), count(*) FILTER (handed_over_ns <= 0), count(*) FILTER (handed_over_ns >= ? * took_ns)
+        FROM latest
+        """,
+        [attempt, slow.rank, attempt, slow.rank, first, slow.last_step, 1 - SHARED.equal_ratio],
+    )
+    least = SHARED.agreement_ratio * num_steps
+    if num_steps and by_device >= least:
+        return "device"
+    return "host" if num_steps and by_host >= least else ""
+
+
+def _stamped_side(source: Source, attempt: int, slow: Straggler, peers: Sequence[int]) -> str:
+    found = in_newest_steps(source, attempt, slow, peers, _median_late_ms)
+    if not slow.has_peers:  # without peers compare with its own past
+        spans = (slow.first_step, slow.last_step), (0, slow.first_step - 1)
+        now, before = (_median_late_ms(source, attempt, [slow.rank], *span) for span in spans)
+        found = now, before
+    if not all(found):
+        return ""
+    more_ms = found[0]["late"] - found[1]["late"]
+    if more_ms >= SHARED.agreement_ratio * slow.excess_ms:
+        return "host"
+    return "device" if more_ms <= (1 - SHARED.agreement_ratio) * slow.excess_ms else ""
+
+
+def _median_late_ms(
+    source: Source, attempt: int, ranks: Sequence[int], first_step: int, last_step: int
+) -> dict[str, float]:
+    """Median time per step (ms) in which devices waited for their hosts."""
+    total = " + ".join(late(place) for place in (*OWN_PHASES, *GAPS))
+    ((ms,),) = source.rows(
+        f"SELECT median({total}) / 1e6 FROM steps WHERE attempt = ? AND rank IN (SELECT unnest(?::INTEGER[])) "
+        "AND step BETWEEN ? AND ? AND stamped_steps > 0",
+        [attempt, list(ranks), first_step, last_step],
+    )
+    return {} if ms is None else {"late": float(ms)}

@@ -1,0 +1,63 @@
+"""Ranks that pause again and again: most of their steps are as fast as their peers', many take several times as long.
+
+    segments = find_pauses(excess, PausePolicy())       # rank x observation; the same `Segment` as persistence
+
+A process that a cgroup limit or another job stops for 80 ms, wherever it happens to be, hides some of those stops in
+its own waiting for others. The median of its steps then shows nothing, while all ranks wait for the remaining stops. So
+what counts here is how many observations are far off, and that they are one rank's alone:
+
+1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise.
+2. From the first to the last of them they are a good part of the observations, without a long gap: a burst of
+   something else on the machine is none.
+3. Hardly any other rank has any at that time: pauses that all have are the machine's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from analyzers.account.timings import Matrix
+from analyzers.policy import SHARED
+from analyzers.stragglers.comparison.persistence import Segment
+from analyzers.stragglers.policy import PausePolicy
+
+__all__ = ["find_pauses"]
+
+_QUARTILE_TO_SIGMA = 1 / 0.3186
+"""Factor from the first quartile of absolute differences to sigma; the smallest quarter of them has no pause."""
+
+
+def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segment]:
+    """Find ranks that pause, the worst first. `excess[rank, observation]` is a ratio; the effect is a mean."""
+    policy = policy or PausePolicy()
+    num_rows, num_observations = excess.shape
+    if num_rows < 2 or num_observations < SHARED.min_steps:
+        return []
+    noise = _QUARTILE_TO_SIGMA * float(np.quantile(np.abs(np.diff(excess, axis=1)), 0.25)) / math.sqrt(2)
+    is_pause = excess >= max(SHARED.doubled_factor, SHARED.certain_sigmas * noise)
+    found = []
+    for row in np.flatnonzero(is_pause.sum(axis=1) >= SHARED.min_steps):
+        places = np.flatnonzero(is_pause[row])
+        begin, end = int(places[0]), int(places[-1]) + 1
+        share = len(places) / (end - begin)
+        others = int(np.delete(is_pause[:, begin:end], row, axis=0).sum(axis=1).max())
+        longest_gap = int(np.diff(places).max())
+        if (
+            share < policy.min_share_ratio
+            or longest_gap > SHARED.minor_ratio * (end - begin)
+            or policy.peer_factor * others > len(places)
+        ):
+            continue
+        ongoing = num_observations - end <= SHARED.minor_ratio * (end - begin)
+        if not ongoing and end - begin < policy.min_length_ended:
+            continue
+        end = num_observations if ongoing else end
+        effect = float(excess[row, begin:end].mean())
+        found.append(
+            Segment(row=int(row), begin=begin, end=end, effect=effect, agreement=share, noise=noise,
+                    peer_spread=others / (end - begin), ongoing=ongoing,
+                    num_required=policy.min_length_ended)
+        )  # fmt: skip
+    return sorted(found, key=lambda segment: -segment.effect)

@@ -1,0 +1,355 @@
+"""Compare ranks with their peers: find ranks that are persistently slower than others with the same work. Pure.
+
+    for slow in find_stragglers(timings):
+        slow.rank, slow.cause, slow.first_step, slow.excess_ms
+
+1. A rank's own time of a phase is the phase without waits in collectives (`account.timings`): ranks leave a collective
+   together, so a rank that waits long is a victim. Checkpoints, evaluation and logging are left out: one rank may do
+   those for all. Clocks are not compared.
+   The time between phases is own work, too, by gap.
+2. Peers have the same work: the same pipeline stage, and for data loading also the same place in their tensor- and
+   context-parallel groups, in which often only the first rank loads. For each observation the excess of a rank is its
+   own time minus the median of its peers' (itself excluded), divided by the peers' whole own time. It is computed for
+   compute (forward, backward, optimizer and the gaps) and for data. `past_comparison` judges ranks without peers.
+   Small phases and gaps are also compared separately, since the noise of all work may hide a rank.
+3. `persistence` finds outlier ranks with first and last step, against the noise of this run; `change_point` finds
+   smaller slowdowns of a rank against its own past; `pauses` finds ranks that stop repeatedly and are as fast as the
+   others in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from analyzers.account.timings import WHOLE_STEP, Matrix, Timings, others_median
+from analyzers.policy import SHARED
+from analyzers.robust import sigma
+from analyzers.source import Ints
+from analyzers.stragglers.comparison.change_point import find_changes
+from analyzers.stragglers.comparison.pauses import find_pauses
+from analyzers.stragglers.comparison.persistence import Segment, find_segments
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = [
+    "Cause",
+    "Straggler",
+    "complete",
+    "find_stragglers",
+    "is_large",
+    "is_significant",
+    "measured",
+    "num_steps_of",
+    "outlasts_bursts",
+    "places_of",
+    "step_before_ms",
+    "with_median_rest",
+    "within_step_growth",
+    "without_side_effects",
+]  # fmt: skip
+
+Cause = Literal["compute", "data"]
+Vector = npt.NDArray[np.float32]
+_BETWEEN_STEPS = ("before_forward", "after_optimizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """One slow rank with one cause. Times are in ms per step: medians over its segments, or means if it pauses."""
+
+    rank: int
+    cause: Cause
+    segments: tuple[Segment, ...]
+    first_step: int
+    last_step: int
+    factor: float
+    excess_ms: float
+    step_ms: float
+    step_without_ms: float
+    phase_factors: dict[str, float]
+    phase_excess_ms: dict[str, float]
+    peers_wait_more_ms: float
+    num_steps: int
+    ongoing: bool
+    paused_ratio: float = 0.0
+    """Share of the steps in which it pauses; 0 if it is slow in most steps."""
+    has_peers: bool = True
+    """True if compared with peers; False if with its own past, since no other rank has the same work."""
+    found_in: str = ""
+    """The only phase or gap that shows the slowness; empty if all of its work shows it."""
+    by_cpu: bool = False
+    """True if CPU time was compared; `excess_ms` and `factor` are then of CPU time."""
+
+    def place(self) -> str:
+        """Phase or gap that holds nearly all of the excess; empty if none does (a rank that is slow everywhere)."""
+        if self.found_in or self.by_cpu:  # places are known by wall time, which shows no excess
+            return self.found_in
+        of_cause = {p: v for p, v in self.phase_excess_ms.items() if (p == "data") == (self.cause == "data")}
+        place = max(of_cause, key=lambda name: of_cause[name])
+        # Not of `excess_ms`: medians of parts do not add up to the median of the whole.
+        least = SHARED.agreement_ratio * sum(max(0.0, v) for v in of_cause.values())
+        if of_cause[place] >= least:
+            return place
+        # Time before the first forward pass of an attached loop belongs to the end of the step before it.
+        between = sum(of_cause.get(gap, 0.0) for gap in _BETWEEN_STEPS)
+        return "before_forward" if between >= least else ""
+
+
+def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
+    """Find slow ranks of one attempt, by compute and data. Pure."""
+    policy = policy or StragglerPolicy()
+    found: list[Straggler] = []
+    for peers in timings.peers:
+        if len(peers) < 2 or len(timings.steps) < SHARED.min_steps:
+            continue
+        compute, data = complete(timings.compute[peers]), complete(timings.own["data"][peers])
+        together = compute + data
+        whole: Matrix = np.maximum(others_median(together), 1e-3).astype(np.float32)
+        data_excess = np.zeros_like(data)  # stays 0 for a rank without data peers
+        kinds: list[tuple[Cause, Ints, Matrix]] = [("compute", np.arange(len(peers)), compute)]
+        for loaders in (np.flatnonzero(np.isin(peers, group)) for group in timings.data_peers):
+            if len(loaders) > 1:
+                data_excess[loaders] = data[loaders] - others_median(data[loaders])
+                kinds.append(("data", loaders, data[loaders]))
+        ranks: dict[int, list[Straggler]] = {}
+        for cause, rows, values in kinds:
+            for row, straggler in _steady(timings, peers[rows], cause, values, (whole[rows], together[rows]), policy):
+                ranks.setdefault(int(rows[row]), []).append(straggler)
+        for row, straggler in _in_one_place(timings, peers, (whole, together), policy):
+            ranks[row] = _with_place(ranks.get(row, []), straggler)
+        all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
+        excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
+        for segment in find_pauses(excess_ms / whole, policy.pauses):
+            if not outlasts_bursts(timings, segment, policy) or _is_explained(
+                segment, excess_ms[segment.row], ranks.get(segment.row, [])
+            ):
+                continue
+            # A pause may fall into any phase: report one finding, for the phase with most of them.
+            at = slice(segment.begin, segment.end)
+            lost_in_data, lost = data_excess[segment.row, at].mean(), excess_ms[segment.row, at].mean()
+            cause = "data" if lost_in_data > SHARED.agreement_ratio * lost else "compute"
+            straggler = measured(timings, (peers, segment.row), cause, [segment], excess_ms, segment.agreement)
+            if is_significant(straggler):
+                ranks[segment.row] = [straggler]
+        found += [straggler for stragglers in ranks.values() for straggler in stragglers]
+    return sorted(without_side_effects(found), key=lambda straggler: -straggler.excess_ms)
+
+
+def without_side_effects(stragglers: Sequence[Straggler]) -> list[Straggler]:
+    """Drop causes of a rank that are small compared to its largest one."""
+    largest: dict[int, float] = {}
+    for straggler in stragglers:
+        largest[straggler.rank] = max(straggler.excess_ms, largest.get(straggler.rank, 0.0))
+    return [s for s in stragglers if s.excess_ms >= SHARED.minor_ratio * largest[s.rank]]
+
+
+def _steady(
+    timings: Timings, ranks: Ints, cause: Cause, values: Matrix, own: tuple[Matrix, Matrix], policy: StragglerPolicy
+) -> Iterator[tuple[int, Straggler]]:
+    """(row, straggler) of ranks that are slow in most steps; `own`: all own work of the peers, and of each rank."""
+    of_peers, of_rank = own
+    excess_ms = values - others_median(values)
+    by_row: dict[int, list[Segment]] = {}
+    for segment in find_segments(excess_ms / of_peers, policy.persistence):
+        if outlasts_bursts(timings, segment, policy):
+            by_row.setdefault(segment.row, []).append(segment)
+    for segment in find_changes(excess_ms / of_peers, values, of_rank, policy.change):
+        if outlasts_bursts(timings, segment, policy):
+            by_row.setdefault(segment.row, [segment])
+    for row, segments in by_row.items():
+        straggler = measured(timings, (ranks, row), cause, segments, excess_ms)
+        if is_significant(straggler):
+            yield row, straggler
+
+
+def _in_one_place(
+    timings: Timings, peers: Ints, own: tuple[Matrix, Matrix], policy: StragglerPolicy
+) -> Iterator[tuple[int, Straggler]]:
+    """(row, straggler) of ranks that are slow in one small phase or gap, above the noise of that place.
+
+    Work that merely moved there from another place is not counted.
+    """
+    whole, together = own
+    total_excess_ms = together - others_median(together)
+    clear = replace(policy.change, min_effect_ratio=policy.persistence.min_effect_ratio)
+    best: dict[int, tuple[float, Straggler]] = {}
+    for place in timings.places("compute"):
+        values = complete(timings.own[place][peers])
+        if is_large(values, together, policy):
+            continue
+        excess_ms = values - others_median(values)
+        with_rest = with_median_rest(values, together)
+        found = find_segments(excess_ms / whole, policy.persistence)
+        found += find_changes(excess_ms / whole, values, with_rest, clear)
+        for segment in found:
+            row, at = segment.row, slice(segment.begin, segment.end)
+            if (
+                _has_moved(excess_ms[row, at], total_excess_ms[row, at])
+                or not outlasts_bursts(timings, segment, policy)
+                or segment.effect <= best.get(row, (0.0,))[0]
+            ):
+                continue
+            straggler = replace(measured(timings, (peers, row), "compute", [segment], excess_ms), found_in=place)
+            if is_significant(straggler):
+                best[row] = (segment.effect, straggler)
+    yield from ((row, straggler) for row, (_, straggler) in best.items())
+
+
+def _has_moved(in_place_ms: Vector, in_all_ms: Vector) -> bool:
+    """Return True if the rank's other work is certainly shorter, by a good part of this place's excess."""
+    others_ms = in_all_ms - in_place_ms
+    error_ms = sigma(others_ms) / math.sqrt(max(len(others_ms), 1))
+    most_ms = float(np.median(others_ms)) + SHARED.interval_sigmas * error_ms
+    return most_ms < -SHARED.explained_ratio * float(np.median(in_place_ms))
+
+
+def _with_place(known: list[Straggler], in_place: Straggler) -> list[Straggler]:
+    """Add the place where a rank is slow to its causes. If the excess in that place exceeds the excess in all work, the
+    other work's noise hides a part of the slow steps: then onset and end are taken from the place."""
+    computing = [one for one in known if one.cause != "data"]
+    lost_ms = sum(one.excess_ms * one.num_steps for one in computing)
+    if in_place.excess_ms * in_place.num_steps > lost_ms:
+        return [in_place, *(one for one in known if one.cause == "data")]
+    return [_placed(one, in_place) for one in known]
+
+
+def _placed(known: Straggler, in_place: Straggler) -> Straggler:
+    """Set the place of a slow rank whose other phases are too noisy, if it holds most of the excess."""
+    if known.cause == "data" or known.place():
+        return known
+    holds_most = in_place.excess_ms >= SHARED.agreement_ratio * known.excess_ms
+    return replace(known, found_in=in_place.found_in) if holds_most else known
+
+
+def is_large(values: Matrix, together: Matrix, policy: StragglerPolicy) -> bool:
+    """Return True if a place has so much of a typical rank's work that its noise is that of all work."""
+    usual = np.quantile(values, 0.25, axis=1) / np.maximum(np.quantile(together, 0.25, axis=1), 1e-3)
+    # With two ranks take the smaller value: the median would include the slow rank.
+    return bool(np.quantile(usual, 0.5, method="lower") > policy.small_place_ratio)
+
+
+def with_median_rest(values: Matrix, together: Matrix) -> Matrix:
+    """Own work with all other places at their median, so that only the noise of this place is left."""
+    rest = np.median(together, axis=1, keepdims=True) - np.median(values, axis=1, keepdims=True)
+    with_rest: Matrix = values + np.maximum(rest, 0.0)
+    return with_rest
+
+
+def _is_explained(pauses: Segment, excess_ms: Matrix, steady: list[Straggler]) -> bool:
+    """Return True if most of a rank's loss by pauses lies in steps that `steady` already covers."""
+    slow = np.zeros(len(excess_ms), dtype=bool)
+    for segment in (segment for straggler in steady for segment in straggler.segments):
+        slow[segment.begin : segment.end] = True
+    lost = excess_ms[pauses.begin : pauses.end]
+    return bool(lost[slow[pauses.begin : pauses.end]].sum() >= SHARED.agreement_ratio * lost.sum())
+
+
+def outlasts_bursts(timings: Timings, segment: Segment, policy: StragglerPolicy) -> bool:
+    """Return True if a segment lasted longer (in seconds) than a burst of another job: steps may be short."""
+    at = slice(segment.begin, segment.end)
+    step_s = float(np.mean(np.nanmedian(complete(timings.duration[:, at]), axis=0))) / 1e3
+    return num_steps_of(timings.steps, segment) * step_s >= segment.num_required * policy.burst_step_s
+
+
+def is_significant(straggler: Straggler) -> bool:
+    """Return True if the excess is a relevant part of a step."""
+    share = straggler.excess_ms / max(straggler.step_ms, 1e-6)
+    return straggler.excess_ms >= SHARED.min_excess_ms and share >= SHARED.min_share_ratio
+
+
+def places_of(timings: Timings, cause: Cause) -> tuple[str, ...]:
+    """Phases and gaps, starting with those of the cause."""
+    own = timings.places(cause)
+    return (*own, *(place for place in timings.own if place not in own))
+
+
+def num_steps_of(steps: Ints, segment: Segment) -> int:
+    """Number of steps that a segment's observations represent: very long runs are downsampled."""
+    own = steps[segment.begin : segment.end]
+    return 1 + int(np.maximum(np.diff(own), 1).sum())
+
+
+def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
+    """Median step (ms) before a rank became slow, a bound for the step without it. None without a history."""
+    begin = slow.segments[0].begin
+    if begin < SHARED.history:
+        return None
+    return float(np.median(np.nanmedian(complete(timings.duration[:, :begin]), axis=0)))
+
+
+def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
+    """Limit the excess of a device that waits for its host to the growth of the step. If the step did not grow, the
+    device was idle before, too: then it waited for other ranks, now for its host."""
+    before_ms = step_before_ms(timings, slow)
+    if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
+        return slow
+    grown_ms = max(slow.step_ms - before_ms, 0.0)
+    share = grown_ms / slow.excess_ms
+    return replace(slow, excess_ms=grown_ms, factor=1 + (slow.factor - 1) * share)
+
+
+def complete(values: Matrix) -> Matrix:
+    """Replace missing values (NaN) by the median of the other ranks, which is neutral."""
+    holes = np.isnan(values)
+    if not holes.any():
+        return values
+    columns = np.flatnonzero(holes.any(axis=0))
+    filled = values.copy()
+    for column in columns:
+        there = values[~holes[:, column], column]
+        filled[holes[:, column], column] = np.median(there) if len(there) else 0.0
+    return filled
+
+
+def measured(
+    timings: Timings,
+    place: tuple[Ints, int],
+    cause: Cause,
+    segments: list[Segment],
+    excess_ms: Matrix,
+    paused_ratio: float = 0.0,
+) -> Straggler:
+    """Measure a slow rank; `place`: rows of its peers, and its position among them."""
+    peers, row = place
+    typical = np.mean if paused_ratio else np.median
+    segments = sorted(segments, key=lambda segment: segment.begin)
+    index = np.concatenate([np.arange(segment.begin, segment.end) for segment in segments])
+    factors, excesses = {}, {}
+    for phase in places_of(timings, cause):
+        values = complete(timings.own[phase][np.ix_(peers, index)])
+        baseline = others_median(values)[row]
+        mine, theirs = float(typical(values[row])), float(typical(baseline))
+        excesses[phase] = float(typical(values[row] - baseline))
+        factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
+    whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in timings.own))
+    baseline = others_median(whole)[row]
+    per_rank = typical(excess_ms[:, index], axis=1)
+    excess = float(per_rank[row])
+    next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
+    # Ranks in lockstep have equal steps; if whole steps differ, the slowest one determines the job's step.
+    of_ranks = np.nanmax if WHOLE_STEP in timings.own else np.nanmedian
+    step_ms = float(typical(of_ranks(complete(timings.duration[np.ix_(peers, index)]), axis=0)))
+    gain = max(0.0, excess - max(0.0, next_slowest))
+    waits = complete(timings.wait[np.ix_(peers, index)])
+    return Straggler(
+        rank=int(timings.ranks[peers[row]]),
+        cause=cause,
+        segments=tuple(segments),
+        first_step=int(timings.steps[segments[0].begin]),
+        last_step=int(timings.steps[segments[-1].end - 1]),
+        factor=float(typical(whole[row] / np.maximum(baseline, 1e-3))),
+        excess_ms=excess,
+        step_ms=step_ms,
+        step_without_ms=max(step_ms - gain, step_ms * 0.01),
+        phase_factors=factors,
+        phase_excess_ms=excesses,
+        peers_wait_more_ms=float(typical(others_median(waits)[row] - waits[row])),
+        num_steps=sum(num_steps_of(timings.steps, segment) for segment in segments),
+        ongoing=segments[-1].ongoing,
+        paused_ratio=paused_ratio,
+    )

@@ -1,0 +1,126 @@
+"""Date the onset of a rank that computes more, by its CPU time.
+
+    slow = with_onset(source, timings, slow, peers=[0, 1, 2], policy)     # slow.first_step: 60 instead of 58
+
+Other jobs delay steps in wall time: a delay right before the onset makes it appear earlier, a quiet step after it
+later. They hardly change the CPU time of steps.
+
+1. The CPU time of each step over the median of the peers', in `min_steps` observations on both sides of the onset, and
+   as many more on each to know the level before and after. Later ones up to half of the segment are tried where the
+   rank waited for a core more than its peers, and that explains `explained_ratio` of its excess up to there.
+2. The onset is where the sum of (excess - level) from there on is largest, as in `persistence`. The level lies between
+   those before and after, as many of their noises from each: what takes longer varies more.
+3. The onset is used only if the levels differ by at least `sure_sigmas` times a single step's noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.policy import SHARED
+from analyzers.robust import difference_sigma
+from analyzers.source import Source, floats, ints
+from analyzers.stragglers.comparison.corroboration import some_peers
+from analyzers.stragglers.comparison.peer_comparison import Straggler
+from analyzers.stragglers.onsets.place_onset import dated_at
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = ["with_onset", "without_delays"]
+
+_LEAST = 5
+"""Minimum observations for the median of a level."""
+
+
+def with_onset(
+    source: Source,
+    timings: Timings,
+    slow: Straggler,
+    peers: Sequence[int],
+    policy: StragglerPolicy,
+    core_waits: Matrix | None = None,
+) -> Straggler:
+    """Set the begin of the rank's first segment to the rise of its CPU time; unchanged if that is unclear."""
+    reach = SHARED.min_steps
+    if core_waits is not None:
+        half = (slow.segments[0].end - slow.segments[0].begin) // 2
+        late = _dated(source, timings, slow, peers, policy, max(reach, half))
+        delayed = (slow.segments[0].begin, late.segments[0].begin)
+        if _waited_ratio(timings, slow, peers, delayed, core_waits) >= SHARED.explained_ratio:
+            return late
+    return _dated(source, timings, slow, peers, policy, reach)
+
+
+def without_delays(timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None) -> Straggler:
+    """Drop a first segment that is a wait for a core, unlike the one after it."""
+    if core_waits is None or not slow.has_peers or slow.cause != "compute" or len(slow.segments) < 2:
+        return slow
+    first, second = (
+        _waited_ratio(timings, slow, peers, (part.begin, part.end), core_waits) for part in slow.segments[:2]
+    )
+    if first < SHARED.agreement_ratio or second >= SHARED.explained_ratio:
+        return slow
+    rest = replace(slow, segments=slow.segments[1:])
+    return dated_at(timings, rest, rest.segments[0].begin)
+
+
+def _waited_ratio(
+    timings: Timings, slow: Straggler, peers: Sequence[int], span: tuple[int, int], core_waits: Matrix
+) -> float:
+    """Excess wait for a core / excess time over the peers, in these observations; 0 without an excess."""
+    rows = np.flatnonzero(np.isin(timings.ranks, peers))
+    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    excess, waited = (
+        float(np.nansum((values - others_median(values))[own]))
+        for values in (matrix[rows][:, slice(*span)] for matrix in (timings.compute, core_waits))
+    )
+    return waited / excess if excess > 0 else 0.0
+
+
+def _dated(
+    source: Source, timings: Timings, slow: Straggler, peers: Sequence[int], policy: StragglerPolicy, late: int
+) -> Straggler:
+    """Set the onset by CPU time, at most `late` observations after that by wall time."""
+    segment, reach = slow.segments[0], SHARED.min_steps
+    first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + late + reach)
+    steps = timings.steps[first:last]
+    if segment.begin - first < reach + _LEAST or last - segment.begin < 2 * _LEAST or (np.diff(steps) <= 0).any():
+        return slow  # too few, or repeated steps, whose CPU times cannot be distinguished
+    excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
+    if excess is None:
+        return slow
+    low, high = segment.begin - reach - first, min(segment.begin + late - first, len(steps) - _LEAST)
+    before, after = float(np.median(excess[:low])), float(np.median(excess[high:]))
+    noise, noise_after = (
+        max(difference_sigma(part), policy.change.min_noise_ratio) for part in (excess[:low], excess[high:])
+    )
+    if after - before < SHARED.sure_sigmas * noise:
+        return slow
+    level = before + (after - before) * noise / (noise + noise_after)
+    votes = np.clip(excess, before, after) - level
+    gains = np.cumsum(votes[low:][::-1])[::-1]
+    return dated_at(timings, slow, first + low + int(np.argmax(gains[: high - low])))
+
+
+def _cpu_excess(source: Source, attempt: int, ranks: list[int], steps: list[int]) -> Matrix | None:
+    """CPU time of the first rank / median of the others - 1, by step; None if any step lacks it."""
+    table = source.query(
+        f"""
+        SELECT rank, step, arg_max(cpu_ns, start_ns) AS cpu_ns FROM steps
+        WHERE attempt = ? AND step BETWEEN ? AND ? AND duration_ns IS NOT NULL AND cpu_ns > 0
+          AND rank IN ({", ".join(map(str, ranks))}) GROUP BY rank, step
+        """,
+        [attempt, steps[0], steps[-1]],
+    )
+    values: Matrix = np.full((len(ranks), len(steps)), np.nan, dtype=np.float32)
+    row_of, column_of = ({value: i for i, value in enumerate(known)} for known in (ranks, steps))
+    for rank, step, cpu_ns in zip(ints(table["rank"]), ints(table["step"]), floats(table["cpu_ns"]), strict=True):
+        if int(step) in column_of:
+            values[row_of[int(rank)], column_of[int(step)]] = cpu_ns
+    if len(ranks) < 2 or np.isnan(values).any():
+        return None
+    excess: Matrix = values[0] / others_median(values)[0] - 1
+    return excess

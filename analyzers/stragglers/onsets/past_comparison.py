@@ -1,0 +1,142 @@
+"""Comparison of ranks with their own past, where no other rank does the same work. Pure.
+
+    for slow in find_slower_than_before(timings, policy):
+        slow.rank, slow.cause, slow.first_step, slow.factor          # 1.5: it takes 1.5 times as long as before
+
+In a pipeline with one rank per stage no two ranks have the same work; among tensor-parallel ranks often only one loads.
+A rank that was always slow cannot be distinguished from one with more work (`pipeline` measures the work of a stage),
+but one that became slow can:
+
+1. Each rank's own time is divided by its usual time: the median of its fastest block of history length, so that a slow
+   part of the run is never the reference, however long it is.
+2. `change_point` finds ranks whose ratio grew relative to the others in the same observations, and stayed so. Common
+   causes (longer sequences, a shared host) cancel out.
+3. Common causes that affect stages differently make the others grow, too: the rank's own time must have grown twice as
+   much as that of any other.
+4. A rank that waits long for a slow stage becomes slower itself, because its caches are cold. A rank whose time grew by
+   far less than all work of another is therefore not named.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.policy import SHARED
+from analyzers.stragglers.comparison.change_point import find_changes
+from analyzers.stragglers.comparison.peer_comparison import (
+    Cause,
+    Straggler,
+    complete,
+    is_significant,
+    num_steps_of,
+    outlasts_bursts,
+    places_of,
+    with_median_rest,
+    without_side_effects,
+)
+from analyzers.stragglers.comparison.persistence import Segment
+from analyzers.stragglers.policy import StragglerPolicy
+
+__all__ = ["find_slower_than_before"]
+
+_LEAST_MS = 1e-3
+_KNEE = 2.0
+"""Ratio to the usual work above which ratios are compressed; slowdowns up to a factor of two are not."""
+
+
+def find_slower_than_before(timings: Timings, policy: StragglerPolicy | None = None) -> list[Straggler]:
+    """Find ranks without peers that became slower and stayed so, of one attempt, by compute and data."""
+    policy = policy or StragglerPolicy()
+    if len(timings.ranks) < 2:
+        return []
+    own: dict[Cause, Matrix] = {"compute": complete(timings.compute), "data": complete(timings.own["data"])}
+    single = {"compute": timings.without_peers(timings.peers), "data": timings.without_peers(timings.data_peers)}
+    whole = own["compute"] + own["data"]
+    usual = _usual(whole)
+    change = replace(policy.change, min_effect_ratio=policy.persistence.lone_effect_ratio)
+    found: list[Straggler] = []
+    compared = [(cause, "", values, whole) for cause, values in own.items()]
+    for place in timings.places("compute"):  # without the noise of other places
+        values = complete(timings.own[place])
+        compared.append(("compute", place, values, with_median_rest(values, whole)))
+    for cause, place, values, noisy in compared:
+        if not len(single[cause]):
+            continue
+        ratios = _compressed(values / usual)
+        for segment in find_changes(ratios - others_median(ratios), values, noisy, change):
+            is_lasting = segment.row in single[cause] and outlasts_bursts(timings, segment, policy)
+            if is_lasting and _is_its_own(values, whole, segment, policy):
+                straggler = replace(_measure(timings, segment, cause, values, whole), found_in=place)
+                is_known = any(one.rank == straggler.rank and one.cause == cause for one in found)
+                if not is_known and is_significant(straggler):
+                    found.append(straggler)
+    return sorted(without_side_effects(found), key=lambda straggler: -straggler.excess_ms)
+
+
+def _grown(values: Matrix, begin: int) -> Matrix:
+    """Growth of each row's median from `begin` on."""
+    after, before = np.median(values[:, begin:], axis=1), np.median(values[:, :begin], axis=1)
+    return (after - before).astype(np.float32)
+
+
+def _usual(whole: Matrix) -> Matrix:
+    """Median of each row's fastest block of as many observations as a history has; the first begins with the first."""
+    length = SHARED.history
+    count = max(1, whole.shape[1] // length)
+    blocks = whole[:, : count * length].reshape(len(whole), count, -1)
+    usual: Matrix = np.maximum(np.median(blocks, axis=2).min(axis=1, keepdims=True), _LEAST_MS).astype(np.float32)
+    return usual
+
+
+def _compressed(ratios: Matrix) -> Matrix:
+    """Ratios above `_KNEE` on a scale of logarithms: the noise of a rank that takes 50 times as long is 50 times its
+    former one, and would hide that it changed."""
+    return np.where(ratios > _KNEE, _KNEE * (1 + np.log(np.maximum(ratios, _KNEE) / _KNEE)), ratios).astype(np.float32)
+
+
+def _is_its_own(values: Matrix, whole: Matrix, segment: Segment, policy: StragglerPolicy) -> bool:
+    """Return True if only this rank became slower, by comparing its growth with that of the others."""
+    before = np.maximum(np.median(whole[:, : segment.begin], axis=1), _LEAST_MS)
+    grown, of_all = _grown(values, segment.begin) / before, _grown(whole, segment.begin) / before
+    others, others_of_all = (float(np.max(np.delete(growth, segment.row))) for growth in (grown, of_all))
+    least = (
+        policy.persistence.lone_effect_ratio,
+        SHARED.beyond_few_factor * others,
+        SHARED.minor_ratio * others_of_all,
+    )
+    return bool(grown[segment.row] >= max(least))
+
+
+def _measure(timings: Timings, segment: Segment, cause: Cause, values: Matrix, whole: Matrix) -> Straggler:
+    """Measure a slow rank against its own times before the onset."""
+    row, before, after = segment.row, slice(0, segment.begin), slice(segment.begin, segment.end)
+    excess_ms = float(np.median(values[row, after]) - np.median(values[row, before]))
+    whole_before = max(float(np.median(whole[row, before])), 1e-3)
+    factors, excesses = {}, {}
+    for phase in places_of(timings, cause):
+        own = complete(timings.own[phase])[row]
+        was, is_now = float(np.median(own[before])), float(np.median(own[after]))
+        excesses[phase] = is_now - was
+        factors[phase] = is_now / was if was > 1e-3 else float("inf") if is_now > 1e-3 else 1.0
+    step_ms = float(np.median(np.nanmedian(complete(timings.duration)[:, after], axis=0)))
+    waits = np.delete(complete(timings.wait), row, axis=0)
+    return Straggler(
+        rank=int(timings.ranks[row]),
+        cause=cause,
+        segments=(segment,),
+        first_step=int(timings.steps[segment.begin]),
+        last_step=int(timings.steps[segment.end - 1]),
+        factor=1 + excess_ms / whole_before,
+        excess_ms=excess_ms,
+        step_ms=step_ms,
+        step_without_ms=max(step_ms - excess_ms, step_ms * 0.01),
+        phase_factors=factors,
+        phase_excess_ms=excesses,
+        peers_wait_more_ms=float(np.median(_grown(waits, segment.begin))),
+        num_steps=num_steps_of(timings.steps, segment),
+        ongoing=True,
+        has_peers=False,
+    )

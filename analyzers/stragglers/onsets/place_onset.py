@@ -1,0 +1,101 @@
+"""Onset of a rank that is slow in one place, from that phase or gap alone, or between two stamped steps of a GPU.
+
+    slow = with_place_onset(timings, slow, peers, core_waits)      # slow.first_step: 26 instead of 41
+
+A rank is found in all of its work, whose noise on a busy machine may hide the first steps. Where one phase or gap holds
+the excess, and took nothing like it before, that dates it.
+
+1. The time in the place over the median of the peers', in ms, up to the segment's end; its level is the segment's. What
+   the rank waited for a core more than its peers is taken off, where that is known: other jobs delay a rank for many
+   steps before it computes more, or sleeps. Then a rank that is slow everywhere is dated by all of its computing.
+2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
+   counts for one level at most.
+3. It stands only where the excess before was calm: its noise and its usual value are below the level by
+   `onset_sigmas`.
+
+On GPUs whose short steps are stamped one in N, calls are recorded in every step: how long the peers waited for the rank
+dates the rise between the last stamped step that was not slow and the first that was (`with_unstamped_onset`). It
+begins where they wait for more than halfway between the waits of these two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analyzers.account.timings import Matrix, Timings, others_median
+from analyzers.policy import SHARED
+from analyzers.robust import sigma
+from analyzers.source import Source
+from analyzers.stragglers.comparison.arrivals import waits_ms
+from analyzers.stragglers.comparison.peer_comparison import Straggler, complete, num_steps_of
+
+__all__ = ["dated_at", "with_place_onset", "with_unstamped_onset"]
+
+_LEAST = 5
+"""Observations before the onset whose spread is known."""
+
+
+def with_place_onset(
+    timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None
+) -> Straggler:
+    """The rank with its first segment's begin where its place rose; unchanged where none holds the excess, or noise of
+    the place itself hides the rise. `core_waits` in ms, by rank of `timings` and observation."""
+    place = slow.place()
+    is_everywhere = place not in timings.own
+    if (is_everywhere and core_waits is None) or not slow.has_peers or slow.paused_ratio or slow.by_cpu:
+        return slow
+    segment = slow.segments[0]
+    rows = np.flatnonzero(np.isin(timings.ranks, peers))
+    of_place = timings.compute if is_everywhere else timings.own[place]
+    values = complete(of_place[rows][:, : segment.end])
+    own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    excess = values[own] - others_median(values)[own]
+    reach = SHARED.min_steps
+    if core_waits is not None:
+        reach = max(reach, (segment.end - segment.begin) // 2)  # the level is that of half of the segment at least
+        waits = core_waits[rows][:, : segment.end]
+        waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
+        excess -= np.minimum(waited, np.maximum(0.0, excess))
+    level = float(np.median(excess[segment.begin :]))
+    votes = np.clip(excess, 0.0, level) - level / 2
+    latest = min(segment.begin + reach, segment.end - _LEAST)
+    begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
+    before = excess[:begin]
+    if level <= 0 or len(before) < _LEAST:
+        return slow
+    if float(np.median(before)) + SHARED.sure_sigmas * sigma(before) >= level / 2:
+        return slow
+    return dated_at(timings, slow, begin)
+
+
+def dated_at(timings: Timings, slow: Straggler, begin: int) -> Straggler:
+    """The rank with its first segment beginning at an observation."""
+    segments = (replace(slow.segments[0], begin=begin), *slow.segments[1:])
+    return replace(
+        slow,
+        segments=segments,
+        first_step=int(timings.steps[begin]),
+        num_steps=sum(num_steps_of(timings.steps, part) for part in segments),
+    )
+
+
+def with_unstamped_onset(source: Source, timings: Timings, slow: Straggler, peers: Sequence[int]) -> Straggler:
+    """The rank with the step from which its peers wait for it; unchanged where every step was measured."""
+    begin = slow.segments[0].begin
+    if begin == 0 or slow.first_step != int(timings.steps[begin]) or not source.has("collectives"):
+        return slow
+    last_good, first_bad = int(timings.steps[begin - 1]), int(timings.steps[begin])
+    if first_bad - last_good <= 1:
+        return slow
+    others = [rank for rank in peers if rank != slow.rank]
+    waited = waits_ms(source, timings.attempt, others, slow.rank, last_good, first_bad)
+    halfway = (waited.get(first_bad, 0.0) + waited.get(last_good, 0.0)) / 2
+    if waited.get(first_bad, 0.0) <= halfway:
+        return slow
+    onset = first_bad
+    while onset - 1 > last_good and waited.get(onset - 1, 0.0) > halfway:
+        onset -= 1
+    return replace(slow, first_step=onset)

@@ -1,0 +1,61 @@
+"""Judge hosts and devices over all runs of a folder in a separate process: each new run is diagnosed for it.
+
+found = fleet_in_process(folder)
+found.fleet, found.problems
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from analyzers.fleet.fleet import Fleet, fleet
+from analyzers.fleet.remembered import read_histories
+from dashboard.data.processes.child_answer import answer_parent, ask_child
+from probes.tape.rundir import RunDir
+from store.runs_folder import RunsFolder
+
+__all__ = ["FleetAnswer", "fleet_in_process", "fleet_version"]
+
+LIMIT_S = 3 * 3_600.0
+"""A folder of two thousand runs not diagnosed before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetAnswer:
+    """All members, and {run: why it could not be read}."""
+
+    fleet: Fleet
+    problems: Mapping[str, str]
+
+
+def fleet_version(folder: RunsFolder) -> Hashable:
+    """Changes when a run has come, gone or grown."""
+    found = []
+    for name in folder.run_ids():
+        for path in RunDir(folder.path / name).stores():
+            try:
+                found.append((name, path.name, path.stat().st_size))
+            except OSError:
+                continue
+    return tuple(found)
+
+
+def fleet_in_process(folder: RunsFolder) -> FleetAnswer:
+    """The fleet, judged by a child process. Raises StoreError."""
+    late = f"the runs were not read in {LIMIT_S / 3600:.0f} h: try rankscope fleet"
+    found = ask_child("dashboard.data.processes.fleet_process", str(folder.path), limit_s=LIMIT_S, late=late)
+    assert isinstance(found, FleetAnswer)
+    return found
+
+
+def _judge(path: str) -> FleetAnswer:
+    found = read_histories(RunsFolder(Path(path)))
+    return FleetAnswer(fleet=fleet(found.histories), problems=found.problems)
+
+
+if __name__ == "__main__":
+    from dashboard.data.processes import fleet_process  # by its own name: the parent unpickles what is of this module
+
+    answer_parent(fleet_process._judge)

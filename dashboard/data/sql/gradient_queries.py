@@ -1,0 +1,84 @@
+"""Gradients by parameter and step, limited to what a chart can show.
+
+found = gradient_table(store)
+found.columns["norm"], found.num_parameters          # what is shown, and the number of all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from analyzers.figures.drawing.spaced_sample import spaced_sample
+from analyzers.figures.gradients import MAX_PARAMETERS
+from analyzers.source import Source
+from dashboard.data.sql.queries import Columns, none
+
+__all__ = ["MAX_GRADIENT_STEPS", "MAX_PARAMETERS", "Gradients", "gradient_table"]
+
+MAX_GRADIENT_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """`columns`: parameter, step, norm, nonfinite, one row per parameter and step shown; `num_`: numbers of all."""
+
+    columns: Columns
+    num_parameters: int = 0
+    num_steps: int = 0
+
+
+_BAD = """CASE WHEN nonfinite_count IS NULL AND NOT (isfinite(norm) AND isfinite(max_abs)) THEN 1
+          ELSE nonfinite_count END"""
+"""Number of NaN and Inf of a gradient; 1 where a device reported only that there were some."""
+
+
+def gradient_table(source: Source) -> Gradients:
+    """Norms and counts of NaN and Inf of at most `MAX_PARAMETERS` parameters in `MAX_GRADIENT_STEPS` steps.
+
+    1. The norm is the largest of the ranks', as the analyzers take it (`gradient_flow`): under plain data parallelism
+       each rank records the whole gradient, and shards of one parameter have equal size. Of a step run by several
+       attempts it is the newest attempt's. A count is that of all ranks and attempts.
+    2. Steps are evenly spaced, the newest included, and as many of those with NaN or Inf.
+    3. Parameters: those with NaN or Inf, the largest and the smallest norms, and evenly spaced ones of the others.
+    """
+    nothing = Gradients(columns=none("parameter", "step", "norm", "nonfinite"))
+    if not source.has("gradients"):
+        return nothing
+    known = [int(step) for (step,) in source.rows("SELECT DISTINCT step FROM gradients ORDER BY step")]
+    bad = source.rows(f"SELECT DISTINCT step FROM gradients WHERE {_BAD} > 0 ORDER BY step")
+    if not known:
+        return nothing
+    steps = {
+        *spaced_sample(known, MAX_GRADIENT_STEPS),
+        *spaced_sample([int(step) for (step,) in bad], MAX_GRADIENT_STEPS),
+    }
+    chosen = f"""
+        WITH chosen AS (SELECT *, attempt = max(attempt) OVER (PARTITION BY step) AS is_newest FROM gradients
+                        WHERE step IN ({", ".join(map(str, sorted(steps)))}))
+        """
+    of_each = source.rows(
+        f"""{chosen} SELECT parameter, coalesce(max({_BAD}), 0) > 0, max(norm) FILTER (isfinite(norm))
+        FROM chosen GROUP BY parameter ORDER BY parameter"""
+    )
+    names = _parameters(of_each)
+    columns = source.query(
+        f"""{chosen} SELECT parameter, step, max(norm) FILTER (is_newest AND isfinite(norm)) AS norm,
+               CAST(coalesce(sum({_BAD}), 0) AS DOUBLE) AS nonfinite
+        FROM chosen SEMI JOIN (SELECT unnest(?::VARCHAR[]) AS parameter) USING (parameter)
+        GROUP BY parameter, step ORDER BY step, parameter""",
+        [names],
+    )
+    return Gradients(columns=columns, num_parameters=len(of_each), num_steps=len(known))
+
+
+def _parameters(of_each: Sequence[tuple[str, bool, float | None]]) -> list[str]:
+    """Names of the parameters to show, of (name, whether it had NaN or Inf, largest norm)."""
+    if len(of_each) <= MAX_PARAMETERS:
+        return [name for name, _, _ in of_each]
+    by_norm = [name for _, name in sorted((norm, name) for name, _, norm in of_each if norm is not None)]
+    few = MAX_PARAMETERS // 4
+    shown = dict.fromkeys(spaced_sample([name for name, is_bad, _ in of_each if is_bad], MAX_PARAMETERS // 2))
+    shown |= dict.fromkeys(by_norm[-few // 2 :] + by_norm[: few // 2])
+    others = [name for name, _, _ in of_each if name not in shown]
+    return [*shown, *spaced_sample(others, MAX_PARAMETERS - len(shown))]

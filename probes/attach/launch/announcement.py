@@ -1,0 +1,60 @@
+"""Announce a run to the launcher that started its ranks: which folder the ranks chose, and which attempt they are.
+
+    announce(run, attempt)                  # local rank 0, once it records
+    announce(run, attempt, watch=Watch())   # the same, and the launcher is to keep a watch
+    found = announced(path)                 # the launcher: Announcement(run=..., attempt=...), or None so far
+
+The ranks choose the run's folder by themselves, under any launcher. One that wants to know it names a file in
+RANKSCOPE_ANNOUNCE_FILE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...tape.rundir import RunDir
+
+__all__ = ["VARIABLE", "Announcement", "Watch", "announce", "announced"]
+
+VARIABLE = "RANKSCOPE_ANNOUNCE_FILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Facts for the watch of a node; `digests` as in `watch_process.digest_address`."""
+
+    node_rank: int = 0
+    num_nodes: int = 1
+    digests: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """A run's folder, its newest attempt, and the watch that its launcher is to keep."""
+
+    run: Path
+    attempt: int
+    watch: Watch | None = None
+
+
+def announce(run: RunDir, attempt: int, watch: Watch | None = None) -> None:
+    """Write the announcement, where one is asked for. Raises OSError if the file cannot be written."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted:
+        fresh = Path(f"{wanted}.{os.getpid()}")
+        facts = {"run": str(run.path.absolute()), "attempt": attempt, "watch": asdict(watch) if watch else None}
+        fresh.write_text(json.dumps(facts), encoding="utf-8")
+        fresh.replace(wanted)
+
+
+def announced(path: Path) -> Announcement | None:
+    """Read an announcement; None while there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    watch = Watch(**found["watch"]) if found["watch"] else None
+    return Announcement(run=Path(found["run"]), attempt=int(found["attempt"]), watch=watch)

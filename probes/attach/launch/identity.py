@@ -1,0 +1,203 @@
+"""Identity of a process within its launch, from the variables of torchrun, Rankscope or Slurm, or an existing group.
+
+identity = Identity.from_environment()
+identity.rank, identity.world_size, identity.node_rank
+identity.in_group()          # corrected by the default process group
+identity.job()               # the same text on all ranks of a launch
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import uuid
+from dataclasses import dataclass, replace
+
+__all__ = ["Identity", "launcher_pid"]
+
+_OF_SCHEDULERS = {
+    "SLURM_PROCID": "SLURM_NTASKS",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+}
+"""Variables of a rank, and of their number: a rank's own wrapper has them, and its launcher has not."""
+_NAMES_OF_JOBS = ("PMIX_NAMESPACE", "KUBERNETES_JOB_UID", "JOB_UID", "LSB_JOBID", "PBS_JOBID")
+_WORD = "rankscope/launch"
+_MAX_ENVIRONMENT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Rank, world size and node of a process."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node_rank: int
+    restarts: int
+    attempt: int
+    """As `rankscope train` claimed it; -1 under another launcher."""
+    ranks_of_process: int = 1
+    """Ranks that each process of the launcher has started itself, as `torch.multiprocessing.spawn` does."""
+    is_started_by_script: bool = False
+    """True if this is such a rank: its variables are those of the process that started it."""
+
+    @classmethod
+    def from_environment(cls) -> Identity:
+        """Read torchrun's variables, else Slurm's; a single process without either."""
+
+        def number(default: int, *names: str) -> int:
+            return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), default)
+
+        slurm = "SLURM_PROCID" in os.environ and "RANK" not in os.environ and "SLURM_STEP_ID" in os.environ
+        mpi = "OMPI_COMM_WORLD_"  # where no script has set torch's variables from it
+        return cls(
+            rank=number(0, "SLURM_PROCID" if slurm else "RANK", f"{mpi}RANK"),
+            local_rank=number(0, "SLURM_LOCALID" if slurm else "LOCAL_RANK", f"{mpi}LOCAL_RANK"),
+            world_size=number(1, "SLURM_NTASKS" if slurm else "WORLD_SIZE", f"{mpi}SIZE"),
+            node_rank=number(0, "RANKSCOPE_NODE_RANK", "SLURM_NODEID" if slurm else "GROUP_RANK"),
+            restarts=number(0, "TORCHELASTIC_RESTART_COUNT"),
+            attempt=number(-1, "RANKSCOPE_ATTEMPT"),
+        )
+
+    def in_group(self) -> Identity:
+        """Return the identity corrected by the default process group, if any: `mp.spawn` sets no variables."""
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            return self
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if (launched := _launched()) and multiprocessing.parent_process() is not None and _is_alone(size, launched):
+            of_process = size // launched
+            local = rank - self.node_rank * of_process
+            return replace(
+                self,
+                rank=rank,
+                world_size=size,
+                local_rank=local,
+                ranks_of_process=of_process,
+                is_started_by_script=True,
+            )
+        local = self.local_rank if "LOCAL_RANK" in os.environ or "SLURM_LOCALID" in os.environ else rank
+        return replace(self, rank=rank, world_size=size, local_rank=local)
+
+    def is_one_node(self) -> bool:
+        """Return True if all ranks have the same parent process, or the launcher gives no other sign."""
+        environment = os.environ
+        if "LOCAL_WORLD_SIZE" in environment:
+            return int(environment["LOCAL_WORLD_SIZE"]) * self.ranks_of_process == self.world_size
+        return int(environment.get("SLURM_NNODES", "1")) == 1
+
+    def node_size(self) -> int | None:
+        """Ranks that the launcher starts on this node; None where it does not tell."""
+        given = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if given.isdecimal():
+            return int(given) * self.ranks_of_process
+        return self.world_size if self.is_one_node() else None
+
+    def job(self) -> str:
+        """A name of the launch that each rank finds by itself, the same over the launcher's restarts.
+
+        On one node: pid and start time of the process that started all ranks. On several, or in containers that do
+        not see it: the launcher's job id; if that may be reused, a random word from the process group's store.
+        """
+        if self.is_one_node():
+            pid = launcher_pid() if self.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+            if pid > 0:
+                return f"{socket.gethostname()}-{pid}-{_start_ticks(pid)}"
+        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ  # whose restarts have a new store
+        return _name_of_job() or ("" if is_torchrun else _word_in_store()) or _rendezvous()
+
+
+def launcher_pid() -> int:
+    """The process that started the ranks of this node: the parent, or above a wrapper that each rank has; 0 if unseen.
+
+    A wrapper (`srun wrapper.sh`, `conda run`) was given the rank's variables, and the launcher was not.
+    """
+    environment = os.environ
+    names = ["RANK", *(("TORCHELASTIC_RUN_ID",) if "TORCHELASTIC_RUN_ID" in environment else _of_schedulers())]
+    own = {name: environment[name] for name in names if name in environment}
+    pid = os.getppid()
+    while own and pid > 1 and _has(pid, own):
+        pid = _parent(pid)
+    return 0 if pid <= 0 or (pid == 1 and _has(pid, own)) else pid
+
+
+def _launched() -> int:
+    """Number of ranks that this node's torchrun has started; 0 with several torchruns or another launcher.
+
+    Not from WORLD_SIZE: a script that starts its ranks may set it for them.
+    """
+    nodes, of_node = (os.environ.get(name, "") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return int(nodes) if nodes.isdecimal() and of_node == "1" else 0
+
+
+def _is_alone(size: int, launched: int) -> bool:
+    """Return True if the group has as many ranks of each process of the launcher."""
+    return size >= launched and size % launched == 0
+
+
+def _of_schedulers() -> list[str]:
+    """Rank variables of schedulers, unless they belong to an enclosing allocation in which a launcher was started."""
+    size = os.environ.get("WORLD_SIZE")
+    return [rank for rank, ranks in _OF_SCHEDULERS.items() if size is None or os.environ.get(ranks) == size]
+
+
+def _has(pid: int, own: dict[str, str]) -> bool:
+    """Return True if the process was started with any of these variables."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = set(file.read(_MAX_ENVIRONMENT).split(b"\0"))
+    except OSError:  # another user's: the daemon of a scheduler
+        return False
+    return any(f"{name}={value}".encode() in entries for name, value in own.items())
+
+
+def _parent(pid: int) -> int:
+    return _stat(pid, 1)
+
+
+def _start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where /proc does not tell."""
+    return _stat(pid, 19)
+
+
+def _stat(pid: int, field: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[field])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _name_of_job() -> str:
+    """Job id of the launcher if it is unique to the launch, else an empty string."""
+    environment = os.environ
+    step = environment.get("SLURM_STEP_ID")
+    if "SLURM_JOB_ID" in environment and step is not None:
+        names = [environment["SLURM_JOB_ID"], step]
+    elif (run_id := environment.get("TORCHELASTIC_RUN_ID", "none")) != "none":
+        names = [run_id]
+    else:
+        names = [environment[name] for name in _NAMES_OF_JOBS if environment.get(name)][:1]
+    where = [environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environment.get(name)]
+    return "-".join([*names, *where]) if names else ""
+
+
+def _word_in_store() -> str:
+    """A random word, the first that a rank has left in the default group's store, without waiting for it."""
+    import torch.distributed as dist
+
+    from ...torch_compat import default_store
+
+    if not dist.is_available() or not dist.is_initialized():
+        return ""
+    try:
+        return str(default_store().compare_set(_WORD, "", uuid.uuid4().hex).decode())
+    except RuntimeError:  # a store without it
+        return ""
+
+
+def _rendezvous() -> str:
+    return f"{os.environ.get('MASTER_ADDR')}-{os.environ.get('MASTER_PORT')}"

@@ -1,0 +1,60 @@
+"""All ranks of a launch find one run's folder and one attempt, each by itself: no messages, no waiting.
+
+    run, attempt, is_first = join_run(identity, runs_dir=Path("runs"), name="train", manifest={...})
+
+Who is first chooses the name and leaves it in `runs/.launches/<job>`, a link that can be made only once; the others
+follow it. So ranks may come in any order, or not at all. The attempt is claimed in the same way
+(`probes.tape.attempts`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from ...tape.attempts import claim, is_closed, rank_is_gone
+from ...tape.rundir import RunDir
+from .identity import Identity
+
+__all__ = ["join_run"]
+
+
+def join_run(
+    identity: Identity, *, runs_dir: Path, name: str, manifest: dict[str, Any], run_dir: Path | None = None
+) -> tuple[RunDir, int, bool]:
+    """(the run, the attempt, whether this process made the run). `run_dir` is the run's own folder, new or not.
+
+    Raises OSError where nothing can be written, RunError for a folder that holds something else.
+    """
+    job = re.sub(r"[^A-Za-z0-9._-]+", "_", identity.job())
+    if run_dir is None:
+        run, is_first = RunDir.join(runs_dir, job, f"{name}-{_when(identity, job)}")
+    else:
+        run, is_first = RunDir.adopt(run_dir)
+    if is_first:
+        run.begin_manifest(manifest)
+    if identity.attempt >= 0:
+        return run, identity.attempt, is_first
+    launch = f"{job}-{identity.restarts}"
+    attempt = claim(run, launch=launch, world_size=identity.world_size)
+    lives = 0
+    while _is_over(run.rank_dir(attempt, identity.rank) / "events.jsonl"):
+        # Attached again after `detach`, or started again under the same name of the job: each rank finds its own.
+        lives += 1
+        attempt = claim(run, launch=f"{launch}-{lives}", world_size=identity.world_size)
+    return run, attempt, is_first
+
+
+def _when(identity: Identity, job: str) -> str:
+    """Nodes without a folder in common must choose the same name."""
+    if not identity.is_one_node():
+        return os.environ.get("SLURM_JOB_ID") or job
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def _is_over(events: Path) -> bool:
+    """Return True if a rank wrote this file that has closed it, or has ended on this host."""
+    return events.exists() and (is_closed(events) or bool(rank_is_gone(events)))

@@ -1,0 +1,128 @@
+"""Mesh coordinates of the ranks of an attached loop: given in one call, or derived from what torch knows.
+
+    describe(recorder, mesh)                     # a DeviceMesh, or {"pp": 2, "dp": 4}: names as in DeviceMesh
+    derive(recorder)                             # once, after the first step: named groups, stages of a pipeline
+
+A place is a coordinate in each of the dimensions of table `ranks`. Ranks that differ in `pp` have different work and
+are not compared with each other.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...tape_recorder import TapeRecorder
+from ...torch_compat import group_world
+
+__all__ = ["DIMENSIONS", "derive", "describe", "dimension_of"]
+
+logger = logging.getLogger("rankscope.probes")
+DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+_OTHER_NAMES = {
+    **dict.fromkeys(("pipeline", "pipe", "stage", "pipeline_parallel"), "pp"),
+    **dict.fromkeys(("dp", "ddp", "data", "data_parallel", "replicate", "replica", "dp_rep"), "dp_replicate"),
+    **dict.fromkeys(("fsdp", "shard", "zero", "sharded", "hsdp_shard", "edp"), "dp_shard"),
+    **dict.fromkeys(("context", "sequence", "cp_seq", "ulysses"), "cp"),
+    **dict.fromkeys(("tensor", "model", "mp", "tensor_parallel", "tmp"), "tp"),
+    **dict.fromkeys(("expert", "experts", "expert_parallel"), "ep"),
+}
+_MEGATRON = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "DATA_PARALLEL_GROUP": "dp_replicate",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+}
+"""Descriptions of the groups of Megatron-core, which makes no DeviceMesh."""
+_STAGES = "torch.distributed.pipelining.stage"
+
+
+def dimension_of(name: str) -> str | None:
+    """Column of `ranks` for a mesh dimension; None for an unknown name."""
+    plain = name.lower().removeprefix("mesh_")
+    return plain if plain in DIMENSIONS else _OTHER_NAMES.get(plain)
+
+
+def describe(recorder: TapeRecorder, mesh: Any) -> dict[str, int]:
+    """Record this rank's place in `mesh`; returns it. A mesh that does not fit is a warning."""
+    if isinstance(mesh, Mapping):
+        place = _place_in(recorder.rank, {str(name): int(size) for name, size in mesh.items()})
+    else:
+        names, coordinate = mesh.mesh_dim_names or (), mesh.get_coordinate() or ()
+        place = {str(name): int(at) for name, at in zip(names, coordinate, strict=False)}
+    known = {dimension: at for name, at in place.items() if (dimension := dimension_of(name)) is not None}
+    if unknown := [name for name in place if dimension_of(name) is None]:
+        logger.warning(
+            "rankscope.describe: %s: not a dimension; names are %s", ", ".join(unknown), ", ".join(DIMENSIONS)
+        )
+    if known:
+        recorder.describe(**known)
+    return known
+
+
+def _place_in(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Coordinates of a rank where the last dimension runs fastest, as in `init_device_mesh`."""
+    place: dict[str, int] = {}
+    for name in reversed(list(sizes)):
+        rank, place[name] = divmod(rank, max(1, sizes[name]))
+    if rank:
+        logger.warning("rankscope.describe: the mesh %s is smaller than the number of ranks", dict(sizes))
+        return {}
+    return place
+
+
+def derive(recorder: TapeRecorder) -> dict[str, int]:
+    """Record what process groups and pipeline stages show of this rank's place; returns it, empty if nothing does."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    place = (_of_groups(recorder.rank) or _of_the_world()) | _of_stages()
+    if place:
+        recorder.describe(**place)
+    return place
+
+
+def _of_groups(rank: int) -> dict[str, int]:
+    """Coordinates from groups of a named DeviceMesh or of Megatron; none of a dimension that is a product of others.
+
+    A group of one rank says nothing: torchtitan has one for each kind of parallelism that is off.
+    """
+    place: dict[str, int] = {}
+    for group, members in group_world().pg_group_ranks.items():
+        description = str(getattr(group, "group_desc", ""))
+        dimension = dimension_of(description) if description.startswith("mesh_") else _MEGATRON.get(description)
+        if dimension is not None and rank in members and len(members) > 1:
+            place[dimension] = members[rank]
+    return place
+
+
+def _of_the_world() -> dict[str, int]:
+    """Coordinate in a one-dimensional DeviceMesh of all ranks, which uses the world group."""
+    made = (found for found in gc.get_objects() if issubclass(type(found), DeviceMesh))
+    for found in made:
+        for name, size in zip(found.mesh_dim_names or (), found.mesh.shape, strict=False):
+            dimension = dimension_of(name) if size == dist.get_world_size() else None
+            if dimension is not None:
+                return {dimension: int(found.get_local_rank(name))}
+    return {}
+
+
+def _of_stages() -> dict[str, int]:
+    """The stage that this process computes; one of several is the first."""
+    stages = pipeline_stages()
+    return {"pp": int(stages[0].group_rank)} if stages else {}
+
+
+def pipeline_stages() -> list[Any]:
+    """Stages of `torch.distributed.pipelining` that live in this process, of pipelines of several ranks."""
+    module = sys.modules.get(_STAGES)
+    if module is None:
+        return []
+    base = module._PipelineStageBase
+    return [found for found in gc.get_objects() if issubclass(type(found), base) and found.group_size > 1]

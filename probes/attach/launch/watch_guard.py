@@ -1,0 +1,75 @@
+"""Supervise a `watch` under other launchers: restart it after a kill, stop or crash.
+
+    python -m probes.attach.launch.watch_guard RUN NODE_RANK LAUNCHER_PID NUM_NODES DIGESTS  # `leave_watch`
+
+It is a separate process, not a thread of the rank: it costs the training nothing, and works while the rank hangs with
+Python's lock held, and over the restarts of its ranks. It imports the standard library alone.
+
+It ends with its watch: where that ended by itself (the run is over, it was asked to stop), where another watch of the
+node has the store already (the ranks of a later attempt start one too), where the run's folder was deleted, or after
+`MAX_ENDS` crashes in a row.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...tape.attempts import newest
+from ...tape.events import EventWriter
+from ...tape.rundir import NODE_RANK, RunDir
+from .watch_process import start_watch
+from .watch_restarts import WatchRestarts
+
+__all__ = ["BY_ITSELF", "guard", "main"]
+
+CHECK_S = 2.0
+MAX_ENDS = 20
+"""A quarter of an hour of restarts; something is wrong that no further one would change."""
+BY_ITSELF = (0, 2)
+"""Exit codes of a watch: the run is over, or it was asked to stop; there is no such run, or another one watches it."""
+
+
+def guard(watch: WatchRestarts, events: EventWriter, run: RunDir) -> None:
+    """Restart the watch until it ends by itself."""
+    while not watch.is_over and watch.num_quick_ends < MAX_ENDS:
+        if watch.process.poll() is not None and _is_gone(run.path):
+            return
+        events.attempt = newest(run, default=0)
+        watch.check()
+        time.sleep(CHECK_S)
+
+
+def _is_gone(path: Path) -> bool:
+    """Return True if nothing has this name; a disk that does not answer now has not lost it."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start the watch and supervise it."""
+    path, (node_rank, launcher_pid, num_nodes), digests = Path(arguments[0]), map(int, arguments[1:4]), arguments[4]
+    run = RunDir(path)
+    folder = run.node_dir(node_rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    events = EventWriter(folder / "events.jsonl", attempt=0, rank=NODE_RANK)
+
+    def start(heartbeat_fd: int, options: Sequence[str]) -> subprocess.Popen[bytes]:
+        return start_watch(
+            path, node_rank, launcher_pid, num_nodes=num_nodes, digests=digests, options=options,
+            heartbeat_fd=heartbeat_fd,
+        )  # fmt: skip
+
+    guard(WatchRestarts(run, node_rank, events, start, final=BY_ITSELF), events, run)
+    events.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

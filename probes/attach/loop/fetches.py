@@ -1,0 +1,117 @@
+"""Record fetches from torch's data loaders as phase `data`, and begin the step for which a batch is fetched.
+
+    fetches = Fetches(phases)
+    fetches.patch()
+    ...
+    fetches.fed(trains=True)        # at every pass of the model: shows what its batches were fetched for
+
+A step begins with the fetch of its first batch, even if that fetch raises or never ends, but not if it finds the end of
+the epoch. Batches of an evaluation begin no step: an evaluation after an update belongs to that update's step. A loader
+feeds an evaluation if its iterator, or else its data set, has not fed training, and gradients are off or all models are
+in eval mode. This is known before the model is called.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from ...fail_open import record_error
+from ...recorder import Recorder
+from ...torch_compat import BASE_LOADER_ITERATOR
+
+__all__ = ["Fetches"]
+
+_DATA = "data"
+_monotonic_ns = time.monotonic_ns
+
+
+class _Phases(Protocol):
+    """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
+
+    recorder: Recorder
+
+    @property
+    def next_step(self) -> int: ...
+
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None: ...
+
+    def models(self) -> list[nn.Module]: ...
+
+    def is_in(self, kind: str) -> bool: ...
+
+    def enter(self, kind: str) -> None: ...
+
+    def leave(self, kind: str) -> None: ...
+
+    def begin(self, start_ns: int = 0) -> None: ...
+
+
+class Fetches:
+    """Data loaders of the loop's thread."""
+
+    def __init__(self, phases: _Phases) -> None:
+        self._phases = phases
+        self._training: WeakSet[Any] = WeakSet()  # iterators that have fed training
+        self._sets: set[int] = set()  # their data sets, which outlive an epoch
+        self._unknown: WeakSet[Any] = WeakSet()  # iterators used since the last call of a model
+
+    def patch(self) -> None:
+        """Observe torch's data loaders, and loaders built on them."""
+        self._phases.replace(BASE_LOADER_ITERATOR, "__next__", self._fetch)
+
+    def fed(self, *, trains: bool) -> None:
+        """Note a call of a model, in training or not, with the batches fetched since the last call."""
+        if not self._unknown:
+            return
+        if trains:
+            self._training |= self._unknown
+            self._sets.update(id(getattr(iterator, "_dataset", None)) for iterator in self._unknown)
+        self._unknown = WeakSet()
+
+    def _evaluates(self, iterator: Any) -> bool:
+        if iterator in self._training:
+            return False
+        self._unknown.add(iterator)
+        if not torch.is_grad_enabled():
+            return True
+        modes = [_inner(model).training for model in self._phases.models()]
+        return id(getattr(iterator, "_dataset", None)) not in self._sets and bool(modes) and not any(modes)
+
+    def _fetch(self, real: Callable[..., Any], iterator: Any) -> Any:
+        phases, recorder = self._phases, self._phases.recorder
+        if phases.is_in(_DATA):
+            return real(iterator)
+        before, start_ns, begins = recorder.step_number, _monotonic_ns(), False
+        try:
+            begins = phases.next_step != before and not self._evaluates(iterator)
+            if begins:
+                recorder.step_number = phases.next_step  # a fetch that never ends is recorded in the next step
+            phases.enter(_DATA)
+        except Exception as error:
+            record_error("attach.data", error)
+        try:
+            batch = real(iterator)
+        except StopIteration:
+            begins = False
+            raise
+        finally:
+            try:
+                recorder.step_number = before
+                if begins:
+                    phases.begin(start_ns)
+                phases.leave(_DATA)
+            except Exception as error:
+                record_error("attach.data", error)
+        return batch
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The model inside a wrapper that reduces gradients: libraries only set the inner model's mode."""
+    inner = getattr(model, "module", None)
+    return inner if isinstance(inner, nn.Module) else model

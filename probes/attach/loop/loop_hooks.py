@@ -1,0 +1,400 @@
+"""Steps and phases of an unmodified loop, from torch hooks.
+
+    phases = LoopPhases(recorder, values)
+    phases.watch_model(model)
+    phases.watch_optimizer(optimizer)
+    phases.patch()                           # hooks that all models share: backward, data loaders, clipping
+    phases.remove()                          # restore every patched function and hook
+
+A step begins with its first activity (a batch fetched, a forward, a backward) and lasts until the first activity of the
+next one. `optimizer.step` marks the boundary: several backward passes before it belong to one step, and logging or
+evaluation after it still belongs to that step (`fetches`). With several optimizers, the last one watched ends the step.
+
+    data        a batch is fetched from a `torch.utils.data.DataLoader`
+    forward     the model is called with gradients on; without gradients, or in eval mode, it is `evaluate`
+    backward    `loss.backward()`; the scalar it is called on counts as the loss if none is logged
+    optimizer   `optimizer.step()`
+    checkpoint  a save by torch, safetensors or torch.distributed.checkpoint (`saves`)
+    generation, reward, environment, ...  what reinforcement learning does before it trains (`trl_phases`,
+                `environment_phases`)
+
+Only one thread is observed: the one that attached, or the one in which the loop turns out to run.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad
+
+from ...collectives.gradients.model_hook import ModelHook, script_without_hooks
+from ...collectives.groups.shard_groups import FSDP1
+from ...collectives.wrapped import training_is_here
+from ...compilation import CompileProbe
+from ...fail_open import failing_open, record_error
+from ...recorder import Recorder
+from ...step_scalars import StepScalars
+from ..patching.on_import import OnImport
+from ..patching.replaced import replaced
+from .closures import before_closure_returns
+from .environment_phases import ENVIRONMENT, EnvironmentPhases
+from .fetches import Fetches
+from .loss_scaling import LossScaling
+from .saves import Saves
+from .step_losses import StepLosses
+from .step_method import around_step
+from .step_norms import StepNorms
+from .tokens import looks_up_tokens, num_padded, num_tokens
+from .trl_phases import TrlPhases
+from .update_line import Lines, UpdateLine
+from .updates import Updates, unwrapped
+
+__all__ = ["LoopPhases"]
+
+_CLIP = "clip_grad_norm_"
+_NO_THREAD = -1
+_ACTS = frozenset(("generation", ENVIRONMENT))
+"""Phases in which a forward pass without gradients generates or scores samples: it is no evaluation."""
+_monotonic_ns = time.monotonic_ns
+_NOTHING: Mapping[str, Any] = {}
+
+
+class LoopPhases:
+    """The hooks of one recorder."""
+
+    def __init__(self, recorder: Recorder, values: StepScalars, *, gradient_norm: bool = True) -> None:
+        self.recorder = recorder
+        self.values = values
+        self.norms = StepNorms(recorder, values, is_wanted=gradient_norm)
+        self.automatic = True
+        """True if the optimizer's step ends the loop's steps; False if the loop marks them itself."""
+        self.thread = get_ident()  # that the loop runs in
+        self._undo: list[Callable[[], object]] = []
+        self.leader: Any = None  # the optimizer whose step ends the loop's
+        self._watched: dict[int, object] = {}
+        self._language_models: set[int] = set()
+        self.num_updates = 0  # number of steps of the leader
+        self._open: dict[str, Any] = {}  # kind -> span
+        self._depth = 0  # of calls of a model from within a model
+        self._number = 0
+        self._in_step = False
+        self._taken_ns = 0  # end of the current step's update, or of the last phase after it
+        self._microbatch = 0
+        self._imports = OnImport()
+        self._scaling = LossScaling(self)
+        self._losses = StepLosses(values, self._scaling)
+        self._updates = Updates(recorder)
+        self._fetches = Fetches(self)
+        self._update_line = UpdateLine()
+        self.at_training = self._updates.at_training
+        self.at_first_update: list[Callable[[], None]] = []
+        """Called once, after the first step, when all models and optimizers exist."""
+        self._compilation = CompileProbe(recorder)
+
+    # ---- models, optimizers and functions to hook ----
+
+    def watch_model(self, model: nn.Module) -> None:
+        """Time the calls of `model`: the outermost module, as the loop calls it."""
+        self._compilation.hook()
+        if self._is_known(model):
+            return
+        if looks_up_tokens(model):
+            self._language_models.add(id(model))
+        self._undo.append(self.norms.input_gradient.watch(model))
+        for called in (model, model.module) if isinstance(model, DistributedDataParallel) else (model,):  # to evaluate
+            before, after = ModelHook(called, self.before_forward), ModelHook(called, self._after_forward)
+            self._undo.append(called.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+            self._undo.append(called.register_forward_hook(after, always_call=True).remove)
+
+    def watch_optimizer(self, optimizer: Any, *, leads: bool = True) -> None:
+        """Time `step` of a torch optimizer, or of a wrapper that has a `step` method.
+
+        An optimizer with `leads` ends the loop's steps from now on; without it, only if no other does.
+        """
+        inner = unwrapped(optimizer)
+        if leads or self.leader is None:
+            self.leader = inner
+        if self._is_known(inner):
+            return
+        if not isinstance(inner, torch.optim.Optimizer):
+            self._undo.append(around_step(inner, self.before_update, self.after_update))
+            return
+        self._undo.append(inner.register_step_pre_hook(self._before_step).remove)
+        self._undo.append(inner.register_step_post_hook(self.after_update).remove)
+
+    def watches(self, watched: object) -> bool:
+        """Return True for a model or optimizer that is hooked."""
+        return id(watched) in self._watched
+
+    def _is_known(self, watched: object) -> bool:
+        if self.watches(watched):
+            return True
+        self._watched[id(watched)] = watched
+        return False
+
+    def patch(self) -> None:
+        """Observe every backward pass, data loader and clipping of this thread, and compilations by torch."""
+        self._compilation.hook()
+        self._undo.append(self._compilation.remove)
+        self.replace(torch.autograd, "backward", self._backward, follows=True)
+        self._fetches.patch()
+        self.replace(clip_grad, "_get_total_norm", self._total_norm)
+        self._undo.append(replaced(torch.jit, "script", script_without_hooks))
+        for library in (Saves(self), TrlPhases(self), EnvironmentPhases(self), self._scaling):
+            library.patch(self._imports)
+        self._imports.when(FSDP1, lambda module: self.replace(module.FullyShardedDataParallel, _CLIP, self._total_norm))
+        self._undo.append(self._imports.remove)
+
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any], *, follows: bool = False) -> None:
+        """Replace a function by `wrapper(real, ...)` in the loop's thread, until `remove`.
+
+        `follows`: a call shows in which thread the loop runs.
+        """
+
+        def applies() -> bool:
+            return get_ident() == self.thread or (follows and self.follows())
+
+        self._undo.append(replaced(place, name, wrapper, applies=applies))
+
+    def remove(self) -> None:
+        """End the current step and remove all hooks."""
+        self.norms.is_wanted = self.automatic = False
+        self.thread = _NO_THREAD  # a wrapper that other code has wrapped again only passes calls on from now on
+        for undo in reversed(self._undo):
+            with failing_open("attach.remove"):
+                undo()
+        self._undo.clear()
+
+    # ---- steps ----
+
+    def begin(self, start_ns: int = 0) -> None:
+        """Note activity of a step: it begins the next step if the optimizer has completed the last one."""
+        if not self.automatic or (self._in_step and not self._taken_ns):
+            return
+        now = start_ns or _monotonic_ns()
+        self.end(now)
+        self._number += 1
+        self.recorder.begin_step(self._number, now)
+        self.began()
+
+    @property
+    def next_step(self) -> int:
+        """Number of the step to which the next activity belongs, by the optimizer's updates."""
+        begins = self.automatic and (self._taken_ns > 0 or not self._in_step)
+        return self._number + 1 if begins else self.recorder.step_number
+
+    def models(self) -> list[nn.Module]:
+        """Return the models that are watched."""
+        return [watched for watched in self._watched.values() if isinstance(watched, nn.Module)]
+
+    def follows(self) -> bool:
+        """Follow the loop into the calling thread: before its first step, or if its thread has ended."""
+        if self.thread == _NO_THREAD or (self._number > 0 and self.thread in threading._active):  # type: ignore[attr-defined]
+            return False
+        self.thread = get_ident()
+        training_is_here()
+        return True
+
+    def is_here(self, *, trains: bool) -> bool:
+        """Return True in the loop's thread. `trains`: the caller's activity shows that this is the loop's thread."""
+        return get_ident() == self.thread or (trains and self.follows())
+
+    def began(self) -> None:
+        """Note that a step has begun, by the hooks or by the loop itself."""
+        self._compilation.hook()
+        self._in_step, self._taken_ns, self._microbatch = True, 0, 0
+        self.norms.began()
+        self._losses.began()
+
+    def _trains(self, models: Iterable[nn.Module]) -> None:
+        """Handle the begin of a training pass: the step is over if the loop updated one of these models by hand."""
+        if self.leader is None and any(map(self._updates.was_by_hand, models)):
+            self.recorder.log(committed=True)
+            self._taken()
+        self.leave(ENVIRONMENT)
+        self.begin()
+        self._fetches.fed(trains=True)
+
+    def failed(self, lines: Lines) -> None:
+        """Note an exception at these lines of the loop; it counts for the next step if they show that it had begun."""
+        if self._in_step and self._taken_ns and not self._open and self._update_line.is_followed_by(lines):
+            self.begin()
+        self._losses.failed()
+
+    def end(self, end_ns: int = 0) -> None:
+        """Complete the current step, if there is one."""
+        if not self._in_step:
+            return
+        self.leave(ENVIRONMENT)
+        self.leave("optimizer")
+        self._in_step = False
+        with failing_open("attach.loss"):
+            self.settle()
+        self.recorder.end_step(end_ns)
+        self.values.flush()
+
+    def end_last(self) -> None:
+        """End the last step at its update, or at the end of an evaluation or save that followed it."""
+        if not self.automatic:
+            return
+        if self._in_step and self._number > 1 and not self._taken_ns and not self._losses.has_trained:
+            self._in_step = False  # batches of an evaluation after the last step
+            self.recorder.discard_step()
+        self.end(self._taken_ns)
+
+    def settle(self) -> None:
+        """Write the step's own loss and tokens."""
+        self._losses.settle(self.norms.measured)
+
+    def log(self, /, **values: float | Tensor) -> None:
+        """Columns of the current step, and scalars of the user's own."""
+        self._losses.log(**values)
+
+    # ---- hooks ----
+
+    def is_in(self, kind: str) -> bool:
+        """Return True inside a phase of this kind."""
+        return kind in self._open
+
+    def enter(self, kind: str, microbatch: int = -1) -> None:
+        """Begin a phase."""
+        span = self.recorder.span(kind, microbatch=microbatch) if microbatch >= 0 else self.recorder.span(kind)
+        span.__enter__()
+        self._open[kind] = span
+
+    def leave(self, kind: str) -> None:
+        """End a phase, if it was begun."""
+        span = self._open.pop(kind, None)
+        if span is not None:
+            span.__exit__(None, None, None)
+            if self._taken_ns:
+                self._taken_ns = _monotonic_ns()
+
+    def before_forward(self, module: nn.Module, args: Any = (), kwargs: Mapping[str, Any] = _NOTHING) -> None:
+        """A model is called."""
+        if torch.compiler.is_compiling() or not self.is_here(trains=torch.is_grad_enabled() and module.training):
+            return
+        try:
+            self._depth += 1
+            if self._depth > 1:
+                return
+            if torch.is_grad_enabled() and module.training:
+                self._trains([module])
+                if id(module) in self._language_models:
+                    self._losses.forward(num_tokens(args, kwargs), num_padded(args, kwargs))
+                else:
+                    self._losses.forward(0)
+                self.enter("forward", self._microbatch)
+            elif not self._open.keys() & _ACTS:
+                self._fetches.fed(trains=False)
+                self.enter("evaluate")
+        except Exception as error:
+            record_error("attach.forward", error)
+
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or get_ident() != self.thread:
+            return
+        try:
+            self._depth = max(0, self._depth - 1)
+            if self._depth == 0:
+                self.leave("forward")
+                self.leave("evaluate")
+        except Exception as error:
+            record_error("attach.forward", error)
+
+    def _backward(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if "backward" in self._open or getattr(args[0] if args else None, "is_meta", False):
+            return real(*args, **kwargs)  # on the meta device nothing is computed: operations are counted
+        try:
+            self._trains(() if self.leader else self.models())
+            self._losses.backward(args[0] if args else kwargs.get("tensors"))
+            self.enter("backward", self._microbatch)
+        except Exception as error:
+            record_error("attach.backward", error)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            try:
+                self.leave("backward")
+                self._microbatch += 1
+                self._updates.passed(self._watched.values() if self.leader is None else ())
+            except Exception as error:
+                record_error("attach.backward", error)
+
+    def _total_norm(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        norm = real(*args, **kwargs)
+        with failing_open("attach.norm"):
+            self.norms.clipped(norm)
+        return norm
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def begins() -> None:
+            self.before_update(optimizer)
+
+        return before_closure_returns(args, kwargs, again=lambda: self.leave("optimizer"), begins=begins)
+
+    def before_update(self, optimizer: Any, *unused: Any) -> None:
+        """An optimizer's step begins."""
+        if not self.is_here(trains=True):
+            return
+        try:
+            self.leave(ENVIRONMENT)
+            if (leader := self._updates.begins(optimizer, self.leader)) is not self.leader:
+                self.leader = leader
+                self._losses.keep_newest()
+            if optimizer is self.leader:
+                self.begin()
+            if self._updates.enters(optimizer, is_inside=self.is_in("optimizer")):
+                self.leave("optimizer")  # of a step that raised
+                self.enter("optimizer")
+            if optimizer is self.leader:
+                self.num_updates += 1
+                self.norms.measure(getattr(optimizer, "grad_scale", None))
+        except Exception as error:
+            record_error("attach.optimizer", error)
+
+    def after_update(self, optimizer: Any, *unused: Any) -> None:
+        """Handle the end of an optimizer's step; the leader's completes the loop's step."""
+        if get_ident() != self.thread:
+            return
+        try:
+            if self._updates.leaves(optimizer):
+                self.leave("optimizer")
+            if optimizer is not self.leader:
+                return
+            groups = getattr(optimizer, "param_groups", None)
+            rate = {"lr": float(groups[0]["lr"])} if groups and "lr" in groups[0] else {}
+            self._log_update(optimizer, **rate)
+            self._update_line.made(sys._getframe(1))
+            self._taken()
+        except Exception as error:
+            record_error("attach.optimizer", error)
+
+    def _taken(self) -> None:
+        """The step's update is made."""
+        self._taken_ns = _monotonic_ns()
+        while self.at_first_update:
+            self.at_first_update.pop()()
+
+    def _log_update(self, optimizer: Any, **rate: float) -> None:
+        """Log an update, unless a fused optimizer skipped it: GradScaler sets `found_inf` during its step."""
+        overflowed = getattr(optimizer, "found_inf", None)
+        if not isinstance(overflowed, Tensor):
+            self.recorder.log(committed=True, **rate)
+        else:
+            self.recorder.log(**rate)
+            self.values.put(committed=overflowed == 0)
+
+    def refused(self) -> None:
+        """End the step here without an update; its gradients are as they were when the guard refused them."""
+        self.norms.measure()
+        self.recorder.log(committed=False)
+        self._taken_ns = _monotonic_ns()

@@ -1,0 +1,166 @@
+"""The loss scale of fp16: losses without it, its value at each step, and steps that it skipped.
+
+    scaling = LossScaling(phases)
+    scaling.patch(imports)
+    scaling.unscaled(root)       # the loss behind the tensor that backward() is called on
+
+A scaler multiplies the loss before `backward`, and leaves the optimizer's step out where a gradient overflowed. Known
+are torch's `GradScaler` with its subclasses (Accelerate and Lightning use it), DeepSpeed's and Megatron-core's. The
+scale is the series `loss_scale` of the table `scalars`; a skipped step is a step that is not committed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...fail_open import failing_open
+from ..patching.on_import import OnImport
+
+__all__ = ["SCALAR", "LossScaling"]
+
+SCALAR = "loss_scale"
+"""Name of the series."""
+_SCALE, _STEP, _OVERFLOW, _BACKWARD = "scales", "steps", "overflows", "scales_backward"
+_PLACES = (
+    ("torch.amp.grad_scaler", "GradScaler", "scale", _SCALE),
+    ("torch.amp.grad_scaler", "GradScaler", "step", _STEP),
+    ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler", "scale", _SCALE),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScalerBase", "backward", _BACKWARD),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScalerBase", "scale_loss", _SCALE),
+    ("deepspeed.runtime.fp16.loss_scaler", "LossScalerBase", "update_scale", _OVERFLOW),
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler", "update_scale", _OVERFLOW),
+    ("deepspeed.runtime.fp16.fused_optimizer", "FP16_Optimizer", "backward", _BACKWARD),
+    ("deepspeed.runtime.fp16.fused_optimizer", "FP16_Optimizer", "_update_scale", _OVERFLOW),
+    ("deepspeed.runtime.fp16.unfused_optimizer", "FP16_UnfusedOptimizer", "backward", _BACKWARD),
+    ("deepspeed.runtime.fp16.unfused_optimizer", "FP16_UnfusedOptimizer", "_update_scale", _OVERFLOW),
+    ("megatron.core.optimizer.optimizer", "MegatronOptimizer", "scale_loss", _SCALE),
+    ("megatron.core.optimizer.grad_scaler", "DynamicGradScaler", "update", _OVERFLOW),
+)
+"""(module, class, method, what it does): `overflows` is called with whether a gradient overflowed."""
+
+
+class _Phases(Protocol):
+    """Phases of a loop, as `loop_hooks.LoopPhases` records them."""
+
+    values: Any
+    leader: Any
+    num_updates: int
+
+    def replace(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None: ...
+
+    def watch_optimizer(self, optimizer: Any, *, leads: bool = ...) -> Any: ...
+
+    def refused(self) -> None: ...
+
+
+class LossScaling:
+    """Follows the loss scalers of one loop."""
+
+    def __init__(self, phases: _Phases) -> None:
+        self._phases = phases
+        self._scale: float | Tensor | None = None  # that the current step's losses are multiplied by
+        self._scaled: list[tuple[weakref.ref[Tensor], Tensor]] = []  # since the last backward
+
+    def patch(self, imports: OnImport) -> None:
+        """Wrap the methods of the scalers that are imported, and of the others once they are."""
+        for module, owner, method, does in _PLACES:
+            imports.when(module, partial(self._patch, owner, method, getattr(self, f"_{does}")))
+
+    def _patch(self, owner: str, method: str, wrapper: Callable[..., Any], module: ModuleType) -> None:
+        cls = getattr(module, owner, None)
+        if cls is not None and method in vars(cls):
+            self._phases.replace(cls, method, wrapper)
+
+    def began(self) -> None:
+        """A step has begun."""
+        self._scale = None
+        self._scaled.clear()
+
+    def unscaled(self, root: Tensor) -> Tensor:
+        """The loss that `root` is a multiple of; `root` itself where no scaler was used for it."""
+        scaled, self._scaled = self._scaled, []
+        for reference, loss in scaled:
+            if reference() is root:
+                return loss
+        return root.detach() / self._scale if scaled and self._scale is not None else root
+
+    # ---- wrappers ----
+
+    def _scales(self, real: Callable[..., Any], scaler: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        scaled = real(scaler, outputs, *args, **kwargs)
+        if scaled is not outputs:
+            with failing_open("attach.loss_scale"):
+                self._note_scale(scaler)
+                losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+                results = scaled if isinstance(scaled, (list, tuple)) else [scaled]
+                for loss, result in zip(losses, results, strict=False):
+                    if isinstance(loss, Tensor) and isinstance(result, Tensor):
+                        self._scaled.append((weakref.ref(result), loss.detach()))
+        return scaled
+
+    def _scales_backward(self, real: Callable[..., Any], scaler: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """The method multiplies and goes backward itself: the product is never seen but there."""
+        with failing_open("attach.loss_scale"):
+            self._note_scale(scaler)
+            if isinstance(loss, Tensor) and self._scale is not None:
+                self._scaled.append((weakref.ref(loss), loss.detach()))
+        return real(scaler, loss, *args, **kwargs)
+
+    def _note_scale(self, scaler: Any) -> None:
+        if self._scale is not None:
+            return
+        scale = _scale_of(scaler)
+        if isinstance(scale, Tensor):  # the scaler changes it in place
+            scale = scale.item() if scale.is_cpu else scale.detach().clone()
+        if scale is not None:
+            self._scale = scale
+            self._phases.values.put(**{SCALAR: scale})
+
+    def _steps(self, real: Callable[..., Any], scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with failing_open("attach.loss_scale"):
+            if self._phases.leader is None:  # it may overflow many times before it first steps
+                self._phases.watch_optimizer(optimizer, leads=False)
+        before = self._phases.num_updates
+        result = real(scaler, optimizer, *args, **kwargs)
+        with failing_open("attach.loss_scale"):
+            if self._phases.num_updates == before and _is(optimizer, self._phases.leader):
+                self._phases.refused()
+        return result
+
+    def _overflows(self, real: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        overflowed = args[0] if args else next(iter(kwargs.values()), False)
+        with failing_open("attach.loss_scale"):
+            if overflowed is True or (isinstance(overflowed, Tensor) and overflowed.is_cpu and bool(overflowed)):
+                self._phases.refused()
+        return real(scaler, *args, **kwargs)
+
+
+def _scale_of(scaler: Any) -> float | Tensor | None:
+    """The factor of any of the scalers; None for one that multiplies by nothing."""
+    for name in ("_scale", "loss_scale", "cur_scale"):
+        scale = getattr(scaler, name, None)
+        if isinstance(scale, (int, float, Tensor)):
+            return scale
+    config = getattr(scaler, "loss_scale_config", None)
+    inner = getattr(scaler, "loss_scaler", None) or getattr(scaler, "grad_scaler", None)
+    if config is not None:
+        return float(config.cur_scale) if getattr(config, "use_grad_scaling", True) else None
+    if inner is not None:
+        return _scale_of(inner)
+    get = getattr(scaler, "get_loss_scale", None)
+    return get() if callable(get) else None
+
+
+def _is(optimizer: Any, leader: Any) -> bool:
+    """Return True if `leader` is the optimizer, or inside it."""
+    for _ in range(4):
+        if optimizer is leader:
+            return True
+        optimizer = getattr(optimizer, "optimizer", None)
+    return False

@@ -1,0 +1,86 @@
+"""Tokens of a batch and operations of a token, from the shapes of a language model of the user's own.
+
+    num_tokens(args, kwargs)         # 4096: the token ids that a call of the model is given
+    num_padded(args, kwargs)         # 1024: those that its attention mask leaves out
+    flops_per_token(model)           # 6 x the weights that multiply each token; None where they are not all here
+    keep_flops_per_token(run, [model])                  # in run.json
+
+A model that looks up embeddings and is called with integers of two dimensions or more is taken for a language model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...tape.rundir import RunDir
+from ..launch.mesh import pipeline_stages
+
+__all__ = ["flops_per_token", "keep_flops_per_token", "looks_up_tokens", "num_padded", "num_tokens"]
+
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def looks_up_tokens(model: nn.Module) -> bool:
+    """Return True if it has an embedding."""
+    return any(isinstance(part, nn.Embedding) for part in model.modules())
+
+
+def num_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
+    """Count the ids of the first integer tensor with a dimension besides the batch; 0 without one."""
+    for value in _inputs(args, kwargs):
+        if isinstance(value, Tensor) and value.dtype in _INTEGERS and value.dim() >= 2:
+            return value.numel()
+    return 0
+
+
+def num_padded(args: Any, kwargs: Mapping[str, Any]) -> int | Tensor:
+    """Count the positions that a mask of 0 and 1, one number an id, leaves out; on a device without waiting for it.
+
+    0 without such a mask: where sequences are packed, documents are told apart by positions.
+    """
+    for given in (kwargs, *(value for value in args if isinstance(value, Mapping))):
+        mask = given.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.dtype in (*_INTEGERS, torch.bool):
+            padded = mask.numel() - mask.sum()
+            return int(padded) if padded.is_cpu else padded
+    return 0
+
+
+def _inputs(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    yield kwargs.get("input_ids")
+    for value in (*(args if isinstance(args, tuple) else (args,)), *kwargs.values()):
+        if not isinstance(value, Tensor) and isinstance(value, Mapping):  # the second look is slow
+            yield value.get("input_ids")
+            yield from value.values()
+        else:
+            yield value
+
+
+def flops_per_token(model: nn.Module) -> int | None:
+    """Operations of forward and backward in the weights; the products of attention itself are not counted.
+
+    None where the model looks up no tokens, and where no matrix is seen (flattened).
+    """
+    if not looks_up_tokens(model):
+        return None
+    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    multiplied = {id(part.weight) for part in model.modules() if isinstance(part, nn.Linear)}
+    weights = sum(
+        parameter.numel()
+        for parameter in model.parameters()
+        if parameter.dim() >= 2 and (id(parameter) not in looked_up or id(parameter) in multiplied)
+    )
+    return 6 * weights or None
+
+
+def keep_flops_per_token(run: RunDir, models: Sequence[nn.Module]) -> None:
+    """Keep the operations of a token in run.json, unless the models are several or a part of one."""
+    if len(models) != 1 or pipeline_stages():
+        return
+    counted = flops_per_token(models[0])
+    if counted is not None and "flops_per_token" not in run.manifest():
+        run.add_to_manifest({"flops_per_token": counted})

@@ -1,0 +1,162 @@
+"""Count the updates in a step of a loop: by one optimizer, by several with a loss each, or by hand.
+
+    updates.passed(models)               # after a backward pass; models whose optimizer is unknown
+    leader = updates.begins(optimizer, leader)    # an optimizer steps; returns the one whose step ends the loop's
+    updates.enters(optimizer, is_inside=False)    # False if it steps inside of another's step
+    updates.was_by_hand(model)           # True if `model` was updated, or lost its gradients, without an optimizer
+
+Models that are trained in turn against separate losses (GANs, actors and critics) have no loss whose size
+measures progress; an event records this (`analyzers.numerics.policy_loss`). A loop without a torch optimizer, which
+subtracts gradients itself or has its own class (Keras), ends its steps where its parameters have changed. A change
+through `parameter.data` cannot be detected: there the step ends where gradients are cleared or zeroed.
+
+The *leader* is the optimizer whose step ends the loop's. A process may train several times, as in a sweep or
+cross-validation, each time with a new optimizer. The new one leads from its first update if it shares a parameter with
+the leader, else after `TAKES_OVER` updates without one by the leader. If it shares none, another model is trained; an
+event records this, because the losses before and after it are not one series.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...recorder import Recorder
+from ...tape import event_kinds
+
+__all__ = ["Updates", "unwrapped"]
+
+TURNS = 3
+"""Minimum alternations between two optimizers, each with its own backward pass, to count as trained in turn."""
+TAKES_OVER = 8
+"""Updates of one optimizer without one of the leader, after which it leads. A critic has some five for one of its
+generator."""
+
+
+_State = tuple[list[int], int]
+
+
+class Updates:
+    """The updates of one loop."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._has_passed = False
+        self._last: object = None
+        self._seen: set[int] = set()
+        self._turns = 0
+        self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
+        self._is_by_hand: bool | None = None
+        self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
+        self._outer: Any = None  # the optimizer in whose step others may step
+        self._led: Any = None  # the optimizer that last stepped as the leader
+        self.at_training: list[Callable[[Any], None]] = []
+        """Called with the optimizer when another model is trained with it."""
+
+    def passed(self, models: Iterable[object] = ()) -> None:
+        """A backward pass is over."""
+        self._has_passed = True
+        for model in models:
+            if isinstance(model, nn.Module) and _has_gradient(model):
+                self._with_gradients[id(model)] = _state(model)
+
+    def begins(self, optimizer: Any, leader: Any) -> Any:
+        """Handle an optimizer's step; another that steps before the next backward pass updates for the same loss."""
+        if not self._has_passed:
+            return leader
+        self._has_passed = False
+        self._with_gradients.clear()
+        is_known = id(optimizer) in self._seen
+        if self._last is not optimizer and is_known:
+            self._turns += 1
+            if self._turns == TURNS:
+                self._recorder.event(event_kinds.TRAINED_IN_TURN)
+        self._without_leader[id(optimizer)] += 1
+        self._seen.add(id(optimizer))
+        self._last = optimizer
+        if optimizer is not leader and leader is not None:
+            replaces = not is_known and bool(_parameters(optimizer) & _parameters(leader))
+            if not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
+                return leader
+        self._leads(optimizer)
+        return optimizer
+
+    def _leads(self, optimizer: Any) -> None:
+        """The optimizer ends the loop's step."""
+        before, self._led = self._led, optimizer
+        self._without_leader.clear()
+        if before is None or before is optimizer:
+            return
+        old, new = _parameters(before), _parameters(optimizer)
+        if old and new and not old & new:
+            self._recorder.event(event_kinds.TRAINING_BEGAN)
+            for begin in self.at_training:
+                begin(optimizer)
+
+    def enters(self, optimizer: Any, *, is_inside: bool) -> bool:
+        """Return False if the step that begins is part of another optimizer's: ZeroRedundancyOptimizer, sharpness-aware
+        minimization and the like step an inner optimizer. `is_inside`: some optimizer's step is not over.
+        """
+        if is_inside and self._outer is not None and self._outer is not optimizer:
+            return False
+        self._outer = optimizer
+        return True
+
+    def leaves(self, optimizer: Any) -> bool:
+        """Return True if the step that is over is not part of another optimizer's."""
+        if self._outer is not optimizer:
+            return False
+        self._outer = None
+        return True
+
+    def was_by_hand(self, model: nn.Module) -> bool:
+        """Return True if the model was updated by hand: its parameters or gradients were written to, or its gradients
+        cleared, since its backward pass. Not if an optimizer has stepped or holds its parameters: sharpness-aware
+        minimization changes both before the optimizer's step.
+        """
+        if (before := self._with_gradients.get(id(model))) is None:
+            return False
+        parameters, changes = _state(model)
+        if parameters != before[0] or (_has_gradient(model) and changes == before[1]):
+            return False  # FSDP2 replaces the parameters while they are gathered
+        self._with_gradients.clear()
+        if self._is_by_hand is None:
+            self._is_by_hand = not _has_optimizer(model)
+        return self._is_by_hand
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer that steps: Accelerate's and others' wrap one as `optimizer`."""
+    while not isinstance(optimizer, Optimizer) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _has_gradient(model: nn.Module) -> bool:
+    return any(parameter.grad is not None for parameter in model.parameters())
+
+
+def _state(model: nn.Module) -> _State:
+    """Ids of the model's parameters, and the sum of torch's version counters of them and their gradients."""
+    parameters = list(model.parameters())
+    tensors = [tensor for parameter in parameters for tensor in (parameter, parameter.grad) if tensor is not None]
+    return [id(parameter) for parameter in parameters], sum(tensor._version for tensor in tensors)
+
+
+def _has_optimizer(model: nn.Module) -> bool:
+    """Search all live objects for an optimizer of this model: slow, so done once."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    return any(_parameters(found) & parameters for found in gc.get_objects() if issubclass(type(found), Optimizer))
+
+
+def _parameters(optimizer: Any) -> set[int]:
+    """Ids of the parameters that an optimizer updates; empty if it has no `param_groups`."""
+    groups = getattr(optimizer, "param_groups", ())
+    return {id(parameter) for group in groups for parameter in group.get("params", ())}

@@ -1,0 +1,98 @@
+"""Was this rank's own gradient finite before it was reduced? Kept on the device, read only when a step is refused.
+
+    inputs = watch_fsdp_reductions()              # None if this torch's FSDP2 is not supported
+    inputs.begin(step)                            # before the forward pass
+    loss.backward()                               # one norm over the gradients of each reduce-scatter
+    inputs.nonfinite(step)                        # True, False, None: not known. Waits for the device.
+
+A reduction spreads a NaN to every rank, and afterwards nothing tells whose it was. On the host the wrapper of process
+groups looks at each input (`call_records`); groups of NCCL stay torch's own, so there the function is replaced in which
+FSDP2 hands gradients to its reduce-scatter. It adds one `_foreach_norm` for each group of parameters, of the largest
+absolute value: no copy, no synchronisation, and a few numbers a parameter.
+
+The numbers of the newest computations are kept: the trainer judges a step while the next one is computed, and may
+compute a suspicious one again, so one step may have several. The trainer hands over each bucket of its DDP
+(`trainer.parallel.ddp`). Where that has another communication hook, only the gradient of the first layer's output is
+looked at (`watch_first_layer`), to which a NaN of an activation flows down.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...fail_open import failing_open, probes_disabled, record_error
+from ...torch_compat import foreach_norm, fsdp_param_group
+from .input_gradient import on_input_gradient
+
+__all__ = ["ReductionInputs", "watch_first_layer", "watch_fsdp_reductions"]
+
+_REDUCE = "foreach_reduce"
+"""The function of FSDP2's parameter groups, by the name under which they call it."""
+KEPT_COMPUTATIONS = 4
+"""A step, the one after it that is already computed, and both again."""
+
+
+class ReductionInputs:
+    """The largest absolute values of what was handed to the reductions of the newest steps."""
+
+    def __init__(self, *, are_all: bool = True) -> None:
+        self._are_all = are_all
+        """True if every gradient is looked at: then a finite one is known to be finite."""
+        self._of_steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=KEPT_COMPUTATIONS)
+
+    def begin(self, step: int) -> None:
+        """From here on reductions are those of this step."""
+        self._of_steps.append((step, []))
+
+    def add(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Gradients that are about to be reduced."""
+        if self._of_steps:
+            self._of_steps[-1][1].extend(foreach_norm(list(gradients), math.inf))
+
+    def nonfinite(self, step: int) -> bool | None:
+        """Return True if any input was NaN or Inf in this step; None if unknown."""
+        with failing_open("collectives.reduction_inputs"):
+            largest = [value for of, values in self._of_steps if of == step for value in values]
+            if largest:
+                is_bad = not bool(torch.stack([value.float() for value in largest]).isfinite().all())
+                return is_bad if is_bad or self._are_all else None
+        return None
+
+
+def watch_fsdp_reductions() -> ReductionInputs | None:
+    """Look at what FSDP2 reduces from now on; once a process."""
+    if probes_disabled():
+        return None
+    with failing_open("collectives.reduction_inputs"):
+        fsdp, inputs = fsdp_param_group(), ReductionInputs()
+        setattr(fsdp, _REDUCE, _checking(getattr(fsdp, _REDUCE), inputs))
+        return inputs
+    return None
+
+
+def watch_first_layer(model: nn.Module) -> ReductionInputs:
+    """Look at the gradient that reaches the first layer's output from now on."""
+    inputs = ReductionInputs(are_all=False)
+    on_input_gradient(model, lambda gradient: inputs.add([gradient]))
+    return inputs
+
+
+def _checking(real: Callable[..., Any], inputs: ReductionInputs) -> Callable[..., Any]:
+    real = getattr(real, "__wrapped__", real)
+
+    @functools.wraps(real)
+    def foreach_reduce(fsdp_params: Any, unsharded_grads: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        try:
+            inputs.add(unsharded_grads)
+        except Exception as error:
+            record_error("collectives.reduction_inputs", error)
+        return real(fsdp_params, unsharded_grads, *args, **kwargs)
+
+    return foreach_reduce

@@ -1,0 +1,71 @@
+"""Torch's registers of process groups: which groups there are, and one group in the place of another.
+
+replace_new(made, recorded)              # before anything but torch's tables holds it
+exchange([(plain, recorded), ...])       # wherever an attribute or a dict holds it
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from ...torch_compat import group_world, register_group, set_default_group
+
+__all__ = ["alive_groups", "exchange", "replace_new", "tables"]
+
+
+def alive_groups() -> list[Any]:
+    """The process groups of this process."""
+    return list(group_world().pg_map)
+
+
+def tables() -> tuple[dict[Any, Any], ...]:
+    """Torch's tables whose keys are groups."""
+    world = group_world()
+    return (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag)
+
+
+def replace_new(old: Any, new: Any) -> None:
+    """Register `new` instead of `old`, a group that was registered a moment ago."""
+    for table in tables():
+        if old in table:
+            table[new] = table.pop(old)
+    _register([(old, new)])
+
+
+def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Register the second of each pair instead of the first, also in every dict that holds it.
+
+    The first stays a key of torch's tables while the second comes to it: a local variable may still hold it.
+    """
+    if not pairs or not dist.is_initialized():
+        return
+    for old, new in pairs:
+        for table in tables():
+            if old in table:
+                table[new] = table[old]
+    _register(pairs)
+    replacements = {id(old): new for old, new in pairs}
+    default = group_world().default_pg
+    if id(default) in replacements:
+        set_default_group(replacements[id(default)])
+    own = {id(getattr(new, "__dict__", None)) for _, new in pairs}  # a recorded group holds the one that it stands for
+    for holder in gc.get_referrers(*(old for old, _ in pairs)):
+        # An object may keep its attributes without a dict until one is requested.
+        values = holder if type(holder) is dict else getattr(holder, "__dict__", None)
+        if type(values) is dict and values is not replacements and id(values) not in own:
+            for key, value in list(values.items()):
+                if id(value) in replacements and value is not replacements[id(value)]:
+                    values[key] = replacements[id(value)]
+
+
+def _register(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Under its name in C++, and in the lists of groups by tag."""
+    replacements = {id(old): new for old, new in pairs}
+    for old, new in pairs:
+        register_group(old.group_name, new)
+    for entries in group_world().tags_to_pg.values():
+        entries[:] = [replacements.get(id(entry), entry) for entry in entries]

@@ -1,0 +1,93 @@
+"""Interned names: an operation, parameter or caller is written once as text and then as a 32-bit number.
+
+A name's line is in `names.jsonl` before the first record that refers to it, so a reader that has the record can always
+resolve it, whenever the writer died. Number 0 means "no name".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+from ..files.kept_descriptor import KeptDescriptor
+from ..files.safe_open import open_plain
+
+__all__ = ["NameWriter", "read_names"]
+
+MAX_NAME_CHARS = 512
+MAX_NAMES = 1 << 20
+MAX_LINE_BYTES = 1 << 16
+OVERFLOW_ID = 1
+"""Name used for all new names beyond `MAX_NAMES`: a loop that makes names must not fill the disk."""
+
+
+class NameWriter:
+    """Gives each distinct text a number and appends it to `names.jsonl`. Calling it costs one dict look-up."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = KeptDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        # A folder that was written before (a watch that was started again) keeps its numbers.
+        self._ids: dict[str, int] = {text: number for number, text in read_names(path)[0].items()}
+        self._next = max(self._ids.values(), default=0) + 1
+        self._lock = threading.Lock()
+        self("(too many names)")
+
+    def __call__(self, text: str) -> int:
+        """The number of `text`, from 1; 0 for the empty text, and for a new one after `close`.
+
+        Raises OSError if a new name cannot be written.
+        """
+        known = self._ids.get(text)
+        if known is not None:
+            return known
+        if not text:
+            return 0
+        with self._lock:
+            known = self._ids.get(text)
+            if known is not None:
+                return known
+            if not self._file.is_open:
+                return 0  # the records that would refer to it are dropped as well
+            if len(self._ids) >= MAX_NAMES:
+                return OVERFLOW_ID
+            number = self._next
+            self._next += 1
+            line = json.dumps({"id": number, "name": text[:MAX_NAME_CHARS]}) + "\n"
+            os.write(self._file.number(), line.encode())  # one write of O_APPEND: whole or not at all for a reader
+            self._ids[text] = number
+            return number
+
+    def close(self) -> None:
+        """Close the file; the numbers stay known."""
+        self._file.close()
+
+
+def read_names(path: Path, limit_bytes: int = 256 << 20) -> tuple[dict[int, str], int]:
+    """Read `names.jsonl`: ({number: text}, lines skipped because they were torn or not ours).
+
+    Raises OSError if it is no plain file.
+    """
+    names: dict[int, str] = {}
+    skipped = 0
+    try:
+        fd = open_plain(path)
+    except FileNotFoundError:
+        return names, 0
+    with open(fd, "rb") as file:
+        while file.tell() < limit_bytes and (line := file.readline(MAX_LINE_BYTES)):
+            if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
+                return names, skipped + 1  # our lines are shorter: ignore what follows
+            if line == b"\n":
+                continue
+            try:
+                entry = json.loads(line)
+                number = int(entry["id"])
+                if 0 < number <= MAX_NAMES:
+                    names[number] = str(entry["name"])[:MAX_NAME_CHARS]
+                else:
+                    skipped += 1
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                skipped += 1
+    return names, skipped

@@ -1,0 +1,247 @@
+"""Read tapes: while the writer runs, after it was killed, and when the file is damaged.
+
+    for path in segment_paths(rank_dir, "steps"):
+        segment = read_segment(path)
+        segment.records["duration_ns"]        # numpy; only records whose state is OPEN or COMPLETE
+
+Nothing in a tape is executed or believed: sizes are checked against the file and against limits before memory is
+taken, and a layout is accepted only for columns of the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..files.safe_open import open_plain
+from .schema import SCHEMA_VERSION, TABLES, Table
+from .writer import COMPLETE, HEADER_BYTES, HEADER_PREFIX, JSON_OFFSET, MAGIC, OPEN, TAKEN_BACK
+
+__all__ = ["Header", "Segment", "TapeError", "TooNewError", "read_header", "read_segment", "segment_paths"]
+
+MAX_SEGMENT_BYTES = 64 << 20
+"""Maximum size of one file; our writer makes segments of at most 2 MiB."""
+_SPAN_PLACES = 64  # above so many pending places, one read over all of them is cheaper than one each
+_WHOLE_BYTES = 32 << 20  # read at once where a whole tape is searched: one that claims a gigabyte costs no more
+_MAX_COUNT = 1 << 62
+_DTYPES = {"i64": "<i8", "f64": "<f8", "i32": "<i4", "name": "<u4", "bool": "i1"}
+
+
+class TapeError(ValueError):
+    """A file is not a readable tape; the text is one line that says which file and why."""
+
+
+class TooNewError(TapeError):
+    """A tape was written by a newer Rankscope."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """Header of a segment."""
+
+    table: Table
+    rank: int
+    attempt: int
+    number: int
+    first_record: int
+    capacity: int
+    record_bytes: int
+    dtype: np.dtype[Any]
+    sealed: bool
+    dropped: int
+    mono_ns: int
+    wall_minus_mono_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Records read from one segment.
+
+    `records` has one field a column plus `state`; `indices` are the records' places in the segment; `pending` are
+    places below `end` that are not COMPLETE yet (still open, or claimed and never written), to be looked at again;
+    `taken_back` are places of records that the writer has withdrawn;
+    `damaged` counts those whose state is none that a writer stores.
+    """
+
+    header: Header
+    records: npt.NDArray[Any]
+    indices: npt.NDArray[np.int64]
+    pending: npt.NDArray[np.int64]
+    taken_back: npt.NDArray[np.int64]
+    end: int
+    truncated: bool
+    damaged: int
+
+
+def segment_paths(rank_dir: Path, table: str) -> list[Path]:
+    """The segments of a table's tape in one rank's folder, oldest first. Links and other odd files are left out."""
+    return sorted(path for path in rank_dir.glob(f"{table}.[0-9]*.tape") if path.is_file() and not path.is_symlink())
+
+
+def read_header(path: Path) -> Header:
+    """Parse and check a segment's header. Raises TapeError, TooNewError."""
+    with open(open_plain(path), "rb") as file:
+        return _parse_header(path, file.read(HEADER_BYTES))
+
+
+def read_segment(
+    path: Path,
+    start: int = 0,
+    also: npt.NDArray[np.int64] | None = None,
+    *,
+    header: Header | None = None,
+    window_bytes: int | None = None,
+) -> Segment:
+    """Read the records from place `start` on, and those at the places `also` (pending ones of an earlier look).
+
+    With `window_bytes` the search for new records stops at the first stretch of that size that holds none, so that a
+    look at a tape on which nothing happened costs one small read; without it the whole file is searched. `header`
+    saves parsing it again. Raises TapeError if the file is not a tape. A file shorter than its header says
+    gives what is there and `truncated`.
+
+    1. Find the places in use and their states.
+    2. Then read the records. A writer stores a record's fields before its state, so a reader must take the state
+       before the fields: what was COMPLETE in step 1 is whole in step 2.
+    """
+    fd = open_plain(path)
+    try:
+        blob = os.pread(fd, HEADER_PREFIX.size if header else HEADER_BYTES, 0)
+        header = _with_counters(path, header, blob) if header else _parse_header(path, blob)
+        on_disk = (os.fstat(fd).st_size - HEADER_BYTES) // header.record_bytes
+        available = max(0, min(header.capacity, on_disk))
+        start = min(max(0, start), header.capacity)
+        older = np.empty(0, dtype=np.int64) if also is None else np.unique(also)
+        older = older[(older >= 0) & (older < min(start, available))]
+        states = _search(fd, header, start, available, window_bytes)
+        end = start + len(states)
+        older_states = _read_places(fd, header, older)["state"]
+        older_records, records = _read_places(fd, header, older), _read_range(fd, header, start, end).copy()
+    finally:
+        os.close(fd)
+    if len(older_records) != len(older) or len(records) != len(states):
+        raise TapeError(f"{path}: became shorter while it was read")
+    places = np.arange(start, end, dtype=np.int64)
+    if len(older):
+        records, places = _joined([older_records, records]), np.concatenate([older, places])
+        states = np.concatenate([older_states, states])
+    records["state"] = states
+    present = (states == OPEN) | (states == COMPLETE)
+    return Segment(
+        header=header,
+        records=records[present],
+        indices=places[present],
+        pending=places[(states != COMPLETE) & (states != TAKEN_BACK)],
+        taken_back=places[states == TAKEN_BACK],
+        end=end,
+        truncated=available < header.capacity,
+        damaged=int(np.count_nonzero(states > TAKEN_BACK)),
+    )
+
+
+def _search(fd: int, header: Header, start: int, stop: int, window_bytes: int | None) -> npt.NDArray[np.uint8]:
+    """The states from `start` up to the last place in use."""
+    window = max(1, (window_bytes or _WHOLE_BYTES) // header.record_bytes)
+    parts: list[npt.NDArray[np.uint8]] = []
+    place = start
+    while place < stop:
+        part = _read_range(fd, header, place, min(place + window, stop))["state"].copy()
+        if not len(part) or (window_bytes is not None and not part.any()):
+            break
+        parts.append(part)
+        place += len(part)
+        window *= 4 if window_bytes is not None else 1
+    if not parts:
+        return np.empty(0, dtype=np.uint8)
+    states = np.concatenate(parts)
+    used = np.flatnonzero(states)
+    return states[: int(used[-1]) + 1 if len(used) else 0]
+
+
+def _read_range(fd: int, header: Header, start: int, stop: int) -> npt.NDArray[Any]:
+    """The raw records of the places `start` to `stop`, fewer if the file ends before."""
+    blob = os.pread(fd, max(0, stop - start) * header.record_bytes, HEADER_BYTES + start * header.record_bytes)
+    return np.frombuffer(blob, dtype=header.dtype, count=len(blob) // header.record_bytes)
+
+
+def _read_places(fd: int, header: Header, places: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """The raw records at single places, all of which are in the file."""
+    if len(places) > _SPAN_PLACES:
+        first = int(places[0])
+        return _read_range(fd, header, first, int(places[-1]) + 1)[places - first]
+    found = [_read_range(fd, header, place, place + 1) for place in places.tolist()]
+    return _joined(found) if found else np.empty(0, dtype=header.dtype)
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Records one after the other, their padding kept: numpy would drop it and copy field by field."""
+    raw = np.dtype((np.void, parts[0].dtype.itemsize))
+    return np.concatenate([part.view(raw) for part in parts]).view(parts[0].dtype)
+
+
+def _with_counters(path: Path, header: Header, blob: bytes) -> Header:
+    """A header that was parsed before, with the two values that its writer changes."""
+    if len(blob) < HEADER_PREFIX.size or not blob.startswith(MAGIC):
+        raise TapeError(f"{path}: its header was overwritten")
+    _, _, _, sealed, dropped = HEADER_PREFIX.unpack(blob)
+    return replace(header, sealed=bool(sealed), dropped=min(dropped, _MAX_COUNT))
+
+
+def _parse_header(path: Path, blob: bytes) -> Header:
+    try:
+        magic, version, json_bytes, sealed, dropped = HEADER_PREFIX.unpack_from(blob)
+    except struct.error:
+        raise TapeError(f"{path}: too short for a tape ({len(blob)} bytes)") from None
+    if magic != MAGIC:
+        raise TapeError(f"{path}: not a tape (no magic number)")
+    if version > SCHEMA_VERSION:
+        raise TooNewError(
+            f"{path}: written with schema {version}, this rankscope reads up to {SCHEMA_VERSION}: update rankscope"
+        )
+    try:
+        text = json.loads(blob[JSON_OFFSET : JSON_OFFSET + json_bytes])
+        table = TABLES[text["table"]]
+        return _checked(table, text, bool(sealed), int(dropped))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise TapeError(f"{path}: damaged header ({error})") from None
+
+
+def _checked(table: Table, text: dict[str, Any], sealed: bool, dropped: int) -> Header:
+    record_bytes, capacity = int(text["record_bytes"]), int(text["capacity"])
+    if not (0 < record_bytes <= HEADER_BYTES and 0 < capacity and record_bytes * capacity <= MAX_SEGMENT_BYTES):
+        raise ValueError(f"impossible sizes: {capacity} records of {record_bytes} bytes")
+    known = {column.name: column.type for column in table.columns}
+    names, formats, offsets = ["state"], ["u1"], [int(text["state_offset"])]
+    for name, kind, offset in text["fields"]:
+        if known.get(name) != kind:
+            continue  # a column of another version: the rest is still good
+        names.append(name)
+        formats.append(_DTYPES[kind])
+        offsets.append(int(offset))
+    dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": record_bytes})
+    rank, attempt, number = int(text["rank"]), int(text["attempt"]), int(text["segment"])
+    if not all(-1 <= value < 1 << 31 for value in (rank, attempt, number)):
+        raise ValueError(f"impossible rank {rank}, attempt {attempt} or segment {number}")
+    mono_ns, wall_ns = int(text["mono_ns"]), int(text["wall_ns"])
+    if not all(abs(value) < _MAX_COUNT for value in (mono_ns, wall_ns, int(text["first_record"]))):
+        raise ValueError("impossible clock or record number")
+    return Header(
+        table=table,
+        rank=rank,
+        attempt=attempt,
+        number=number,
+        first_record=int(text["first_record"]),
+        capacity=capacity,
+        record_bytes=record_bytes,
+        dtype=dtype,
+        sealed=sealed,
+        dropped=min(dropped, _MAX_COUNT),
+        mono_ns=mono_ns,
+        wall_minus_mono_ns=wall_ns - mono_ns,
+    )

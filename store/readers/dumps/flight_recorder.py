@@ -1,0 +1,258 @@
+"""PyTorch's flight recorder: read one rank's dump, check each field, and keep what a verdict needs.
+
+    dump = read_dump(Path("dumps/nccl_trace_rank_3"), rank=3)
+    dump.calls        # per group, {number: call}: the rank's newest calls
+    dump.dropped      # records that the ring buffer had already overwritten
+
+Read are pickles as the watchdog writes them (`TORCH_FR_DUMP_TEMP_FILE`, before 2.9 `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`;
+`_dump_nccl_trace`, `_dump_fr_trace`) and JSON (`_dump_fr_trace_json`), of any backend, format 2.x. The format is that
+of `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
+
+* A backend with device events sets `completed`. gloo has none: there `retired` means that a call is over, with success
+  or not.
+* Calls inside a coalesced group have no events: the entry `coalesced` that follows them has their state.
+* Nothing in a dump is trusted: a field of the wrong type or size counts as not recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from store.readers.dumps.newest_entries import Shortened
+from store.readers.dumps.recorded_call import (
+    MAX_INT,
+    NO_EVENTS,
+    GroupKey,
+    Recorded,
+    listed_ranks,
+    read_entry,
+    short_text,
+    unique_ranks,
+    whole_number,
+)
+from store.readers.dumps.safe_pickle import loads
+from store.readers.dumps.torchcomms import as_torch
+from store.readers.untrusted.external_files import SourceError, modified_ns, read_whole, unpacked
+from store.readers.untrusted.json_stream import members
+
+__all__ = ["KEPT_CALLS", "MAX_PICKLE_BYTES", "RankDump", "read_dump"]
+
+
+MAX_PICKLE_BYTES = 96 << 20
+MAX_ENTRIES = 200_000
+KEPT_CALLS = 64
+"""Newest collectives kept per group; for ranks that are further apart only the numbers are compared."""
+KEPT_P2P = 256
+
+
+@dataclass(slots=True, kw_only=True)
+class RankDump:
+    """Content of one rank's dump. Times are epoch nanoseconds of its host."""
+
+    rank: int
+    path: Path
+    version: str
+    has_frames: bool = False
+    modified_ns: int = 0
+    num_entries: int = 0
+    damaged_entries: int = 0
+    dropped: int = 0
+    tells_started: bool = False
+    """True if the dump records when devices start calls: a call without a start has then not been started."""
+    only_active: bool = False
+    """True if written without completed calls: absent calls are complete, gaps in the numbers no lost records."""
+    last_ns: int = 0
+    groups: dict[str, GroupKey] = field(default_factory=dict)
+    calls: dict[GroupKey, dict[int, Recorded]] = field(default_factory=dict)
+    last_seq: dict[GroupKey, int] = field(default_factory=dict)
+    p2p: dict[tuple[GroupKey, str, int], list[Recorded]] = field(default_factory=dict)
+    """Newest calls by (group, direction, peer in the group); `p2p_before` counts those that are not kept."""
+    p2p_before: dict[tuple[GroupKey, str, int], int] = field(default_factory=dict)
+    enqueued: dict[int, int] = field(default_factory=dict)
+    """`last_enqueued_collective` of `pg_status`, by the rank's local number of the group."""
+
+
+def read_dump(path: Path, rank: int, *, loads: Callable[[Path], Any] | None = None) -> RankDump:
+    """Read and check one dump. Raises SourceError with the reason if it is not one. `loads` unpickles a file."""
+    top = _load(path, loads or _loads)
+    version = short_text(top.get("version"), 20)
+    if not re.fullmatch(r"2(\.\d{1,4})?", version):
+        raise SourceError(f"is a flight-recorder dump of version {version or '?'}: 2.x is read")
+    dump = RankDump(rank=rank, path=path, version=version, modified_ns=modified_ns(path))
+    _groups(top.get("pg_config"), dump)
+    entries = top.get("entries")
+    if entries is not None and not isinstance(entries, list):
+        raise SourceError("has entries that are no list")
+    _reduce(entries or [], dump, is_whole=not isinstance(top, Shortened))
+    dump.num_entries += top.num_left_out if isinstance(top, Shortened) else 0
+    _status(top.get("pg_status"), dump)
+    return dump
+
+
+def _loads(path: Path) -> Any:
+    return loads(read_whole(path, MAX_PICKLE_BYTES)[0])
+
+
+def _load(path: Path, unpickled: Callable[[Path], Any]) -> dict[str, Any]:
+    first = next(unpacked(path), b"")
+    if first.lstrip()[:1] == b"{":
+        top: dict[str, Any] = {"entries": []}
+        for key, value, is_item in members(unpacked(path), {"entries"}):
+            if is_item:
+                top["entries"].append(value)
+                if len(top["entries"]) > MAX_ENTRIES:
+                    raise SourceError(f"holds more than {MAX_ENTRIES:,} entries: no ring is so long")
+            else:
+                top[key] = value
+        return top
+    loaded = unpickled(path)
+    if not isinstance(loaded, dict):
+        raise SourceError("is a pickle, but no flight-recorder dump")
+    return loaded
+
+
+def _groups(config: Any, dump: RankDump) -> None:
+    for name, about in config.items() if isinstance(config, dict) else ():
+        if not isinstance(about, dict):
+            continue
+        ranks = listed_ranks(about.get("ranks"))
+        known = short_text(name, 200)
+        if known or ranks:
+            dump.groups[known] = (known, short_text(about.get("desc"), 200), ranks)
+
+
+def _status(status: Any, dump: RankDump) -> None:
+    for number, about in status.items() if isinstance(status, dict) else ():
+        own, last = (
+            whole_number(number),
+            whole_number(about.get("last_enqueued_collective")) if isinstance(about, dict) else None,
+        )
+        if own is not None and last is not None:
+            dump.enqueued[own] = last
+
+
+def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
+    entries = as_torch(recorded)
+    batches: dict[GroupKey, list[tuple[int, int, Recorded]]] = {}
+    first_id: int | None = None
+    if entries and isinstance(entries[0], dict):
+        first_id = whole_number(entries[0].get("record_id"))
+    for entry in _skimmed(entries[:MAX_ENTRIES], dump):
+        if not isinstance(entry, dict):
+            dump.damaged_entries += 1
+            continue
+        dump.num_entries += 1
+        record_id = whole_number(entry.get("record_id"))
+        if first_id is None and record_id is not None:
+            first_id = record_id
+        call, is_p2p = read_entry(entry, _group(entry.get("process_group"), dump))
+        if call is None:
+            dump.damaged_entries += 1
+            continue
+        dump.has_frames |= bool(call.caller)
+        dump.tells_started |= call.started and call.has_events
+        dump.last_ns = max(dump.last_ns, call.last_ns)
+        numbers = (
+            whole_number(entry.get("collective_seq_id"), default=-1),
+            whole_number(entry.get("p2p_seq_id"), default=-1),
+        )
+        batch = batches.setdefault(call.group, [])
+        if batch and (batch[-1][0], batch[-1][1]) != numbers:
+            batch.clear()
+        if call.op == "coalesced":
+            for *_, inner in batch:
+                inner.done, inner.retired, inner.started = call.done, call.retired, call.started
+            if batch or is_p2p:
+                batch.clear()
+                continue
+        batch.append((numbers[0] or 0, numbers[1] or 0, call))
+        _keep(call, dump)
+    dump.only_active = is_whole and bool(first_id) and _holds_only_active(entries)
+    dump.dropped = 0 if dump.only_active else first_id or 0
+
+
+def _holds_only_active(entries: list[Any]) -> bool:
+    """Return True if no call is completed and numbers have gaps: a ring keeps its newest records without gaps."""
+    numbers = [entry.get("record_id") for entry in entries if isinstance(entry, dict)]
+    known = [number for number in numbers if isinstance(number, int)]
+    has_gap = any(b - a > 1 for a, b in itertools.pairwise(known))
+    return has_gap and not any(isinstance(e, dict) and e.get("state") == "completed" for e in entries)
+
+
+def _skimmed(entries: list[Any], dump: RankDump) -> list[Any]:
+    """Drop entries that only matter by their number: complete, well-formed and not among the newest.
+
+    In a ring of 2,000 these are nearly all, and checking them in full would be most of the work.
+    """
+    kept: list[Any] = []
+    newer: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    last_ns = 0
+    for entry in reversed(entries):
+        if isinstance(entry, dict):
+            op, name, seq = entry.get("profiling_name"), entry.get("process_group"), entry.get("collective_seq_id")
+            ended_ns = entry.get("time_discovered_completed_ns")
+            if type(op) is str and type(name) is tuple and type(seq) is int and type(ended_ns) is int:
+                if "coalesced" in op:
+                    return entries  # its state is that of other entries
+                if name not in newer and not all(type(part) is str for part in name):
+                    return entries
+                newer[name] = count = newer.get(name, 0) + 1
+                if (
+                    count > 2 * KEPT_CALLS
+                    and entry.get("state") == "completed"
+                    and entry.get("is_p2p") is False
+                    and 0 <= seq <= MAX_INT
+                    and 0 <= ended_ns <= MAX_INT
+                    and 4 < len(op) < 200
+                    and not op.startswith(NO_EVENTS)
+                ):
+                    if seq > last.get(name, -1):
+                        last[name] = seq
+                    if ended_ns > last_ns:
+                        last_ns = ended_ns
+                    continue
+        kept.append(entry)
+    dump.num_entries += len(entries) - len(kept)
+    dump.last_ns = max(dump.last_ns, last_ns)
+    for name, seq in last.items():
+        dump.last_seq[_group(name, dump)] = seq
+    kept.reverse()
+    return kept
+
+
+def _group(name: Any, dump: RankDump) -> GroupKey:
+    parts = list(name) if isinstance(name, (list, tuple)) else [name]
+    label, desc = short_text(parts[0] if parts else None, 200), short_text(parts[1] if len(parts) > 1 else None, 200)
+    listed = dump.groups.get(label)
+    return (label, desc, listed[2] if listed else unique_ranks(()))
+
+
+def _keep(call: Recorded, dump: RankDump) -> None:
+    if call.peer is not None:
+        key = (call.group, call.op, call.peer)
+        kept = dump.p2p.setdefault(key, [])
+        kept.append(call)
+        if len(kept) > KEPT_P2P:
+            del kept[0]
+            dump.p2p_before[key] = dump.p2p_before.get(key, 0) + 1
+        return
+    calls = dump.calls.setdefault(call.group, {})
+    same = calls.get(call.seq)
+    if same is not None:  # several in one coalesced launch count as one call with all their bytes
+        same.done &= call.done
+        same.started |= call.started
+        same.num_bytes = None if None in (same.num_bytes, call.num_bytes) else same.num_bytes + call.num_bytes  # type: ignore[operator]
+        same.shape = f"{same.shape} + {call.shape}"[:200]
+        return
+    calls[call.seq] = call
+    dump.last_seq[call.group] = max(call.seq, dump.last_seq.get(call.group, -1))
+    if len(calls) > KEPT_CALLS:  # keep the oldest incomplete call: the rank waits in it
+        in_order = iter(calls)
+        oldest = next(in_order)
+        del calls[oldest if calls[oldest].done else next(in_order)]

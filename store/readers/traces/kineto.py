@@ -1,0 +1,250 @@
+"""A trace of PyTorch's profiler (Kineto): one rank's `*.pt.trace.json[.gz]`, reduced to when it did what.
+
+    trace = read_trace(Path("traces/worker0.pt.trace.json.gz"))
+    trace.steps, trace.begin_us, trace.end_us      # ProfilerStep#: number, window
+    trace.compute, trace.communication             # disjoint intervals, microseconds
+
+* With device events, compute is every kernel and copy that is not NCCL's, communication NCCL's kernels, and the windows
+  are those of the device where the trace has them (the host runs ahead of it).
+* Without (CPU, gloo), compute is every operator but those that issue communication, and communication the backend's
+  spans (`gloo:all_reduce`), which run on their own threads.
+* Events are read one at a time; nothing but two numbers an event of interest is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from store.arrays import Floats, Ints
+from store.readers.traces.intervals import Spans
+from store.readers.traces.step_windows import CollectedSpans, step_windows
+from store.readers.traces.trace_devices import device_of, is_communication
+from store.readers.untrusted.external_files import NO_RANK, SourceError, rank_of_name, unpacked
+from store.readers.untrusted.json_stream import members
+
+__all__ = ["MAX_STEPS", "RankTrace", "read_trace"]
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "hpu_op", "mtia_ccp_events", "privateuse1_kernel")
+"""Categories of what a device does, in lower case: CUDA and ROCm, those of 2021, HPU, MTIA."""
+_LAUNCHES = (
+    "cuda_runtime",
+    "hip_runtime",
+    "cuda_driver",
+    "runtime",
+    "mtia_runtime",
+    "xpu_runtime",
+    "privateuse1_runtime",
+)
+_HOST = (
+    *_LAUNCHES, "cpu_op", "operator", "user_annotation", "gpu_user_annotation", "python_function", "python", "trace",
+    "overhead", "ac2g", "fwdbwd", "async_cpu_to_gpu", "async_gpu", "async", "cpu_instant_event", "cuda_sync",
+    "cuda_event", "external_correlation", "cuda_profiler_range", "privateuse1_driver", "cpu", "async_npu", "cpu_op_fwd",
+    "glow_runtime", "mtia_insight",
+)  # fmt: skip
+_ASCEND = {"Computing": "kernel", "Communication": "nccl_kernel"}
+"""Spans of the process `Overlap Analysis` in `trace_view.json` of Ascend's profiler."""
+_COMMUNICATION_SPAN = re.compile(r"(gloo|ucc|mpi|xccl|nccl):")
+_ISSUES = ("c10d::", "record_param_comms", "gloo:", "nccl:", "_c10d_functional::", "c10d_functional::")
+"""Operators that hand a collective over; how long it takes is in the backend's own span or kernel."""
+_NUMBER = re.compile(r"\s?-?\d{1,19}(\.\d{1,12})?\s?")
+_PIPELINE = re.compile(r"(^|_)(pp|pipeline)", re.IGNORECASE)
+MAX_US = 1e17
+MAX_STEPS = 100_000
+MAX_UNKNOWN = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """One rank. Times are microseconds of the trace's own clock, which no other rank shares."""
+
+    rank: int
+    path: Path
+    world_size: int | None
+    stage: int
+    """Place in the pipeline where the trace names such a group, else 0: ranks of one stage do the same work."""
+    device: str
+    """Device of the times: cpu, cuda, rocm, xpu, mtia, hpu, npu, privateuse1, or an unknown device's category."""
+    marked: bool
+    """True if it has `ProfilerStep#` marks; without, the whole trace is one step, number 0."""
+    steps: Ints
+    begin_us: Floats
+    end_us: Floats
+    compute: Spans
+    communication: Spans
+    data: Spans
+    num_events: int
+    damaged_events: int
+    problem: str = ""
+    """Why the trace was not read to its end; what came before is here."""
+
+
+def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None] | None = None) -> RankTrace:
+    """Read one trace; `each` gets every event of it, too. Raises SourceError where nothing of it can be used.
+
+    A trace that `is_only` one needs no rank: it is rank 0 unless it or its name says otherwise.
+    """
+    collected = CollectedSpans()
+    about: Any = None
+    model, problem = "", ""
+    try:
+        for key, value, is_item in members(unpacked(path), {"traceEvents"}):
+            if is_item:
+                if each is not None:
+                    each(value)
+                _event(value, collected)
+            elif key == "distributedInfo":
+                about = value
+            elif key == "deviceProperties":
+                model = _model(value)
+    except SourceError as error:
+        problem = str(error)
+    if not collected.num_events:
+        raise SourceError(problem or "holds no events")
+    about = about if isinstance(about, dict) else {}
+    rank = _int(about.get("rank"))
+    if rank is None:
+        named = "rank" in path.name.lower()
+        rank = rank_of_name(path) if named or not is_only else 0
+    if rank is None and is_only:
+        rank = 0
+    if rank is None:
+        raise SourceError(f"{NO_RANK}, neither inside (distributedInfo) nor by its name")
+    on_device = "kernel" in collected.device or "nccl_kernel" in collected.device
+    device = device_of(collected.categories, model) if on_device else "cpu"
+    if not on_device and collected.unknown:  # a device of a kind that is not known: what it does is all one
+        device, count = max(collected.unknown.items(), key=lambda item: item[1])
+        collected.device["kernel"] = collected.device.pop(f"?{device}")
+        problem = problem or f"has {count:,} events of the unknown category {device!r}, taken for its device's compute"
+        on_device = True
+    steps, begin, end = step_windows(collected, on_device)
+    if len(steps) == 0:
+        raise SourceError("holds no operator, kernel or step")
+    return RankTrace(
+        rank=rank,
+        path=path,
+        world_size=_int(about.get("world_size")),
+        stage=_stage(about, rank),
+        device=device,
+        marked=bool(collected.host_steps or collected.device_steps),
+        steps=steps,
+        begin_us=begin,
+        end_us=end,
+        compute=collected.spans("kernel", "copy") if on_device else collected.spans("operator"),
+        communication=collected.spans("nccl_kernel") if on_device else collected.spans("backend"),
+        data=collected.spans("data"),
+        num_events=collected.num_events,
+        damaged_events=collected.damaged,
+        problem=problem,
+    )
+
+
+def _event(event: Any, into: CollectedSpans) -> None:
+    if not isinstance(event, dict):
+        into.damaged += 1
+        return
+    into.num_events += 1
+    if event.get("ph") == "M" and event.get("name") == "process_name":
+        _process(event, into)
+    if event.get("ph") != "X":
+        return
+    category, name = event.get("cat", ""), event.get("name")
+    begin, duration = _time(event.get("ts")), _time(event.get("dur", 0))
+    if not isinstance(category, str) or not isinstance(name, str) or begin is None or duration is None or duration < 0:
+        into.damaged += 1
+        return
+    _span(event, category.lower(), name, begin, begin + duration, into)
+
+
+def _span(event: Mapping[str, Any], category: str, name: str, begin: float, end: float, into: CollectedSpans) -> None:
+    if into.processes.get(event.get("pid")) == "Overlap Analysis":
+        if name in _ASCEND:
+            into.categories.add("overlap analysis")
+            into.add(_ASCEND[name], begin, end)
+        return
+    if category in _DEVICE:
+        is_kernel = not category.endswith(("memcpy", "memset"))
+        communication = is_kernel and is_communication(name)
+        into.categories.add(category)
+        into.add("nccl_kernel" if communication else "kernel" if is_kernel else "copy", begin, end)
+        if (correlation := _correlation(event)) is not None:
+            into.started[0].append(correlation)
+            into.started[1].append(begin)
+            into.started[2].append(end)
+    elif category in _LAUNCHES:
+        into.categories.add("hip_runtime" if name.startswith("hip") else category)
+        if (correlation := _correlation(event)) is not None:
+            into.launches[0].append(correlation)
+            into.launches[1].append(begin)
+    elif category in ("cpu_op", "operator"):
+        if _COMMUNICATION_SPAN.match(name):
+            into.add("backend", begin, end)
+        elif not name.startswith(_ISSUES) and not _STEP.match(name):
+            into.add("operator", begin, end)
+        elif _STEP.match(name):  # traces of 2021 have the marks among the operators
+            _annotation("user_annotation", name[:200], begin, end, into)
+    elif category in ("user_annotation", "gpu_user_annotation") or _STEP.match(name):
+        _annotation(category if category == "gpu_user_annotation" else "user_annotation", name[:200], begin, end, into)
+    elif category and category not in _HOST and len(into.unknown) < MAX_UNKNOWN:
+        into.unknown[category] = into.unknown.get(category, 0) + 1
+        into.add(f"?{category}", begin, end)
+
+
+def _process(event: Mapping[str, Any], into: CollectedSpans) -> None:
+    about, pid = event.get("args"), event.get("pid")
+    if isinstance(about, dict) and isinstance(about.get("name"), str) and isinstance(pid, (int, str)):
+        into.processes[pid] = about["name"][:100]
+
+
+def _correlation(event: Mapping[str, Any]) -> int | None:
+    about = event.get("args")
+    found = about.get("correlation", about.get("correlation id")) if isinstance(about, dict) else None
+    return found if isinstance(found, int) and 0 < found < 2**62 else None
+
+
+def _annotation(category: str, name: str, begin: float, end: float, into: CollectedSpans) -> None:
+    step = _STEP.match(name)
+    if step:
+        steps = into.host_steps if category == "user_annotation" else into.device_steps
+        number = int(step[1])
+        if number in steps:  # on each stream of the device
+            steps[number] = (min(begin, steps[number][0]), max(end, steps[number][1]))
+        elif len(steps) < MAX_STEPS:
+            steps[number] = (begin, end)
+    elif category == "user_annotation" and _COMMUNICATION_SPAN.match(name):
+        into.add("backend", begin, end)
+    elif category == "user_annotation" and name.startswith("enumerate(DataLoader)"):
+        into.add("data", begin, end)
+
+
+def _stage(about: Mapping[str, Any], rank: int) -> int:
+    groups = about.get("pg_config")
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, dict) and isinstance(group.get("pg_desc"), str) and _PIPELINE.search(group["pg_desc"]):
+            ranks = group.get("ranks")
+            if isinstance(ranks, list) and rank in ranks:
+                return ranks.index(rank)
+    return 0
+
+
+def _model(properties: Any) -> str:
+    """Name of the first device's model."""
+    first = properties[0] if isinstance(properties, list) and properties else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return name[:100] if isinstance(name, str) else ""
+
+
+def _time(value: Any) -> float | None:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):  # Ascend's profiler writes times as text
+        value = float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_US < value < MAX_US:
+        return float(value)
+    return None  # NaN too: it is in no range
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000_000 else None

@@ -1,0 +1,111 @@
+"""Spans of one profiler trace as they are collected, and the window of each step found from them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from store.arrays import Floats, Ints
+from store.readers.traces.intervals import Spans, union
+
+__all__ = ["CollectedSpans", "step_windows"]
+
+SHORT_MARK = 0.1
+"""A mark of a step that is shorter than this share of the distance to the next is a point: ROCm's last 16 us."""
+
+
+@dataclass(slots=True)
+class CollectedSpans:
+    """Events of interest, two numbers each; times are microseconds of the trace's clock."""
+
+    launches: tuple[array[int], array[float]] = field(default_factory=lambda: (array("q"), array("d")))
+    """Correlation and time of the host's calls that start something on the device."""
+    started: tuple[array[int], array[float], array[float]] = field(
+        default_factory=lambda: (array("q"), array("d"), array("d"))
+    )
+    """Correlation, begin and end of what the device did."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Categories that are of no list, and how many spans they have."""
+    categories: set[str] = field(default_factory=set)
+    """Categories of the device's work and of the calls that start it."""
+    processes: dict[Any, str] = field(default_factory=dict)
+    device: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
+    num_events: int = 0
+    damaged: int = 0
+    host_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    device_steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, kind: str, begin: float, end: float) -> None:
+        """Add a span of a kind."""
+        begins, ends = self.device.setdefault(kind, (array("d"), array("d")))
+        begins.append(begin)
+        ends.append(end)
+
+    def spans(self, *kinds: str) -> Spans:
+        """Return the union of the spans of these kinds."""
+        found = [self.device[kind] for kind in kinds if kind in self.device]
+        begins = [np.frombuffer(begin) for begin, _ in found] or [np.zeros(0)]
+        ends = [np.frombuffer(end) for _, end in found] or [np.zeros(0)]
+        return union(np.concatenate(begins), np.concatenate(ends))
+
+
+def step_windows(collected: CollectedSpans, on_device: bool) -> tuple[Ints, Floats, Floats]:
+    """Number, begin and end of each step: by the device's own marks, else by what each step of the host started."""
+    device = _marks(collected.device_steps)
+    host = _marks(collected.host_steps)
+    if on_device and device is not None:
+        steps, begin, end = device
+        # a step's last kernel ends before the next one's first begins, or after: no gap
+        end[:-1] = np.maximum(begin[1:], begin[:-1])
+        return steps, begin, end
+    if host is None:
+        kinds = ("kernel", "copy", "nccl_kernel") if on_device else ("operator", "backend")
+        begin, end = collected.spans(*kinds)
+        return np.zeros(min(len(begin), 1), dtype=np.int64), begin[:1], end[-1:]
+    return (_by_correlation(collected, host) if on_device else None) or host
+
+
+def _marks(steps: Mapping[int, tuple[float, float]]) -> tuple[Ints, Floats, Floats] | None:
+    """Marks of steps as windows; one that is a point lasts until the next, and the last point is left out."""
+    if not steps:
+        return None
+    numbers = np.array(sorted(steps), dtype=np.int64)
+    begin = np.array([steps[int(n)][0] for n in numbers])
+    end = np.array([steps[int(n)][1] for n in numbers])
+    if len(numbers) > 1:
+        apart = float(np.median(np.diff(begin)))
+        if apart > 0 and float(np.median(end - begin)) < SHORT_MARK * apart:
+            return numbers[:-1], begin[:-1], begin[1:].copy()
+    return numbers, begin, end
+
+
+def _by_correlation(collected: CollectedSpans, host: tuple[Ints, Floats, Floats]) -> tuple[Ints, Floats, Floats] | None:
+    """Windows of the device, from the first kernel that a step's host started to the first of the next step.
+
+    None where the trace does not say which call started which kernel.
+    """
+    steps, begin, _ = host
+    calls, called = np.frombuffer(collected.launches[0], dtype=np.int64), np.frombuffer(collected.launches[1])
+    kernels = np.frombuffer(collected.started[0], dtype=np.int64)
+    starts, ends = np.frombuffer(collected.started[1]), np.frombuffer(collected.started[2])
+    if not len(calls) or not len(kernels):
+        return None
+    order = np.argsort(calls, kind="stable")
+    at = np.minimum(np.searchsorted(calls[order], kernels), len(calls) - 1)
+    known = calls[order][at] == kernels
+    step_of = np.searchsorted(begin, called[order][at], side="right") - 1
+    inside = known & (step_of >= 0)
+    first = np.full(len(steps), np.inf)
+    np.minimum.at(first, step_of[inside], starts[inside])
+    last = np.full(len(steps), -np.inf)
+    np.maximum.at(last, step_of[inside], ends[inside])
+    kept = np.isfinite(first)
+    if kept.sum() < 1:
+        return None
+    first, last = first[kept], last[kept]
+    last[:-1] = np.maximum(first[1:], first[:-1])
+    return steps[kept], first, last

@@ -1,0 +1,239 @@
+"""Open untrusted files: regular files only, no symlinks, bounded reads.
+
+    for path in survey(folder).paths: ...
+    for chunk in unpacked(path): ...        # bytes, gunzipped if compressed; SourceError says what is wrong
+
+Links, FIFOs and devices are listed as problems and not opened: that could read another file or block for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probes.tape.files.safe_open import LINK, NOT_PLAIN, open_plain
+from store.readers.untrusted.zstd import ZSTD, ZstdError, zstd_chunks
+
+__all__ = [
+    "DOCUMENT_BYTES",
+    "MAX_RANK",
+    "MAX_ROWS",
+    "NO_RANK",
+    "REPORT_BYTES",
+    "SERIES_BYTES",
+    "SourceError",
+    "Survey",
+    "first_bytes",
+    "head",
+    "rank_of_name",
+    "read_whole",
+    "survey",
+    "unpacked",
+]
+
+CHUNK_BYTES = 1 << 20
+MAX_ZEROS_BYTES = 1 << 30
+"""Maximum zeros before the first bytes of a text."""
+REPORT_BYTES = 16 << 20
+"""Largest output of a command that is read."""
+DOCUMENT_BYTES = 64 << 20
+"""Largest file that is read as a whole."""
+SERIES_BYTES = 512 << 20
+"""Largest file that is read row by row."""
+MAX_ROWS = 1_000_000
+"""Maximum rows per file and table."""
+MAX_FILES = 20_000
+MAX_DEPTH = 3
+"""Maximum depth of folders: dumps are often collected in one folder per host."""
+MAX_PROBLEMS = 50
+MAX_UNPACKED_BYTES = 4 << 30
+"""Maximum unpacked size of one file: stops compressed bombs. A trace of 8 million events has about 2 GiB."""
+MAX_EMPTY_MEMBERS = 1000
+"""Maximum consecutive empty gzip members: each costs a copy of the rest of the data."""
+_GZIP = b"\x1f\x8b"
+_RANK = re.compile(r"(?<!local_)(?<!local-)(?<!node_)(?<!group_)rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<!\d)(\d{1,7})(?!\d)")
+MAX_RANK = 1_000_000
+NO_RANK = "tells no rank"
+"""Start of the reason why one rank's file could not be used among several."""
+
+
+class SourceError(ValueError):
+    """A file or folder cannot be read; the text is one line with the name and the reason."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """Regular files below a folder in the order of their names, and problems of those that were skipped."""
+
+    paths: list[Path] = field(default_factory=list)
+    problems: list[dict[str, str]] = field(default_factory=list)
+
+    def add_problem(self, path: Path, problem: str) -> None:
+        """Note a file's problem; the number is bounded, so that a folder of foreign files doesn't fill the report."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append({"path": path.name, "problem": problem})
+
+
+def survey(folder: Path) -> Survey:
+    """List the files of a folder (or the one given file). Raises SourceError if it cannot be listed."""
+    found = Survey()
+    if not folder.is_dir():
+        found.paths.append(folder)
+        return found
+    try:
+        _walk(folder, MAX_DEPTH, found)
+    except OSError as error:
+        raise SourceError(f"{folder}: {error.strerror}") from None
+    found.paths.sort()
+    return found
+
+
+def _walk(folder: Path, depth: int, found: Survey) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if len(found.paths) >= MAX_FILES:
+                found.add_problem(folder, f"holds more than {MAX_FILES} files: the rest was not read")
+                return
+            if entry.is_symlink():
+                found.add_problem(path, LINK)
+            elif entry.is_dir(follow_symlinks=False):
+                try:
+                    if depth:
+                        _walk(path, depth - 1, found)
+                except OSError as error:
+                    found.add_problem(path, f"cannot be listed: {error.strerror}")
+            elif entry.is_file(follow_symlinks=False):
+                found.paths.append(path)
+            else:
+                found.add_problem(path, NOT_PLAIN)
+
+
+def _opened(path: Path) -> int:
+    """A file descriptor of a plain file."""
+    try:
+        return open_plain(path)
+    except OSError as error:
+        is_clear = error.strerror in (LINK, NOT_PLAIN)
+        raise SourceError(str(error.strerror) if is_clear else f"cannot be opened: {error.strerror}") from None
+
+
+def read_whole(path: Path, max_bytes: int) -> tuple[bytes, int]:
+    """The bytes of a file and its modification time (epoch nanoseconds)."""
+    fd = _opened(path)
+    with open(fd, "rb") as file:
+        size = os.fstat(fd).st_size
+        if size > max_bytes:
+            raise SourceError(f"has {size:,} bytes: more than the {max_bytes:,} that are read")
+        return file.read(size), os.fstat(fd).st_mtime_ns  # reading a larger number would allocate it at once
+
+
+def first_bytes(path: Path, num_bytes: int) -> tuple[bytes, int]:
+    """The first bytes as they are stored, and the size of the file."""
+    with open(_opened(path), "rb") as file:
+        return file.read(num_bytes), os.fstat(file.fileno()).st_size
+
+
+def modified_ns(path: Path) -> int:
+    """Modification time of a file (epoch nanoseconds); 0 if unknown."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def unpacked(path: Path, max_bytes: int = MAX_UNPACKED_BYTES) -> Iterator[bytes]:
+    """Yield a file in chunks of at most 1 MiB, gunzipped if compressed. SourceError if truncated or too large."""
+    total = 0
+    with open(_opened(path), "rb") as file:
+        first = file.read(CHUNK_BYTES)
+        chunks = _chunks(path, file, first)
+        try:
+            for chunk in chunks:
+                total += len(chunk)
+                if total > max_bytes:
+                    raise SourceError(f"holds more than {max_bytes:,} bytes: the rest was not read")
+                yield chunk
+        except ZstdError as error:
+            raise SourceError(str(error)) from None
+
+
+def _chunks(path: Path, file: object, first: bytes) -> Iterator[bytes]:
+    if first.startswith(_GZIP):
+        return _gunzipped(file, first)
+    return zstd_chunks(path, CHUNK_BYTES) if first.startswith(ZSTD) else _plain(file, first)
+
+
+def _plain(file: object, first: bytes) -> Iterator[bytes]:
+    chunk = first
+    while chunk:
+        yield chunk
+        chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
+
+
+def _gunzipped(file: object, first: bytes) -> Iterator[bytes]:
+    inflate = zlib.decompressobj(31)
+    chunk = first
+    num_empty = 0
+    try:
+        while chunk:
+            unpacked_chunk = inflate.decompress(chunk, CHUNK_BYTES)
+            if unpacked_chunk:
+                num_empty = 0
+                yield unpacked_chunk
+            chunk = inflate.unconsumed_tail
+            if inflate.eof:
+                chunk = inflate.unused_data
+                if chunk.startswith(_GZIP):  # another member
+                    num_empty += 1
+                    if num_empty > MAX_EMPTY_MEMBERS:
+                        raise SourceError("holds thousands of empty parts: no file does")
+                    inflate = zlib.decompressobj(31)
+                    continue
+                return
+            if not chunk:
+                chunk = file.read(CHUNK_BYTES)  # type: ignore[attr-defined]
+    except zlib.error as error:
+        raise SourceError(f"is damaged: {error}") from None
+    if not inflate.eof:
+        raise SourceError("is cut off: the end of the compressed data is missing")
+
+
+def head(path: Path, num_bytes: int = 4096, *, is_after_zeros: bool = False) -> bytes:
+    """The first bytes of a file, unpacked; fewer if it is damaged. `is_after_zeros`: the first behind its zeros."""
+    found = b""
+    max_bytes = MAX_ZEROS_BYTES if is_after_zeros else CHUNK_BYTES
+    try:
+        for chunk in unpacked(path, max_bytes=max_bytes):
+            if is_after_zeros and not found and not (chunk := chunk.lstrip(b"\0")):
+                continue
+            found += chunk[:num_bytes]
+            if len(found) >= num_bytes:
+                break
+    except SourceError:
+        if not found:
+            raise
+    return found[:num_bytes]
+
+
+def rank_of_name(path: Path) -> int | None:
+    """The rank in a file's name: the number after `rank` in its own or its folder's name, else the last number before
+    its suffixes."""
+    stem = path.name.split(".")[0] if path.name.split(".")[0] else path.name
+    for name in (path.name, stem):
+        marked = _RANK.findall(name)
+        if marked:
+            return _rank(marked[-1])
+    if marked := _RANK.findall(path.parent.name):
+        return _rank(marked[-1])
+    numbers = _NUMBER.findall(stem) or _NUMBER.findall(path.name)
+    return _rank(numbers[-1]) if numbers else None
+
+
+def _rank(digits: str) -> int | None:
+    return int(digits) if int(digits) < MAX_RANK else None

@@ -1,0 +1,152 @@
+"""The rank processes of one node: start, poll, stop.
+
+    ranks = RankProcesses(logs, arguments=["--fault", "kill@step=20"], zygote=zygote)
+    ranks.start(attempt=0, environments={0: {...}, 1: {...}})       # by local rank; {0: pid, 1: pid}
+    ranks.exit_codes()                # {0: None, 1: -9}: None while it runs, negative for a signal
+    ranks.wait_for_exiting(5.0)       # until the kernel is through with those that it has begun to end
+    ranks.stop(signal.SIGTERM, 30.0)  # then SIGKILL; returns when all are gone
+
+What a rank prints goes to `logs/attempt-<a>/rank-<local>.out.log` and `.err.log` of its node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from probes.attach.launch.own_process import own_process
+from trainer.launcher.processes.zygote import Zygote, ZygoteError
+
+__all__ = ["UNKNOWN_EXIT", "RankProcesses"]
+
+logger = logging.getLogger("torch.distributed.elastic.rankscope")  # goes where the launcher's own log goes
+POLL_S = 0.02
+UNKILLABLE_S = 30.0
+"""Seconds that a killed process may take: in an uninterruptible wait of a driver it may never end, and is left."""
+UNKNOWN_EXIT = 255
+_PF_EXITING = 0x4
+"""The kernel's flag of a process that has begun to end: its connections may be closed before it can be waited for."""
+
+
+class RankProcesses:
+    """All methods but `kill` are called from the launcher's main thread."""
+
+    def __init__(self, logs: Path, *, arguments: Sequence[str], zygote: Zygote | None = None) -> None:
+        self.logs = logs
+        self.arguments = [*arguments]
+        self.ranks: tuple[int, ...] = ()
+        """Global ranks of the processes of the newest attempt."""
+        self.zygote = zygote
+        """Forks the ranks; None: each is a new interpreter."""
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int | None] = {}
+        self._was_killed: set[int] = set()
+        self._interpreters: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, *, attempt: int, environments: Mapping[int, Mapping[str, str]]) -> dict[int, int]:
+        """Start the ranks of an attempt; {local rank: pid}."""
+        self._pids, self._codes, self._interpreters = {}, {}, {}
+        self._was_killed = set()
+        self.ranks = tuple(int(own["RANK"]) for own in environments.values())
+        folder = self.logs / f"attempt-{attempt}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for local_rank, own in environments.items():
+            logs = [folder / f"rank-{int(own['RANK']):05d}.{stream}.log" for stream in ("out", "err")]
+            self._pids[local_rank] = self._start(local_rank, {**os.environ, **own}, logs[0], logs[1])
+            self._codes[local_rank] = None
+        return dict(self._pids)
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """{local rank: exit code}, negative for a signal, None while it runs."""
+        for local_rank, code in self._codes.items():
+            if code is None:
+                self._codes[local_rank] = self._poll(local_rank)
+        return dict(self._codes)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for all to end; False if one still runs after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while None in self.exit_codes().values():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def wait_for_exiting(self, timeout_s: float) -> None:
+        """Wait for processes that are ending, so that a rank whose peers have ended of it is seen to have ended."""
+        deadline = time.monotonic() + timeout_s
+        while any(code is None and _is_exiting(self._pids[rank]) for rank, code in self.exit_codes().items()):
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_S / 10)
+
+    def was_killed(self, local_rank: int) -> bool:
+        """Return True if `stop` had to kill it: SIGTERM did not end it in time."""
+        return local_rank in self._was_killed
+
+    def kill(self) -> None:
+        """Kill all that run, and wait for none. Also from another thread."""
+        for local_rank, pid in [*self._pids.items()]:
+            if self._codes.get(local_rank) is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def stop(self, number: signal.Signals, timeout_s: float) -> None:
+        """Signal all that run, and after `timeout_s` kill those that still do."""
+        for sent, patience_s in ((number, timeout_s), (signal.SIGKILL, UNKILLABLE_S)):
+            for local_rank, code in self.exit_codes().items():
+                if code is None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(self._pids[local_rank], sent)
+                    if sent == signal.SIGKILL:
+                        self._was_killed.add(local_rank)
+            if self.wait(patience_s):
+                return
+        left = sorted(rank for rank, code in self._codes.items() if code is None)
+        logger.error("local ranks %s cannot be killed: their node may need a restart", left)
+        for local_rank in left:
+            self._codes[local_rank] = -signal.SIGKILL
+
+    def _start(self, local_rank: int, environment: Mapping[str, str], stdout: Path, stderr: Path) -> int:
+        if self.zygote is not None:
+            try:
+                return self.zygote.fork(arguments=self.arguments, environment=environment, stdout=stdout, stderr=stderr)
+            except ZygoteError as error:
+                logger.warning("%s; ranks are started as new interpreters", error)
+                self.zygote.close()
+                self.zygote = None
+        command, environment = own_process("trainer.rank.worker", *self.arguments, environment=environment)
+        with stdout.open("wb") as out, stderr.open("wb") as err:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                env=environment,
+            )
+        self._interpreters[local_rank] = process
+        return process.pid
+
+    def _poll(self, local_rank: int) -> int | None:
+        if process := self._interpreters.get(local_rank):
+            return process.poll()
+        try:
+            pid, status = os.waitpid(self._pids[local_rank], os.WNOHANG)
+        except ChildProcessError:
+            return UNKNOWN_EXIT  # it has been waited for elsewhere
+        return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def _is_exiting(pid: int) -> bool:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # a name may hold blanks
+        return bool(int(fields[6]) & _PF_EXITING)
+    except (OSError, ValueError, IndexError):
+        return False  # it has been waited for, or this is not Linux

@@ -1,0 +1,263 @@
+"""Progress of a run under `rankscope train`: a bar and the table of ranks on a terminal, plain lines elsewhere.
+
+The bar reads rank 0's tape and the node's events, as any other reader would: nothing is asked of the ranks, and the
+last step that is shown is the last step that is recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from analyzers.wording import batches_text, counted
+from probes.tape import event_kinds
+from probes.tape.events import read_events
+from probes.tape.format.reader import TapeError, read_segment, segment_paths
+from probes.tape.format.schema import UNSET
+from probes.tape.format.writer import COMPLETE
+from probes.tape.rundir import RunDir
+from trainer.launcher.terminal.advice_line import advice_line
+from trainer.launcher.terminal.live_lines import FindingLines, say
+from trainer.launcher.terminal.live_ranks import LiveRanks
+from trainer.layout.plan import Plan
+
+__all__ = ["PLAIN_LINE_S", "ProgressView"]
+
+REFRESH_S = 0.25
+MIN_TABLE_HEIGHT = 30
+"""Lines of a terminal from which the table of ranks has its place below the bar, and reports above it."""
+MIN_BAR_WIDTH = 118
+"""Columns from which the figures leave a place for the bar; below `MIN_MEMORY_WIDTH` memory is left out, too."""
+MIN_MEMORY_WIDTH = 94
+PLAIN_LINE_S = 5.0
+"""Between two plain lines; a log file of a long run must stay readable."""
+
+
+class ProgressView:
+    """Follows a run in a separate thread between `__enter__` and `__exit__`."""
+
+    def __init__(self, run: RunDir, *, steps: int, plan: Plan, console: Console, node_rank: int = 0) -> None:
+        self.run = run
+        self.node_rank = node_rank
+        self.console = console
+        self.steps = steps
+        self.plan = plan
+        self._findings = FindingLines()
+        self._reader = _StepReader(run)
+        self._node_events = run.node_dir(node_rank) / "events.jsonl"
+        self._event_bytes = _size(self._node_events)  # events of an earlier launch were shown then
+        self._plain_at = 0.0
+        self._plain_step = -1.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
+        self._live = console.is_terminal
+        self._num_ranks = plan.world_size
+        """World size of the newest attempt; smaller than planned if nodes or devices are missing."""
+        bar = [BarColumn(bar_width=24)] if console.width >= MIN_BAR_WIDTH else []
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            *bar,
+            TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+        )
+        self._task = self._bar.add_task("starting", total=steps, figures="")
+        self._tick: Callable[[], None] = lambda: None
+
+    def every_tick(self, action: Callable[[], None]) -> None:
+        """Also call `action` at each refresh (the launcher keeps `watch` alive with it)."""
+        self._tick = action
+
+    def __enter__(self) -> ProgressView:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    def _follow(self) -> None:
+        if not self._live:
+            self._loop(self._plain)
+            return
+        ranks = LiveRanks(self.run) if self.console.height >= MIN_TABLE_HEIGHT else None
+        if ranks:
+            ranks.begin()
+        with Live(
+            console=self.console, refresh_per_second=8, transient=True, get_renderable=partial(self._shown, ranks)
+        ):
+            self._loop(self._draw)
+        if ranks:
+            ranks.end()
+
+    def _shown(self, ranks: LiveRanks | None) -> Group:
+        return Group(self._bar, ranks.newest) if ranks and ranks.newest else Group(self._bar)
+
+    def _loop(self, show: Callable[[dict[str, float], bool], None]) -> None:
+        last = False
+        while not last:
+            last = self._stop.wait(REFRESH_S)
+            self._tick()
+            self._print_events()
+            latest = self._reader.latest()
+            if latest:
+                show(latest, last)
+
+    def _draw(self, latest: dict[str, float], last: bool) -> None:
+        self._bar.update(
+            self._task,
+            completed=latest["step"],
+            description=counted(self._num_ranks, "rank"),
+            figures=self._figures(latest),
+        )
+
+    def _plain(self, latest: dict[str, float], last: bool) -> None:
+        due = time.monotonic() - self._plain_at >= PLAIN_LINE_S
+        if latest["step"] != self._plain_step and (due or last):
+            self._plain_at, self._plain_step = time.monotonic(), latest["step"]
+            self.console.print(
+                f"step {latest['step']:>5.0f}/{self.steps}  {self._figures(latest)}", highlight=False, soft_wrap=True
+            )
+
+    def _figures(self, latest: dict[str, float]) -> str:
+        data_size = self.plan.data_size * self._num_ranks / self.plan.world_size
+        tokens = latest["tokens_per_s"] * data_size  # ranks of one data rank read the same text
+        count = self._findings.count
+        found = f"  [yellow]{count} finding{'s' * (count != 1)}[/]" if count else ""
+        has_place = not self._live or self.console.width >= MIN_MEMORY_WIDTH
+        memory = f"  {latest['memory_bytes'] / 2**20:.0f} MiB/rank" if has_place else ""
+        return f"loss {latest['loss']:.3f}  {_short(tokens)} tokens/s  {latest['step_ms']:.0f} ms/step{memory}{found}"
+
+    def _fewer(self, num_spare: object) -> str:
+        """Line on a first attempt that has fewer ranks than planned, else ""."""
+        if self._num_ranks >= self.plan.world_size:
+            return ""
+        spare = f" {counted(num_spare, 'rank')} left over." if isinstance(num_spare, int) and num_spare else ""
+        return f"[cyan]Started {counted(self._num_ranks, 'rank')} of {self.plan.world_size}.[/]{spare}"
+
+    def _print_events(self) -> None:
+        events, self._event_bytes, _ = read_events(self._node_events, self._event_bytes)
+        rank0 = self._reader.new_events()
+        for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
+            line = _line(event)
+            if event["kind"] == event_kinds.ATTEMPT_STARTED and isinstance(event.get("world_size"), int):
+                self._num_ranks = event["world_size"]
+                line = line or self._fewer(event.get("ranks_left_over"))
+            if line := line or self._findings.line(event):
+                say(self.console, line)
+
+
+class _StepReader:
+    """The newest finished steps of rank 0, over attempts; reads only what is new."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._recent: deque[dict[str, float]] = deque(maxlen=20)
+        self._place: tuple[int, str, int] = (-1, "", 0)  # attempt, name of the segment, next record
+        self._event_bytes = {d / "events.jsonl": _size(d / "events.jsonl") for _, _, d in run.rank_dirs()}
+
+    def latest(self) -> dict[str, float]:
+        try:
+            self._read_on()
+        except (OSError, TapeError):
+            return {}  # the tape is being made at this moment
+        if not self._recent:
+            return {}
+        step_ms = sorted(step["duration_ns"] for step in self._recent)[len(self._recent) // 2] / 1e6
+        newest = self._recent[-1]
+        return {
+            "step": newest["step"],
+            "loss": newest["loss"],
+            "step_ms": step_ms,
+            "tokens_per_s": newest["tokens"] / (step_ms / 1e3) if step_ms else 0.0,
+            "memory_bytes": newest["memory_bytes"],
+        }
+
+    def new_events(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for _, rank, directory in self.run.rank_dirs():
+            path = directory / "events.jsonl"
+            events, self._event_bytes[path], _ = read_events(path, self._event_bytes.get(path, 0))
+            found += [event for event in events if rank == 0 or event["kind"] == event_kinds.FAULT_INJECTED]
+        return found
+
+    def _read_on(self) -> None:
+        attempts = [attempt for attempt, rank, _ in self.run.rank_dirs() if rank == 0]
+        if not attempts:
+            return
+        attempt, name, start = self._place
+        if attempts[-1] != attempt:
+            attempt, name = attempts[-1], ""
+        for path in segment_paths(self.run.rank_dir(attempt, 0), "steps"):
+            if path.name < name:
+                continue
+            if path.name > name:  # the one before is full, and retention may have taken it away
+                name, start = path.name, 0
+            segment = read_segment(path, start)
+            complete = segment.records[segment.records["state"] == COMPLETE]
+            for record in complete:
+                self._recent.append({name: float(record[name]) for name in _SHOWN if record[name] != UNSET["i64"]})
+            start += len(complete)
+        self._recent = deque((step for step in self._recent if len(step) == len(_SHOWN)), maxlen=20)
+        self._place = (attempt, name, start)
+
+
+_SHOWN = ("step", "loss", "duration_ns", "tokens", "memory_bytes")
+
+
+def _line(event: dict[str, Any]) -> str:
+    """One line for a person, or "" for an event that is for machines."""
+    kind, step = event["kind"], event.get("step")
+    where = f"step {step:>5}  " if isinstance(step, int) and step > 0 else ""
+    if kind == event_kinds.ADVICE:
+        return advice_line(event)
+    if kind == event_kinds.ROLLBACK:
+        batches = batches_text(event.get("skipped_batches") or [], event.get("replayed_batches") or [])
+        return escape(
+            f"{where}Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
+            f"{1e3 * float(event.get('duration_s') or 0):.0f} ms"
+            f"{f', {batches}' if batches else ''}."
+        )
+    if kind == event_kinds.REPLAY and event.get("state") == "same":
+        what = "The NaN or Inf" if event.get("verdict") == "non_finite" else "The loss spike"
+        again = "came again" if event.get("came_back") else "did not come again, so suspect the device, not the batch"
+        return escape(f"{where}{what} was replayed: it {again}.")
+    if kind == event_kinds.FAULT_INJECTED:
+        return f"[dim]{where}Injected {escape(str(event.get('fault')))} on rank {event.get('rank')}.[/]"
+    if kind == event_kinds.CULPRIT_KILLED:
+        return f"[red]{where}Killed rank {event.get('killed_rank')}[/] to restart the ranks."
+    if kind == event_kinds.EXCLUDED:
+        what, reason = event.get("device") or "this node", str(event.get("reason")).rstrip(".")
+        return f"[yellow]Excluded {escape(str(what))}[/]: {escape(reason)}."
+    if kind == event_kinds.EXCLUSION_WITHHELD:
+        return f"[yellow]Not excluded[/]: {escape(str(event.get('reason')).rstrip('.'))}."
+    if kind == event_kinds.RANK_EXIT:
+        how = event.get("signal") or f"exit code {event.get('exit_code')}"
+        return f"[red]{where}Rank {event.get('exit_rank')} ended with {escape(str(how))}.[/]"
+    if kind == event_kinds.ATTEMPT_STARTED and event.get("attempt"):
+        return f"[cyan]Started {counted(event.get('world_size') or 0, 'rank')} (attempt {event.get('attempt')}).[/]"
+    if kind in (event_kinds.PREEMPTED, event_kinds.INTERRUPTED) and event.get("checkpoint_step") is not None:
+        return f"[cyan]{where}Stopped as requested; saved step {event.get('checkpoint_step')}.[/]"
+    return ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _short(number: float) -> str:
+    return f"{number / 1e6:.2f} M" if number >= 1e6 else f"{number / 1e3:.1f} k" if number >= 1e3 else f"{number:.0f}"

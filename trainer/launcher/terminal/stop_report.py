@@ -1,0 +1,79 @@
+"""The verdict in the second in which a run is stopped: what `watch` has reported, and has not reported as over.
+
+for line in open_verdict(run): console.print(line)
+
+It reads the nodes' events and nothing else: no store is opened, no process is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from analyzers.diagnose import reading_order
+from analyzers.finding import Finding
+from analyzers.hangs.summary import lasting
+from analyzers.kinds import OUR_KINDS
+from analyzers.report.wording.explained import next_step, why
+from analyzers.run.findings.open_findings import newest_reports, why_closed
+from probes.tape import event_kinds
+from probes.tape.attempts import newest as newest_attempt
+from probes.tape.events import read_events
+from probes.tape.rundir import RunDir
+from watch.sharing.pack import TAIL_BYTES
+
+__all__ = ["STOPPING", "VERDICT_INDENT", "open_critical", "open_verdict", "verdict_lines"]
+
+STOPPING = "[dim]Stopping. Ctrl-C again ends everything at once.[/]"
+VERDICT_INDENT = 9
+"""Column behind `Verdict`, `Why` and `Next`."""
+_COLOURS = {"critical": "red", "warning": "yellow"}
+
+
+def open_verdict(run: RunDir) -> list[str]:
+    """Lines of markup: verdict, evidence and next step of the open critical findings; empty if there is none."""
+    found = open_critical(run)
+    return verdict_lines(found[0], "\n".join(finding.summary for finding in found)) if found else []
+
+
+def open_critical(run: RunDir) -> list[Finding]:
+    """Rankscope's critical findings that are open, in the order in which they are read. Those of plug-ins are in the
+    verdict that follows: none may be started while a run is being stopped."""
+    events = [event for _, folder in run.node_dirs() for event in _findings(folder / "events.jsonl")]
+    events.sort(key=lambda event: int(event.get("wall_ns") or 0), reverse=True)
+    reports = newest_reports(found for found in map(_as_of_now, events) if found is not None)
+    attempt = newest_attempt(run, default=0)
+    urgent = (f for f in reports if f.kind in OUR_KINDS and f.status == "fired" and f.severity == "critical")
+    return sorted((f for f in urgent if not why_closed(f, attempt)), key=reading_order)
+
+
+def _as_of_now(event: dict[str, Any]) -> Finding | None:
+    """The finding of an event; a hang has lasted since."""
+    found, when_ns = Finding.of_event(event), int(event.get("wall_ns") or 0)
+    silent_s = found.evidence.get("silent_s") if found is not None else None
+    if found is None or not when_ns or not isinstance(silent_s, (int, float)):
+        return found
+    return lasting(found, silent_s + (time.time_ns() - when_ns) / 1e9)
+
+
+def verdict_lines(worst: Finding | None, verdict: str, run: object = "") -> list[str]:
+    """Lines of markup for a terminal; `worst` is None where nothing was found. `run`: its folder, as it is typed."""
+    colour = _COLOURS.get(worst.severity, "cyan") if worst else "green"
+    first, *further = verdict.splitlines()
+    lines = [f"[bold]Verdict[/]  [{colour}]{escape(first)}[/]", *(f"         {escape(line)}" for line in further)]
+    if worst:
+        lines.append(f"[bold]Why[/]      {escape(why(worst))}")
+        lines.append(f"[bold]Next[/]     {escape(next_step(worst, run))}")
+    return lines
+
+
+def _findings(path: Path) -> list[dict[str, Any]]:
+    """Events of findings among the newest of a file; a first line that is not whole is skipped."""
+    try:
+        events = read_events(path, max(0, path.stat().st_size - TAIL_BYTES))[0]
+    except OSError:
+        return []
+    return [event for event in events if event["kind"] == event_kinds.FINDING]

@@ -1,0 +1,295 @@
+"""Memory of a rank, part by part, and the largest sum that is alive at one time.
+
+    need = rank_memory(config, plan, pp_rank=0, device="cuda")
+    need.parameters, need.gradients, need.optimizer, need.gathered, need.activations     # bytes
+    need.peak                                                                            # bytes
+
+Adam in this trainer is float32 throughout: 4 bytes for a parameter, 4 for its gradient, 8 for its two moments, which
+is the same 16 bytes a parameter as 2 + 2 + 12 in the accounting of ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054),
+where low-precision copies of parameters and gradients are kept besides a float32 master. Muon keeps one moment of a
+matrix, AdamW8bit two of a byte a number.
+The low-precision copies that we make are counted as what they are: gathered, and freed again.
+
+The parts do not add up to the peak: when all gradients exist, the activations are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.config.config import Config
+from trainer.layout.constraints import CODES_BLOCK
+from trainer.layout.plan import Plan
+from trainer.plan.footprint.activations import (
+    FLOAT32_BYTES,
+    Device,
+    SavedActivation,
+    compute_bytes,
+    is_recomputed,
+    reduced_bytes,
+    saved_per_token,
+)
+from trainer.plan.footprint.backward import Block, UnitBytes, backward_peak
+from trainer.plan.footprint.weights import Unit, Weight, largest_share, power_sgd_numel, rank_units
+
+__all__ = ["RankMemory", "in_flight", "rank_memory", "worst_rank_memory"]
+
+_CONTEXT_BYTES = {"cpu": 0, "cuda": 10**9}
+"""CUDA context, cuBLAS workspaces and NCCL's buffers: between 0.5 and 1.5 GB on today's devices; not measured here."""
+_WORKSPACE_BYTES = 64 << 20
+"""The part of it that torch's allocator gives out: cuBLAS takes 32 MiB a thread from Hopper on (8 MiB before), and
+forward and backward run in two."""
+_CODED_BYTES = 1 + FLOAT32_BYTES / CODES_BLOCK
+"""A number of a moment in 8 bits: its code, and its part of the scale."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes on one rank."""
+
+    pp_rank: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    """Full parameters that FSDP has gathered, or autocast's low-precision copies, at their most."""
+    activations: int
+    """Activations that forward keeps for backward, over all microbatches in flight."""
+    working: int
+    """Gradients of the logits; a block that is computed again; full gradients on their way into a reduction."""
+    compression: int
+    """Additional memory for compressed gradients."""
+    context: int
+    host: int
+    """Parameters, gradients and moments in the host's memory, with `parallel.cpu_offload`; not on a device."""
+    peak: int
+    num_parameters: int
+    """Held by this rank."""
+
+    @property
+    def allocated(self) -> int:
+        """The peak as torch's allocator counts it, `max_memory_allocated`: without the driver's context and NCCL's."""
+        return self.peak - self.context + min(self.context, _WORKSPACE_BYTES)
+
+    @property
+    def sum(self) -> int:
+        """Sum of all parts: the need if nothing were ever freed."""
+        parts = (self.parameters, self.gradients, self.optimizer, self.gathered, self.activations, self.working)
+        return sum(parts) + self.compression + self.context
+
+
+def worst_rank_memory(config: Config, plan: Plan, device: Device) -> RankMemory:
+    """The rank that needs most: in a pipeline mostly the first (microbatches in flight) or the last (logits)."""
+    needs = [rank_memory(config, plan, pp_rank=rank, device=device) for rank in range(plan.pp)]
+    return max(needs, key=lambda need: need.peak)
+
+
+def in_flight(schedule: str, *, pp: int, pp_rank: int, microbatches: int, stages_per_rank: int) -> int:
+    """Forward passes (of one stage) whose activations a pipeline rank holds at the same time, at the most.
+
+    1f1b: as many as there are ranks from here to the end (Narayanan et al. 2019); interleaved: with v stages a rank
+    2 (p - r - 1) + (v - 1) p + 1 (Narayanan et al. 2021). The zero-bubble schedules with two stages a rank are held to
+    those of 1f1b with whole models on a rank: p x v (Qi et al. 2024).
+    """
+    if pp == 1:
+        return 1
+    every = microbatches * stages_per_rank
+    if schedule == "gpipe":
+        return every
+    if schedule == "1f1b":
+        return min(every, pp - pp_rank)
+    if schedule == "interleaved_1f1b":
+        return min(every, 2 * (pp - pp_rank - 1) + (stages_per_rank - 1) * pp + 1)
+    return min(every, pp * stages_per_rank)
+
+
+def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> RankMemory:
+    units = rank_units(config, plan, pp_rank)
+    own, full = _by_layer(units, lambda unit: unit.own), _by_layer(units, lambda unit: unit.whole)
+    held = FLOAT32_BYTES * sum(own.values())
+    sharded = any(unit.shards > 1 for unit in units)
+    kept = saved_per_token(config, plan, device)
+    gathered = _gathered(config, plan, units)
+    tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
+    layers = [round(tokens * kept.of_layer(layer, config)) for layer in own if layer is not None]
+    stages = len(plan.stages.of_rank[pp_rank])
+    flights = in_flight(
+        plan.schedule, pp=plan.pp, pp_rank=pp_rank, microbatches=plan.num_microbatches, stages_per_rank=stages
+    )
+    ends = round(tokens * _ends(kept, plan, pp_rank))
+    # A flight is one stage's forward; the head's logits are used up at once, by the last stage's own backward.
+    activations = flights * sum(layers) // stages + ends * (flights if plan.pp > 1 and plan.schedule == "gpipe" else 1)
+    has_loss = plan.stages.count - 1 in plan.stages.of_rank[pp_rank]
+    loss = round(tokens * kept.loss_backward) if has_loss else 0
+    again = [round(tokens * (kept.block + kept.block_backward)) - layer for layer in layers]
+    # A block's gradients before their reduction.
+    blocks = [FLOAT32_BYTES * numel for layer, numel in full.items() if layer is not None]
+    largest = max(blocks, default=0) if sharded else 0
+    working = max(loss, max(again, default=0) + largest)
+    accumulates = plan.num_microbatches > 1
+    # FSDP keeps the gradients of all but the last microbatch unsharded: one reduction instead of many.
+    keeps_whole = sharded and accumulates and not config.parallel.reduce_every_microbatch
+    gradients = reduced_bytes(config) * sum(full.values()) if keeps_whole else held
+    offloaded = plan.offloads_parameters and device == "cuda"
+    if plan.pp > 1:
+        alive = gathered + activations + working + gradients
+    else:
+        alive = _one_by_one(config, plan, units, kept, device, activations + loss, is_offloaded=offloaded)
+    optimizer, step = 2 * held, 0
+    if config.optim.name == "muon":
+        optimizer -= FLOAT32_BYTES * sum(w.numel(u.tp, u.shards) for u in units for w in u.matrices)
+        step = max(_muon_step(unit, weight) for unit in units for weight in unit.matrices)
+    elif config.optim.name == "adamw8bit":
+        coded = [weight.numel(unit.tp, unit.shards) for unit in units for weight in unit.coded]
+        optimizer -= 2 * round((FLOAT32_BYTES - _CODED_BYTES) * sum(coded))
+        step = 3 * FLOAT32_BYTES * max(coded, default=0)  # both moments and the change of a matrix
+    if plan.zero1:
+        optimizer = 2 * FLOAT32_BYTES * largest_share(units, plan.dp_replicate)
+    compression = _compression(config, plan, units)
+    on_host = 0
+    if config.parallel.cpu_offload == "optimizer" and device == "cuda":
+        on_host, optimizer = 2 * optimizer, 0  # moments, and gradients and updates on their way
+        step = 2 * FLOAT32_BYTES * max((w.numel(u.tp, u.shards) for u in units for w in u.weights), default=0)
+    state = held + optimizer
+    if offloaded:
+        # A block's shard is on the device while it is gathered, and its part of the gradients until they are copied.
+        state = 2 * max((FLOAT32_BYTES * numel for layer, numel in own.items() if layer is not None), default=0)
+    peak = state + compression + _CONTEXT_BYTES[device] + max(alive, 0 if offloaded else held + step)
+    return RankMemory(
+        pp_rank=pp_rank,
+        parameters=0 if offloaded else held,
+        gradients=0 if offloaded and not keeps_whole else gradients,
+        optimizer=0 if offloaded else optimizer,
+        gathered=gathered,
+        activations=activations,
+        working=working,
+        compression=compression,
+        context=_CONTEXT_BYTES[device],
+        host=held + held + optimizer if offloaded else on_host,
+        peak=peak,
+        num_parameters=held // FLOAT32_BYTES,
+    )
+
+
+def _by_layer(units: list[Unit], numel: Callable[[Unit], int]) -> dict[int | None, int]:
+    """Elements, or bytes, of a block and its experts together; the root, None, last as in `units`."""
+    found: dict[int | None, int] = {}
+    for unit in units:
+        found[unit.layer] = found.get(unit.layer, 0) + numel(unit)
+    return found
+
+
+def _muon_step(unit: Unit, matrix: Weight) -> int:
+    """Bytes of the update of one matrix: new momentum and update, the whole if it was gathered, two of the size of the
+    matrix in bf16 and two of its short side squared."""
+    whole, own = matrix.numel(), matrix.numel(unit.tp, unit.shards)
+    gathered = whole if own < whole else 0
+    short = min(matrix.rows, matrix.row_numel)
+    return FLOAT32_BYTES * (2 * own + gathered) + 2 * (2 * whole + 2 * short * short)
+
+
+def _compression(config: Config, plan: Plan, units: list[Unit]) -> int:
+    """Memory of DDP's hook: the cast of a bucket, or PowerSGD's errors and factors."""
+    kind = config.parallel.gradient_compression
+    if plan.data_parallel_kind != "ddp" or kind == "none":
+        return 0
+    numel = sum(unit.whole for unit in units)
+    if kind == "powersgd":
+        return FLOAT32_BYTES * (numel + sum(power_sgd_numel(units, config.parallel.powersgd_rank)))
+    if kind in ("int8", "topk"):  # errors, and a bucket with them
+        return FLOAT32_BYTES * (numel + min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES))
+    return 2 * min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES)
+
+
+def _one_by_one(
+    config: Config,
+    plan: Plan,
+    units: list[Unit],
+    kept: SavedActivation,
+    device: Device,
+    forward: int,
+    *,
+    is_offloaded: bool,
+) -> int:
+    """Peak bytes besides parameters and optimizer in the last microbatch of a step; they come one by one,
+    each with its forward and backward. `forward`: activations at the end of forward, with the loss."""
+    is_freed = plan.data_parallel_kind in ("fsdp", "hsdp") and config.parallel.reshard_after_forward
+    tokens = plan.micro_batch_size * config.data.seq_len // plan.cp
+    by_layer: dict[int | None, list[UnitBytes]] = {}
+    for unit in units:
+        found = by_layer.setdefault(unit.layer, [])
+        is_within = bool(found)  # experts, in the unit of their block
+        found.append(_unit_bytes(config, plan, unit, is_within, device, is_freed=is_freed, is_offloaded=is_offloaded))
+    (root,) = by_layer[None]
+    blocks = []
+    for layer, own in by_layer.items():
+        if layer is None:
+            continue
+        stays, again = kept.of_layer(layer, config), kept.block + kept.block_backward
+        is_again = is_recomputed(layer, config)
+        at_inner = kept.block - kept.after_gather if is_again else kept.block + kept.rows_gradient
+        blocks.append(
+            Block(
+                kept=round(tokens * stays),
+                again=round(tokens * (again - stays)),
+                at_inner=round(tokens * at_inner),
+                around_inner=round(tokens * (kept.block - kept.experts + kept.rows_gradient)),
+                is_recomputed=is_again,
+                units=tuple(own),
+            )
+        )
+    before = root.before + sum(unit.before for block in blocks for unit in block.units)
+    always = compute_bytes(config) * units[-1].whole if is_freed else _gathered(config, plan, units)
+    ahead = max(1, config.parallel.prefetch_blocks)
+    return always + max(forward + before, backward_peak(blocks, root, ahead=ahead))
+
+
+def _unit_bytes(
+    config: Config, plan: Plan, unit: Unit, is_within: bool, device: Device, *, is_freed: bool, is_offloaded: bool
+) -> UnitBytes:
+    sharded = plan.data_parallel_kind in ("fsdp", "hsdp")
+    low, sent = compute_bytes(config), reduced_bytes(config)
+    own = 0 if is_offloaded else FLOAT32_BYTES * unit.own
+    accumulates = plan.num_microbatches > 1
+    # FSDP computes gradients in the type that it gathers, adds those of microbatches in the type that it sends.
+    width = low if sharded else FLOAT32_BYTES
+    keeps_whole = sharded and not config.parallel.reduce_every_microbatch
+    before = (sent * unit.whole if keeps_whole else own) if accumulates else 0
+    is_gathered = is_freed and unit.layer is not None
+    return UnitBytes(
+        gathered=unit.gathered_bytes(low) if is_gathered else 0,
+        buffer=unit.gathered_bytes(low) if is_gathered and unit.shards > 1 else 0,
+        gradient=width * unit.whole,
+        sent=sent * unit.shards * unit.own if sharded else 0,
+        own=own,
+        largest=width * max(weight.numel(unit.tp) for weight in unit.weights),
+        first=width * max(weight.numel(unit.tp) // weight.matrices for weight in unit.weights),
+        before=before,
+        is_added_at_once=accumulates and (not sharded or (keeps_whole and low == sent)),
+        is_split_inside=is_within and unit.shards > 1,
+        is_copied=sharded and device == "cpu",
+    )
+
+
+def _ends(kept: SavedActivation, plan: Plan, pp_rank: int) -> float:
+    """Bytes a token of what is not a block."""
+    own, last = plan.stages.of_rank[pp_rank], plan.stages.count - 1
+    sent = sum(kept.boundary for stage in own if stage != last) if plan.pp > 1 else 0.0
+    return (kept.embedding if 0 in own else 0.0) + (kept.head if last in own else 0.0) + sent
+
+
+def _gathered(config: Config, plan: Plan, units: list[Unit]) -> int:
+    low = compute_bytes(config)
+    sizes = _by_layer(units, lambda unit: unit.gathered_bytes(low))
+    blocks = [size for layer, size in sizes.items() if layer is not None]
+    root = sum(sizes.values()) - sum(blocks)
+    if any(unit.shards > 1 for unit in units):
+        if plan.pp > 1 or not config.parallel.reshard_after_forward:
+            return root + sum(blocks)
+        # The block that computes with its experts, and those that are gathered ahead of it without theirs.
+        first = {unit.layer: unit.gathered_bytes(low) for unit in reversed(units) if unit.layer is not None}
+        ahead = sorted(first.values())[:-1][-max(1, config.parallel.prefetch_blocks) :]
+        return root + max(blocks) + sum(ahead)
+    # Autocast keeps what it has cast until backward has used it; norms and embedding stay as they are.
+    return root + sum(blocks) if low < FLOAT32_BYTES else 0

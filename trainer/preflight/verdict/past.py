@@ -1,0 +1,48 @@
+"""Earlier preflights of a fleet, kept next to its runs: FOLDER/.fleet/preflight/, a file each.
+
+past = read_past(Path("runs"))
+remember(readings, Path("runs"))
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from trainer.preflight.verdict.readings import Readings
+
+__all__ = ["read_past", "remember"]
+
+MAX_PAST = 50
+"""Newest preflights that are read."""
+MAX_BYTES = 64 << 20
+"""A larger file was not written by preflight."""
+
+
+def read_past(folder: Path) -> list[Readings]:
+    """The newest of them, oldest first; a damaged file is left out."""
+    found = []
+    for path in sorted(_place(folder).glob("*.json"))[-MAX_PAST:]:
+        try:
+            if path.stat().st_size <= MAX_BYTES:
+                found.append(Readings.of_json(json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return found
+
+
+def remember(readings: Readings, folder: Path) -> None:
+    """Add one. Raises OSError."""
+    place = _place(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    whole = place / f"{name}.json"
+    partial = whole.with_suffix(".partial")
+    partial.write_text(json.dumps(readings.to_json()), encoding="utf-8")
+    partial.rename(whole)
+
+
+def _place(folder: Path) -> Path:
+    return folder / ".fleet" / "preflight"

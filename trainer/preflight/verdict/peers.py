@@ -1,0 +1,47 @@
+"""Readings that stand out from those of their peers, by median and median absolute deviation.
+
+slow_among({"gpu-01": 700.0, "gpu-02": 705.0, ...}, slow_ratio=0.9, policy=policy)   # {"gpu-07": 0.62}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+from analyzers.robust import median, sigma
+from trainer.preflight.verdict.policy import PreflightPolicy
+
+__all__ = ["high_among", "slow_among"]
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def slow_among(values: Mapping[Key, float], *, slow_ratio: float, policy: PreflightPolicy) -> dict[Key, float]:
+    """{key: its value / that of its peers} of those that are too low, lowest first.
+
+    1. With fewer than `least_peers` values the highest is the measure, and the ratio must be below `few_peers_ratio`.
+    2. Otherwise a value is too low if it is below `slow_ratio` of the median and at least `least_z` spreads under it.
+    3. However wide the spread: if it is below `half_speed_ratio` of the lower quartile.
+    """
+    if len(values) < 2:
+        return {}
+    if len(values) < policy.least_peers:
+        usual, limit = max(values.values()), max(values.values()) * min(slow_ratio, policy.few_peers_ratio)
+    else:
+        usual = median(list(values.values()))
+        limit = min(usual * slow_ratio, usual - policy.least_z * sigma(list(values.values())))
+        limit = max(limit, policy.half_speed_ratio * sorted(values.values())[len(values) // 4])
+    slow = {key: value / usual for key, value in values.items() if value < limit}
+    return dict(sorted(slow.items(), key=lambda item: item[1]))
+
+
+def high_among(
+    values: Mapping[Key, float], *, high_ratio: float, least_excess: float, policy: PreflightPolicy
+) -> dict[Key, float]:
+    """{key: its value / the median} of those that are too high, highest first."""
+    if len(values) < policy.least_peers:
+        return {}
+    usual, spread = median(list(values.values())), sigma(list(values.values()))
+    limit = max(usual * high_ratio, usual + least_excess, usual + policy.least_z * spread)
+    high = {key: value / usual for key, value in values.items() if value > limit}
+    return dict(sorted(high.items(), key=lambda item: -item[1]))
