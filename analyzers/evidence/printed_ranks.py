@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from analyzers.finding import Finding
 from analyzers.policy import SHARED
@@ -34,40 +35,39 @@ def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     of_all = {step: of for step, of in sorted(by_step.items()) if len(of) == num_ranks >= MIN_RANKS}
     if len(of_all) < MIN_STEPS:
         return []
-    ratios = {
-        rank: [took / median(other for of, other in durations.items() if of != rank)
-               for durations in of_all.values() for of, took in durations.items() if of == rank]
-        for rank in next(iter(of_all.values()))
-    }  # fmt: skip
-    newest = {rank: median(values[-MIN_STEPS:]) for rank, values in ratios.items()}
-    slow = max(newest, key=lambda rank: newest[rank])
-    if newest[slow] < 1 + SHARED.equal_ratio or sum(one >= 1 + SHARED.equal_ratio for one in newest.values()) > 1:
+    ranks, steps_of_all = sorted(next(iter(of_all.values()))), list(of_all)
+    took_ms = np.array([[durations[rank] for rank in ranks] for durations in of_all.values()])
+    others_ms = np.column_stack([np.median(np.delete(took_ms, place, axis=1), axis=1) for place in range(len(ranks))])
+    ratios = took_ms / others_ms
+    newest = np.median(ratios[-MIN_STEPS:], axis=0)
+    slow = int(np.argmax(newest))
+    if newest[slow] < 1 + SHARED.equal_ratio or np.sum(newest >= 1 + SHARED.equal_ratio) > 1:
         return []
-    middle = 1 + (newest[slow] - 1) / 2
-    above = [ratio > middle for ratio in ratios[slow]]
-    places = range(len(above) - MIN_STEPS + 1)
-    first = max(places, key=lambda at: sum(above[at:]) + at - sum(above[:at]))
-    if sum(above[first:]) < SHARED.agreement_ratio * len(above[first:]):
+    above = ratios[:, slow] > 1 + (newest[slow] - 1) / 2
+    num_above = np.concatenate([[0], np.cumsum(above)])
+    # The step that parts the steps best into usual ones before it and slow ones from it on.
+    parted = (num_above[-1] - num_above) + (np.arange(len(num_above)) - num_above)
+    first = int(np.argmax(parted[: len(above) - MIN_STEPS + 1]))
+    if np.mean(above[first:]) < SHARED.agreement_ratio:
         return []
-    since = list(of_all)[first]
-    took = median(of_all[step][slow] for step in list(of_all)[first:])
-    others = median(value for step in list(of_all)[first:] for rank, value in of_all[step].items() if rank != slow)
+    own_ms, usual_ms = float(np.median(took_ms[first:, slow])), float(np.median(others_ms[first:, slow]))
+    who, since = ranks[slow], steps_of_all[first]
     return [
         Finding(
             analyzer="straggler",
             kind="straggler",
             severity="warning",
             status="suspect",
-            ranks=(slow,),
+            ranks=(who,),
             first_step=since,
-            last_step=list(of_all)[-1],
+            last_step=steps_of_all[-1],
             cause="unknown",
-            summary=f"Rank {slow} prints {took / others:.2f}x the step time of the other {num_ranks - 1} ranks since "
-            f"step {since}: {number(took, 4)} instead of {number(others, 4)} ms. The lines do not show in which part "
-            "of the step.",
+            summary=f"Rank {who} prints {own_ms / usual_ms:.2f}x the step time of the other {num_ranks - 1} ranks "
+            f"since step {since}: {number(own_ms, 4)} instead of {number(usual_ms, 4)} ms. The lines do not show in "
+            "which part of the step.",
             evidence={
-                "phase_factors_ratio": {"whole_step": round(took / others, 4)},
-                "excess_ms": round(took - others, 3),
+                "phase_factors_ratio": {"whole_step": round(own_ms / usual_ms, 4)},
+                "excess_ms": round(own_ms - usual_ms, 3),
                 "basis": f"{len(of_all)} steps of {num_ranks} ranks",
             },
             advice="straggler-compute",
