@@ -209,7 +209,7 @@ def hang_causes() -> set[str]:
 
 def test_causes_in_logs_have_a_kind_and_a_next_step() -> None:
     folder = ROOT / "analyzers"
-    of_texts = ("deaths/logged_*.py", "hangs/logged_calls.py", "hangs/watchdogs.py", "evidence/log_*.py")
+    of_texts = ("deaths/logged/*.py", "hangs/logged/*.py", "evidence/log_*.py")
     source = "".join(path.read_text() for glob in of_texts for path in folder.glob(glob))
     literal = re.findall(r'from_lines\(\s*"(\w+)",\s+\w+,\s+rank_class="(\w+)",(?!\s+kind=)', source)
     hangs = {cause for cause, rank_class in literal if rank_class in ("mismatch", "hang")}
