@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from analyzers.analysis import Analysis, our_analyses, plugin_analyses
@@ -24,11 +25,13 @@ from analyzers.deaths import analyze as rank_lost
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs import analyze as hang
 from analyzers.hangs.device_evidence import with_devices
+from analyzers.hangs.stacks import StacksAtHang, roles_of
 from analyzers.policy import SHARED
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.ends.restarts import restart_sentence
 from analyzers.run.findings.open_findings import may_last
 from analyzers.run.live.digest import Digest, joined, joined_log
+from analyzers.run.live.stall_limits import killed_by_watch
 from analyzers.run.policy import StallPolicy
 from analyzers.run.records.event_log import EventLog
 from analyzers.scope import Scope
@@ -68,6 +71,8 @@ class LiveState:
     manifest: Mapping[str, Any] = field(default_factory=dict)
     reported: dict[tuple[object, ...], Finding] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    stacks_dir: Path | None = None
+    """Folder of the stacks that `watch` has the ranks write in a hang."""
     digests: Sequence[Digest] = ()
     """Newest digests of the other nodes, if this node leads."""
     clock_offsets_ns: Mapping[int, int] = field(default_factory=dict)
@@ -244,8 +249,17 @@ def _standstill(source: Source, attempt: int, state: LiveState, now_ns: int) -> 
         log = joined_log(log, state.digests, state.clock_offsets_ns)
     view = _with_elsewhere(view, state)
     lost = rank_lost.deaths_of_attempt(view, log, policy, is_last=True, now_ns=now_ns)
-    stuck = hang.hang_of_attempt(view, log, policy, is_last=True, now_ns=now_ns)
+    stacks = _stacks(source, view, log, state)
+    stuck = hang.hang_of_attempt(view, log, policy, is_last=True, now_ns=now_ns, stacks=stacks)
     return [*lost, *([with_devices(source, stuck, view.last_ns)] if stuck else [])]
+
+
+def _stacks(source: Source, view: AttemptView, log: EventLog, state: LiveState) -> StacksAtHang | None:
+    """Stacks that were taken in this standstill, where the ranks stay in it; those of an earlier one show nothing."""
+    taken_ns = [event.wall_ns for event in log.of(event_kinds.STACKS, attempt=view.attempt)]
+    if state.stacks_dir is None or max(taken_ns, default=0) <= view.last_ns or killed_by_watch(log, view.attempt):
+        return None
+    return StacksAtHang(state.stacks_dir, roles_of(source, view.attempt))
 
 
 def _ended(source: Source, attempt: int, known: Sequence[int], state: LiveState) -> list[Finding]:
@@ -299,12 +313,15 @@ def changed(before: Finding, now: Finding) -> bool:
         return True
     if SEVERITIES.index(now.severity) < SEVERITIES.index(before.severity):  # if less severe, it may alternate
         return True
-    if now.evidence.get("line") and not before.evidence.get("line"):  # its stacks have been sampled since
-        return True
-    old, new = _size(before), _size(now)
+    if any(now.evidence.get(code) and not before.evidence.get(code) for code in ("line", "stacks")):
+        return True  # its stacks have been taken since
+    is_comparable = before.evidence.get("measured_by") == now.evidence.get("measured_by")
+    old, new = _size(before, is_comparable), _size(now, is_comparable)
     return old is not None and new is not None and new >= SHARED.doubled_factor * old > 0
 
 
-def _size(finding: Finding) -> float | None:
-    value = finding.evidence.get("excess_ms") if finding.kind == "straggler" else None
-    return float(value) if isinstance(value, (int, float)) else None
+def _size(finding: Finding, is_comparable: bool) -> float | None:
+    """Excess of a straggler (ms), or its ratio where the other finding measures other times."""
+    name = "excess_ms" if is_comparable else "factor_ratio"
+    value = finding.evidence.get(name) if finding.kind == "straggler" else None
+    return float(value) - (not is_comparable) if isinstance(value, (int, float)) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
 from collections.abc import Callable, Collection
 from types import ModuleType
@@ -99,6 +100,8 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "fsspec": "train", "streaml
 
 _OWN = ("", "rankscope", "probes", "store", "analyzers", "watch", "trainer", "dashboard")
 """A failing import of one of these packages is a bug, so its traceback is shown."""
+_NO_NUMBER = re.compile(r"Input should be a valid (integer|number), unable to parse string as an? (integer|number)")
+_NUMBERS = {"integer": "must be a whole number", "number": "must be a number"}
 
 
 def main() -> None:
@@ -114,6 +117,7 @@ def main() -> None:
         if message := error.format_message():
             setting = _setting(error)  # instead of options that begin alike
             message = message.partition(" (Possible options")[0] if setting else message
+            message = _NO_NUMBER.sub(lambda found: _NUMBERS[found[1]], message)
             whole = _sentence(message.rstrip(". ") + _example(error) + setting)
             from probes.tape.redaction.printable import visible  # after `rankscope.commands` has claimed the names
 

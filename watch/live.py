@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from analyzers.finding import Finding
@@ -40,10 +41,14 @@ class LiveJudge:
     Three threads use it: one for hangs and deaths, one for findings of plug-ins, one for all others.
     """
 
-    def __init__(self, manifest: Mapping[str, Any], events: EventWriter, exports: Exports) -> None:
+    def __init__(
+        self, manifest: Mapping[str, Any], events: EventWriter, exports: Exports, *, stacks_dir: Path | None = None
+    ) -> None:
         self._events, self._exports = events, exports
         before = read_events(events.path)[0] if events.path.exists() else []
-        self._state = LiveState(stall=stall_policy(manifest), manifest=manifest, reported=remembered(before))
+        self._state = LiveState(
+            stall=stall_policy(manifest), manifest=manifest, reported=remembered(before), stacks_dir=stacks_dir
+        )
         self._advice = AdviceState(reported=remembered_advice(before))
         self._told_failures: set[tuple[str, str]] = set()
 

@@ -136,7 +136,7 @@ def _watch(run: RunDir, options: argparse.Namespace, listen: Listen | None) -> i
                     )
                     serving.enter_context(link)
                     job = JobWatch(link, node_rank=node_rank, events=events, clock=tapes.now_ns)
-                judge = LiveJudge(run.manifest(), events, exporting)
+                judge = LiveJudge(run.manifest(), events, exporting, stacks_dir=run.stacks)
                 pid = options.launcher_pid
                 loop = StandstillLoop(run, tapes, judge, events, launcher_pid=pid, job=job)
                 ingest = IngestLoop(run, ingester, tapes, judge, exporting, events, node_rank=node_rank, job=job)

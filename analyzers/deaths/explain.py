@@ -17,6 +17,7 @@ __all__ = ["NEXT", "WHY"]
 
 _LIBRARY = re.compile(r"ALLOC(ATION)?_FAILED|CUDA error: out of memory|Cuda failure", re.IGNORECASE)
 """Errors of allocations outside of torch's cache: by cuBLAS, cuDNN, NCCL, or the driver itself."""
+_RESUME = re.compile(r"Resume the run\. |, then resume the run\b")
 MAX_MESSAGE = 140
 """Characters of an error's message; the evidence has all of it."""
 
@@ -36,6 +37,8 @@ def _why_lost(finding: Finding) -> str:
         return sentence(used)
     what = error or str(of.get("signal") or "") or code or "no error was recorded"
     what = (what if len(what) <= MAX_MESSAGE else what[: MAX_MESSAGE - 3] + "...").replace(";", ",").rstrip(". ")
+    if what.lower() in finding.summary.lower():
+        return ""  # the summary has all of it
     at = f" ({of['raised_at']})" if of.get("raised_at") else ""
     victims = counted(len(of.get("victims") or []), "other rank" if finding.ranks else "rank")
     return sentence(what + at + (f", and {victims} ended because of it" if victims else ""))
@@ -82,12 +85,16 @@ def _next_lost(finding: Finding) -> str:
         return _next_exception(finding, ranks_text(finding.ranks))
     if finding.cause == "out_of_memory":
         return _next_out_of_memory(finding, ranks_text(finding.ranks))
+    if finding.cause == "exit" and (raised_at := finding.evidence.get("raised_at")):
+        return f"Check {raised_at}, where it ended itself."
     if finding.cause == "signal" and finding.evidence.get("xids"):
         return (
             f"Search the log of {ranks_text(finding.ranks)} for the kernel's error (`Assertion`, `illegal memory "
             "access`); with CUDA_LAUNCH_BLOCKING=1 the traceback has the line."
         )
-    return next_step(finding.cause, finding.ranks, signal=str(finding.evidence.get("signal")))
+    advice = next_step(finding.cause, finding.ranks, signal=str(finding.evidence.get("signal")))
+    has_restarted = finding.severity == "warning"
+    return _RESUME.sub("", advice) if has_restarted else advice
 
 
 _EXCLUDED_FOR = {

@@ -21,7 +21,7 @@ def _non_finite(finding: Finding) -> str:
         origin = f"the replay found the first bad output in {of['origin_module']}{operation}"
     if of.get("num_flagged_inputs"):
         first = f", first in {of['op']} #{of['seq']} of {group_text(str(of['process_group']))}" if "op" in of else ""
-        inputs = f"{of['num_flagged_inputs']} of {of.get('num_checked_inputs', '?')} inputs of collectives"
+        inputs = f"{of['num_flagged_inputs']} of {of.get('num_checked_inputs', '?')} checked inputs of collectives"
         if finding.cause == "reduction":
             return f"Only {inputs} held NaN or Inf, all of them in calls after that reduction."
         return f"Before the reduction {inputs} held NaN or Inf{first}{f', and {origin}' if origin else ''}."

@@ -44,8 +44,9 @@ def _lines(diagnosis: Diagnosis, manifest: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield escaped(line)
     if fired:
-        yield ""
-        yield f"**Why:** {escaped(why(fired[0]))}"
+        if (reason := why(fired[0])) != fired[0].summary:
+            yield ""
+            yield f"**Why:** {escaped(reason)}"
         yield ""
         yield f"**Next:** {escaped(next_step(fired[0], run))}"
     for place, finding in enumerate(fired, 1):

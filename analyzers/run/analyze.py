@@ -32,19 +32,19 @@ from probes.tape.files.safe_open import LINK, NOT_PLAIN
 
 __all__ = ["ANALYSES", "record_coverage", "unsynced_records", "unwatched_times"]
 
-_READ_COLUMNS = {
-    "steps": (
-        ("forward_ns", "backward_ns", "optimizer_ns", "collective_wait_ns", "loss", "grad_norm", "tokens"),
-        "Phases, waits, spikes or throughput are judged in part or not at all",
-    ),
-    "collectives": (("seq", "phase"), "Calls are not matched over ranks, or not kept apart from those of saves"),
-    "ranks": (("world_size", "host"), "The expected ranks or their hosts are unknown"),
-    "spans": (("kind",), "The activity of a rank within a step is unknown"),
-    "fingerprints": (("replica_group", "tensor", "hash"), "Replicas are not compared"),
-    "events": (("kind", "detail", "wall_ns"), "Events between the steps are unknown"),
-    "health": (("node",), "The host of a reading is unknown"),
-}
-"""Columns that several analyses read, and the consequence where one holds nothing but NULL."""
+_READ_COLUMNS = (
+    ("steps", ("forward_ns", "backward_ns", "optimizer_ns"), "Phases were not compared, or not all of them"),
+    ("steps", ("collective_wait_ns",), "Waits in collectives were not judged"),
+    ("steps", ("loss", "grad_norm"), "Spikes were not looked for, or only in part of the figures"),
+    ("steps", ("tokens",), "Tokens per second, MFU and uneven batches are unknown"),
+    ("collectives", ("seq", "phase"), "Calls are not matched over ranks, or not kept apart from those of saves"),
+    ("ranks", ("world_size", "host"), "The expected ranks or their hosts are unknown"),
+    ("spans", ("kind",), "The activity of a rank within a step is unknown"),
+    ("fingerprints", ("replica_group", "tensor", "hash"), "Replicas are not compared"),
+    ("events", ("kind", "detail", "wall_ns"), "Events between the steps are unknown"),
+    ("health", ("node",), "The host of a reading is unknown"),
+)
+"""(Table, columns that several analyses read, consequence where one holds nothing but NULL)."""
 
 _RANK = re.compile(r"^tapes/attempt-\d{1,9}/rank-(\d{1,9})\b")
 _NODE = re.compile(r"^tapes(?:/node-| of node )(\d{1,9})\b")
@@ -91,7 +91,7 @@ def record_coverage(source: Source, scope: Scope) -> list[Finding]:
                 findings.append(_silent(attempt, silent, world_size))
     findings += [
         _insufficient(f"{consequence}: {not_recorded(absent)}.", evidence=missing(absent))
-        for table, (columns, consequence) in _READ_COLUMNS.items()
+        for table, columns, consequence in _READ_COLUMNS
         if not missing_tables(source, table) and (absent := lacking(source, **{table: columns}))
     ]
     if missing_tables(source, "spans"):

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 LINKS = {"home": "Runs", "compare": "Compare runs", "sql": "SQL"}
 """Names of links in the menu, where they are not the page's with a capital."""
-TITLES = LINKS | {"health": "GPU and host health", "recovery": "Checkpoints and recovery"}
 HOUR = int(3600 / POLL_S)
 """Refreshes of a page that is left open for an hour."""
 COMPARED_RANKS = 64
@@ -69,7 +68,7 @@ def click(page: Page, name: str) -> tuple[float, float]:
     """Seconds from the click on a page's link to the page drawn, and to the last of what it asked for."""
     begun = time.perf_counter()
     page.locator(".st-key-menu").get_by_role("link", name=LINKS.get(name, name.capitalize()), exact=True).click()
-    page.wait_for_selector(f"h1:has-text('{TITLES.get(name, name.capitalize())}')", timeout=120_000)
+    page.wait_for_selector(f"h1:has-text('{LINKS.get(name, name.capitalize())}')", timeout=120_000)
     page.wait_for_selector(f"{SETTLED}, {PENDING}", timeout=300_000, state="attached")
     drawn_s = time.perf_counter() - begun
     page.wait_for_selector(PENDING, state="detached", timeout=600_000)

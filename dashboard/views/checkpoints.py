@@ -45,7 +45,7 @@ def load_timeline(source: Source, now_s: int | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@framed("Checkpoints and recovery")
+@framed("Recovery")
 def checkpoints(view: View) -> None:
     """Draw the timeline of the run, then its rollbacks and checkpoints."""
     data = view.ask(load_timeline, int(time.time()) // 4 * 4 if view.state.is_live else None)

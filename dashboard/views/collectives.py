@@ -21,6 +21,9 @@ from dashboard.frame import View, framed
 
 __all__ = ["collectives"]
 
+_SIZES = {"bytes": st.column_config.NumberColumn("bytes", format="localized")}
+"""Thousands are separated."""
+
 
 def load_calls(source: Source) -> Any:
     """Calls by operation, group and size."""
@@ -97,10 +100,10 @@ def collectives(view: View) -> None:
             {
                 "operation": calls["op"], "group": _groups(calls), "bytes": calls["bytes"],
                 "members": calls["n"], "calls": calls["num_calls"],
-                "transfer (ms)": np.round(floats(calls["transfer_ms"]), 4),
-                f"bus {unit}": np.round(scale * bandwidth, 3),
-                "waited (s)": np.round(floats(calls["wait_s"]), 3),
-            }, key="collectives-table",
+                "transfer (ms)": _significant(floats(calls["transfer_ms"])),
+                f"bus {unit}": _significant(scale * bandwidth),
+                "waited (s)": _significant(floats(calls["wait_s"])),
+            }, key="collectives-table", column_config=_SIZES,
         )  # fmt: skip
 
 
@@ -110,6 +113,13 @@ def _below(found: dict[str, Any]) -> None:
         if rows:
             st.subheader(title, anchor=False)
             table(rows, key=f"collectives-{title.lower().replace(' ', '-')}")
+
+
+def _significant(values: Any) -> Any:
+    """Rounded to four significant digits."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = 10.0 ** (np.floor(np.log10(np.abs(values))) - 3)
+        return np.where(np.isfinite(scale) & (scale > 0), np.round(values / scale) * scale, values).round(6)
 
 
 def _groups(calls: Any) -> list[str]:
@@ -130,12 +140,12 @@ def _by_call(found: queries.Columns) -> None:
         {
             "operation": found["op"], "group": _groups(found), "bytes": found["bytes"],
             "calls a step": np.round(floats(found["num_calls"]), 2),
-            "in flight (ms a step)": np.round(floats(found["busy_ms"]), 3),
-            "exposed (ms a step)": np.round(exposed_ms, 3),
+            "in flight (ms a step)": _significant(floats(found["busy_ms"])),
+            "exposed (ms a step)": _significant(exposed_ms),
             "exposed (% of it)": np.round(100 * floats(found["exposed_ratio"]), 1),
-            "transfer (ms)": np.round(transfer_ms, 3),
-            "for stragglers (ms)": np.round(np.maximum(0.0, exposed_ms - transfer_ms), 3),
-        }, key="collectives-exposed-calls",
+            "transfer (ms)": _significant(transfer_ms),
+            "for stragglers (ms)": _significant(np.maximum(0.0, exposed_ms - transfer_ms)),
+        }, key="collectives-exposed-calls", column_config=_SIZES,
     )  # fmt: skip
     num = int(found["num_classes"][0])
     more = f" Shown: the {len(exposed_ms):,} most exposed of {num:,}." if num > len(exposed_ms) else ""

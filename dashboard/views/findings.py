@@ -52,7 +52,7 @@ def card(
             st.badge(word, color="gray" if closed else SEVERITY_COLOURS[finding.severity])
             if finding.status == "suspect":
                 st.badge("suspected", color="gray")
-            heading = f"{number}  {title(finding).capitalize()}" if is_numbered else title(finding).capitalize()
+            heading = f"{number}. {title(finding).capitalize()}" if is_numbered else title(finding).capitalize()
             st.markdown(f"**{markdown_text(heading, 80)}**", width="content")
             passed = f" · {closed}" if closed else as_of(finding, view.state)
             st.markdown(f":gray[{markdown_text(location(finding) + passed, 200)}]", width="stretch")

@@ -58,7 +58,7 @@ def load_health(source: Source) -> dict[str, Any]:
     return {"trends": trends, "problems": rows, "num_problems": num_rows, "xids": xids(source)}
 
 
-@framed("GPU and host health")
+@framed("Health")
 def health(view: View) -> None:
     """Draw the device problems, then a chart per reading that any device supports."""
     data = view.ask(load_health)

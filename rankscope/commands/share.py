@@ -48,6 +48,7 @@ def share(
     as_json = wants_json(output)
     refuse_missing_folder("--out", out)
     from analyzers.report.files import ReportError
+    from analyzers.verdict.verdict import without_unjudged
     from probes.tape.format.reader import TapeError
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
@@ -70,6 +71,6 @@ def share(
         })  # fmt: skip
         return
     screen = console()
-    screen.print(packed.diagnosis.verdict, markup=False, highlight=False)
+    screen.print(without_unjudged(packed.diagnosis.verdict).strip(), markup=False, highlight=False)
     size = f"{packed.num_bytes / 1e6:.1f} MB, with {packed.num_texts} files of stacks and logs"
     screen.print(f"{target}  {size}. Next: rankscope analyze {target}", markup=False, highlight=False, soft_wrap=True)

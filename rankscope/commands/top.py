@@ -54,18 +54,21 @@ def top(
 
 def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None:
     """Redraw until Ctrl-C or the end of the run, and leave the last table on the terminal."""
+    from rich.console import Group
     from rich.live import Live
+    from rich.text import Text
 
+    keys = Text("q leaves", style="dim")
     with screen.status("Reading the run…"):  # minutes, where many ranks of an ended run are diagnosed
         drawn = _rank_screen(folder, screen, name)
     try:
         with (
-            Live(drawn.table, console=screen, screen=True, auto_refresh=False) as live,
+            Live(Group(drawn.table, keys), console=screen, screen=True, auto_refresh=False) as live,
             pressed_keys() as asks_to_leave,
         ):
             while drawn.is_live and not asks_to_leave(every_s):
                 drawn = _rank_screen(folder, screen, name)
-                live.update(drawn.table, refresh=True)
+                live.update(Group(drawn.table, keys), refresh=True)
     finally:
         screen.print(drawn.table)
 
@@ -73,5 +76,5 @@ def _follow(folder: RunDir, screen: Console, name: Path, every_s: float) -> None
 def _rank_screen(folder: RunDir, screen: Console, name: Path) -> RankScreen:
     from analyzers.report.terminal.ranks_now import draw_ranks
 
-    height = screen.height if screen.is_terminal else LINES_IN_A_PIPE
+    height = screen.height - 1 if screen.is_terminal else LINES_IN_A_PIPE
     return draw_ranks(folder, name=str(name), height=height, now_ns=time.time_ns())

@@ -29,6 +29,7 @@ _NO_ZONES = (
 )
 _READING = "SELECT"
 """Kind of the statements that only read; DESCRIBE, SHOW, SUMMARIZE and FROM are SELECT to DuckDB."""
+_SYSTEM_TABLE = re.compile(r"Did you mean \"?(pg_|duckdb_|sqlite_|information_schema)")
 _EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b)?(?P<options>\s*\([^()]*\))?(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
 
@@ -93,6 +94,7 @@ def _one_line(error: Exception) -> str:
     text, _, place = str(error).partition("\n\nLINE ")
     line = f" (line {number})" if (number := place.partition(":")[0]).isdecimal() and number != "1" else ""
     parts = [part.strip() for part in text.splitlines() if part.strip()]
+    parts = [part for part in parts if not _SYSTEM_TABLE.match(part)]
     return "; ".join(part.rstrip("!") for part in parts)[:2000] + line
 
 

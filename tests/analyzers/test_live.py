@@ -3,12 +3,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analyzers.finding import Finding
-from analyzers.live import LivePolicy, LiveState, live_findings, record_findings, remembered, standstill_findings
+from analyzers.live import (
+    LivePolicy,
+    LiveState,
+    changed,
+    live_findings,
+    record_findings,
+    remembered,
+    standstill_findings,
+)
 from analyzers.run.policy import StallPolicy
 from tests.analyzers.judged import checked
 from tests.analyzers.memory_store import MemoryStore
@@ -66,6 +75,44 @@ def test_a_hang_is_told_again_when_more_is_known_and_when_it_is_over() -> None:
     world.store.connection.execute(f"UPDATE collectives SET end_ns = {world.after(8)} WHERE end_ns IS NULL")
     world.event("rank_state", 7.9, state_rank=1, state="running", os_state="R")
     assert told(world.store, state, world.after(8.5)) == [("hang", "ok", (1,))]
+
+
+STACK = 'Stack (most recent call first):\n  File "/home/me/train.py", line 18 in fetch\n'
+
+
+@pytest.mark.parametrize(("taken_s", "is_named"), [(6.5, True), (0.0, False)], ids=["now", "in-an-earlier-hang"])
+def test_a_hang_is_told_again_with_the_line_once_its_stacks_were_taken(
+    tmp_path: Path, taken_s: float, is_named: bool
+) -> None:
+    world, state = waiting_world(), LiveState(stacks_dir=tmp_path)
+    assert told(world.store, state, world.after(6)) == [("hang", "fired", (1,))]
+    (tmp_path / "attempt-0-rank-00001.txt").write_text(STACK)
+    world.event("stacks", taken_s, path="stacks", ranks=[1])
+    again = live_findings(world.store, state, world.after(7))
+    assert ["train.py:18 fetch" in finding.summary for finding in again] == [True] * is_named
+    assert told(world.store, state, world.after(9)) == []
+
+
+def slow(excess_ms: float, factor: float, measured_by: str) -> Finding:
+    evidence = {"excess_ms": excess_ms, "factor_ratio": factor, "measured_by": measured_by}
+    return Finding(
+        analyzer="straggler", kind="straggler", severity="warning", status="fired", summary="", evidence=evidence
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "is_told"),
+    [
+        (slow(48.2, 1.48, ""), False),
+        (slow(48.2, 1.9, ""), True),
+        (slow(48.2, 1.48, "CPU time"), True),
+    ],
+    ids=["another-measure", "another-measure-and-twice-as-slow", "twice-as-much-of-the-same"],
+)
+def test_a_straggler_is_told_again_where_it_grew_and_not_where_it_is_measured_otherwise(
+    now: Finding, is_told: bool
+) -> None:
+    assert changed(slow(21.5, 1.41, "CPU time"), now) == is_told
 
 
 def test_a_hang_is_not_over_because_its_run_is_stopped() -> None:

@@ -138,7 +138,7 @@ FACTS: Mapping[str, tuple[Look, ...]] = {
     "step time (ms)": (
         value("json", "step_ms_median"), text("terminal", r"median step NUMBER ms"),
         text("markdown", r"step, median \| NUMBER ms"), text("html", r"NUMBER ms per step, median"),
-        text("top", r"NUMBER ms a step"), text("page overview", r"Step time: NUMBER (ms|s)\b"),
+        text("top", r"median step NUMBER ms"), text("page overview", r"Step time: NUMBER (ms|s)\b"),
     ),
     "tokens a second": (
         value("json", "tokens_per_s"), text("terminal", r"NUMBER tokens/s"),

@@ -26,7 +26,7 @@ EXPECTED = {
     "pipeline": ("This run has no pipeline",),
     "numerics": ("Gradient norm by parameter", "NaN and Inf", "Learning rate"),
     "memory": ("Rank and step", "By rank"),
-    "health": ("GPU and host health",),
+    "health": ("Health",),
     "recovery": ("Rollbacks", "Good: complete"),
     "logs": ("without a line",),
     "events": ("Left out unless chosen", "Select one"),
@@ -74,7 +74,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "NaN and Inf in the gradients of step 12, by parameter and the rank that holds it",
         "Loss and gradient norm around the finding",
         "Runbook",
-        "trained batch 11 again",
+        "did not skip batch 11",
         "Response",
         "In the backward pass",
     ):

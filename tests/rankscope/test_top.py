@@ -15,10 +15,13 @@ from typer.testing import CliRunner
 from analyzers.finding import Finding
 from analyzers.report.rank_rows import RankRow, RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, fold, rank_table
+from analyzers.report.terminal.ranks_now import draw_ranks
+from analyzers.run.live.folder_state import folder_state
+from analyzers.run.policy import StallPolicy
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK
 from rankscope.cli import app
-from store import Store
+from store import Ingester, Store
 from tests.factories import make_run
 from tests.waiting import wait_for
 from trainer.launcher.terminal.live_ranks import LiveRanks
@@ -146,6 +149,35 @@ def test_ranks_that_were_killed_do_not_run_once_the_run_has_ended(tmp_path: Path
     table = done.output[done.output.index("own work") :]
     assert re.search(r"^ *2 +ended .*backward", table, flags=re.MULTILINE), table
     assert re.search(r"^ *0 +ended .*all_reduce", table, flags=re.MULTILINE), "what it did last"
+
+
+def test_a_run_that_stands_still_has_no_running_rank_and_one_duration(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=2, steps=200, step_ms=200, hang={1: 200})
+    hang = Finding(
+        kind="hang", severity="critical", status="fired", analyzer="hangs", ranks=(1,), attempt=0,
+        summary="Rank 1 hangs. Rank 0 waited for 5.4 s.", evidence={"silent_s": 5.4},
+    )  # fmt: skip
+    events = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    columns = hang.to_json()
+    events.write("finding", finding_kind=columns.pop("kind"), finding_ranks=columns.pop("ranks"), **columns)
+    events.close()
+    with Ingester(run, role="watch") as watch:
+        while watch.tick().lag:
+            pass
+        with Store.open(run, catch_up=False) as store:
+            newest_ns = folder_state(run, store, StallPolicy(), now_ns=time.time_ns()).last_ns
+        assert newest_ns is not None
+        watch.mark_ingested(newest_ns + 3600 * 10**9)
+        screen = draw_ranks(run, name="runs/x", height=20, now_ns=newest_ns + 3600 * 10**9)
+    assert screen.is_live
+    console = Console(width=140, no_color=True, record=True, file=StringIO())
+    console.print(screen.table)
+    text = console.export_text()
+    assert "running" not in text
+    assert len(re.findall(r"^ *[01] +stalled", text, flags=re.MULTILINE)) == 2, text
+    (waited_s,) = map(float, re.findall(r"Rank 0 waited for ([\d.]+) s so far", text))
+    assert waited_s > 5.4
+    assert f" {int(waited_s)} s " in text[text.index("own work") :], "as the column of the rank"
 
 
 def test_it_prints_once_into_a_pipe(tmp_path: Path) -> None:

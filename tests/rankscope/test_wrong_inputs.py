@@ -47,8 +47,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["train", "debug", "--set", "train.steps"], ["--set train.steps", "section.key=value"]),
         (["train", "debug", "--set", "parallel.tp=3"], ["parallel.tp = 3"]),
         (["train", "debug", "--nproc-per-node", "3", "--set", "parallel.tp=2"], ["does not divide the world size 3"]),
-        (["train", "debug", "--nproc-per-node", "many"], ["--nproc-per-node", "integer"]),
+        (["train", "debug", "--nproc-per-node", "many"], ["--nproc-per-node", "whole number"]),
         (["train", "debug", "--fault", "nan_grd@step=3,rank=0"], ["nan_grd", "did you mean nan_grad?"]),
+        (["train", "debug", "--fault", "foo@step=3,rank=0"], ["foo", "rankscope drill --list"]),
         (["train", "debug", "--fault", "xyz@step=3,rank=0"], ["xyz", "rankscope drill --list"]),
         (["train", "debug", "--fault", "kill@rank=0"], ["step=N is missing"]),
         (["train", "debug", "--fault", "kill@step=3"], ["rank=R is missing"]),
@@ -86,6 +87,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["sql", RUN], ["give a statement"]),
         (["sql", RUN, "DELETE FROM steps"], ["DELETE is not allowed"]),
         (["sql", RUN, "SELECT nothing FROM steps"], ["nothing", "clause; Candidate"]),
+        (["sql", RUN, "FROM nosuch"], ["nosuch does not exist"]),
+        (["dashboard", "--port", "abc"], ["--port", "must be a whole number"]),
         (["sql", RUN, "FROM '/etc/passwd'"], ["passwd"]),
         (["sql", RUN, "FROM steps", "--format", "xml"], ["--format xml"]),
         (["top"], ["Missing argument 'RUN', for example `rankscope top runs/latest`."]),
@@ -135,6 +138,7 @@ def test_a_mistake_is_one_line(
     assert len(lines) == 1 or arguments[0] == "sql", lines  # DuckDB points at the place in the statement
     assert lines[0].startswith("rankscope: ")
     assert all(word in lines[0] for word in words), lines
+    assert "pg_" not in lines[0], "no table of a user"
     assert {path.name: path.readlink() if path.is_symlink() else None for path in runs.iterdir()} == before
 
 

@@ -79,7 +79,7 @@ def parse_fault(text: str) -> Fault:
     """Read `KIND@key=value,key=value`. Raises FaultError: one line with the text, what is wrong and what is allowed."""
     kind, _, rest = text.strip().partition("@")
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=3, cutoff=0.6)
+        near = difflib.get_close_matches(kind, KINDS, n=3, cutoff=0.8)
         hint = f"did you mean {' or '.join(near)}?" if near else "see `rankscope drill --list`"
         raise FaultError(f"--fault {text}: unknown kind {kind!r}; {hint}")
     values: dict[str, Any] = {}

@@ -47,13 +47,14 @@ def render(source: Source, diagnosis: Diagnosis, manifest: Mapping[str, Any], *,
     """The page, UTF-8."""
     page = _Page(source, diagnosis)
     fired = diagnosis.cards[:MAX_FINDINGS]
+    reason = why(fired[0]) if fired else ""
     findings = [page.finding(finding, number=number) for number, finding in enumerate(fired)]
     sections = list(page.sections())
     return page.sheet.render(
         run_id=diagnosis.run.get("run_id") or "a run",
         worst=fired[0].severity if fired else "",
         verdict=diagnosis.verdict,
-        why=why(fired[0]) if fired else "",
+        why=reason if fired and reason != fired[0].summary else "",
         next=next_step(fired[0], diagnosis.run.get("run_id") or "") if fired else "",
         quiet="There are no findings.",
         tiles=_tiles(diagnosis),

@@ -53,6 +53,8 @@ _NOT_SHOWN = {
     "action",
     "first_wall_ns",
 }
+_REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step without it"}
+"""Labels of step times where they are means of the replayed steps: the report's step time is the median of all."""
 MAX_VALUE = 120
 
 
@@ -94,7 +96,9 @@ def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
     lines = [("Verdict", first, _COLOURS[worst.severity] if worst else "bold green")]
     lines += [("", line, "") for line in further]
     if worst:
-        lines += [("Why", why(worst), ""), ("Next", next_step(worst, run), "")]
+        reason = why(worst)
+        lines += [("Why", reason, "")] if reason != worst.summary else []
+        lines.append(("Next", next_step(worst, run), ""))
     table = _columns()
     for label, text, style in lines:
         table.add_row(_text(label, "bold"), _text(visible(text), style))
@@ -102,15 +106,15 @@ def _head(diagnosis: Diagnosis, console: Console, run: object) -> None:
 
 
 def _finding(finding: Finding, console: Console, run: object, *, shown_above: bool, closed: str = "") -> None:
-    where = f"step {finding.first_step}" if finding.first_step is not None else "run"
+    where = f"  step {finding.first_step}" if finding.first_step is not None else ""
     if finding.last_step is not None and finding.last_step != finding.first_step:
-        where = f"steps {finding.first_step} to {finding.last_step}"
+        where = f"  steps {finding.first_step} to {finding.last_step}"
     ranks = f"  {ranks_text(finding.ranks)}" if finding.ranks else ""
     attempt = f"  attempt {finding.attempt}" if finding.attempt else ""
     suspect = "  suspected" if finding.status == "suspect" else ""
     head = _text(title(finding), _COLOURS[finding.severity])
     over = f"  {closed}" if closed else ""
-    head.append(visible(f"  {finding.severity}{suspect}  {where}{ranks}{attempt}{over}"), style="dim")
+    head.append(visible(f"  {finding.severity}{suspect}{where}{ranks}{attempt}{over}"), style="dim")
     console.print(head)
     if not shown_above:
         console.print(_indented(finding.summary, ""))
@@ -136,7 +140,8 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
         ):  # the call is in the rows around it
             continue
         text = shown(name, value)
-        rows.append((label_of(name), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
+        label = _REPLAYED.get(name, "") if "replayed_first_step" in finding.evidence else ""
+        rows.append((label or label_of(name), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
     return rows
 
 
@@ -173,8 +178,8 @@ def _against_plan(plan: Sequence[Mapping[str, Any]]) -> str:
         if not each["as_planned"]
     ]
     fits = [each["what"] for each in plan if each["as_planned"]]
-    off = f"Not as planned: {', '.join(differs)}." if differs else ""
-    within = f"Within {100 * SHARED.equal_ratio:.0f} % of the plan: {', '.join(fits)}." if fits else ""
+    off = f"Bytes not as planned: {', '.join(differs)}." if differs else ""
+    within = f"Bytes within {100 * SHARED.equal_ratio:.0f} % of the plan: {', '.join(fits)}." if fits else ""
     return " ".join(part for part in (off, within) if part)
 
 

@@ -29,7 +29,7 @@ __all__ = ["Heading", "fold", "rank_table"]
 
 COLUMNS = ("rank", "state", "step", "own work", "waiting", "memory", "GPU", "for", "doing", "finding")
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
-_STATES = {"dead": "bold red", "stopped": "bold red", "ended": "dim"}
+_STATES = {"dead": "bold red", "stopped": "bold red", "stalled": "red", "ended": "dim"}
 MAX_NAMED = 8
 """Ranks that share a finding are folded if there are more of them: a slow stage is one row, a slow rank is one too."""
 _TROUBLED = ("dead", "stopped")
@@ -113,7 +113,7 @@ def _head(found: RankRows, heading: Heading) -> Text:
     head.append(f"  {heading.state}", style="red" if heading.state in ("stalled", "failed", "died") else "green")
     planned = f" of {heading.planned_steps:,}" if heading.planned_steps else ""
     step = "" if found.step is None else f"  step {found.step:,}{planned}"
-    speed = "" if found.step_ms is None else f"  {found.step_ms:,.0f} ms a step"
+    speed = "" if found.step_ms is None else f"  median step {found.step_ms:,.0f} ms"
     attempt = f"  attempt {found.attempt}" if found.attempt else ""
     head.append(f"{step}{speed}  {ranks}{attempt}")
     if heading.reason:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import SEVERITIES, Finding
+from analyzers.hangs.summary import lasting
 from analyzers.report.rank_rows import rank_rows
 from analyzers.report.terminal.rank_table import Heading, rank_table
 from analyzers.run.findings.open_findings import newest_reports, reported_findings, why_closed
@@ -56,6 +57,11 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
         rows = tuple(replace(row, state="ended") if row.state == "running" else row for row in found.rows)
         took_ms = ended.run.get("step_ms_median")
         found = replace(found, step_ms=took_ms if isinstance(took_ms, float) else None, rows=rows)
+    if state.word == "stalled":
+        rows = tuple(replace(row, state="stalled") if row.state == "running" else row for row in found.rows)
+        found = replace(found, rows=rows)
+        silent_s = min((row.doing_s for row in rows if row.doing_s is not None), default=0.0)
+        findings = [lasting(finding, silent_s) for finding in findings]
     steps = read(TrainFacts, manifest).steps
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:

@@ -39,14 +39,15 @@ from tests.analyzers.explained import assert_explains
                 "judgement": "transient",
                 "batch_index": 39,
             },
-            "Before the reduction 3 of 9 inputs of collectives held NaN or Inf, first in all_reduce #7 of world.",
+            "Before the reduction 3 of 9 checked inputs of collectives held NaN or Inf, "
+            "first in all_reduce #7 of world.",
             "Batch 39 was probably fine.",
         ),
         (
             "non_finite",
             "reduction",
             {"num_flagged_inputs": 1, "num_checked_inputs": 24},
-            "Only 1 of 24 inputs of collectives held NaN or Inf, all of them in calls after that reduction.",
+            "Only 1 of 24 checked inputs of collectives held NaN or Inf, all of them in calls after that reduction.",
             "Reduce gradients in fp32",
         ),
         (

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from analyzers.finding import Finding
@@ -16,7 +18,7 @@ def finding(kind: str, cause: str, ranks: tuple[int, ...] = (2,), **evidence: ob
     [
         ("exception", "Check data/shards.py:41 in read."),
         ("out_of_memory", "the memory of rank 2"),
-        ("exit", "the log of rank 2"),
+        ("exit", "Check data/shards.py:41 in read"),
         ("killed_all", "the scheduler's record"),
         ("ended_from_outside", "Resume the run"),
         ("store_lost", "the host of the rendezvous store"),
@@ -54,3 +56,18 @@ def test_why_tells_the_line_that_raised_and_who_ended_because_of_it() -> None:
     assert why(finding("rank_lost", "exception", **told)) == "Bad (a.py:1 in f), and 2 other ranks ended because of it."
     nobody = finding("rank_lost", "store_lost", (), message="Broken pipe", victims=[0, 1])
     assert why(nobody) == "Broken pipe, and 2 ranks ended because of it."
+
+
+def test_why_is_the_summary_where_that_has_the_error_already() -> None:
+    told = {"message": "bad", "raised_at": "a.py:1 in f", "victims": [0, 1]}
+    lost = replace(finding("rank_lost", "exception", **told), summary="Rank 2 died of Bad (a.py:1 in f).")
+    assert why(lost) == lost.summary, "reports leave the line out"
+
+
+@pytest.mark.parametrize("cause", ["ended_from_outside", "launcher_lost"])
+def test_a_run_that_was_resumed_since_is_not_to_be_resumed(cause: str) -> None:
+    lost = finding("rank_lost", cause)
+    assert "esume the run" in next_step(lost)
+    resumed = next_step(replace(lost, severity="warning"))
+    assert "esume the run" not in resumed
+    assert resumed[0].isupper()

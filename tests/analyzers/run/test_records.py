@@ -58,6 +58,7 @@ def test_an_attempt_that_died_before_its_first_step_is_not_a_gap() -> None:
 def test_columns_of_nulls_are_reported() -> None:
     store = recorded((0, 1, 2, 3))
     store.connection.execute("UPDATE steps SET grad_norm = NULL, tokens = NULL; UPDATE ranks SET host = NULL")
-    steps, ranks = analyze(store)
-    assert "gradient norms and token counts were not recorded (to record them: `rankscope.log`)." in steps.summary
+    spikes, tokens, ranks = analyze(store)
+    assert "gradient norms were not recorded (to record them: `rankscope.log`)." in spikes.summary
+    assert tokens.summary.startswith("Tokens per second, MFU and uneven batches are unknown: token counts were not")
     assert "host names were not recorded." in ranks.summary

@@ -227,7 +227,7 @@ def _line(event: dict[str, Any]) -> str:
         return escape(
             f"{where}Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
             f"{1e3 * float(event.get('duration_s') or 0):.0f} ms"
-            f"{f', {batches}' if batches else ''}."
+            f"{f' and {batches}' if batches else ''}."
         )
     if kind == event_kinds.REPLAY and event.get("state") == "same":
         what = "The NaN or Inf" if event.get("verdict") == "non_finite" else "The loss spike"

@@ -65,7 +65,8 @@ def verdict_lines(worst: Finding | None, verdict: str, run: object = "") -> list
     first, *further = verdict.splitlines()
     lines = [f"[bold]Verdict[/]  [{colour}]{escape(first)}[/]", *(f"         {escape(line)}" for line in further)]
     if worst:
-        lines.append(f"[bold]Why[/]      {escape(why(worst))}")
+        if (reason := why(worst)) != worst.summary:
+            lines.append(f"[bold]Why[/]      {escape(reason)}")
         lines.append(f"[bold]Next[/]     {escape(next_step(worst, run))}")
     return lines
 
