@@ -24,7 +24,7 @@ from analyzers.kinds import KINDS
 from analyzers.numerics.nonfinite_origin import Phase
 from analyzers.report.json import to_json
 from analyzers.report.terminal.diagnosis_text import render
-from analyzers.report.wording.explained import next_step
+from analyzers.report.wording.explained import next_step, why
 from analyzers.run.ends.endings import DeathCause
 from analyzers.run.policy import stall_policy
 from analyzers.settings.analyze import RULES
@@ -191,10 +191,13 @@ def test_text_of_the_run_is_shown_and_never_obeyed() -> None:
 
 @pytest.mark.parametrize("make", [hung_killed_and_restarted, lambda: killed(2), lambda: World()])
 def test_reports_fit_a_hundred_columns(make: Any) -> None:
-    text = text_of(diagnose(make().store, MANIFEST))
+    diagnosis = diagnose(make().store, MANIFEST)
+    text = text_of(diagnosis)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
-    for words in ("Verdict", "Why", "Next", "rankscope explain "):
+    for words in ("Verdict", "Next", "rankscope explain "):
         assert words in " ".join(text.split()) + " "
+    worst = diagnosis.fired[0]
+    assert ("\nWhy  " in text) == (why(worst) != worst.summary), "it never repeats the verdict"
 
 
 def hang_causes() -> set[str]:

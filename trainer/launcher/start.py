@@ -18,6 +18,7 @@ from analyzers.wording import counted
 from probes.attach.retention_line import retention_line
 from probes.tape.rundir import RunDir
 from trainer.config.config import Config
+from trainer.config.launch_folder import as_typed
 from trainer.config.load import ConfigError, changed_config, check_trackers, load_config
 from trainer.config.machine import check_machine, may_have_gpu
 from trainer.config.paths import check_paths
@@ -213,9 +214,11 @@ def _train(
     mesh = " x ".join(f"{name} {size}" for name, size in plan.sizes.items() if size > 1) or "one rank"
     most = "up to " if node.min_nodes < node.max_nodes else ""  # how many nodes come shows later
     ranks = f"{most}{counted(plan.world_size, 'rank')} ({mesh})"
-    console.print(f"{where}{how}run [bold]{run.path}[/]  {ranks}  {config.train.steps} steps", highlight=False)
+    console.print(
+        f"{where}{how}run [bold]{as_typed(run.path)}[/]  {ranks}  {config.train.steps} steps", highlight=False
+    )
     if (first := run.manifest().get("start_over_at")) is not None:
-        aside = run.checkpoints / f"before-attempt-{first}"
+        aside = as_typed(run.checkpoints / f"before-attempt-{first}")
         console.print(f"{where}starting over: checkpoints from before go to {aside}", highlight=False, soft_wrap=True)
     if line := retention_line(config.model_dump(mode="json")):
         console.print(f"{where}{line}", highlight=False)

@@ -17,6 +17,7 @@ from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from probes.tape.unwritten import restore_unwritten
 from trainer.config.config import Config
+from trainer.config.launch_folder import as_typed
 from trainer.exit_codes import EXIT_FAILED, EXIT_MISTAKE, EXIT_PREEMPTED
 from trainer.launcher.node import Node, Outcome
 from trainer.launcher.processes.rank_processes import RankProcesses
@@ -188,16 +189,14 @@ def _record_end(events: EventWriter, node: Node, outcome: Outcome) -> None:
 
 
 def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:
-    count = outcome.restarts
+    count, shown = outcome.restarts, escape(as_typed(run.path))
     restarted = f" after {count} restart{'s' * (count > 1)}" if count else ""
     if outcome.exit_code == 0:
-        console.print(f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {run.path}[/]", highlight=False)
+        console.print(f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {shown}[/]", highlight=False)
         return
     title, message = _TITLES[outcome.reason], escape(outcome.message)
     say(console, f"[red]{title}[/]{restarted}. {message}")
     if outcome.reason in ("preempted", "interrupted"):
-        console.print(f"To continue: [bold]rankscope train --resume {run.path}[/]", highlight=False, soft_wrap=True)
+        console.print(f"To continue: [bold]rankscope train --resume {shown}[/]", highlight=False, soft_wrap=True)
         return
-    console.print(
-        f"Next: [bold]rankscope analyze {run.path}[/]. Logs: {run.path / 'logs'}", highlight=False, soft_wrap=True
-    )
+    console.print(f"Next: [bold]rankscope analyze {shown}[/]. Logs: {shown}/logs", highlight=False, soft_wrap=True)

@@ -139,6 +139,8 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
             name == "waiting_calls" and isinstance(value, Mapping) and len(value) < 2
         ):  # the call is in the rows around it
             continue
+        if name == "reason" and str(value) in finding.summary:
+            continue
         text = shown(name, value)
         label = _REPLAYED.get(name, "") if "replayed_first_step" in finding.evidence else ""
         rows.append((label or label_of(name), text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."))
