@@ -13,8 +13,10 @@ from analyzers.hangs.waiting_calls import waiting_calls
 from analyzers.run.calls.snapshot import AttemptView, RankView
 from analyzers.wording import is_number, number, ranks_text, sentence
 
-__all__ = ["hang_summary", "lasting"]
+__all__ = ["SO_FAR", "hang_summary", "lasting"]
 
+SO_FAR = " so far"
+"""Behind the length of a silence that lasts."""
 SHORTEST_S = 0.05
 """A shorter silence is printed as 0: it is left out, as one that is not known."""
 MAX_CYCLE = 3
@@ -73,7 +75,7 @@ def lasting(finding: Finding, silent_s: float) -> Finding:
         return finding
     before, now = (f" for {number(round(seconds, 1), 4)} s" for seconds in (float(reported_s), silent_s))  # type: ignore[arg-type]
     evidence = {**finding.evidence, "silent_s": round(silent_s, 1)}
-    return replace(finding, summary=finding.summary.replace(before, f"{now} so far"), evidence=evidence)
+    return replace(finding, summary=finding.summary.replace(before, f"{now}{SO_FAR}"), evidence=evidence)
 
 
 def _waits(view: AttemptView, found: HangCause, lasted: str) -> str:

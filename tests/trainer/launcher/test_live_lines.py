@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from rich.console import Console
 
+from analyzers.finding import Finding
 from trainer.launcher.terminal.live_lines import FindingLines, say
 
 SENTENCE = "Rank 1 has been slow since step 60: +74.1 ms of compute per step after the optimizer or in the next batch."
@@ -24,6 +26,26 @@ def test_a_line_in_a_file_stays_whole() -> None:
     written = io.StringIO()
     say(Console(file=written, width=40), SENTENCE)
     assert written.getvalue().splitlines() == [SENTENCE]
+
+
+def test_a_line_of_code_that_a_hang_shows_later_stands_alone() -> None:
+    lines = FindingLines()
+    known = hang(5.6, {})
+    later = hang(6.6, {"stacks": {"1": ["train.py:18 fetch", "train.py:30 main"]}})
+    assert lines.line(known) == "[red]HANG[/]  Rank 1 hangs. Rank 0 waited for 5.6 s."
+    assert lines.line(later) == "[red]HANG[/]  Rank 1 is at train.py:18 fetch."
+    assert lines.line(later) == ""
+
+
+def hang(waited_s: float, evidence: dict[str, Any]) -> dict[str, Any]:
+    """As `watch` writes it."""
+    finding = Finding(
+        analyzer="hang", kind="hang", severity="critical", status="fired", ranks=(1,), cause="not_entered", attempt=0,
+        summary=f"Rank 1 hangs. Rank 0 waited for {waited_s} s.", evidence=evidence,
+    )  # fmt: skip
+    columns = finding.to_json()
+    of = {"finding_kind": columns.pop("kind"), "finding_ranks": columns.pop("ranks"), "kind": "finding"}
+    return columns | of
 
 
 def test_a_plug_in_with_many_findings_has_a_few_lines() -> None:

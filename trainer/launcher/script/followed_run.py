@@ -26,6 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from analyzers.hangs.summary import SO_FAR
 from analyzers.verdict.verdict import without_unjudged
 from probes.attach.launch.announcement import VARIABLE, Announcement, announced
 from probes.attach.started_ranks import has_started_ranks
@@ -148,7 +149,8 @@ class FollowedRun:
             return False
         if exit_code:  # of a clean end, the script's local rank 0 has written it
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
-        for line in self._shown[:1] or self._verdict(self._run):
+        again = [line.replace(SO_FAR, "") for line in self._shown[:1]]
+        for line in again or self._verdict(self._run):
             say(self._console, line, indent=VERDICT_INDENT)
         self._print_uncut(self._report_line(self._run))
         return True

@@ -65,12 +65,14 @@ class FindingLines:
         if before.status == "ok":
             return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
         # A new line of code is printed alone: the rest of the sentence repeats the last one with other figures.
-        known = replace(now, evidence={**now.evidence, "line": before.evidence.get("line")})
+        known = replace(now, evidence=now.evidence | {name: before.evidence.get(name) for name in ("line", "stacks")})
         if now.summary != before.summary and changed(before, known):
             return f"[{colour}]{title}[/]  Update: {escape(now.summary)}"
         if (code := now.evidence.get("line")) and code != before.evidence.get("line"):
             who = ranks_text(now.ranks)
             return f"[{colour}]{title}[/]  {who[:1].upper()}{who[1:]}: seen most often at {escape(str(code))}."
+        if (place := _stuck_at(now)) and place != _stuck_at(before):
+            return f"[{colour}]{title}[/]  {escape(place)}."
         return ""
 
     def _failed_line(self, name: str, reason: str) -> str:
@@ -88,6 +90,13 @@ class FindingLines:
         if self._kinds[finding.kind] > MAX_OF_A_KIND + 1:
             return ""
         return f"[dim]More findings of {escape(finding.kind)} are in the report.[/]"
+
+
+def _stuck_at(finding: Finding) -> str:
+    """`Rank 1 is at train.py:18 step`, of the first rank with a stack; empty without one."""
+    stacks = finding.evidence.get("stacks")
+    first = next(((rank, frames[0]) for rank, frames in stacks.items() if frames), None) if stacks else None
+    return f"Rank {first[0]} is at {first[1]}" if first else ""
 
 
 def say(console: Console, *markups: str, indent: int = 2) -> None:
