@@ -84,7 +84,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     console.print(
         f"  compute {seconds(expected.compute_s)}   exposed communication {seconds(expected.exposed_s)} "
         f"({expected.communication_share:.1%})   bubble {expected.bubble_share:.1%}   "
-        f"roofline {expected.flops_per_memory_byte:.0f} of {expected.ridge_flops_per_byte:.0f} FLOP/byte",
+        f"roofline {expected.flops_per_memory_byte:.0f} FLOP/byte, ridge {expected.ridge_flops_per_byte:.0f}",
         highlight=False,
     )
     if expected.float8 is not None:

@@ -188,7 +188,8 @@ def _colour_bar(excess: Excess, low: float, top: float) -> dict[str, Any]:
     found = [step * 10.0**power for power in powers for step in TICKS]
     ticks = [value for value in found if low * 1.15 <= value <= top * 0.85]
     ticks = [0.0, low, *ticks[:: max(1, -(-len(ticks) // 4))], top]
+    names = [f"+{float(f'{value:.2g}'):g}" for value in ticks[1:]]
     return {
         "title": {"text": f"{label(excess.unit)} over peers", "side": "right"}, "thickness": 12, "outlinewidth": 0,
-        "tickvals": _shade(ticks, low, top).tolist(), "ticktext": ["0", *(f"+{value:.2g}" for value in ticks[1:])],
+        "tickvals": _shade(ticks, low, top).tolist(), "ticktext": ["0", *names],
     }  # fmt: skip

@@ -17,6 +17,8 @@ __all__ = ["by_rank", "strip", "waterfall"]
 MAX_RANKS = 64
 _LEAST = 0.0005
 """Share of the wall time below which a category is not drawn."""
+_LABELLED = 4
+"""Percent from which a part of the strip is as wide as its number; a smaller one has it in the legend."""
 
 
 def waterfall(account: Account) -> go.Figure:
@@ -90,13 +92,17 @@ def strip(account: Account) -> go.Figure:
             continue
         share = 100 * seconds / wall
         figure.add_bar(
-            y=[""], x=[seconds], name=f"{text} {share:.2g} %", orientation="h", width=0.9, textangle=0,
-            text=[f"{share:.0f} %" if share >= 4 else ""], textposition="inside", insidetextanchor="middle",
+            y=[""], x=[seconds], name=text if share >= _LABELLED else f"{text} {share:.2g} %",
+            orientation="h", width=0.9, textangle=0,
+            text=[f"{share:.0f} %" if share >= _LABELLED else ""], textposition="inside", insidetextanchor="middle",
             textfont={"color": ink(CATEGORY[name])}, marker={"color": CATEGORY[name], "line": {"width": 0}},
             hovertemplate=f"{text}: %{{x:.4g}} s, {share:.2g} %<extra></extra>",
         )  # fmt: skip
-    figure.update_xaxes(ticksuffix=" s", range=[0, wall], title={"text": ""})
+    figure.update_xaxes(ticksuffix=" s", range=[0, wall], title={"text": ""}, side="top")  # the legend is below it
     figure.update_yaxes(visible=False)
-    figure.update_layout(legend={"y": -0.3, "yanchor": "top", "traceorder": "normal"})
-    figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 96})
+    # Two columns on a phone: a legend in one would cover the bar.
+    figure.update_layout(
+        legend={"y": -0.1, "yanchor": "top", "traceorder": "normal", "font": {"size": 10}, "entrywidth": 130}
+    )
+    figure.update_layout(margin={"l": 8, "r": 8, "t": 28, "b": 76})
     return figure

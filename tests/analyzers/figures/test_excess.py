@@ -96,7 +96,9 @@ def test_one_long_step_of_a_rank_is_bright_and_names_nobody() -> None:
     found = excess_over_peers(cells, Places(ranks=np.arange(512), coordinates={}))
     assert found.standing_out == ()
     assert found.ranks[found.row_of[77]] == 77, "its part shows it, not the mean"
-    assert np.asarray(excess_map.draw(found).data[0].z, dtype=float)[found.row_of[77], 30] == 1.0
+    figure = excess_map.draw(found)
+    assert np.asarray(figure.data[0].z, dtype=float)[found.row_of[77], 30] == 1.0
+    assert excess_map._colour_bar(found, 18.0, 142.0)["ticktext"][-1] == "+140", "no power of ten"
 
 
 def test_rows_are_in_the_order_of_the_mesh_with_its_parts() -> None:
