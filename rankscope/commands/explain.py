@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -65,8 +66,18 @@ def _print_section(found: RunbookSection, as_json: bool) -> None:
         return
     screen = console()
     if screen.is_terminal:
-        from rich.markdown import Markdown
+        from rich.markdown import CodeBlock, Markdown
+        from rich.syntax import Syntax
 
-        screen.print(Markdown(f"## {found.title}\n\n{found.text}"))
+        class Code(CodeBlock):
+            """Without the blank lines above and below that rich adds to those of the paragraph."""
+
+            def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+                yield Syntax(str(self.text).rstrip(), self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 1))
+
+        class Section(Markdown):
+            elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code}
+
+        screen.print(Section(f"## {found.title}\n\n{found.text}"))
     else:
         echo(f"{found.title}\n\n{found.text}")

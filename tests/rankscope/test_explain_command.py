@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from analyzers.finding import Finding
 from analyzers.report.html.page_frame import RunbookPart
-from analyzers.report.runbook_sections import anchor_of, anchors, explain_command, section
+from analyzers.report.runbook_sections import RunbookSection, anchor_of, anchors, explain_command, section
 from analyzers.report.wording.explained import next_step
 from rankscope.cli import app
+from rankscope.commands import explain
 
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 
@@ -49,6 +54,15 @@ def test_a_section_is_found_as_people_write_it(given: str, title: str) -> None:
     code, text = explained(given)
     assert code == 0
     assert text.startswith(title)
+
+
+def test_a_statement_on_a_terminal_has_one_blank_line_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=80, record=True)
+    monkeypatch.setattr(explain, "console", lambda: screen)
+    explain._print_section(cast(RunbookSection, section("straggler-host")), False)
+    lines = [line.strip() for line in screen.export_text().strip().splitlines()]
+    assert any(line.startswith("SELECT") for line in lines)
+    assert not any(before == "" == after for before, after in pairwise(lines))
 
 
 def test_what_next_names_can_be_pasted() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from rich.text import Text
 
 from analyzers.finding import Finding
 from probes.tape.events import EventWriter
 from probes.tape.rundir import NODE_RANK, RunDir
 from tests.factories import empty_run
+from trainer.launcher.script.followed_run import FollowedRun
 from trainer.launcher.terminal import stop_report
 from trainer.launcher.terminal.stop_report import _findings, open_verdict
 from watch.live import _event_columns
@@ -72,3 +76,18 @@ def test_a_hang_that_lasts_is_told_with_the_silence_up_to_now(tmp_path: Path, mo
     verdict, why, _ = texts(run)
     assert verdict == "Verdict  Rank 1 did not reach all_reduce #65. Rank 0 waited for 47.4 s so far."
     assert "for 47.4 s" in why
+
+
+@pytest.mark.parametrize(("codes", "times"), [((-9, -15), 1), ((-9, 1), 2)], ids=["silent", "one-raised"])
+def test_the_verdict_is_repeated_only_where_a_rank_may_have_printed_below_it(
+    tmp_path: Path, codes: tuple[int, ...], times: int
+) -> None:
+    written = io.StringIO()
+    followed = FollowedRun(Console(file=written, width=200))
+    followed._run = reported(tmp_path, hang())
+    followed.report(signal.SIGTERM)
+    for rank, code in enumerate(codes):
+        followed.ended(rank=rank, pid=0, code=code, is_stopped=True)
+    assert followed.conclude(exit_code=0, reason="interrupted")
+    assert written.getvalue().count("Rank 1 hangs.") == times
+    assert written.getvalue().strip().splitlines()[-1].startswith("Report   rankscope analyze ")

@@ -69,6 +69,8 @@ class FollowedRun:
         self._memory = OomCounter()
         self._pids: Sequence[int] = ()
         self._shown: list[str] = []
+        self._is_verdict_last = False
+        """True while nothing can stand below the verdict that a stop has printed."""
         self._findings = FindingLines()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="followed-run", daemon=True)
@@ -102,6 +104,7 @@ class FollowedRun:
     def report(self, number: int) -> None:
         """Print what is open in the second of a stop."""
         self._shown = open_verdict(self._run) if self._run is not None else []
+        self._is_verdict_last = bool(self._shown)
         begin = [""] if number == signal.SIGINT and self._console.is_terminal else []  # behind the terminal's ^C
         say(self._console, *begin, *self._shown, STOPPING, indent=VERDICT_INDENT)
 
@@ -124,6 +127,8 @@ class FollowedRun:
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
+        # A signal that no handler sees ends a rank without a word.
+        self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
         if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
             return  # it has recorded how the ranks ended
@@ -139,7 +144,7 @@ class FollowedRun:
     def conclude(self, *, exit_code: int, reason: str) -> bool:
         """Record the end of the launch, then print the verdict, the evidence and the next step.
 
-        Where a stop has printed them, what the ranks print as they end stands below: only the verdict is repeated.
+        Where a stop has printed them, the verdict is repeated if ranks may have printed below it as they ended.
 
         False if the ranks never recorded anything.
         """
@@ -150,7 +155,7 @@ class FollowedRun:
         if exit_code:  # of a clean end, the script's local rank 0 has written it
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
         again = [line.replace(SO_FAR, "") for line in self._shown[:1]]
-        for line in again or self._verdict(self._run):
+        for line in [] if self._is_verdict_last else again or self._verdict(self._run):
             say(self._console, line, indent=VERDICT_INDENT)
         self._print_uncut(self._report_line(self._run))
         return True
@@ -168,6 +173,7 @@ class FollowedRun:
         return f"[bold]Report[/]   rankscope analyze {escape(_short(run.path))}"
 
     def _print(self, line: str) -> None:
+        self._is_verdict_last = False
         say(self._console, line)
 
     def _print_uncut(self, line: str) -> None:
