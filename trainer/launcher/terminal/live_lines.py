@@ -65,7 +65,8 @@ class FindingLines:
         if before.status == "ok":
             return f"[{colour}]{title}[/]  Again: {escape(now.summary)}"
         # A new line of code is printed alone: the rest of the sentence repeats the last one with other figures.
-        known = replace(now, evidence=now.evidence | {name: before.evidence.get(name) for name in ("line", "stacks")})
+        earlier = {name: before.evidence.get(name) for name in ("line", "stacks")}
+        known = replace(now, evidence={**now.evidence, **earlier})
         if now.summary != before.summary and changed(before, known):
             return f"[{colour}]{title}[/]  Update: {escape(now.summary)}"
         if (code := now.evidence.get("line")) and code != before.evidence.get("line"):
@@ -95,7 +96,8 @@ class FindingLines:
 def _stuck_at(finding: Finding) -> str:
     """`Rank 1 is at train.py:18 step`, of the first rank with a stack; empty without one."""
     stacks = finding.evidence.get("stacks")
-    first = next(((rank, frames[0]) for rank, frames in stacks.items() if frames), None) if stacks else None
+    pairs = stacks.items() if isinstance(stacks, Mapping) else ()
+    first = next(((rank, frames[0]) for rank, frames in pairs if frames), None)
     return f"Rank {first[0]} is at {first[1]}" if first else ""
 
 
