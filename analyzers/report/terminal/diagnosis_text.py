@@ -295,7 +295,15 @@ def _pairs(rows: Sequence[tuple[str, str]], width: int) -> Any:
         cells = [_text(visible(cell), "") for row in short[i : i + step] for cell in row]
         table.add_row(*cells)
     lines: list[Any] = [Padding(table, (0, 0, 0, 2))] if short else []
-    lines += [_indented(f"{name:<18}  {value}", "") for name, value in long]
+    if width < 80:  # a column of its names would leave too little
+        lines += [_indented(f"{name:<18}  {value}", "") for name, value in long]
+    elif long:
+        rest = Table.grid(padding=(0, 2))
+        rest.add_column(min_width=18, max_width=24, overflow="fold")
+        rest.add_column(ratio=1, overflow="fold")
+        for row in long:
+            rest.add_row(*(_text(visible(cell), "") for cell in row))
+        lines.append(Padding(rest, (0, 0, 0, 2)))
     from rich.console import Group
 
     return Group(*lines)

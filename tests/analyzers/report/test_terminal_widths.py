@@ -31,3 +31,18 @@ def test_values_and_the_link_are_whole(monkeypatch: pytest.MonkeyPatch, width: i
     assert all(len(line) <= width for line in lines if line not in pages)
     for value in (parameter, "28.25 ms", "25.46 ms", "288.7 ms"):
         assert value in written.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_long_value_goes_on_below_its_begin(width: int) -> None:
+    finding = Finding(
+        analyzer="hang", kind="hang", severity="critical", status="fired", summary="Rank 2 hangs.",
+        evidence={"lines": ["job.log:9: " + "word " * 20]},
+    )  # fmt: skip
+    written = io.StringIO()
+    render(conclude([finding], {}), Console(file=written, width=width))
+    lines = written.getvalue().splitlines()
+    (first,) = [number for number, line in enumerate(lines) if "job.log:9" in line]
+    begin = lines[first].index("job.log:9")
+    assert lines[first + 1].startswith(" " * begin + "word")
+    assert "HANG  critical" in [line.rstrip() for line in lines], "no word where no step is known"

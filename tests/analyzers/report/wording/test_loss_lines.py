@@ -51,3 +51,7 @@ def test_a_change_within_the_noise_has_no_direction() -> None:
     facts = run_facts(run(losses), {})
     assert abs(facts["loss_drop_in_noise"]) < 1
     assert loss_line(facts).endswith("Between the first and the last tenth it changed by less than its noise.")
+
+
+def test_one_loss_is_given_once() -> None:
+    assert loss_line({"first_loss": 4.1, "last_loss": 4.1}) == "4.1000 at the start and at the end"
