@@ -5,7 +5,8 @@
 1. The median duration of a step's ranks is taken; a step is slow from `slow_factor` times the median of all steps.
 2. Neighbouring slow steps count once. Most distances between them must be equal, and there must be `trend_values` of
    them.
-3. It counts if they cost `min_cost_ratio` of the time.
+3. It counts if they cost `min_cost_ratio` of the time. A printed step stands for those since the line before it: the
+   first of an epoch for itself, the others for as many as lie between two lines.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def periodic_slow_steps(source: Source, scope: Scope, policy: PeriodicPolicy | N
         return []
     gap = int(np.median(gaps))
     equal = float((np.abs(gaps - gap) <= max(stride, SHARED.equal_ratio * gap)).mean())
-    excess_ms = float((took_ms[slow] - usual_ms).sum())
-    cost_ratio = excess_ms / float(took_ms.sum())
+    stands_for = np.clip(np.diff(step, prepend=step[0] - stride), 1, stride)
+    excess_ms = float(((took_ms - usual_ms) * stands_for)[slow].sum())
+    cost_ratio = excess_ms / float((took_ms * stands_for).sum())
     is_to_end = step[-1] - places[-1] <= 2 * gap
     if equal < SHARED.agreement_ratio or gap < 2 * stride or cost_ratio < policy.min_cost_ratio or not is_to_end:
         return []

@@ -30,6 +30,16 @@ def test_every_twentieth_step(tmp_path: Path) -> None:
     assert (first.cause, first.evidence["every_steps"]) == ("periodic", 20)
 
 
+def test_the_first_step_of_an_epoch_stands_for_itself(tmp_path: Path) -> None:
+    lines = [
+        f"Epoch: [{epoch}]  [{step:4d}/500]  eta: 0:01:00  loss: {3 / (epoch + 1):.4f} (3.1)  "
+        f"time: {1.9 if step == 0 else 0.2 + step % 3 / 1000:.6f}  data: 0.0002\n"
+        for epoch in range(12)
+        for step in (*range(0, 500, 20), 499)
+    ]
+    assert _diagnosis(tmp_path, "".join(lines)).fired == ()  # 1.7 s of 100
+
+
 def test_the_share_of_data_time(tmp_path: Path) -> None:
     first = _diagnosis(tmp_path, printed("mmengine", steps=30, data_share=0.8)).fired[0]
     assert first.kind == "data_bound"
