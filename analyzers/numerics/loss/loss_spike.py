@@ -8,6 +8,7 @@
    checkpoint, or for another training in the same process, the history is empty. A post-mortem thus repeats the live
    verdicts.
 3. Spike steps at most `join_steps` observations apart are one finding.
+   A return from a few low steps to the level of most steps before them is none.
    Steps of an attempt that trains a policy are left out (`analyzers.numerics.policy_loss`).
 4. Cause: learning_rate if the rate had jumped just before; batch if the loss was back within a few steps, the step
    was refused, or the loss fell back later; divergence if it stayed up.
@@ -131,8 +132,11 @@ def find_spikes(
             groups.append(_Group(rates=history.rates()))
         groups[-1].indices.append(i)
         groups[-1].verdicts.append(verdict)
+        groups[-1].series = cut
     spikes = []
     for group in groups:
+        if _comes_back(observations, group):
+            continue
         cause, after = _cause(group, policy), None
         before, first = observations[group.indices[0] - 1], observations[group.indices[0]]
         goes_on = before.attempt == first.attempt and before.step < first.step
@@ -148,6 +152,8 @@ class _Group:
     """Spike steps that are one finding, and the learning rates up to the first of them."""
 
     rates: list[float]
+    series: int = 0
+    """Where the series begins that the newest of them belongs to."""
     indices: list[int] = field(default_factory=list)
     verdicts: list[SpikeVerdict] = field(default_factory=list)
 
@@ -180,6 +186,19 @@ class _History:
         """Learning rates of the newest steps."""
         newest = self._seen[-(SHARED.history + SHARED.min_times + 1) :]
         return [seen.lr for seen, _, _ in newest if seen.lr]
+
+
+def _comes_back(observations: Sequence[Observation], group: _Group) -> bool:
+    """Return True if the loss returns from a few low steps to where most steps before these were: a batch that is easy,
+    or known by heart, is no level that it rose from."""
+    first = group.indices[0]
+    before = [one.loss for one in observations[max(group.series, first - HISTORY) : first]]
+    losses = [observations[i].loss for i in group.indices]
+    if len(before) < 3 * LEVEL_WINDOW or not all(map(math.isfinite, (*before, *losses))):
+        return False
+    halfway = (group.verdicts[0].loss_level + median(losses)) / 2
+    is_usual = sum(loss >= halfway for loss in before) >= SHARED.agreement_ratio * len(before)
+    return is_usual and max(losses) <= max(before)
 
 
 def _cause(group: _Group, policy: LossSpikePolicy) -> str:

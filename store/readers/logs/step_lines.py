@@ -27,6 +27,7 @@ LITERALS = (
     b"/sec",
     b"/step",
     b"[step=",
+    b" train ",
     *BAR_LITERALS,
 )
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|[nN][aA][nN]|-?[iI][nN][fF](?:inity)?))"
@@ -58,6 +59,8 @@ _BATCH = re.compile(
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
 _HEADING = re.compile(r"\[step=(?P<step>\d{1,12})(?:/(?P<total>\d{1,12}))?(?:,[^\]]{0,80})?\]\s*$")
 """OLMo's heading of a step; its values follow on indented lines."""
+_COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
+"""build-nanogpt's file: a step, the split and its loss."""
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
 _EPOCH = re.compile(r"\b[Ee](?:poch|POCH)\b[ :=#\[(|-]{1,4}\d")
@@ -203,6 +206,8 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     """The step of a line; None if it has no values of a step. `heading`: that of the line above, if indented."""
     if "train_runtime" in text:
         return None  # transformers' summary at the end
+    if " train " in text and (columns := _COLUMNS.match(text)):
+        return StepLine(step=int(columns["step"]), loss=_float(columns[2]), grad_norm=None, lr=None, duration_ns=None)
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None
     # `str.find` costs a tenth of a regex search: try a pattern only if the line has one of its words.
     loss = _loss(text) if "oss" in text or "OSS" in text else None

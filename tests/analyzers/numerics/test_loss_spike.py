@@ -46,6 +46,13 @@ def test_one_bad_batch() -> None:
     assert ([v.step for v in spike.verdicts], spike.cause) == ([150], "batch")
 
 
+def test_a_return_from_easy_batches_is_no_spike() -> None:
+    level = observations()
+    assert find_spikes(changed(level, 250, 258, 0.3, grad_norm=1.0)) == []
+    (spike,) = find_spikes(changed(changed(level, 250, 258, 0.3, grad_norm=1.0), 262, 262, 2.5))
+    assert 262 in [verdict.step for verdict in spike.verdicts]
+
+
 def test_a_spike_of_several_steps_is_one() -> None:
     (spike,) = find_spikes(changed(observations(), 150, 153, 2.0))
     assert (spike.verdicts[0].step, spike.verdicts[-1].step, spike.cause) == (150, 153, "batch")
