@@ -24,6 +24,8 @@ _LOCAL = re.compile(r"^(?:127\.|::1$|0\.0\.0\.0)")
 _OWN_NAME = "127.0.1."
 """What a host's own name stands for in /etc/hosts of Debian and Ubuntu: no job on one host asks for it."""
 _LINK_LOCAL = re.compile(r"^(?:169\.254\.|fe80)", re.IGNORECASE)
+_BRIDGE = "172.17."
+"""Docker's default bridge: each host has its own."""
 _REFUSED = re.compile(
     r"refused|unreachable|no route|timed? ?out|connectFullMesh|connect(?:ing)? (?:failed|to)", re.IGNORECASE
 )
@@ -110,7 +112,9 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     own_name = [(entry, address) for entry, address in loops if address.startswith(_OWN_NAME)]
     if not reached and loops and (_hosts(book) > 1 or any(book.of("gloo_loopback"))):
         reached = loops
-    reached = reached or own_name
+    bridged = [(entry, address) for entry in broken for address in _addresses(entry) if address.startswith(_BRIDGE)
+               and (entry.host or "")[:1].isdigit() and not (entry.host or "").startswith(_BRIDGE)]  # fmt: skip
+    reached = reached or own_name or bridged
     if reached:
         entry, address = reached[0]
         name = (
@@ -118,7 +122,7 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
             if "gloo" in f"{entry.text('message')} {entry.message}".lower()
             else "NCCL_SOCKET_IFNAME"
         )
-        reach = "host" if _LOCAL.match(address) else "link"
+        reach = "host" if _LOCAL.match(address) or address.startswith(_BRIDGE) else "link"
         what = f"A connection went to {address}, which is valid on one {reach} only: the wrong interface was chosen"
         return [_wrong_interface(what, [entry], [], name)]
     return []

@@ -21,7 +21,7 @@ from analyzers.deaths.logged.logged_endings import Ended, death_candidates, endi
 from analyzers.deaths.logged.logged_errors import process_candidates
 from analyzers.deaths.logged.logged_hosts import host_candidates
 from analyzers.evidence.log_context import interface_candidates, peer_addresses, with_facts
-from analyzers.evidence.only_end import of_the_only_end, raised_before_limit
+from analyzers.evidence.only_end import of_the_only_end, raised_before_limit, unmet_before_wait
 from analyzers.evidence.unnamed_errors import unnamed_errors, with_error_line
 from analyzers.finding import Finding
 from analyzers.hangs.logged.logged_calls import call_candidates
@@ -59,6 +59,7 @@ def analyze(source: Source) -> list[Finding]:
     candidates = raised_before_limit(candidates)
     if any(one.cause == "no_interface" for one in candidates):  # what it explains
         candidates = [one for one in candidates if one.cause not in ("unreachable", "nccl_error", "rendezvous")]
+    candidates = unmet_before_wait(candidates, book)
     if not candidates and ended.victim_lines:
         candidates = [_connections(book, ended)]
     candidates = candidates or _barriers(book) or _nccls(book) or unnamed_errors(book)

@@ -1,7 +1,7 @@
 """Join a job's end with what a process says of itself: the rank of the only end, an error before a time limit.
 
 candidates = of_the_only_end(candidates, book, ended)
-candidates = raised_before_limit(candidates)
+candidates = unmet_before_wait(raised_before_limit(candidates), book)
 
 1. A device's error, or an exception of C++ that nothing caught, makes the runtime abort its own process: it is of the
    only rank that aborted.
@@ -9,6 +9,7 @@ candidates = raised_before_limit(candidates)
    the only traceback is that of the only rank that ended so.
 3. A job that the scheduler ended at its time limit had failed before where a process ended of its error: the others, or
    its own threads, only waited for the limit.
+4. Ranks wait for one that could not connect: a connection that failed before a wait ran out explains it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from analyzers.logs.candidate import Candidate, who
 from analyzers.logs.exceptions import is_launchers, is_stop, is_uncaught, is_victims, type_of
 from analyzers.logs.log_events import LogBook, LogLine
 
-__all__ = ["of_the_only_end", "raised_before_limit"]
+__all__ = ["of_the_only_end", "raised_before_limit", "unmet_before_wait"]
 
 
 _TERMINATE = "terminate called after throwing"
 """What libstdc++ prints before it aborts."""
+_UNMET = ("rendezvous", "no_interface")
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 
@@ -71,6 +73,15 @@ def raised_before_limit(candidates: Sequence[Candidate]) -> list[Candidate]:
     lasted = f"{raised[0].what}. The job then lasted until the scheduler ended it at its time limit"
     first = replace(raised[0], what=lasted, lines=(*raised[0].lines, *limit.lines[:1]))
     return [first, *(one for one in candidates if one not in (raised[0], limit))]
+
+
+def unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Candidate]:
+    """Put a rendezvous or address that failed in front of a suspected hang whose wait ran out after it."""
+    if not candidates or candidates[0].kind != "hang" or candidates[0].is_proven:
+        return list(candidates)
+    waited = min(book.position(entry) for entry in candidates[0].lines)
+    unmet = [one for one in candidates if one.cause in _UNMET and book.position(one.lines[0]) < waited]
+    return [*unmet[:1], *(one for one in candidates if one not in unmet[:1])]
 
 
 def _is_before(one: LogLine, other: LogLine) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from analyzers.deaths.logged.logged_hosts import host_of, limited_by
 from analyzers.finding import Finding
+from analyzers.logs.exceptions import standing
 from analyzers.logs.log_events import SAME_END_LINES, LogBook
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
@@ -182,7 +183,9 @@ def _stated_end(book: LogBook) -> str:
 def ended_text(book: LogBook, findings: Sequence[Finding], ended: str) -> str:
     """End of the last attempt, as far as the logs show, and of those before it."""
     is_dead = any(one.kind in ("rank_lost", "hang") for one in findings)
-    is_dead |= ended != "finished" and any(book.of_role("exception", "death"))
+    is_dead |= ended != "finished" and any(
+        standing(entry, book) != "survived" for entry, _ in book.of_role("exception", "death")
+    )
     text = (_stated_end(book) or "not in the logs") if is_dead else ended
     before = earlier_ends(book)
     if not before:

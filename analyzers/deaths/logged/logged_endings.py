@@ -271,16 +271,22 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
     ranks = tuple(
         sorted({entry.rank for entry in lines if entry.kind == "worker_proc_died" and entry.rank is not None})
     )
-    hung = any(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout"))
+    waited = next(iter(book.of("watchdog_timeout", "watchdog_stuck", "gloo_timeout")), None)
+    came_first = bool(lines) and waited is not None and book.position(lines[0]) < book.position(waited)
     whose = "a Ray worker" if any(book.of("ray_actor_died")) else "a worker process"
-    if lines and not hung:
+    if lines and (waited is None or came_first):
         yield from_lines(
             "exit",
             lines,
-            rank_class="late",  # any line that names a cause is better evidence
+            # Any line that names a cause is better evidence, and not a wait that ran out after the death.
+            rank_class="death" if came_first else "late",
             ranks=ranks,
             what=f"{who(ranks, whose)} died, and its own error is not in these files",
             is_proven=False,
+            evidence={
+                "do": "Read that worker's own log, and `dmesg -T` of its node: whether it crashed or was killed "
+                "is not in these lines."
+            },
             collect=COLLECT["ray" if any(book.of("ray_actor_died")) else "connection_lost"],
         )
 

@@ -116,3 +116,37 @@ def test_a_signal_in_a_row_that_is_not_the_root_cause_names_the_rank_of_its_proc
     )
     (found,) = diagnose_files([tmp_path]).fired
     assert (found.kind, found.ranks, found.cause) == ("rank_lost", (3,), "signal")
+
+
+WAITED = (
+    "[rank5]:[E801 10:20:00.1 ProcessGroupNCCL.cpp:616] [Rank 5] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=900000) ran for 900031 milliseconds "
+    "before timing out.\n"
+)
+
+
+def test_a_worker_of_ray_that_died_before_a_wait_ran_out_explains_it(tmp_path: Path) -> None:
+    died = "(raylet) The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR\n"
+    (finding,) = analyzed(tmp_path, log=died + WAITED).fired
+    assert (finding.cause, finding.status, finding.ranks) == ("exit", "suspect", ())
+    assert "exited by itself" not in next_step(finding)
+    (finding,) = analyzed(tmp_path, log=WAITED + died).fired  # the watchdog ended that worker
+    assert finding.kind == "hang"
+
+
+def test_a_connection_that_was_never_made_explains_a_wait(tmp_path: Path) -> None:
+    unmet = "(Engine pid=7, ip=10.3.0.8) [E socket.cpp:922] [c10d] The client socket has timed out after 900s while "
+    unmet += "trying to connect to ({address}, 4451).\n"
+    (finding,) = analyzed(tmp_path, log=unmet.format(address="10.3.0.9") + WAITED).fired
+    assert finding.cause == "rendezvous"
+    (finding,) = analyzed(tmp_path, log=unmet.format(address="172.17.0.5") + WAITED).fired
+    assert finding.cause == "no_interface"
+    assert "172.17.0.5, which is valid on one host only" in finding.summary
+    (finding,) = analyzed(tmp_path, log=WAITED + unmet.format(address="10.3.0.9")).fired  # the store ended
+    assert finding.kind == "hang"
+
+
+def test_an_error_that_the_job_went_on_after_is_no_end(tmp_path: Path) -> None:
+    text = "CondaError: Run 'conda init' before 'conda activate'\n\n"
+    text += "".join(f"step {step} | loss {3 - step / 50:.3f}\n" for step in range(1, 60))
+    assert str(analyzed(tmp_path, log=text).run["ended"]).startswith("still running")
