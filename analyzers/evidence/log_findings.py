@@ -359,6 +359,8 @@ def _ranks_of_node(candidate: Candidate, book: LogBook) -> set[int]:
 
 def _finding(candidate: Candidate, ended: Ended, book: LogBook) -> Finding:
     suffered_ranks = set(ended.victims) | set(candidate.evidence.get("waiting_ranks", ()))
+    if candidate.kind == "rank_lost" and candidate.ranks:
+        suffered_ranks |= set(ranks_of(book.of("watchdog_timeout")))
     victims = sorted(suffered_ranks - set(candidate.ranks) - _ranks_of_node(candidate, book))
     are_apart = bool(candidate.ranks) or candidate.kind != "hang"  # in a hang of unknown cause any may be the culprit
     suffered = f" {who(victims)} failed as a consequence." if victims and are_apart else ""

@@ -169,7 +169,10 @@ def _candidate(
     codes = list(dict.fromkeys(code for entry in lines[:8] for code in codes_in(text_of(entry))))
     name += f" ({', '.join(explained_code(code) for code in codes[:3])})" if codes else ""
     origin = chains.get((first.source, first.line))
-    at = own_frame_text(first.text("traceback"))
+    raised_at = own_frame_text(first.text("traceback"))
+    if origin is not None and _is_raised_again(origin, first):
+        raised_at, origin = own_frame_text(origin.text("traceback")) or raised_at, None
+    at = raised_at
     everybody = bool(ranks) and book.world_size == len(ranks) > 1
     if origin is not None:
         before = f"after {type_of(origin)}: {_one_line(origin.fields.get('message'), cause)[:80]}"
@@ -182,7 +185,7 @@ def _candidate(
         "reported_by_ranks": list(reported_by),
         "error_type": type_of(first) or None,
         "message": text,
-        "raised_at": own_frame_text(first.text("traceback")) or None,
+        "raised_at": raised_at or None,
         "codes": codes or None,
     }
     evidence |= {key: value for key, value in first.fields.items() if key not in _NO_EVIDENCE}
@@ -205,6 +208,12 @@ def _candidate(
         evidence=evidence,
         collect=row.collect,
     )
+
+
+def _is_raised_again(origin: LogLine, last: LogLine) -> bool:
+    """Return True for the error of a pool's worker, which its parent raises once more below the worker's traceback."""
+    texts = [str(entry.fields.get("message") or "").strip().splitlines()[:1] for entry in (origin, last)]
+    return type_of(origin) == type_of(last) and texts[0] == texts[1]
 
 
 def _pids_of(entry: LogLine, book: LogBook) -> set[int]:

@@ -33,6 +33,15 @@ def test_the_raised_exception_is_named_with_its_origin(tmp_path: Path, join: str
     assert finding.evidence["raised_at"] == "data/loader.py:31 in read"
 
 
+def test_an_error_of_a_pools_worker_is_placed_where_the_worker_raised_it(tmp_path: Path) -> None:
+    worker = part("ValueError: record 41 has no label", "/app/data/parse.py", 12)
+    lines = ["multiprocessing.pool.RemoteTraceback: ", '"""', *worker, '"""', "", CAUSED, ""]
+    lines += part("ValueError: record 41 has no label", "/app/prepare.py", 70)
+    (finding,) = diagnosed(tmp_path, "prepare.log", "\n".join(lines) + "\n").fired
+    assert "record 41 has no label (data/parse.py:12 in read)." in finding.summary
+    assert finding.evidence["raised_at"] == "data/parse.py:12 in read"
+
+
 def test_three_exceptions_name_the_last_and_the_first(tmp_path: Path) -> None:
     lines = chain(CAUSED, "OSError: [Errno 61] no data available", "app.ShardError: shard 3")
     lines += ["", HANDLED, "", *part("app.EpochError: epoch 2", "/app/train.py", 140)]

@@ -134,6 +134,14 @@ def test_a_worker_of_ray_that_died_before_a_wait_ran_out_explains_it(tmp_path: P
     assert finding.kind == "hang"
 
 
+def test_ranks_whose_wait_ran_out_are_named_with_the_rank_that_raised(tmp_path: Path) -> None:
+    raised = "[rank2]: Traceback (most recent call last):\n[rank2]:   File \"/job/read.py\", line 9, in load\n"
+    raised += "[rank2]:     handle.read()\n[rank2]: OSError: [Errno 116] Stale file handle\n"
+    (finding,) = analyzed(tmp_path, log=WAITED + raised).fired
+    assert (finding.ranks, finding.evidence["victims"]) == ((2,), [5])
+    assert "Rank 5 failed as a consequence." in finding.summary
+
+
 def test_a_connection_that_was_never_made_explains_a_wait(tmp_path: Path) -> None:
     unmet = "(Engine pid=7, ip=10.3.0.8) [E socket.cpp:922] [c10d] The client socket has timed out after 900s while "
     unmet += "trying to connect to ({address}, 4451).\n"
