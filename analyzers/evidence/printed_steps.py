@@ -109,6 +109,8 @@ def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) ->
 
 def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Merge the spikes of one continuous rise of the loss into one finding."""
+    begins = {row["step"] for row in steps if row.get("begins")}  # another training, as of the next trial or fold
+    found = [one for one in found if one.first_step not in begins]
     slight = [one for one in found if _is_slight(one, steps)]
     fired = [one for one in found if one.status == "fired" and one not in slight]
     if slight and not fired:

@@ -64,6 +64,7 @@ _COLUMNS = re.compile(rf"(?P<step>\d{{1,12}}) train {_NUMBER}\s*\Z")
 _SAMPLES = re.compile(r"\bTrain Epoch: \d+ \[")
 """open_clip and the MNIST example count samples, not steps: their lines are counted."""
 _EPOCH = re.compile(r"\b[Ee](?:poch|POCH)\b[ :=#\[(|-]{1,4}\d")
+_EPOCH_OF = re.compile(r"\b[Ee](?:poch|POCH)\b['\"]?[ :=#\[(|-]{1,4}['\"]?(\d{1,7}(?:\.\d+)?)")
 _HELD_OUT = re.compile(r"\b(?:val|valid|validation|test|testing|eval|evaluation|dev)[a-z]*\Z", re.IGNORECASE)
 """Words before a loss that is not the training's."""
 # No IGNORECASE in patterns searched in every line: it takes three times as long.
@@ -146,6 +147,8 @@ class StepLine:
     per_epoch: int | None = None
     """Steps of an epoch, where the line counts within one."""
     bar: Bar | None = None
+    epoch: float | None = None
+    """Epoch that a line without a step number names."""
     name: str = ""
     """Words before the loss on a line that names an epoch and no step: batches and means of epochs differ in them."""
 
@@ -229,6 +232,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         is_counted, name = True, _words_before(text, loss)  # hand-written loops: `Epoch 3 - Train Loss: 0.41`
     if step is None and bar is None and not is_counted:
         return None
+    epoch = _EPOCH_OF.search(text) if is_counted else None
     throughput = _optional(rate)
     return StepLine(
         step=None if is_counted and _SAMPLES.search(text) else step,
@@ -244,6 +248,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         total=total,
         per_epoch=_per_epoch(text),
         bar=bar,
+        epoch=_optional(epoch),
         name=name,
     )
 

@@ -38,7 +38,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     skipped_before: dict[int, int] = {}
     engines: Counter[int] = Counter()
     settled = _settled(lines, name)
-    passes = _Passes()
+    passes, epochs = _Passes(), _Passes()
     usual = _usual_name(lines)
     for line in lines:
         found = line.step_line
@@ -57,6 +57,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         else:
             counted += 1
             step, is_counted = counted, True
+            if found.epoch is not None:
+                epochs.take(found.epoch)
         if is_bar_only and not at:
             continue
         skipped = found.skipped
@@ -77,6 +79,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
             ("per_epoch", found.bar.total if found.bar else found.per_epoch),
             ("is_of_bar", found.bar is not None or None),
+            ("begins", (is_counted and epochs.has_begun) or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
@@ -127,18 +130,20 @@ class _Passes:
     """Passes over the step numbers. A pass that restarts at the first step is another training, with its own times."""
 
     def __init__(self) -> None:
-        self.of: dict[int, int] = {}
-        self.is_other = False
+        self.of: dict[float, int] = {}
+        self.is_other = self.has_begun = False
+        """`has_begun`: with the newest line."""
         self._turn = 0
-        self._first: int | None = None
-        self._newest = 0
+        self._first: float | None = None
+        self._newest = 0.0
 
-    def take(self, step: int) -> None:
-        """Note the step of the next line."""
+    def take(self, step: float) -> None:
+        """Note the step, or the epoch, of the next line."""
         self._first = step if self._first is None else self._first
+        self.has_begun = step < self._newest and step <= self._first
         if step < self._newest:
             self._turn += 1
-            self.is_other = step <= self._first
+            self.is_other = self.has_begun
         self._newest = step
         self.of.setdefault(step, self._turn)
 
@@ -159,7 +164,7 @@ class _Epochs:
         return self._epoch * bar.total + bar.step
 
 
-def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[int, int]) -> None:
+def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) -> None:
     """Fill in durations that no line states. `passes`: {step: number of its pass}, for step numbers that restart."""
     between: dict[int, float] = {}
     before: dict[str, Any] | None = None

@@ -135,7 +135,7 @@ def test_a_worker_of_ray_that_died_before_a_wait_ran_out_explains_it(tmp_path: P
 
 
 def test_ranks_whose_wait_ran_out_are_named_with_the_rank_that_raised(tmp_path: Path) -> None:
-    raised = "[rank2]: Traceback (most recent call last):\n[rank2]:   File \"/job/read.py\", line 9, in load\n"
+    raised = '[rank2]: Traceback (most recent call last):\n[rank2]:   File "/job/read.py", line 9, in load\n'
     raised += "[rank2]:     handle.read()\n[rank2]: OSError: [Errno 116] Stale file handle\n"
     (finding,) = analyzed(tmp_path, log=WAITED + raised).fired
     assert (finding.ranks, finding.evidence["victims"]) == ((2,), [5])

@@ -40,6 +40,15 @@ def test_the_first_step_of_an_epoch_stands_for_itself(tmp_path: Path) -> None:
     assert _diagnosis(tmp_path, "".join(lines)).fired == ()  # 1.7 s of 100
 
 
+def test_another_trial_that_begins_is_no_spike(tmp_path: Path) -> None:
+    trial = [f"Epoch {epoch}/{{}} - loss: {1 + 5 * 0.9**epoch + epoch % 3 / 100:.4f}\n" for epoch in range(1, 61)]
+    lines = [line.format(60) for length in (40, 60, 35, 50) for line in trial[:length]]
+    assert _diagnosis(tmp_path, "".join(lines)).fired == ()
+    lines[85] = "Epoch 46/60 - loss: 9.1000\n"
+    (finding,) = _diagnosis(tmp_path, "".join(lines)).fired
+    assert (finding.kind, finding.first_step) == ("loss_spike", 86)
+
+
 def test_the_share_of_data_time(tmp_path: Path) -> None:
     first = _diagnosis(tmp_path, printed("mmengine", steps=30, data_share=0.8)).fired[0]
     assert first.kind == "data_bound"
