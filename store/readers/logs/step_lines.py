@@ -39,7 +39,7 @@ _STEPS = (
     ("num_updates", re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})")),
     ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
     ("", re.compile(
-        r"\b(?:step|steps|iteration|iter)['\"]?\s*[:=]?\s*[\[#]?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
+        r"\b(?:step|steps|iteration|iters?)['\"]?\s*[:=]?\s*[\[#]?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
         re.IGNORECASE,
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),

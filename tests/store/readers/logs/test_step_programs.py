@@ -62,6 +62,7 @@ def test_units_are_kept(line: str, seconds: float | None) -> None:
         ("Epoch [2/5], Step [100/600], Loss: 0.2116", 1300),
         ("Epoch 3 | Batch 10 of 50 | avg_loss 1.25", 160),
         ("step: 40/900 epoch: 0.44 loss: 2.0", 40),
+        ("Iters: 40/9000 || Lr: 0.01 || Task Loss: 2.5 || Cost Time: 0:00:20", 40),
         ("{‘loss’: 1.453, ‘grad_norm’: 2.47, ‘epoch’: 0.19}", None),
     ],
 )
