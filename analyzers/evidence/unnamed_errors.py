@@ -64,10 +64,14 @@ def with_error_line(candidate: Candidate, book: LogBook) -> Candidate:
         return replace(candidate, what=f'{candidate.what}. NCCL warns of "{text[:MAX_SHOWN]}" ({failed.place})')
     end = min(book.position(entry) for entry in candidate.lines)
     known = {(entry.source, entry.line) for entry in candidate.lines}
+    started: dict[str, int] = {}
+    for entry in book.of("started"):
+        started.setdefault(entry.source, entry.line)
     before = [
         entry
         for entry in _errors(book)
         if (book.position(entry) < end or len(candidate.lines) == 1)
+        and entry.line > started.get(entry.source, 0)  # what a shell said before the launcher is of another program
         and (entry.source, entry.line) not in known
         and (not candidate.ranks or entry.rank in (None, *candidate.ranks))
     ]

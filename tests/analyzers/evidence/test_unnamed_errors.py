@@ -177,3 +177,13 @@ def test_speeds_of_programs_that_print_no_loss_are_judged(line: str, tmp_path: P
     finding = diagnosed(tmp_path, "job.log", text).fired[0]
     assert (finding.kind, finding.severity) == ("throughput", "warning")
     assert 55 <= (finding.first_step or 0) <= 70
+
+
+def test_what_a_shell_said_before_the_launcher_explains_no_death(tmp_path: Path) -> None:
+    started = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default\n"
+    error = "/usr/bin/curl: error: cannot resolve proxy.local\n"
+    died = "failed (exitcode: -11) local_rank: 0 (pid: 410) of binary: /env/bin/python\n"
+    (finding,) = diagnosed(tmp_path, "job.log", error + started + died).fired
+    assert "proxy.local" not in finding.summary
+    (finding,) = diagnosed(tmp_path, "job.log", started + error + died).fired
+    assert "proxy.local" in finding.summary
