@@ -28,6 +28,8 @@ __all__ = ["of_the_only_end", "raised_before_limit", "unmet_before_wait"]
 _TERMINATE = "terminate called after throwing"
 """What libstdc++ prints before it aborts."""
 _UNMET = ("rendezvous", "no_interface")
+_CALLS_OUT = ("rendezvous_unreachable", "rendezvous_timeout")
+"""Lines of a process that called another. A server that finds its port taken is of a launch that was refused."""
 _REFUSED = 2
 """Exit code of argparse for a command line that it refuses."""
 
@@ -80,7 +82,12 @@ def unmet_before_wait(candidates: Sequence[Candidate], book: LogBook) -> list[Ca
     if not candidates or candidates[0].kind != "hang" or candidates[0].is_proven:
         return list(candidates)
     waited = min(book.position(entry) for entry in candidates[0].lines)
-    unmet = [one for one in candidates if one.cause in _UNMET and book.position(one.lines[0]) < waited]
+    unmet = [
+        one
+        for one in candidates
+        if one.cause in _UNMET
+        and any(entry.kind in _CALLS_OUT and book.position(entry) < waited for entry in one.lines)
+    ]
     return [*unmet[:1], *(one for one in candidates if one not in unmet[:1])]
 
 
