@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from analyzers.kinds import packages
+from analyzers.kinds import OUR_KINDS, packages
 from analyzers.plugin_calls.calls import judge, not_judged
 from analyzers.plugins import InstalledPlugin, installed
 
@@ -101,7 +101,7 @@ def _of(plugin: InstalledPlugin) -> Iterator[Analysis]:
         yield Analysis(kinds=("records",), run=lambda source, scope: failures, live="each_tick")
     for one in plugin.analyses:
         yield Analysis(
-            kinds=tuple(one["kinds"]) or ("records",),
+            kinds=tuple(kind for kind in one["kinds"] if kind not in OUR_KINDS) or ("records",),
             run=partial(judge, plugin, one["number"]),
             records=one["records"],
             live=one["live"],

@@ -17,13 +17,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from store.plugins import PluginError, PluginProcess, plugins
+from store.plugins import MAX_REASON_CHARS, PluginError, PluginProcess, plugins
 
-__all__ = ["CHILD", "GROUP", "InstalledPlugin", "installed", "plugin_of"]
+__all__ = ["CHILD", "GROUP", "LIVE", "RECORDS", "InstalledPlugin", "installed", "plugin_of"]
 
 GROUP = "rankscope.analyzers"
 CHILD = "analyzers.plugin_calls.plugin_child"
 """Module that serves their calls."""
+RECORDS = ("all", "sampled", "compared", "histories")
+LIVE = ("never", "each_tick", "periodic")
+MAX_NAME_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,10 @@ def _description(answer: Any) -> dict[str, Any]:
         for kind in answer["kinds"]
     ]  # fmt: skip
     names = {kind["name"] for kind in kinds}
+    if not all(name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS for name in names):
+        raise ValueError("a kind is not named with letters, digits and _")
+    if any(one["live"] not in LIVE or one["records"] not in RECORDS for one in answer["analyses"]):
+        raise ValueError("live or records is none of the known words")
     analyses = [
         {
             "number": int(one["number"]), "kinds": [kind for kind in one["kinds"] if kind in names],
@@ -93,7 +100,8 @@ def _description(answer: Any) -> dict[str, Any]:
         for one in answer["analyses"]
     ]  # fmt: skip
     explains = {part: tuple(map(str, answer["explains"][part])) for part in ("WHY", "NEXT", "FIGURES")}
-    return {"kinds": kinds, "analyses": analyses, "explains": explains, "problems": [*map(str, answer["problems"])]}
+    problems = [" ".join(str(one).split())[:MAX_REASON_CHARS] for one in answer["problems"]]
+    return {"kinds": kinds, "analyses": analyses, "explains": explains, "problems": problems}
 
 
 def plugin_of(kind: str) -> InstalledPlugin | None:

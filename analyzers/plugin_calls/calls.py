@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from analyzers.finding import Finding
-from analyzers.plugin_calls.checked import checked_findings
+from analyzers.kinds import OUR_KINDS
+from analyzers.plugin_calls.checked import MAX_REASONS, MAX_TEXT_CHARS, checked_findings
 from analyzers.plugin_calls.named import of_plugin
 from analyzers.plugins import InstalledPlugin, plugin_of
 from analyzers.scope import Scope
 from analyzers.source import Source
-from store.plugins import PluginError
+from store.plugins import MAX_REASON_CHARS, PluginError
 
 __all__ = ["FAILED", "explain", "judge", "not_judged"]
 
@@ -36,8 +37,9 @@ def judge(plugin: InstalledPlugin, number: int, source: Source, scope: Scope) ->
 def _judged(plugin: InstalledPlugin, answer: Any) -> tuple[list[Finding], list[str]]:
     """The answer to `run`, checked again: a plug-in may have changed the modules that checked it in its process."""
     returned = [Finding.of_json(one) for one in answer["findings"]]
-    found, refused = checked_findings(returned, {kind["name"] for kind in plugin.kinds})
-    return [Finding.of_json(one) for one in found], [*map(str, answer["refused"]), *refused]
+    found, refused = checked_findings(returned, {kind["name"] for kind in plugin.kinds} - OUR_KINDS)
+    reasons = [" ".join(str(one).split())[:MAX_REASON_CHARS] for one in answer["refused"][:MAX_REASONS]]
+    return [Finding.of_json(one) for one in found], [*reasons, *refused]
 
 
 def _named(plugin: InstalledPlugin, finding: Finding) -> Finding:
@@ -63,6 +65,6 @@ def explain(part: str, finding: Finding) -> str:
     if finding.kind not in plugin.explains.get(part, ()):
         return f"Plug-in {plugin.name} gives no next step." if part == "NEXT" else ""
     try:
-        return str(plugin.process.call("explain", part, finding))
+        return str(plugin.process.call("explain", part, finding))[:MAX_TEXT_CHARS]
     except PluginError as error:
         return f"Plug-in {plugin.name} could not explain it: {error}."

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from analyzers.finding import SEVERITIES, Finding, Status
 
-__all__ = ["MAX_FINDINGS", "checked_findings", "checked_kinds"]
+__all__ = ["MAX_FINDINGS", "MAX_REASONS", "MAX_TEXT_CHARS", "checked_findings", "checked_kinds"]
 
 MAX_FINDINGS = 20
 """Findings of one call: more would hide all others."""

@@ -13,6 +13,7 @@ from typing import Any
 from analyzers.finding import Finding
 from analyzers.kinds import OUR_KINDS
 from analyzers.plugin_calls.checked import checked_findings, checked_kinds
+from analyzers.plugins import LIVE, RECORDS
 from analyzers.scope import Scope
 from store.plugins.child import Channel, Handlers, serve
 
@@ -20,8 +21,6 @@ __all__ = ["main"]
 
 MAX_DRAWINGS = 8
 MAX_SENTENCE_CHARS = 1_000
-_RECORDS = ("all", "sampled", "compared", "histories")
-_LIVE = ("never", "each_tick", "periodic")
 
 
 class _Calls:
@@ -44,7 +43,7 @@ class _Calls:
                 "number": number, "kinds": [kind for kind in analysis.kinds if kind in self._names],
                 "records": analysis.records, "live": analysis.live, "advises": bool(analysis.advises),
             }  # fmt: skip
-            if not callable(analysis.run) or declared["records"] not in _RECORDS or declared["live"] not in _LIVE:
+            if not callable(analysis.run) or declared["records"] not in RECORDS or declared["live"] not in LIVE:
                 problems.append(f"analysis {number}: run is no function, or live or records is none of the known words")
             else:
                 analyses.append(declared)

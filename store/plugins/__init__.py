@@ -11,6 +11,6 @@ A plug-in can hang, exit, crash or fill its memory: the process that calls it go
 
 from __future__ import annotations
 
-from store.plugins.process import LIMIT_VARIABLE, PluginError, PluginProcess, plugins
+from store.plugins.process import LIMIT_VARIABLE, MAX_REASON_CHARS, PluginError, PluginProcess, plugins
 
-__all__ = ["LIMIT_VARIABLE", "PluginError", "PluginProcess", "plugins"]
+__all__ = ["LIMIT_VARIABLE", "MAX_REASON_CHARS", "PluginError", "PluginProcess", "plugins"]

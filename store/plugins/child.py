@@ -44,15 +44,17 @@ class Channel:
 
     def __init__(self, questions: int, answers: int) -> None:
         self._questions, self._answers = questions, answers
+        self.question = 0
+        """Number of the question that is answered: a plug-in that forks answers twice."""
 
     def next(self) -> tuple[str, tuple[Any, ...], float]:
         """The next question. Raises EOFError when the parent is gone."""
-        found: tuple[str, tuple[Any, ...], float] = self._read()
-        return found
+        what, arguments, limit_s, self.question = self._read()
+        return what, arguments, limit_s
 
     def send(self, message: Mapping[str, Any]) -> None:
         """One message to the parent. Raises what JSON raises."""
-        write_frame(self._answers, json.dumps(message).encode(), math.inf)
+        write_frame(self._answers, json.dumps({**message, "to": self.question}).encode(), math.inf)
 
     def send_rows(self, rows: Iterable[Any]) -> None:
         """Rows in messages of a few thousand."""
@@ -104,12 +106,13 @@ def serve(handlers_of: Callable[[ModuleType, Channel], Handlers]) -> None:
         try:
             if what == "load":
                 handlers = handlers_of(_loaded(group, name, arguments[0]), channel)
-                answer = json.dumps({"result": None})
+                answer = json.dumps({"result": None, "to": channel.question})
             else:
                 found = handlers[what](*arguments)
-                answer = json.dumps({"result": None, "in_parts": True} if found is channel else {"result": found})
+                result = {"result": None, "in_parts": True} if found is channel else {"result": found}
+                answer = json.dumps({**result, "to": channel.question})
         except BaseException as error:  # also SystemExit and MemoryError: it costs this call alone
-            answer = json.dumps({"error": one_line(error)})
+            answer = json.dumps({"error": one_line(error), "to": channel.question})
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_frame(channel._answers, answer.encode(), time.monotonic() + limit_s + LATE_S)
 

@@ -30,7 +30,7 @@ from typing import Any
 from probes.attach.launch.own_process import own_process
 from store.plugins.frames import read_frame, write_frame
 
-__all__ = ["LIMIT_VARIABLE", "PluginError", "PluginProcess", "limit_s", "plugins"]
+__all__ = ["LIMIT_VARIABLE", "MAX_REASON_CHARS", "PluginError", "PluginProcess", "limit_s", "plugins"]
 
 LIMIT_VARIABLE = "RANKSCOPE_PLUGIN_LIMIT_S"
 """Environment variable: seconds that one call of a plug-in may take."""
@@ -46,6 +46,9 @@ IN_PLUGIN = "RANKSCOPE_IN_PLUGIN"
 
 MAX_ROWS = {"rows": 1_000_000, "query": 5_000_000}
 """Rows of one answer; tuples take ten times the memory of columns."""
+MAX_PARTS_ROWS = 5_000_000
+"""Rows that a plug-in sends in parts."""
+MAX_REASON_CHARS = 500
 _BOUNDED = ("select", "with", "from")
 
 
@@ -73,6 +76,7 @@ class PluginProcess:
         self._owner_pid = os.getpid()
         self._problem, self._problem_s = "", 0.0
         self._is_interrupted = False
+        self._question = 0
 
     def call(
         self,
@@ -159,17 +163,22 @@ class PluginProcess:
 
     def _ask(self, question: tuple[str, tuple[Any, ...]], source: Any, seconds: float) -> Any:
         deadline_s = time.monotonic() + seconds
-        write_frame(self._in, pickle.dumps((*question, seconds)), deadline_s)
+        self._question += 1
+        write_frame(self._in, pickle.dumps((*question, seconds, self._question)), deadline_s)
         rows: list[Any] = []
         while True:
             message = _message(read_frame(self._out, deadline_s, max_bytes=MAX_ANSWER_BYTES))
+            if message.get("to") != self._question:
+                raise ValueError("it answered twice")
             if "query" in message:
                 found = answered(source, message["query"], message["arguments"], deadline_s)
                 write_frame(self._in, pickle.dumps(found), deadline_s)
             elif "part" in message:
                 rows += message["part"]
+                if len(rows) > MAX_PARTS_ROWS:
+                    raise ValueError(f"its answer has more than {MAX_PARTS_ROWS:,} rows")
             elif "error" in message:
-                raise PluginError(str(message["error"]))
+                raise PluginError(" ".join(str(message["error"]).split())[:MAX_REASON_CHARS])
             else:
                 return rows if message.get("in_parts") else message["result"]
 

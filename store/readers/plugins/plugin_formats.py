@@ -7,7 +7,7 @@
 The module has `recognise(first: bytes) -> bool`, which gets the first 64 KiB of a file, and `read(path: Path)`, which
 returns rows by table: `log_events`, `steps`, `collectives` and `events`, as mappings from column to value
 (docs/schema.md). It is asked about files of no built-in format, or only text. It runs in a process of
-its own (`store.plugins`), and each row is checked there (`store.readers.plugins.plugin_rows`).
+its own (`store.plugins`), and each row is checked there and here (`store.readers.plugins.plugin_rows`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from store.plugins import PluginError, PluginProcess, plugins
-from store.readers.plugins.plugin_rows import READ_TABLES, Rows
+from store.plugins import MAX_REASON_CHARS, PluginError, PluginProcess, plugins
+from store.readers.plugins.plugin_rows import MAX_REASONS, READ_TABLES, Rows, checked_row
 from store.readers.untrusted.external_files import SourceError, head
 
 __all__ = ["GROUP", "HEAD_BYTES", "PluginRows", "plugin_problems", "read_by_plugin", "reader_of"]
@@ -83,8 +83,8 @@ def read_by_plugin(path: Path, name: str) -> PluginRows:
         for table, row in plugin.call("read", str(path.absolute()), form=_rows):
             if table in tables:
                 tables[table].append(row)
-            else:
-                refused.append(str(row))
+            elif len(refused) < MAX_REASONS:
+                refused.append(" ".join(str(row).split())[:MAX_REASON_CHARS])
     except PluginError as error:
         raise SourceError(f"plug-in {plugin.name}: {error}") from None
     events = [_event(row, name) for row in tables["log_events"]]
@@ -92,8 +92,11 @@ def read_by_plugin(path: Path, name: str) -> PluginRows:
 
 
 def _rows(answer: Any) -> list[tuple[str, Any]]:
-    """Rows by table and reasons, as `store.readers.plugins.plugin_child` sends them; raises for others."""
-    return [(str(table), dict(row) if table in READ_TABLES else row) for table, row in answer]
+    """Rows by table and reasons, as `store.readers.plugins.plugin_child` sends them; raises for others.
+
+    Rows are checked again: a plug-in may have changed the modules that checked them in its process.
+    """
+    return [(str(table), checked_row(row, table) if table in READ_TABLES else row) for table, row in answer]
 
 
 def _event(row: dict[str, Any], name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from store.readers.logs.rules import load_rules
 from store.readers.logs.scan import field_value
 from store.readers.untrusted.external_files import MAX_RANK, MAX_ROWS
 
-__all__ = ["READ_TABLES", "Rows", "checked_rows"]
+__all__ = ["MAX_REASONS", "READ_TABLES", "Rows", "checked_row", "checked_rows"]
 
 READ_TABLES = ("log_events", "steps", "collectives", "events")
 MAX_TEXT_CHARS = 100_000
@@ -46,14 +46,15 @@ def checked_rows(found: Any) -> Iterator[tuple[str, Any]]:
                 reasons[table, f"only the first {MAX_ROWS:,} are read"] += 1
                 break
             try:
-                yield table, _checked(row, table)
+                yield table, checked_row(row, table)
             except (TypeError, ValueError) as error:
                 reasons[table, str(error)[:200]] += 1
     for (table, reason), count in reasons.most_common(MAX_REASONS):
         yield "refused", f"{count:,} row{'s' * (count != 1)} of {table}: {reason}"
 
 
-def _checked(row: Any, table: str) -> dict[str, Any]:
+def checked_row(row: Any, table: str) -> dict[str, Any]:
+    """The row with plain values. Raises TypeError or ValueError with one line."""
     if not isinstance(row, Mapping):
         raise TypeError(f"a {type(row).__name__} is no row")
     columns = _COLUMNS[table]
