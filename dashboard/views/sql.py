@@ -30,9 +30,9 @@ EXAMPLES = {
     "FROM collectives WHERE end_ns IS NOT NULL GROUP BY ALL ORDER BY longest_ms DESC LIMIT 20",
     "What is in flight": "SELECT rank, op, process_group, seq, caller\n"
     "FROM collectives WHERE end_ns IS NULL ORDER BY rank",
-    "Events, the newest first": "SELECT to_timestamp(wall_ns / 1e9) AS at_time, attempt, rank, kind, step, detail\n"
+    "Events, the newest first": "SELECT make_timestamp(wall_ns // 1000) AS at_utc, attempt, rank, kind, step, detail\n"
     "FROM events ORDER BY wall_ns DESC LIMIT 100",
-    "Findings as reported": "SELECT to_timestamp(wall_ns / 1e9) AS at_time, severity, finding_kind, summary\n"
+    "Findings as reported": "SELECT make_timestamp(wall_ns // 1000) AS at_utc, severity, finding_kind, summary\n"
     "FROM findings ORDER BY wall_ns",
     "Loss by step": "SELECT step, any_value(loss) AS loss, any_value(grad_norm) AS grad_norm\n"
     "FROM steps WHERE loss IS NOT NULL GROUP BY step ORDER BY step DESC LIMIT 200",

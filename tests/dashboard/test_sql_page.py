@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from dashboard.views.sql import EXAMPLES
 from probes.tape.rundir import RunDir
 from store import Store, StoreError
 from tests.dashboard.opened import open_page, shown
@@ -70,6 +72,13 @@ def test_what_is_no_reading_of_the_store_is_refused(runs: Path, tmp_path: Path, 
 def test_a_query_can_be_explained(runs: Path, statement: str) -> None:
     with Store.open(RunDir.open(runs / "latest"), memory_bytes=1 << 30) as store:
         assert store.typed(statement).rows
+
+
+@pytest.mark.parametrize("name", list(EXAMPLES))
+def test_each_example_of_the_page_is_answered(runs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytz", None)  # nothing that Rankscope needs installs it
+    with Store.open(RunDir.open(runs / "latest"), memory_bytes=1 << 30) as store:
+        assert store.typed(EXAMPLES[name]).names
 
 
 def test_a_long_question_is_ended_and_a_large_one_refused(runs: Path) -> None:

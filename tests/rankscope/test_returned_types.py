@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 
 import rankscope
+from analyzers.account.by_step import CLASSES
 from analyzers.finding import Finding
 from rankscope import api
 from tests.factories import make_run
 from tests.rankscope.returned_types import reached, untyped
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("module", [rankscope, api])
@@ -89,3 +93,30 @@ def test_a_value_of_the_evidence_has_the_stated_type() -> None:
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             finding.value(name, kind)
+
+
+TABLE = re.findall(r"^\| `(\w+)` (?:\([^|]*\) )?\| (.*) \|$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+DOCUMENTED = {name: set(re.findall(r"`(\w+)(?![\w.])", text)) for name, text in TABLE if hasattr(api, name)}
+UNNAMED = {"identity", "id_before_schema_2"}
+"""Of findings: for stores and former reports."""
+
+
+def attributes(kind: type) -> set[str]:
+    """Names of fields and properties."""
+    properties = {name for name, one in vars(kind).items() if isinstance(one, property)}
+    return {*properties, *(field.name for field in (fields(kind) if is_dataclass(kind) else ()))}
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(DOCUMENTED) if is_dataclass(getattr(api, name))])
+def test_the_docs_name_every_attribute_and_no_other(name: str) -> None:
+    kind = getattr(api, name)
+    public = attributes(kind) - UNNAMED
+    assert public - DOCUMENTED[name] == set(), "not in the table of docs/api.md"
+    nested = {one for other in reached(api) for one in attributes(other)} | {*CLASSES}
+    others = {one for one in DOCUMENTED[name] - public if one.islower()} - nested - {*vars(kind)}
+    assert others == set(), "named in the table of docs/api.md, and not there"
+
+
+def test_the_docs_have_the_types_that_are_returned() -> None:
+    returned = {"AccountByStep", "Change", "Comparison", "Diagnosis", "Drawing", "Finding", "LossChange", "RunState"}
+    assert DOCUMENTED.keys() >= returned
