@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.terminal import console, echo, fail
+from rankscope.terminal import FormatOption, console, echo, fail, print_json, wants_json
 
 __all__ = ["EPILOG", "collect"]
 
@@ -22,12 +22,14 @@ def collect(
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New folder, or one made by collect.")],
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy checkpoints too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Merge although the names of the runs differ.")] = False,
+    output: FormatOption = "text",
 ) -> None:
     """Merge the folders of a run whose nodes wrote to their own disks, for analyze, report and dashboard.
 
     Copies tapes, events, stacks, logs and stores; changes nothing in the folders that it reads. Run it again to
     copy what has been added since.
     """
+    as_json = wants_json(output)
     from probes.tape.rundir import RunError
     from store.collect import collect as collect_runs
 
@@ -35,6 +37,10 @@ def collect(
         done = collect_runs(runs, into, checkpoints=checkpoints, force=force)
     except RunError as error:
         fail(str(error))
+    if as_json:
+        counts = {"files": done.num_files, "bytes": done.num_bytes}
+        print_json({"run": str(into), "nodes": done.nodes, "ranks": done.ranks, **counts, "skipped": done.left_out})
+        return
     for path in done.left_out:
         echo(f"rankscope: skipped {path}", err=True)
     what = f"{len(done.ranks)} ranks of {len(done.nodes)} nodes, {done.num_files} files, {done.num_bytes / 1e6:.1f} MB"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankscope.process_end.pressed_keys import pressed_keys
-from rankscope.terminal import RunArgument, console, fail
+from rankscope.terminal import FormatOption, RunArgument, console, fail, print_json, wants_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,20 +31,26 @@ def top(
     run: RunArgument,
     once: Annotated[bool, typer.Option("--once", help="Print the table once. Default where no terminal is.")] = False,
     every_s: Annotated[float, typer.Option("--every-s", min=0.2, help="Seconds between two refreshes.")] = 1.0,
+    output: FormatOption = "text",
 ) -> None:
     """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.
 
     Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. Where the
     ranks do not fit on the screen, those in trouble keep their rows and the others are folded by what they do. It ends
-    with q, Ctrl-C or the run; of a run that has ended, the findings are those of `rankscope analyze`.
+    with q, Ctrl-C or the run; of a run that has ended, the findings are those of `rankscope analyze`. JSON comes once.
     """
+    as_json = wants_json(output)
+    from analyzers.report.json import plain
+    from analyzers.report.terminal.ranks_now import read_ranks
     from probes.tape.rundir import RunDir, RunError
     from store import StoreError
 
     screen = console()
     try:
         folder = RunDir.open(run)
-        if once or not screen.is_terminal:
+        if as_json:
+            print_json(plain(read_ranks(folder, now_ns=time.time_ns()).to_json()))
+        elif once or not screen.is_terminal:
             screen.print(_rank_screen(folder, screen, run).table, soft_wrap=True)
         else:
             _follow(folder, screen, run, every_s)

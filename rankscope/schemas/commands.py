@@ -18,6 +18,7 @@ from analyzers.compare.scaling import Point
 from analyzers.compare.step_parts import PLACES
 from analyzers.fleet.fleet import Fleet
 from analyzers.report.json_schema import schema as report_schema
+from analyzers.report.rank_rows import RankRow
 from analyzers.stragglers.throughput import Change
 from rankscope.schemas.types import INTEGER, NUMBER, STRING, any_of, array, by_name, obj, of_type, or_null
 
@@ -40,6 +41,9 @@ def schema() -> dict[str, Any]:
 def commands() -> dict[str, dict[str, Any]]:
     """The schema of each command."""
     return {
+        "collect": obj(
+            run=STRING, nodes=array(INTEGER), ranks=array(INTEGER), files=_COUNT, bytes=_COUNT, skipped=_TEXTS
+        ),
         "collect-evidence": obj(archive=STRING, missing=by_name(STRING, "why a source of evidence is not there")),
         "compare": _compare(),
         "doctor": _doctor(),
@@ -91,6 +95,17 @@ def commands() -> dict[str, dict[str, Any]]:
                     frames=_TEXTS,
                 )
             ),
+        ),
+        "top": obj(
+            state=STRING,
+            reason=STRING,
+            is_live={"type": "boolean"},
+            attempt=or_null(INTEGER),
+            step=or_null(INTEGER),
+            planned_steps=or_null(INTEGER),
+            step_ms=or_null(NUMBER),
+            findings=_FINDINGS,
+            ranks=array(of_type(RankRow)) | {"description": "in order of trouble"},
         ),
         "version": obj(rankscope=STRING),
     }

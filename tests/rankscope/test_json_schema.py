@@ -70,6 +70,7 @@ def test_comparisons_are_valid(names: str, runs: Path) -> None:
     "words",
     [
         ["doctor"], ["explain"], ["explain", "hang-not_entered"], ["fleet", "runs"], ["note", "a", "b"],
+        ["collect", "a", "--into", "one"], ["top", "a"],
         ["rebuild", "a"], ["sql", "a", "FROM steps LIMIT 2"], ["version"], ["plan", "gpt2-124m", "--gpus", "2"],
         ["plan", "gpt2-124m", "--gpus", "2", "--no-ladder"], ["export", "a", "--to", "parquet"],
     ],
@@ -78,6 +79,19 @@ def test_comparisons_are_valid(names: str, runs: Path) -> None:
 def test_what_commands_print_is_valid(words: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs)
     checked(words[0], printed(*words))
+
+
+def test_the_ranks_of_a_run_come_in_order_of_trouble(tmp_path: Path) -> None:
+    told = printed("top", str(make_run(tmp_path, ranks=4, steps=60, slow={2: 2.0}).path))
+    checked("top", told)
+    assert (told["ranks"][0]["rank"], told["ranks"][0]["finding"]) == (2, "straggler")
+    assert [one["kind"] for one in told["findings"]] == ["straggler"]
+
+
+def test_what_was_collected_is_told(runs: Path, tmp_path: Path) -> None:
+    told = printed("collect", str(runs / "a"), "--into", str(tmp_path / "one"))
+    assert (told["run"], told["ranks"], told["skipped"]) == (str(tmp_path / "one"), [0, 1], [])
+    assert told["files"] > 0
 
 
 def test_a_drill_of_a_script_is_valid() -> None:

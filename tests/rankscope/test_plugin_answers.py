@@ -1,4 +1,4 @@
-"""Answers of plug-ins are checked where they arrive: a plug-in may change the modules that check them in its process."""
+"""Answers of plug-ins are checked where they arrive: a plug-in may change the modules that check them on its side."""
 
 from __future__ import annotations
 

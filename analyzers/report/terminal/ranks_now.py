@@ -2,6 +2,7 @@
 
     drawn = draw_ranks(folder, name="runs/latest", height=40, now_ns=time.time_ns())
     console.print(drawn.table)
+    read_ranks(folder, now_ns=time.time_ns()).to_json()      # the same for programs
 
 Own work and waiting are medians of the newest 50 steps. Findings of a run that lives are those that `watch` reported;
 of one that has ended, those of `rankscope analyze`.
@@ -9,16 +10,17 @@ of one that has ended, those of `rankscope analyze`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from analyzers.diagnose import diagnose
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs.summary import lasting
-from analyzers.report.rank_rows import rank_rows
+from analyzers.report.rank_rows import RankRows, rank_rows
 from analyzers.report.terminal.rank_table import Heading, rank_table
 from analyzers.run.findings.open_findings import newest_reports, reported_findings, why_closed
 from analyzers.run.live.folder_state import folder_state
+from analyzers.run.live.state import RunState
 from analyzers.run.policy import stall_policy
 from probes.settings.described import TrainFacts
 from probes.settings.section import read
@@ -28,7 +30,7 @@ from store import Store
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["MAX_FINDINGS", "RankScreen", "draw_ranks"]
+__all__ = ["MAX_FINDINGS", "RankScreen", "RanksNow", "draw_ranks", "read_ranks"]
 
 MAX_FINDINGS = 4
 HEADING_LINES = 6
@@ -43,8 +45,27 @@ class RankScreen:
     is_live: bool
 
 
-def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankScreen:
-    """Read the run and draw it in at most `height` lines, but for four ranks at least. Raises RunError, StoreError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksNow:
+    """The run's state, its open findings, the worst first, and its ranks."""
+
+    state: RunState
+    planned_steps: int | None
+    findings: tuple[Finding, ...]
+    ranks: RankRows
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; the ranks in order of trouble."""
+        state, ranks = self.state, self.ranks
+        return {
+            "state": state.word, "reason": state.reason, "is_live": state.is_live, "attempt": ranks.attempt,
+            "step": ranks.step, "planned_steps": self.planned_steps, "step_ms": ranks.step_ms,
+            "findings": [finding.to_json() for finding in self.findings], "ranks": [asdict(row) for row in ranks.rows],
+        }  # fmt: skip
+
+
+def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
+    """Read the run. Raises RunError, StoreError."""
     manifest = folder.manifest()
     with Store.open(folder) as store:
         state = folder_state(folder, store, stall_policy(manifest), now_ns=now_ns)
@@ -63,6 +84,15 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
         silent_s = min((row.doing_s for row in rows if row.doing_s is not None), default=0.0)
         findings = [lasting(finding, silent_s) for finding in findings]
     steps = read(TrainFacts, manifest).steps
+    return RanksNow(
+        state=state, planned_steps=int(steps) if steps else None, findings=tuple(findings), ranks=found
+    )  # fmt: skip
+
+
+def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankScreen:
+    """Read the run and draw it in at most `height` lines, but for four ranks at least. Raises RunError, StoreError."""
+    now = read_ranks(folder, now_ns=now_ns)
+    state, findings = now.state, now.findings
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:
         sentences.append(("", f"{len(findings) - MAX_FINDINGS} more findings: rankscope analyze {name}"))
@@ -70,11 +100,11 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
         run=name,
         state=state.word,
         reason=state.reason,
-        planned_steps=int(steps) if steps else None,
+        planned_steps=now.planned_steps,
         findings=sentences,
     )
     used = HEADING_LINES + len(sentences) + bool(state.reason)
-    return RankScreen(table=rank_table(found, heading, max_rows=max(4, height - used)), is_live=state.is_live)
+    return RankScreen(table=rank_table(now.ranks, heading, max_rows=max(4, height - used)), is_live=state.is_live)
 
 
 def _findings(store: Store, attempt: int | None) -> list[Finding]:
