@@ -10,7 +10,8 @@ launcher), whoever ended what was left of it. None is an attempt
 3. that was ended to leave out devices on request (`recovery.on_straggler`, `recovery.on_xid`).
 
 A rollback ends no attempt. Where nothing says how an attempt ended that another followed, it failed: what is killed
-whole leaves nothing. The newest attempt may still run, so it counts only once its launcher has recorded the end.
+whole leaves nothing. The newest attempt may still run, so it counts once its launcher has recorded the end, or if the
+caller knows that it is over.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ from probes.tape import event_kinds
 __all__ = ["failed_attempts"]
 
 
-def failed_attempts(source: Source, manifest: Mapping[str, Any]) -> list[int]:
-    """Their numbers, in order; without any events of the run, every attempt that another followed."""
+def failed_attempts(source: Source, manifest: Mapping[str, Any], *, is_over: bool = False) -> list[int]:
+    """Their numbers, in order; `is_over`: the run has ended, whether that was recorded or not.
+
+    Without any events of the run it is every attempt that another followed.
+    """
     known = attempts(source)
     if not known or not source.has("events"):
         return known[:-1]
     log, policy = EventLog.load(source, SNAPSHOT_EVENTS), stall_policy(manifest)
     ended = {event.attempt for event in log.of(event_kinds.RUN_ENDED)}
-    candidates = known if known[-1] in ended else known[:-1]
+    candidates = known if is_over or known[-1] in ended else known[:-1]
     return [
         attempt
         for attempt in candidates

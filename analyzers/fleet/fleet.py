@@ -67,6 +67,7 @@ class Fleet:
     hours: float
     restarts: int
     failures: int
+    """Attempts that a death, a hang or a lost node or launcher ended; not a person, a scheduler or the guard."""
     hosts: tuple[Member, ...]
     devices: tuple[Member, ...]
     speeds: tuple[ConfigurationSpeed, ...] = ()

@@ -62,7 +62,9 @@ class RunHistory:
         return cls(**{**values, "hosts": tuple(values["hosts"]), "incidents": incidents, "speed": speed})
 
 
-def history_of(source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis) -> RunHistory:
+def history_of(
+    source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis, *, is_live: bool = False
+) -> RunHistory:
     """Read one run. Hosts are those of its ranks; a run without that record has none."""
     places = _places(source)
     incidents = [
@@ -75,7 +77,7 @@ def history_of(source: Source, manifest: Mapping[str, Any], diagnosis: Diagnosis
         run_id=str(manifest.get("run_id") or diagnosis.run.get("run_id") or ""),
         hours=_hours(source, diagnosis),
         restarts=_restarts(source),
-        failures=len(failed_attempts(source, manifest)),
+        failures=len(failed_attempts(source, manifest, is_over=not is_live)),
         hosts=tuple(sorted({host for host, _ in places.values() if host})),
         host_of_device={device: host for host, device in places.values() if device},
         incidents=tuple(incidents),

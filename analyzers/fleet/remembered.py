@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from analyzers.account.long_run import MEMORY_BYTES
 from analyzers.diagnose import diagnose
 from analyzers.fleet.history import RunHistory, history_of
+from analyzers.run.live.folder_state import folder_state
+from analyzers.run.policy import stall_policy
 from store import Store, is_watched
+from store.published.copy_time import stored_until_ns
 from store.runs_folder import RunsFolder
 
 __all__ = ["Histories", "read_histories"]
 
-FORMAT = 3
+FORMAT = 4
 """Format version of the stored diagnoses; files of another version are rewritten."""
 
 
@@ -52,8 +55,10 @@ def _history(folder: RunsFolder, name: str) -> RunHistory:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         manifest = run.manifest() | {"run_id": name}
-        watched = is_watched(run.stores())
-        history = history_of(store, manifest, diagnose(store, manifest, stacks_dir=run.stacks))
+        until_ns, watched = stored_until_ns(run), is_watched(run.stores())
+        is_live = watched and folder_state(run, store, stall_policy(manifest), now_ns=until_ns).is_live
+        diagnosis = diagnose(store, manifest, now_ns=until_ns if is_live else None, stacks_dir=run.stacks)
+        history = history_of(store, manifest, diagnosis, is_live=is_live)
     if not watched:
         try:
             memory.parent.mkdir(exist_ok=True)

@@ -112,6 +112,7 @@ def test_what_nobody_asked_for_is_a_failure(end: Callable[[World], None]) -> Non
 def test_the_newest_attempt_counts_once_its_end_is_recorded() -> None:
     world = killed()
     assert failed_attempts(world.store, {}) == [], "it may start anew, or still run"
+    assert failed_attempts(world.store, {}, is_over=True) == [0]
     world.event("run_ended", 1.0, reason="failed", exit_code=1)
     assert failed_attempts(world.store, {}) == [0]
 

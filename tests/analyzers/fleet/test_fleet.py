@@ -13,10 +13,13 @@ from analyzers.diagnose import diagnose
 from analyzers.fleet.fleet import fleet
 from analyzers.fleet.history import Incident, RunHistory, history_of
 from analyzers.fleet.rates import fit, posterior, tail
+from analyzers.fleet.remembered import read_histories
 from benchmarks.scale.fleet import BAD_DEVICE, BAD_HOSTS, histories, suspicious
 from rankscope.cli import app
 from store import Store
-from tests.factories import RankWriter, empty_run, make_run
+from store.database import WriterLock
+from store.runs_folder import RunsFolder
+from tests.factories import RankWriter, empty_run, make_run, still_training
 
 
 def test_bad_hosts_and_a_bad_device_are_named_and_no_good_one() -> None:
@@ -95,6 +98,20 @@ def test_what_the_users_code_did_is_no_incident(tmp_path: Path) -> None:
         raised = [replace(finding, cause="exception") for finding in diagnosis.findings]
         history = history_of(store, run.manifest(), replace(diagnosis, findings=tuple(raised)))
     assert [one for one in history.incidents if one.kind == "rank_lost"] == []
+
+
+def test_a_run_that_died_is_a_failure_and_one_that_trains_is_none(tmp_path: Path) -> None:
+    """Nobody records the end of a run whose launcher was killed, too."""
+    make_run(tmp_path, ranks=2, steps=20, kill={1: 20})
+    (dead,) = read_histories(RunsFolder(tmp_path / "runs")).histories
+    assert (dead.failures, [one.kind for one in dead.incidents]) == (1, ["rank_lost"])
+    run = still_training(make_run(tmp_path / "live", ranks=2, steps=20, hang={0: 20}))
+    with Store.open(run):
+        pass
+    with WriterLock(run.store(), role="watch"):
+        (live,) = read_histories(RunsFolder(tmp_path / "live" / "runs")).histories
+    assert (live.failures, live.incidents) == (0, ())
+    assert not (tmp_path / "live" / "runs" / ".fleet").exists()
 
 
 def test_the_command_remembers_finished_runs(tmp_path: Path) -> None:
