@@ -87,7 +87,7 @@ def _description(answer: Any) -> dict[str, Any]:
         }
         for kind in answer["kinds"]
     ]  # fmt: skip
-    names = {kind["name"] for kind in kinds}
+    names = {str(kind["name"]) for kind in kinds}
     if not all(name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS for name in names):
         raise ValueError("a kind is not named with letters, digits and _")
     if any(one["live"] not in LIVE or one["records"] not in RECORDS for one in answer["analyses"]):
