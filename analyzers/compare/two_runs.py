@@ -140,9 +140,10 @@ def compare(a: Side, b: Side) -> Comparison:
     parts_a, parts_b = step_parts(a.source), step_parts(b.source)
     phases_a, phases_b = _of_places(parts_a), _of_places(parts_b)
     equal_tokens = _equal_tokens(times_a, times_b)
+    run_a, run_b = _names(a.diagnosis, b.diagnosis)
     return Comparison(
-        run_a=str(a.diagnosis.run.get("run_id") or "A"),
-        run_b=str(b.diagnosis.run.get("run_id") or "B"),
+        run_a=run_a,
+        run_b=run_b,
         settings=_differences(
             *(_flat(side.manifest.get("config")) | arguments(side.manifest) for side in (a, b)),
         ),
@@ -164,6 +165,12 @@ def compare(a: Side, b: Side) -> Comparison:
         goodput={name: (goodput_a.get(name), goodput_b.get(name)) for name in CATEGORIES},
         findings=(slower,) if slower is not None else (),
     )
+
+
+def _names(a: Diagnosis, b: Diagnosis) -> tuple[str, str]:
+    """The runs' names; two that started in one second, in two folders, may have the same."""
+    name_a, name_b = (str(one.run.get("run_id") or letter) for one, letter in ((a, "A"), (b, "B")))
+    return (f"{name_a} (A)", f"{name_b} (B)") if name_a == name_b else (name_a, name_b)
 
 
 def _key(finding: Finding) -> tuple[object, ...]:

@@ -56,13 +56,23 @@ def test_equal_runs_differ_in_nothing(tmp_path: Path) -> None:
 
 
 def test_a_smaller_model_is_faster_and_not_better(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", steps=80, step_ms=60.0, **config(), num_parameters=869_504)
+    a = make_run(tmp_path, steps=80, step_ms=60.0, **config(), num_parameters=869_504)
     for same, word in ((869_504, "is better than"), (455_520, "is faster than")):
-        b = make_run(tmp_path / f"b{same}", steps=80, step_ms=30.0, **config(), num_parameters=same)
+        b = make_run(tmp_path, steps=80, step_ms=30.0, **config(), num_parameters=same)
         found = compared(a, b).sentence
         assert f"{b.run_id} {word} {a.run_id}" in found, found
     sizes = f"(parameters: 869,504 in {a.run_id}, 455,520 in {b.run_id})"
     assert f"but trains another model {sizes}." in found
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """Two folders of runs, and launches in one second."""
+    before = make_run(tmp_path / "a", ranks=2, steps=60, loss=wobbling)
+    after = make_run(tmp_path / "b", ranks=2, steps=60, loss=wobbling, step_ms=75.0)
+    after.write_manifest(after.manifest() | {"run_id": before.run_id})
+    found = compared(before, after)
+    assert (found.run_a, found.run_b) == (f"{before.run_id} (A)", f"{before.run_id} (B)")
+    assert found.sentence.startswith(f"{before.run_id} (A) is better than {before.run_id} (B). ")
 
 
 def test_what_changed_is_listed(tmp_path: Path) -> None:
