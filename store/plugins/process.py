@@ -168,8 +168,8 @@ class PluginProcess:
         rows: list[Any] = []
         while True:
             message = _message(read_frame(self._out, deadline_s, max_bytes=MAX_ANSWER_BYTES))
-            if message.get("to") != self._question:
-                raise ValueError("it answered twice")
+            if (number := message.get("to")) != self._question:
+                raise ValueError("it answered twice" if isinstance(number, int) else NO_ANSWER)
             if "query" in message:
                 found = answered(source, message["query"], message["arguments"], deadline_s)
                 write_frame(self._in, pickle.dumps(found), deadline_s)
