@@ -1,7 +1,7 @@
 """Find the lines of a log that contain any of many literals, in one pass over the bytes, and which ones they contain.
 
     wanted = LineFilter(literals)
-    for begin, end in wanted.lines(window, end): ...
+    for begin, end in wanted.lines(WindowLines(window, end)): ...
     LiteralIndex(literals).held(b"a line")          # places in `literals`, in their order
 
 A window is searched for many literals at once, by pyarrow's RE2 automata. Searching for each of some seven hundred
@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
-__all__ = ["LINE_BYTES", "LineFilter", "LiteralIndex", "begin_of_line", "end_of_line"]
+__all__ = ["LINE_BYTES", "LineFilter", "LiteralIndex", "WindowLines", "begin_of_line", "end_of_line"]
 
 LINE_BYTES = 16 << 10
 """Length at which a longer line is cut."""
 
 _NEWLINE = 10
-_PATTERN_BYTES = 6_000
+_PATTERN_BYTES = 7_500
 """Maximum bytes of literals per automaton. Beyond 8 MiB of states RE2 is forty times slower: 9,000 bytes of literals
-stayed below that, 18,000 did not."""
+stayed below that, 18,000 did not. Each automaton is a pass over the bytes, so there are as few as that allows."""
 
 _PART_BYTES = 4
 """Length of the part by which each literal is indexed: the part that the fewest other literals share."""
@@ -57,41 +58,55 @@ def _parts(text: bytes) -> set[bytes]:
     return {text[at : at + _PART_BYTES] for at in range(len(text) - _PART_BYTES + 1)}
 
 
+class WindowLines:
+    """The lines of a window that begin before `end`, split once for several filters."""
+
+    def __init__(self, window: bytes, end: int) -> None:
+        import pyarrow as pa
+
+        newlines = np.flatnonzero(np.frombuffer(window, dtype=np.uint8, count=end) == _NEWLINE)
+        self.offsets = np.concatenate([[0], newlines + 1, [end]]).astype(np.int32)
+        buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(window)]
+        self.array = pa.Array.from_buffers(pa.binary(), len(self.offsets) - 1, buffers)
+
+
 class LineFilter:
     """Finds lines with a literal; `drop` removes a literal that is no longer needed."""
 
     def __init__(self, literals: Collection[bytes]) -> None:
-        self._literals = set(literals)
+        self._literals = frozenset(literals)
         self._patterns = _patterns(self._literals)
 
     def drop(self, literal: bytes) -> None:
         """Stop looking for a literal."""
-        self._literals.discard(literal)
+        self._literals -= {literal}
         self._patterns = _patterns(self._literals)
 
-    def lines(self, window: bytes, end: int) -> Iterator[tuple[int, int]]:
-        """Yield (begin, end) of each line that contains a literal and begins before `end`."""
+    def lines(self, split: WindowLines) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of each line that contains a literal."""
         if not self._literals:
             return
-        import pyarrow as pa
         import pyarrow.compute as pc
 
-        newlines = np.flatnonzero(np.frombuffer(window, dtype=np.uint8, count=end) == _NEWLINE)
-        offsets = np.concatenate([[0], newlines + 1, [end]]).astype(np.int32)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(window)]
-        lines = pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-        holds = np.zeros(len(lines), dtype=bool)
+        holds = np.zeros(len(split.array), dtype=bool)
         for pattern in self._patterns:
-            holds |= pc.match_substring_regex(lines, pattern=pattern).to_numpy(zero_copy_only=False)
+            holds |= pc.match_substring_regex(split.array, pattern=pattern).to_numpy(zero_copy_only=False)
         for place in np.flatnonzero(holds):
-            yield int(offsets[place]), int(offsets[place + 1])
+            yield int(split.offsets[place]), int(split.offsets[place + 1])
 
 
-def _patterns(literals: Collection[bytes]) -> list[str]:
-    """The literals as regular expressions, with all bytes except letters and digits escaped by number."""
+@lru_cache(maxsize=64)
+def _patterns(literals: frozenset[bytes]) -> list[str]:
+    """The literals as regular expressions, with all bytes except letters and digits escaped by number.
+
+    A literal that contains another one is left out: its lines are found by the shorter one.
+    """
+    every = sorted(literals)
+    index = LiteralIndex(every)
+    shortest = [literal for literal in every if len(index.held(literal)) == 1]
     patterns: list[list[str]] = [[]]
     num_bytes = 0
-    for literal in sorted(literals):
+    for literal in shortest:
         num_bytes += len(literal)
         if num_bytes > _PATTERN_BYTES and patterns[-1]:
             patterns.append([])

@@ -107,7 +107,7 @@ def _decoded(chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
 def _without_colours(chunks: Iterator[bytes]) -> Iterator[bytes]:
     held = b""
     for chunk in chunks:
-        if not held and b"\x1b" not in chunk and b"^[[" not in chunk:
+        if not held and b"\x1b" not in chunk and (b"^" not in chunk or b"^[[" not in chunk):
             yield chunk
             continue
         text = held + chunk

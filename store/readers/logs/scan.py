@@ -37,7 +37,7 @@ from store.readers.logs.blocks import (
 )
 from store.readers.logs.constant_prefix import FRAME, common_prefix, prefix_before
 from store.readers.logs.file_names import rank_of_log
-from store.readers.logs.line_filter import LINE_BYTES, LineFilter, begin_of_line, end_of_line
+from store.readers.logs.line_filter import LINE_BYTES, LineFilter, WindowLines, begin_of_line, end_of_line
 from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
 from store.readers.logs.plain_text import plain_chunks, windows
@@ -52,6 +52,8 @@ __all__ = ["field_value", "read_log"]
 MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
 """Maximum hits of one literal in one file."""
+MAX_STARTS = 5_000
+"""Hits of a file's first line from which it is none of a start."""
 TAIL_BYTES = 3_000
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40
@@ -120,6 +122,7 @@ class _Scan:
         """Constant prefixes of this file, in addition to the known ones."""
         self._starts = Starts()
         self._filter = LineFilter(rules_by_literal()[0])
+        self._step_filter = LineFilter(LITERALS)
 
     def take(self, window: bytes, end: int) -> None:
         """Read the lines that begin before `end`."""
@@ -139,11 +142,15 @@ class _Scan:
         """{offset of a line: rules whose literal it holds}; None in place of a rule marks a line with a step."""
         found: dict[int, list[Rule | None]] = {}
         literals, rules, index = rules_by_literal()
-        for first, last in self._filter.lines(window, end):
+        split = WindowLines(window, end)
+        for first, last in self._filter.lines(split):
             for place in index.held(window[first:last]):
                 self._find(window, first, last, literals[place], rules[place], found)
-        for literal in LITERALS:
-            self._find(window, 0, end, literal, None, found)
+        for first, last in self._step_filter.lines(split):
+            line = window[first:last]
+            for literal in LITERALS:
+                if literal in line:
+                    self._find(window, first, last, literal, None, found)
         if self._starts.literal:
             self._find(window, 0, end, self._starts.literal, _AGAIN, found)
         return found
@@ -156,7 +163,7 @@ class _Scan:
         place = window.find(literal, first, last)
         if place < 0:
             return
-        limit = MAX_HITS if rule is not None else MAX_STEP_LINES
+        limit = MAX_STEP_LINES if rule is None else MAX_STARTS if rule is _AGAIN else MAX_HITS
         while place >= 0 and self._hits[literal] < limit:
             begin = begin_of_line(window, place)
             rules = found.setdefault(begin, [])
@@ -164,10 +171,10 @@ class _Scan:
                 rules.append(rule)
             self._hits[literal] += 1
             if self._hits[literal] == limit:
-                if rule is None or rule.role != "hint":
+                if rule is None or (rule.role != "hint" and rule is not _AGAIN):
                     reason = f"more than {limit:,} lines with {literal.decode()!r}: the rest of them were not read"
                     self.log.given_up.append(reason)
-                self._filter.drop(literal)
+                (self._filter if rule is not None else self._step_filter).drop(literal)
             place = window.find(literal, end_of_line(window, place), last)
 
     def _line(self, window: bytes, begin: int, number: int, rules: list[Rule | None]) -> None:

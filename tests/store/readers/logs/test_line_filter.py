@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from store.readers.logs.line_filter import LineFilter, LiteralIndex
+from store.readers.logs.line_filter import LineFilter, LiteralIndex, WindowLines
 from store.readers.logs.rules import load_rules
 
 LITERALS = sorted({literal for rule in load_rules() for literal in rule.literals})
@@ -20,7 +20,7 @@ def test_the_same_lines_as_by_looking_for_each() -> None:
     lines = [b" ".join(chooser.choices(parts, [1] * len(LITERALS) + [400] * 7, k=5)) for _ in range(3000)]
     window = b"\n".join(lines)
     end = len(window) - 100
-    found = [window[begin:last].rstrip(b"\n") for begin, last in LineFilter(LITERALS).lines(window, end)]
+    found = [window[begin:last].rstrip(b"\n") for begin, last in LineFilter(LITERALS).lines(WindowLines(window, end))]
     assert found == naive(window, end, LITERALS)
     assert 500 < len(found) < 2500
 
@@ -28,15 +28,26 @@ def test_the_same_lines_as_by_looking_for_each() -> None:
 def test_a_literal_that_was_dropped_is_not_found() -> None:
     wanted = LineFilter([b"aaaa", b"[x] (y)"])
     window = b"aaaa\nnothing\n[x] (y)\n"
-    assert [window[begin:last] for begin, last in wanted.lines(window, len(window))] == [b"aaaa\n", b"[x] (y)\n"]
+    assert [window[begin:last] for begin, last in wanted.lines(WindowLines(window, len(window)))] == [
+        b"aaaa\n",
+        b"[x] (y)\n",
+    ]
     wanted.drop(b"aaaa")
-    assert [window[begin:last] for begin, last in wanted.lines(window, len(window))] == [b"[x] (y)\n"]
+    assert [window[begin:last] for begin, last in wanted.lines(WindowLines(window, len(window)))] == [b"[x] (y)\n"]
     wanted.drop(b"[x] (y)")
-    assert list(wanted.lines(window, len(window))) == []
+    assert list(wanted.lines(WindowLines(window, len(window)))) == []
+
+
+def test_a_literal_is_found_after_one_that_it_contains_was_dropped() -> None:
+    wanted = LineFilter([b"Error", b"ValueError"])
+    split = WindowLines(b"a ValueError\nan Error\n", 22)
+    assert len(list(wanted.lines(split))) == 2
+    wanted.drop(b"Error")
+    assert [begin for begin, _ in wanted.lines(split)] == [0]
 
 
 def test_a_window_without_a_line_end() -> None:
-    assert list(LineFilter([b"aaaa"]).lines(b"xx aaaa", 7)) == [(0, 7)]
+    assert list(LineFilter([b"aaaa"]).lines(WindowLines(b"xx aaaa", 7))) == [(0, 7)]
 
 
 def test_the_literals_of_a_line_are_those_that_a_search_for_each_finds() -> None:
