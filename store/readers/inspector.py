@@ -30,6 +30,8 @@ __all__ = ["InspectedCalls", "InspectedJob", "InspectorLog", "is_inspector", "re
 
 MAX_CALLS = 5_000_000
 MAX_LINE_BYTES = 1 << 20
+_PARTS = (b"coll_perf", b"p2p_perf", b"dump_stats")
+"""A line's own part: a collective, a send or receive, or counts of what was written (format 4.2)."""
 _METRIC = b"nccl_collective_exec_time_microseconds"
 _LABEL = re.compile(rb'(\w{1,40})="((?:[^"\\]|\\.){0,300})"')
 
@@ -117,7 +119,8 @@ class InspectedJob:
 
 def is_inspector(first: bytes) -> bool:
     """Return True if a file begins with a line of the inspector."""
-    return (b'"inspector_output_format_version"' in first and b'"coll_perf"' in first) or is_scrape(first)
+    is_log = b'"inspector_output_format_version"' in first and any(b'"' + part + b'"' in first for part in _PARTS)
+    return is_log or is_scrape(first)
 
 
 def is_scrape(first: bytes) -> bool:
@@ -177,10 +180,14 @@ def _take_sample(line: bytes, log: InspectorLog) -> None:
     if not line.startswith(_METRIC + b"{"):
         return
     labels = {key.decode(): value.decode("utf-8", "replace") for key, value in _LABEL.findall(line)}
+    if "coll_sn" not in labels and "comm_name" in labels:
+        log.problem = "states means of many calls, without rank and number: late ranks are seen in the JSON logs only"
+        return
     words = line.rpartition(b"}")[2].split()
-    numbers = {
-        name: int(labels[name]) for name in ("rank", "n_ranks", "pid", "coll_sn") if labels.get(name, "").isdecimal()
-    }
+    device = labels.get("gpu_device_id", "").removeprefix("GPU")  # a GPU's file, in which no process is named
+    texts = labels | {"pid": labels.get("pid", device), "n_ranks": labels.get("nranks", labels.get("n_ranks", ""))}
+    numbers = {name: int(texts[name]) for name in ("rank", "n_ranks", "pid", "coll_sn")
+               if texts.get(name, "").isdecimal()}  # fmt: skip
     try:
         exec_us: int | None = int(float(words[0])) if words else None
     except (ValueError, OverflowError):
@@ -200,6 +207,8 @@ def _take_sample(line: bytes, log: InspectorLog) -> None:
 
 
 def _take(about: Any, log: InspectorLog) -> None:
+    if isinstance(about, dict) and "coll_perf" not in about and ("p2p_perf" in about or "dump_stats" in about):
+        return
     parts = [about.get(name) if isinstance(about, dict) else None for name in ("header", "metadata", "coll_perf")]
     header, metadata, call = (part if isinstance(part, dict) else {} for part in parts)
     name, rank = short_text(header.get("id"), 40), whole_number(header.get("rank"), 1_000_000)

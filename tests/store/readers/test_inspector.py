@@ -77,3 +77,44 @@ def test_missing_and_damaged_parts_are_named(tmp_path: Path) -> None:
     diagnosis = diagnose_files([tmp_path])
     assert diagnosis.fired[0].ranks == (2,)
     assert any("3 of 4 ranks" in finding.summary for finding in diagnosis.findings)
+
+
+def test_sends_and_counts_of_the_newest_format_are_no_damage(tmp_path: Path) -> None:
+    write(tmp_path, late=2)
+    for rank in range(RANKS):
+        path, about = tmp_path / f"gpu-01-pid{70 + rank}.log", json.loads(line(rank, 0, 1))
+        counts = {**about, "dump_stats": {"coll_records": CALLS, "coll_dropped_total": 0}}
+        sent = {**about, "p2p_perf": {"p2p": "Send", "p2p_sn": 3, "p2p_peer": 1, "p2p_exec_time_us": 20}}
+        del counts["coll_perf"], sent["coll_perf"]
+        path.write_text(json.dumps(counts) + "\n" + json.dumps(sent) + "\n" + path.read_text())
+        assert format_of(path) == "inspector"
+        assert read_inspector(path).damaged_lines == 0
+    assert diagnose_files([tmp_path]).fired[0].ranks == (2,)
+
+
+def scraped(rank: int, seq: int, exec_us: int) -> str:
+    about = {
+        "comm_id": "0x7f8c", "hostname": "gpu-01", "rank": rank, "slurm_job": "pretrain", "slurm_job_id": 7,
+        "nranks": RANKS, "n_nodes": 1, "gpu_device_id": f"GPU{rank}", "collective": "AllReduce", "coll_sn": seq,
+        "message_size": "1.00MB",
+    }  # fmt: skip
+    labels = ",".join(f'{name}="{value}"' for name, value in about.items())
+    return f"nccl_bus_bandwidth_gbs{{{labels}}} 485.1\nnccl_collective_exec_time_microseconds{{{labels}}} {exec_us}\n"
+
+
+def test_files_of_gpus_name_no_process(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        text = "".join(scraped(rank, seq, 900 if rank == 2 else 2900) for seq in range(CALLS))
+        (tmp_path / f"nccl_inspector_metrics_GPU-{rank}.prom").write_text(text)
+    (late,) = diagnose_files([tmp_path]).fired
+    assert (late.status, late.ranks, late.evidence["ranks_in_group"]) == ("suspect", (2,), RANKS)
+
+
+def test_means_of_many_calls_are_named_and_not_judged(tmp_path: Path) -> None:
+    labels = 'version="v6.1",slurm_job_id="7",node="gpu-01",gpu="GPU0",comm_name="tp",n_nodes="1",nranks="8",' \
+             'collective="AllReduce",message_size="1-2MB",algo_proto="RING_LL"'  # fmt: skip
+    path = tmp_path / "nccl_inspector_metrics_GPU-0.prom"
+    path.write_text(f"nccl_bus_bandwidth_gbs{{{labels}}} 4\nnccl_collective_exec_time_microseconds{{{labels}}} 90\n")
+    diagnosis = diagnose_files([tmp_path])
+    assert diagnosis.fired == ()
+    assert "means of many calls" in diagnosis.run["file_problems"][0]["problem"]
