@@ -146,7 +146,8 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
         loss = f", the loss {'fell' if end < losses[0] else 'went'} from {losses[0]:.4g} to {end:.4g}{of}"
     if all(row.get("is_counted") for row in rows):
         return f"{num:,} printed line{'s' * (num != 1)} of a step{loss}. "
-    return f"{num:,} printed step{'s' * (num != 1)} to step {rows[-1]['step']:,}{loss}. "
+    name = "step" if rows[-1].get("of_step") in (None, rows[-1]["step"]) else "iteration"
+    return f"{num:,} printed {name}{'s' * (num != 1)} to {name} {rows[-1]['step']:,}{loss}. "
 
 
 def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:

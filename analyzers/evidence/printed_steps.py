@@ -59,9 +59,10 @@ def printed_step_findings(
     """Findings of the analyses that need no more than loss and duration of a step."""
     if not steps:
         return []
-    counted = all(row.get("is_counted") for row in steps)
+    are_counted = all(row.get("is_counted") for row in steps)
+    name = "printed line" if are_counted else "iteration" if _per_step(steps) > 1 else "step"
     findings = (
-        [] if any(one.kind == "non_finite" for one in known) else [_of_log(one, counted) for one in nonfinite(steps)]
+        [] if any(one.kind == "non_finite" for one in known) else [_of_log(one, name) for one in nonfinite(steps)]
     )
     checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
         ("loss_spike", lambda: _one_rise([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
@@ -76,18 +77,24 @@ def printed_step_findings(
     )
     for kind, check in checks:
         try:
-            findings += [_of_log(one, counted) for one in check() if one.status in ("fired", "suspect", "advice")]
+            findings += [_of_log(one, name) for one in check() if one.status in ("fired", "suspect", "advice")]
         except Exception as error:  # lines of a log may lack any column
             findings.append(failed_check(kind, error, "log"))
     return findings
 
 
-def _of_log(finding: Finding, are_lines: bool = False) -> Finding:
-    """Remove statements that need a run's records; if lines were counted, do not call their numbers steps."""
-    summary = _STEP_NUMBER.sub(r"printed line\1 ", finding.summary) if are_lines else finding.summary
+def _of_log(finding: Finding, name: str = "step") -> Finding:
+    """Remove statements that need a run's records; `name`: what the steps' numbers count."""
+    summary = finding.summary if name == "step" else _STEP_NUMBER.sub(rf"{name}\1 ", finding.summary)
     for text in _NO_RESPONSE:
         summary = summary.replace(text, "")
     return replace(finding, summary=summary, evidence={**finding.evidence, "printed": True})
+
+
+def _per_step(steps: Sequence[Mapping[str, Any]]) -> float:
+    """Iterations that make a step of the optimizer, where the numbers are those of iterations; else 1."""
+    last = max(steps, key=lambda row: row["step"])
+    return last["step"] / last["of_step"] if last.get("of_step") else 1.0
 
 
 def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -181,7 +188,9 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     """Make a rhythm a remark if it is that of epochs, or if the time between lines holds evaluations and saves."""
     every, cost = evidence_of(one)["every_steps"], evidence_of(one)["cost_ratio"]
     timed = [row for row in steps if row.get("duration_ns") is not None]
-    if timed and all(row.get("is_between") for row in timed):
+    if abs(every - _per_step(steps)) < 0.5:
+        why = "That is once a step of the optimizer, of which the others are a part (gradient accumulation)."
+    elif timed and all(row.get("is_between") for row in timed):
         why = "It is the time between lines, which also holds evaluations, checkpoints and the start of epochs."
     elif any(
         abs(every - (row.get("per_epoch") or 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))

@@ -46,6 +46,7 @@ _STEPS = (
 )  # fmt: skip
 """Patterns of step numbers, each with a word that every match contains."""
 _STEP_WORD = re.compile("[sS][tT][eE][pP]|[iI][tT][eE][rR]")
+_ITERATION = re.compile(r"\biter \d{1,12} step (\d{1,12})\b")
 _IN_EPOCH = re.compile(
     r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|"
     r"\bTrain: (?P<timm>\d{1,7})) *\[ *(?P<step>\d{1,12})/ *"
@@ -146,6 +147,8 @@ class StepLine:
     """Number of the last planned step."""
     per_epoch: int | None = None
     """Steps of an epoch, where the line counts within one."""
+    of_step: int | None = None
+    """The optimizer's step, where `step` counts the iterations of which several make one (litgpt)."""
     bar: Bar | None = None
     epoch: float | None = None
     """Epoch that a line without a step number names."""
@@ -162,6 +165,8 @@ class Bar:
     step: int
     total: int
     duration_ns: int | None
+    """By the rate, which tqdm smooths."""
+    elapsed_s: int | None = None
 
 
 def step_of(text: str) -> int | None:
@@ -193,7 +198,17 @@ def read_bar(text: str) -> Bar | None:
         step=int(found["step"]),
         total=int(found["total"]),
         duration_ns=int(seconds * 1e9) if 0 < seconds < 1e6 else None,
+        elapsed_s=_elapsed_s(found["elapsed"]),
     )
+
+
+def _elapsed_s(text: str) -> int | None:
+    days, _, clock = text.rpartition(", ")
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in parts):
+        return None
+    seconds = sum(int(part) * 60**place for place, part in enumerate(reversed(parts)))
+    return seconds + (86_400 * int(days.split()[0]) if days else 0)
 
 
 @lru_cache(maxsize=256)
@@ -247,6 +262,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
         loss_scale=_optional(_SCALE.search(text)) if "scale" in text else None,
         total=total,
         per_epoch=_per_epoch(text),
+        of_step=int(found[1]) if " step " in text and (found := _ITERATION.search(text)) else None,
         bar=bar,
         epoch=_optional(epoch),
         name=name,

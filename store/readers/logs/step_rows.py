@@ -6,6 +6,7 @@
 2. The training bar is the one with the most steps; a new epoch begins where it starts again.
 3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines; without a
    throughput it is the time between lines.
+4. The bar's smoothed rate is resolved into the steps' own times (`bar_times`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from store.readers.logs.bar_times import own_times
 from store.readers.logs.log_file import LogStep
 from store.readers.logs.step_lines import Bar
 
@@ -40,6 +42,8 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     settled = _settled(lines, name)
     passes, epochs = _Passes(), _Passes()
     usual = _usual_name(lines)
+    of_bar = [bar for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
+    own = {id(of_bar[place]): took_ns for place, took_ns in own_times(of_bar).items()}
     for line in lines:
         found = line.step_line
         if found.name and found.name != usual:
@@ -73,11 +77,13 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         row = rows.setdefault(step, {"rank": rank, "step": step, "start_ns": start_ns})
         is_of_skipped = found.bar is not None and at <= settled and found.duration_ns == found.bar.duration_ns
         duration_ns = None if is_of_skipped or passes.is_other else found.duration_ns
+        if duration_ns is not None and found.bar is not None and duration_ns == found.bar.duration_ns:
+            duration_ns = own.get(id(found.bar), duration_ns)
         for key, value in (
             ("duration_ns", duration_ns), ("data_ns", found.data_ns), ("loss", found.loss),
             ("grad_norm", found.grad_norm), ("lr", found.lr), ("throughput", found.throughput), ("skipped", skipped),
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
-            ("per_epoch", found.bar.total if found.bar else found.per_epoch),
+            ("per_epoch", found.bar.total if found.bar else found.per_epoch), ("of_step", found.of_step),
             ("is_of_bar", found.bar is not None or None),
             ("begins", (is_counted and epochs.has_begun) or None),
         ):  # fmt: skip

@@ -49,6 +49,22 @@ def test_another_trial_that_begins_is_no_spike(tmp_path: Path) -> None:
     assert (finding.kind, finding.first_step) == ("loss_spike", 86)
 
 
+def test_iterations_that_make_a_step_together_are_called_so(tmp_path: Path) -> None:
+    def text(slow_from: int) -> str:
+        return "".join(
+            f"Epoch 1 | iter {n} step {n // 4} | loss train: {3 - n / 500:.3f}, val: n/a | iter time: "
+            f"{(100 if n % 4 else 190) * (2.5 if n >= slow_from else 1):.2f} ms{'' if n % 4 else ' (step)'}\n"
+            for n in range(1, 401)
+        )
+
+    healthy = _diagnosis(tmp_path, text(1000))
+    assert (healthy.fired, "400 printed iterations to iteration 400" in healthy.verdict) == ((), True)
+    (remark,) = (one for one in healthy.findings if one.cause == "periodic")
+    assert "once a step of the optimizer" in remark.summary
+    (slower,) = _diagnosis(tmp_path, text(201)).fired
+    assert "since iteration 20" in slower.summary
+
+
 def test_the_share_of_data_time(tmp_path: Path) -> None:
     first = _diagnosis(tmp_path, printed("mmengine", steps=30, data_share=0.8)).fired[0]
     assert first.kind == "data_bound"

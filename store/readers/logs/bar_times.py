@@ -1,0 +1,72 @@
+"""Each step's own time out of a progress bar's rate, which tqdm smooths: one slow step in twenty hardly shows in it.
+
+    own_times([line.step_line.bar for line in lines])        # {number of the state among them: nanoseconds a step}
+
+1. At each drawing tqdm keeps 0.7 of the mean of steps and 0.7 of the mean of seconds, and adds 0.3 of what is new; the
+   rate is their ratio. From one rate to the next this is undone.
+2. The times must add up to the elapsed seconds that the bar also shows. Bars that smooth in another way, and logs that
+   lack states, do not, and keep the rate that they print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from store.readers.logs.step_lines import Bar
+
+__all__ = ["own_times"]
+
+NEW_RATIO = 0.3
+"""tqdm's `smoothing`, unless a program sets another."""
+MIN_STATES = 10
+APART_RATIO = 0.03
+"""Largest difference between the sum of the times and the elapsed time: rates are printed with three digits."""
+APART_S = 2.0
+"""The same for a short bar, whose elapsed time is in whole seconds."""
+
+
+def own_times(bars: Sequence[Bar]) -> dict[int, int]:
+    """Time a step of each state of one bar, in the order of the log; states are left out where it is not known."""
+    found: dict[int, int] = {}
+    for places in _runs(bars):
+        found |= _of_run(bars, places)
+    return found
+
+
+def _runs(bars: Sequence[Bar]) -> Iterator[list[int]]:
+    """Places of the states from one start of the bar to the next, each step once."""
+    places: list[int] = []
+    for place, bar in enumerate(bars):
+        if places and bar.step < bars[places[-1]].step:
+            yield places
+            places = []
+        if not places or bar.step > bars[places[-1]].step:
+            places.append(place)
+    yield places
+
+
+def _of_run(bars: Sequence[Bar], places: Sequence[int]) -> dict[int, int]:
+    timed = [place for place in places if bars[place].duration_ns is not None]
+    if len(timed) < MIN_STATES or any(bars[place].elapsed_s is None for place in timed):
+        return {}
+    found: dict[int, int] = {}
+    first = bars[timed[0]]
+    is_begin = (first.elapsed_s or 0) * 1e9 < 2 * first.step * (first.duration_ns or 0) + 1e9
+    before = first.step - 1 if timed[0] == places[0] else bars[places[places.index(timed[0]) - 1]].step
+    steps = ns = sum_ns = 0.0
+    if not is_begin or before > 0:  # the log begins later than the bar: its first rate is taken as settled
+        before, steps, ns = first.step, 1.0, float(first.duration_ns or 0)
+        timed = timed[1:]
+    begin_s = (first.elapsed_s or 0) if before == first.step else 0.0
+    for place in timed:
+        bar = bars[place]
+        steps = NEW_RATIO * (bar.step - before) + (1 - NEW_RATIO) * steps
+        smooth_ns = steps * (bar.duration_ns or 0)
+        took_ns = (smooth_ns - (1 - NEW_RATIO) * ns) / NEW_RATIO
+        if took_ns <= 0:
+            return {}
+        found[place] = int(took_ns / (bar.step - before))
+        before, ns, sum_ns = bar.step, smooth_ns, sum_ns + took_ns
+    shown_s = (bars[timed[-1]].elapsed_s or 0) - begin_s
+    is_sum = abs(sum_ns / 1e9 - shown_s) <= max(APART_S, APART_RATIO * shown_s)
+    return found if is_sum else {}
