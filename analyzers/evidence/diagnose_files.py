@@ -81,7 +81,7 @@ def diagnose_files(paths: Sequence[Path], *, progress: Progress | None = None) -
         if unjudged and not diagnosis.fired:  # a log that names no cause does not prove that there was none
             return replace(diagnosis, verdict=unjudged[0].summary)
         outcome = facts.get("logs", {}).get("outcome")
-        if outcome and not diagnosis.fired and facts["input"] in ("log", "program"):
+        if outcome and not diagnosis.fired and _are_of_logs(_formats(files)):
             return replace(diagnosis, verdict=outcome)
         return diagnosis
 
@@ -157,11 +157,20 @@ def _take_program(path: Path, name: str, files: _Files, scratch: ExitStack | Non
     files.names[text] = visible(name)
 
 
+def _formats(files: _Files) -> list[Format]:
+    return [one for one in FORMATS if files.by_format[one]]
+
+
+def _are_of_logs(formats: Sequence[Format]) -> bool:
+    """Return True for text logs and programs' files, whose lines are joined and tell the end together."""
+    return all(one in ("log", "program") for one in formats)
+
+
 def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding], dict[str, Any], WhatIf | None]:
     what_if: WhatIf | None = None
     findings: dict[str, list[Finding]] = {}
     facts: dict[str, Any] = {"run_id": name}
-    inputs: list[Format] = [one for one in FORMATS if files.by_format[one]]
+    inputs = _formats(files)
     _read_plugin_files(files)
     if any(rows.has_records for rows in files.plugin_rows):
         findings["plugin"], facts, what_if = _judge_plugin_rows(files.plugin_rows, facts)
@@ -200,7 +209,7 @@ def _judged(files: _Files, name: str, progress: Progress) -> tuple[list[Finding]
                            if one not in ("program", "plugin")}  # fmt: skip
     facts["files_read"] |= Counter(f"file of plug-in {one.plugin}" for one in files.plugin_rows)
     facts["files_read"] |= files.programs.names
-    facts["ended"] = facts.get("ended") if len(inputs) == 1 else "not recorded"
+    facts["ended"] = facts.get("ended") if len(inputs) == 1 or _are_of_logs(inputs) else "not recorded"
     for plugin, problem in plugin_problems().items():
         files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
     facts["file_problems"] = sorted(files.problems.problems, key=lambda problem: problem["path"])

@@ -37,10 +37,9 @@ def read(path: Path) -> ProgramRows:
             if entry.get("key") == "global_batch_size" and isinstance(entry.get("value"), int):
                 batch = entry["value"]
             entries.append(_entry(entry, about))
-            if entry.get("key") == "run_stop" and about.get("status") == "success":
-                rows.log_events.append(
-                    {"kind": "finished", "line": number, "message": "run_stop: success", "fields": {}}
-                )
+            if entry.get("key") == "run_stop":  # aborted: the target was not reached
+                text = f"run_stop: {str(about.get('status', 'no status'))[:40]}"
+                rows.log_events.append({"kind": "finished", "line": number, "message": text, "fields": {}})
     except SourceError as error:
         rows.problem = str(error)
     rows.steps = step_rows(_points(entries, batch), rank=0)

@@ -42,9 +42,11 @@ def read(path: Path) -> ProgramRows:
             kind = record.WhichOneof("record_type")
             if kind == "history" and (point := history_point(_items(record.history))) is not None:
                 points.append(point)
-            if kind == "exit" and record.exit.exit_code == 0:
-                text = "the run ended with exit code 0"
-                rows.log_events.append({"kind": "finished", "line": 0, "message": text, "fields": {}})
+            if kind == "exit":
+                code = record.exit.exit_code
+                how = ("process_terminated", {"exitcode": code}) if code else ("finished", dict[str, int]())
+                text = f"the run ended with exit code {code}"
+                rows.log_events.append({"kind": how[0], "line": 0, "message": text, "fields": how[1]})
     except DecodeError:
         rows.problem = "is damaged: a record is no message of W&B"
     rows.steps = step_rows(points, rank=0)

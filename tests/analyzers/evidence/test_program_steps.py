@@ -171,3 +171,36 @@ def test_times_between_rows_show_no_rhythm_of_steps(tmp_path: Path) -> None:
     table = tmp_path / "metrics.csv"
     table.write_text("timestamp,step,train_loss\n" + "".join(rows))
     assert diagnose_files([table]).fired == ()
+
+
+def ended_with(code: int) -> bytes:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    record = Record()
+    record.exit.exit_code = code
+    data = record.SerializeToString()
+    return wandb_file() + struct.pack("<IHB", 0, len(data), 1) + data
+
+
+def test_the_exit_code_that_a_tracker_recorded(tmp_path: Path) -> None:
+    (tmp_path / "debug.log").write_text(
+        "2026-11-26 10:00:00,123 INFO MainThread:7 [wandb_init.py:init():900] starting\n"
+    )
+    (tmp_path / "debug-internal.log").write_text('{"time":"a","level":"INFO","msg":"stream: start"}\n' * 9)
+    (tmp_path / "run-abc.wandb").write_bytes(ended_with(1))
+    (lost,) = (one for one in diagnose_files([tmp_path]).fired if one.kind == "rank_lost")
+    assert (lost.status, "exit code 1" in lost.summary) == ("suspect", True)
+    (tmp_path / "run-abc.wandb").write_bytes(ended_with(0))
+    found = diagnose_files([tmp_path])
+    assert found.run["ended"] == "finished"
+    assert "damaged" not in str(found.run["file_problems"])
+
+
+@pytest.mark.parametrize("status", ["success", "aborted"])
+def test_the_end_of_an_mlperf_run_is_what_it_says(tmp_path: Path, status: str) -> None:
+    stop = {"key": "run_stop", "value": None, "time_ms": int(START_S * 1e3) + 10**6, "metadata": {"status": status}}
+    path = tmp_path / "result_0.txt"
+    path.write_text(mllog() + f":::MLLOG {json.dumps(stop)}\n")
+    assert diagnose_files([path]).run["ended"] == "finished"
+    path.write_text(mllog())
+    assert diagnose_files([path]).run["ended"] == "not recorded"
