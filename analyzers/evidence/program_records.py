@@ -36,6 +36,11 @@ MIN_PROCESSES = 3
 """Minimum number of processes for a majority from which one may differ."""
 _LIBRARY = re.compile(r"torch/|(?:threading|selectors|queue|socket|ssl)\.py:")
 """Frames of libraries as py-spy shortens them."""
+_SYSTEM = re.compile(
+    r"(?:nptl|linux|unix|posix|csu|x86_64|aarch64)/[\w.-]+\.[chS]\b|(?:Python|Objects|Programs)/[\w.-]+\.c\b|"
+    r"Modules/main\.c|internal/pycore_|\S*\blib(?:c|m|pthread|stdc\+\+)[.-]|\? |[\w/.-]*python[\d.]* "
+)
+"""Frames of the C library and of Python's interpreter, which every process has (gdb)."""
 _WAITS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|barrier|broadcast|all_?to_?all|synchronize|nccl|gloo|\bwait\b|_wait\b",
     re.IGNORECASE,
@@ -141,9 +146,10 @@ def _stacks(read: Sequence[StackOfProcess]) -> list[Finding]:
 
 
 def _own(frames: Sequence[str]) -> tuple[str, ...]:
-    """Frames of the program; all where it has none on top."""
-    own = [frame for frame in frames if not (is_library(frame) or _LIBRARY.match(frame)) and ":" in frame.split(" ")[0]]
-    return tuple((own or list(frames))[:MAX_FRAMES])
+    """Frames of the program; else of the libraries that it calls, as in a backtrace of Python's process."""
+    called = [frame for frame in frames if not _SYSTEM.match(frame)]
+    own = [frame for frame in called if not (is_library(frame) or _LIBRARY.match(frame)) and ":" in frame.split(" ")[0]]
+    return tuple((own or called or list(frames))[:MAX_FRAMES])
 
 
 def _place(one: StackGroup) -> str:

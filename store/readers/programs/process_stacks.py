@@ -17,6 +17,7 @@ from store.readers.untrusted.external_files import REPORT_BYTES, rank_of_name
 
 NAME = "stacks of a process (py-spy, gdb)"
 MAX_FRAMES = 60
+_JSON = re.compile(rb"\[\s*\{")
 _PROCESS = re.compile(r"^Process (\d{1,9}):", re.MULTILINE)
 _SPY_THREAD = re.compile(r'^Thread .*?(?:"([^"]*)")?\s*$')
 _SPY_FRAME = re.compile(r"^\s+(.{1,300}?) \((.{1,300}?)(?::(\d{1,9}))?\)$")
@@ -29,7 +30,7 @@ def recognise(first: bytes) -> bool:
     text = first.lstrip()
     if text.startswith(b"Process ") and b"\nPython v" in first and b"\nThread " in first:
         return True
-    if text.startswith(b"[{") and b'"thread_name"' in first and b'"frames"' in first:
+    if _JSON.match(text) and b'"thread_name"' in first and b'"frames"' in first:
         return True
     return (
         re.search(rb"^#0 +(?:0x[0-9a-f]+ in )?\S.*\(", first, re.MULTILINE) is not None
@@ -41,7 +42,7 @@ def read(path: Path) -> ProgramRows:
     """Read the process, or each process where several dumps stand in one file."""
     text = read_text(path, REPORT_BYTES)
     rank = rank_of_name(path) if "rank" in str(path.name).lower() else None
-    if text.lstrip().startswith("[{"):
+    if _JSON.match(text.lstrip().encode()):
         return ProgramRows(stacks=list(_of_json(text, rank)))
     starts = [match.start() for match in _PROCESS.finditer(text)] or [0]
     parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]

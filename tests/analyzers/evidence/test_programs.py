@@ -332,13 +332,42 @@ def spied_as_json(rank: int, odd: int) -> str:
         {"name": name, "filename": f"/x/{file}", "short_filename": file, "line": line} for name, file, line in frames
     ]
     return json.dumps(
-        [{"pid": 4000 + rank, "thread_id": 1, "thread_name": "MainThread", "active": False, "frames": listed}]
+        [{"pid": 4000 + rank, "thread_id": 1, "thread_name": "MainThread", "active": False, "frames": listed}], indent=2
     )
 
 
 def traced(rank: int, odd: int) -> str:
     function, place = ("read_shard", "data.cpp:44") if rank == odd else ("ncclAllReduce_wait", "step.cpp:120")
     return GDB.format(pid=4000 + rank, function=function, place=place)
+
+
+INTERPRETER = """\
+#3  0x00007fd853301c9c in _PyEval_EvalFrameDefault (throwflag=<optimized out>) at Python/ceval.c:5020
+#4  0x00007fd8534ba217 in pymain_main (args=0x7ffed2419310) at Modules/main.c:710
+#5  0x000055cf16ec1081 in _start ()
+"""
+
+
+def interpreted(rank: int, odd: int) -> str:
+    """A Python process in gdb, as a real one was seen: neither of the two has a frame of the program."""
+    frames = """\
+#0  0x00007fd8530ed545 in __GI___clock_nanosleep (flags=1) at ../sysdeps/unix/sysv/linux/clock_nanosleep.c:48
+#1  0x00007fd853515ada in pysleep (timeout=<optimized out>) at ./Modules/timemodule.c:2159
+""" if rank == odd else f"""\
+#0  __futex_abstimed_wait_common64 (private=0, futex_word=0x55a713bbf9b{rank}) at ./nptl/futex-internal.c:57
+#1  0x00007f3a316a741d in std::condition_variable::wait(std::unique_lock<std::mutex>&) () from /lib/libstdc++.so.6
+#2  0x00007f3a3816984b in c10d::Work::wait(std::duration<long>) () from /x/site-packages/torch/lib/libtorch_cpu.so
+"""  # fmt: skip
+    return f'Thread 1 (Thread 0x7fd8 (LWP {4000 + rank}) "python"):\n{frames}{INTERPRETER}'
+
+
+def test_a_python_process_in_gdb_is_named_by_the_library_in_which_it_waits(tmp_path: Path) -> None:
+    for rank in range(4):
+        (tmp_path / f"rank_{rank}.txt").write_text(interpreted(rank, 2))
+    (hang,) = diagnose_files([tmp_path]).findings
+    assert (hang.status, hang.ranks) == ("suspect", (2,))
+    assert "wait in torch/lib/libtorch_cpu.so c10d::Work::wait (ranks 0, 1 and 3)" in hang.summary
+    assert "rank 2 in Modules/timemodule.c:2159 pysleep" in hang.summary
 
 
 @pytest.mark.parametrize("write", [spied, spied_as_json, traced])
