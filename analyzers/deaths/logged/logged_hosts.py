@@ -186,6 +186,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
     host = host_in(lines)
     rss_kb = max((entry.number("rss_kb") or 0 for entry in lines), default=0)
     names = [f"{entry.text('name')} ({entry.number('pid')})" for entry in lines if entry.text("name")]
+    in_pod = bool(host) and any(f"pod/{host}" in entry.message for entry in lines)
     in_cgroup = any(entry.text("cgroup") or "emory cgroup" in entry.message or "CONSTRAINT_MEMCG" in entry.message
                     for entry in lines)  # fmt: skip
     held = f" at {rss_kb / 1048576:.1f} GiB of resident memory" if rss_kb else ""
@@ -201,7 +202,7 @@ def _memory(book: LogBook) -> Iterator[Candidate]:
         + (
             f"its cgroup{f' on {host}' if host else ''} reached its memory limit"
             if in_cgroup
-            else f"the host{f' {host}' if host else ''} or its cgroup ran out of memory"
+            else f"the {'pod' if in_pod else 'host'}{f' {host}' if host else ''} or its cgroup ran out of memory"
         )
         + held,
         evidence={

@@ -20,7 +20,7 @@ def recognise(first: bytes) -> bool:
 
 def lines(path: Path) -> Iterator[str]:
     """Yield one log line for each line of the file."""
-    pod, container, state = "", "", ""
+    pod, container, state, reason = "", "", "", ""
     for line in read_text(path, REPORT_BYTES).splitlines():
         field = _FIELD.match(line)
         if field is None and re.match(r"^  [\w.-]+:\s*$", line):
@@ -29,7 +29,12 @@ def lines(path: Path) -> Iterator[str]:
             pod = field[3]
         elif field and field[2] in ("State", "Last State"):
             state = field[3]
-        if field and field[2] == "Reason" and state == "Terminated" and field[3] != "Completed":
-            yield f"pod/{pod} container {container} terminated: {field[3]}"
+        if field and field[2] == "Status" and not field[1] and field[3] == "Succeeded":
+            yield f"pod/{pod}: phase Succeeded"
+        elif field and field[2] == "Reason" and state == "Terminated":
+            reason = field[3]
+            yield line
+        elif field and field[2] == "Exit Code" and state == "Terminated" and field[3] != "0":
+            yield f"pod/{pod} container {container} terminated: {reason}, exit code {field[3]}"
         else:
             yield line

@@ -37,27 +37,36 @@ def lines(path: Path) -> Iterator[str]:
         text = _text(event.get("message") or event.get("note"))
         yield f"{_time(event)} {_text(about.get('kind')).lower()}/{_text(about.get('name'))} " \
               f"{_text(event.get('reason'))}: {text}".strip()  # fmt: skip
-    for pod in (item for item in items or [single] if "status" in item and "spec" in item):
+    pods = [item for item in items or [single] if "status" in item and "spec" in item]
+    for pod in pods:
         yield from _ends(pod)
+    if pods and all(_dict(pod["status"]).get("phase") == "Succeeded" for pod in pods):
+        others = f" and {len(pods) - 1} other{'s' * (len(pods) > 2)}" if len(pods) > 1 else ""
+        yield f"pod/{_text(_dict(pods[0].get('metadata')).get('name'))}{others}: phase Succeeded"
 
 
 def _ends(pod: dict[str, Any]) -> Iterator[str]:
     name, status = _text(_dict(pod.get("metadata")).get("name")), _dict(pod.get("status"))
     if status.get("reason"):
         yield f"pod/{name} {_text(status['reason'])}: {_text(status.get('message'))}"
-    containers = status.get("containerStatuses")
-    for container in containers if isinstance(containers, list) else ():
+    for container in (*_list(status.get("initContainerStatuses")), *_list(status.get("containerStatuses"))):
+        place = f"pod/{name} container {_text(_dict(container).get('name'))}"
         for state in ("lastState", "state"):
-            ended = _dict(_dict(_dict(container).get(state)).get("terminated"))
+            about = _dict(_dict(container).get(state))
+            ended, waits = _dict(about.get("terminated")), _dict(about.get("waiting"))
             if ended and ended.get("exitCode") != 0:
                 end = f"{_text(ended.get('reason'))}, exit code {ended.get('exitCode')}"
-                container_name = _text(_dict(container).get("name"))
-                time = _text(ended.get("finishedAt"))
-                yield f"{time} pod/{name} container {container_name} terminated: {end}".strip()
+                yield f"{_text(ended.get('finishedAt'))} {place} terminated: {end}".strip()
+            if waits:
+                yield f"{place} waits: {_text(waits.get('reason'))} {_text(waits.get('message'))}".strip()
 
 
 def _time(event: dict[str, Any]) -> str:
     return _text(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp"))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _dict(value: Any) -> dict[str, Any]:
