@@ -26,7 +26,7 @@ def listed(phase: str, state: dict[str, Any], *, last: dict[str, Any] | None = N
 def described(status: str, state: str, reason: str, code: int) -> str:
     return (
         f"Name:             train-worker-2\nNamespace:        ml\nStatus:           {status}\nContainers:\n  pytorch:\n"
-        f"    State:          {state}\n      Reason:       {reason}\n      Exit Code:    {code}\nEvents:           <none>\n"
+        f"    State:          {state}\n      Reason:       {reason}\n      Exit Code:    {code}\nEvents:  <none>\n"
     )
 
 
