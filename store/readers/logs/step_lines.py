@@ -118,6 +118,11 @@ _BAR = re.compile(
     r"\d+ days?, [\d:]{1,12})<(?P<left>[^,\]\n]{0,24}), *"
     r"(?P<rate>[\d.]+|\?) ?(?P<unit>s/it|it/s)"
 )
+_RICH_BAR = re.compile(
+    r"[━╸╺ ]+(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?P<elapsed>[\d:]{1,16}) • (?P<left>[\d:-]{1,16}) "
+    r"(?P<rate>[\d.]+)(?P<unit>it/s)"
+)
+"""Lightning's RichProgressBar, where its output is a terminal's."""
 _NO_TRAINING = re.compile(
     r"load|shard|download|\bmap\b|token|filter|generat|valid|\beval|\btest|sanity|predict|prepar|process|\bsav|fetch|upload|"
     r"extract|resolv|\bcast|concat|group|check|warm|captur|compil|convert|read|build|quantiz|merg|infer|decod|sampl|rollout",
@@ -182,7 +187,7 @@ def heading_of(text: str) -> tuple[int, int | None] | None:
 
 def read_bar(text: str) -> Bar | None:
     """The newest state of a progress bar over training steps; None if the line has none."""
-    states = list(_BAR.finditer(text))
+    states = list((_RICH_BAR if "•" in text else _BAR).finditer(text))
     if not states:
         return None
     found = states[-1]

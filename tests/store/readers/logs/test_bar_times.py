@@ -62,3 +62,17 @@ def test_a_log_that_begins_within_the_bar(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "train.log").write_text("\r".join(parts[33:]))
     (found,) = diagnose_files([tmp_path]).fired
     assert (found.cause, found.evidence["every_steps"]) == ("periodic", 20)
+
+
+def test_the_bar_of_rich_has_steps_and_a_rate(tmp_path: Path) -> None:
+    states = (
+        f"\r\x1b[2KEpoch {epoch}/2  \x1b[35m{'━' * step}\x1b[0m\x1b[90m╺{'━' * (40 - step)}\x1b[0m {step}/40 "
+        f"\x1b[2m0:00:{step // 5:02} • 0:00:01\x1b[0m \x1b[2m{5.0 if epoch else 20.0:.2f}it/s\x1b[0m train_loss: 0.250"
+        for epoch in range(3)
+        for step in range(0, 41, 2)
+    )
+    (tmp_path / "train.log").write_text("".join(states) + "\n")
+    diagnosis = diagnose_files([tmp_path])
+    assert diagnosis.run["steps"] == 120
+    (slower,) = diagnosis.fired
+    assert (slower.kind, slower.evidence["factor_ratio"]) == ("throughput", pytest.approx(4.0, abs=0.1))
