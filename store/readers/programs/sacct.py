@@ -45,31 +45,28 @@ def read(path: Path) -> ProgramRows:
     jobs = list(dict.fromkeys(_job(row) for _, row in rows))
     if len(jobs) > 1:
         found.problem = f"lists {len(jobs)} jobs: only the last, {jobs[-1]}, was read"
-    for number, row in rows:
-        if _job(row) != jobs[-1]:
-            continue
-        state = _state(row["State"])
-        kind, fields = _ENDS.get(state, ("", {}))
-        if state == "FAILED" and (end := _EXIT.match(row.get("ExitCode", ""))) and end.groups() != ("0", "0"):
-            kind = "process_terminated"
-            fields = {"number": int(end["signal"])} if end["signal"] != "0" else {"exitcode": int(end["code"])}
-        if not kind or ("." in _number(row) and kind not in _OF_STEPS):
-            continue
-        text = " ".join(f"{name}={value}" for name, value in row.items() if value)
-        host = (
-            row.get("NodeList", "")
-            if kind != "process_terminated" and re.fullmatch(r"[\w.-]+", row.get("NodeList", ""))
-            else ""
-        )
-        event: dict[str, Any] = {
-            "kind": kind,
-            "line": number,
-            "message": text[:400],
-            "wall_ns": _wall_ns(row.get("End")),
-        }
-        event["fields"] = {**fields, **({"host": host} if host and kind != "finished" else {}), "job": jobs[-1]}
-        found.log_events.append(event)
+    found.log_events = [
+        event for number, row in rows if _job(row) == jobs[-1] and (event := end_of_job(row, number)) is not None
+    ]
     return found
+
+
+def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:
+    """The event of a job's, or a step's, row; None where it has not ended, or another row tells."""
+    state = _state(row["State"]) if row["State"] else ""
+    kind, fields = _ENDS.get(state, ("", {}))
+    if state == "FAILED" and (end := _EXIT.match(row.get("ExitCode", ""))) and end.groups() != ("0", "0"):
+        kind = "process_terminated"
+        fields = {"number": int(end["signal"])} if end["signal"] != "0" else {"exitcode": int(end["code"])}
+    if not kind or ("." in _number(row) and kind not in _OF_STEPS):
+        return None
+    text = " ".join(f"{name}={value}" for name, value in row.items() if value)
+    nodes = row.get("NodeList", "")
+    is_host = kind not in ("process_terminated", "finished") and re.fullmatch(r"[\w.-]+", nodes)
+    return {
+        "kind": kind, "line": line, "message": text[:400], "wall_ns": _wall_ns(row.get("End")),
+        "fields": {**fields, **({"host": nodes} if is_host else {}), "job": _job(row)},
+    }  # fmt: skip
 
 
 def _header(lines: list[str]) -> int | None:
