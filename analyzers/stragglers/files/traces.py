@@ -4,13 +4,15 @@
 
 1. Times of different ranks are never compared by clock, only by length (`store.readers.traces.rank_traces`).
 2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step
-   whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage.
+   whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. Steps so short
+   that a burst of another job on the host could slow all of them are judged by their kernels, which it cannot.
 3. The part of exposed communication that even the last rank to arrive has is transfer; the rest is waiting for others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +48,9 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
     timings = _timings(ranks)
     with MemoryStore() as no_records:  # a trace has no calls, stacks or readings as further evidence
         findings, _ = slow_ranks(no_records, timings, policy)
+        if not findings and all(trace.device != "cpu" for trace, _ in ranks):
+            on_device = _timings(ranks, is_compute_only=True)
+            findings, _ = slow_ranks(no_records, on_device, replace(policy, burst_step_s=0.0))
     if len(ranks) > 1:
         findings += _exposed(timings)
     remark = _in_part
@@ -92,8 +97,8 @@ def _absent(ranks: Sequence[Steps]) -> list[int]:
     return [rank for rank in range(min(world_size, 1_000_000)) if rank not in there]
 
 
-def _timings(ranks: Sequence[Steps]) -> Timings:
-    """The steps that all ranks have, as `Timings` for the straggler analyzer."""
+def _timings(ranks: Sequence[Steps], *, is_compute_only: bool = False) -> Timings:
+    """The steps that all ranks have, as `Timings` for the straggler analyzer, with all own work or the kernels' only."""
     common = _common(ranks)
     rows: dict[str, list[Any]] = {part: [] for part in PARTS}
     for trace, parts in ranks:
@@ -103,6 +108,7 @@ def _timings(ranks: Sequence[Steps]) -> Timings:
     matrix: dict[str, Matrix] = {part: np.array(values, dtype=np.float32) for part, values in rows.items()}
     # The rest of the step after data and waiting: operators, kernels and the host's time between them.
     work = np.maximum(matrix["step"] - matrix["exposed"] - matrix["data"], 0.0)
+    work = matrix["compute"] if is_compute_only else work
     stages = np.array([trace.stage for trace, _ in ranks])
     return Timings(
         attempt=0,

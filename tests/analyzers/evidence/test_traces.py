@@ -60,8 +60,19 @@ def test_a_straggler_among_traces(tmp_path: Path) -> None:
     assert rows[3]["overlap_ratio"] == pytest.approx(HIDDEN_MS / (HIDDEN_MS + TRANSFER_MS), rel=0.01)
 
 
+@pytest.mark.parametrize("usual_ms", [2.0, 6.0])
+def test_a_straggler_among_traces_of_few_short_steps(tmp_path: Path, usual_ms: float) -> None:
+    diagnosis = traces(tmp_path, steps=12, compute_ms=lambda rank, step: (1.5 if rank == 3 else 1.0) * usual_ms)
+    (found,) = diagnosis.fired
+    assert (found.kind, found.ranks, found.cause) == ("straggler", (3,), "compute")
+
+
 def test_equal_ranks_give_no_finding(tmp_path: Path) -> None:
     assert traces(tmp_path, steps=40).findings == ()
+
+
+def test_equal_ranks_of_short_steps_give_none_either(tmp_path: Path) -> None:
+    assert traces(tmp_path, steps=40, compute_ms=lambda rank, step: 3.0).fired == ()
 
 
 def test_stages_of_a_pipeline_are_no_peers(tmp_path: Path) -> None:
