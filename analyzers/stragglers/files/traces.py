@@ -98,7 +98,7 @@ def _absent(ranks: Sequence[Steps]) -> list[int]:
 
 
 def _timings(ranks: Sequence[Steps], *, is_compute_only: bool = False) -> Timings:
-    """The steps that all ranks have, as `Timings` for the straggler analyzer, with all own work or the kernels' only."""
+    """The steps that all ranks have, as `Timings` for the straggler analyzer: all own work, or the kernels' only."""
     common = _common(ranks)
     rows: dict[str, list[Any]] = {part: [] for part in PARTS}
     for trace, parts in ranks:
