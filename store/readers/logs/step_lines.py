@@ -212,7 +212,9 @@ def _elapsed_s(text: str) -> int | None:
     parts = clock.split(":")
     if not all(part.isdecimal() for part in parts):
         return None
-    seconds = sum(int(part) * 60**place for place, part in enumerate(reversed(parts)))
+    seconds = 0
+    for part in parts:
+        seconds = 60 * seconds + int(part)
     return seconds + (86_400 * int(days.split()[0]) if days else 0)
 
 
