@@ -190,6 +190,8 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     timed = [row for row in steps if row.get("duration_ns") is not None]
     if abs(every - _per_step(steps)) < 0.5:
         why = "That is once a step of the optimizer, of which the others are a part (gradient accumulation)."
+    elif 2 * sum(bool(row.get("is_after_other")) for row in steps) >= evidence_of(one)["times"]:
+        why = "Another progress bar stands before most of them: they hold its work, an evaluation for instance."
     elif timed and all(row.get("is_between") for row in timed):
         why = "It is the time between lines, which also holds evaluations, checkpoints and the start of epochs."
     elif any(

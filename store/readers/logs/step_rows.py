@@ -42,6 +42,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     settled = _settled(lines, name)
     passes, epochs = _Passes(), _Passes()
     usual = _usual_name(lines)
+    is_after_other, last = False, None
     of_bar = [bar for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
     own = {id(of_bar[place]): took_ns for place, took_ns in own_times(of_bar).items()}
     for line in lines:
@@ -51,6 +52,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         if found.bar is not None and (found.bar.name, found.bar.total) == name:
             at = turns.step(found.bar)
         elif found.bar is not None and (found.loss is None or name is not None):
+            is_after_other = True
             continue  # of an evaluation, or of another training
         is_counted = False
         is_bar_only = found.bar is not None and found.loss is None and found.grad_norm is None
@@ -86,9 +88,11 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             ("per_epoch", found.bar.total if found.bar else found.per_epoch), ("of_step", found.of_step),
             ("is_of_bar", found.bar is not None or None),
             ("begins", (is_counted and epochs.has_begun) or None),
+            ("is_after_other", (is_after_other and row is not last) or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
+        is_after_other, last = is_after_other and row is last, row
     every = list(rows.values())
     _add_durations(every, passes.of)
     return every

@@ -18,6 +18,7 @@ from store.readers.formats import FORMATS, format_of
 from store.readers.programs.registry import _modules, program_of
 from store.readers.untrusted.external_files import SourceError
 from tests.analyzers.evidence import test_programs as programs
+from tests.analyzers.evidence.test_gpu_tables import GPU, table
 from tests.probes.profiling.played_memory import PlayedMemory
 from tests.store.readers.test_execution_trace import trace
 from tests.store.readers.test_inspector import line
@@ -82,10 +83,12 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "page: no calls": {"page.html": PAGE},
     "sacct": {"sacct.txt": programs.SACCT.format(state="RUNNING")},
     "scontrol_node": {"nodes.txt": programs.NODES.split("\n\n")[0] + "\n"},
+    "scontrol_job": {"job.txt": "JobId=3 JobName=a\n   JobState=RUNNING Reason=None ExitCode=0:0\n   NodeList=n[1-2]\n"},
     "dcgmi_table": {"diag.txt": programs.DIAG.format(result="Pass - All").replace("Fail", "Pass")},
     "dcgmi_dmon": {"dmon.txt": "#Entity   GPUTL  TMPTR\nID\nGPU 0     50  40\nGPU 0     51  40\n"},
     "nvidia_smi_csv": {"smi.csv": SMI + "2026/11/25 10:00:00.000, 0, 40, 50 %\n"},
     "nvidia_smi_query": {"smi.txt": "==============NVSMI LOG==============\n\nAttached GPUs : 0\n"},
+    "nvidia_smi_table": {"smi.txt": table(GPU, GPU)},
     "journald": {"journal.json": json.dumps({"__REALTIME_TIMESTAMP": "1790000000123456", "MESSAGE": "hello"}) + "\n"},
     "kubectl_describe": {"pod.txt": "Name:   pod-1\nNamespace:  a\nContainers:\n  main:\n    State:   Running\n"},
     "kubernetes_objects": {"pods.json": json.dumps({"apiVersion": "v1", "kind": "PodList", "items": []})},

@@ -57,6 +57,17 @@ def test_every_twentieth_step_of_a_bar_is_found(tmp_path: Path, monkeypatch: pyt
     assert diagnose_files([tmp_path]).fired == ()
 
 
+def test_a_step_that_holds_an_evaluation_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = drawn(monkeypatch, 4.4).split("\r")
+    for step in range(20, STEPS + 1, 20):
+        parts[step] += "".join(f"\r{10 * n:3d}%|#         | {n}/10 [00:00<00:01,  3.10it/s]" for n in range(1, 11))
+    (tmp_path / "train.log").write_text("\r".join(parts))
+    diagnosis = diagnose_files([tmp_path])
+    assert diagnosis.fired == ()
+    (remark,) = (one for one in diagnosis.findings if one.cause == "periodic")
+    assert "Another progress bar stands before most of them" in remark.summary
+
+
 def test_a_log_that_begins_within_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = drawn(monkeypatch, 2.2).split("\r")
     (tmp_path / "train.log").write_text("\r".join(parts[33:]))
