@@ -83,7 +83,7 @@ CASES: Mapping[str, Mapping[str, Content]] = {
     "page: no calls": {"page.html": PAGE},
     "sacct": {"sacct.txt": programs.SACCT.format(state="RUNNING")},
     "scontrol_node": {"nodes.txt": programs.NODES.split("\n\n")[0] + "\n"},
-    "scontrol_job": {"job.txt": "JobId=3 JobName=a\n   JobState=RUNNING Reason=None ExitCode=0:0\n   NodeList=n[1-2]\n"},
+    "scontrol_job": {"job.txt": "JobId=3 JobName=a\n   JobState=RUNNING Reason=None ExitCode=0:0\n   NodeList=n1\n"},
     "dcgmi_table": {"diag.txt": programs.DIAG.format(result="Pass - All").replace("Fail", "Pass")},
     "dcgmi_dmon": {"dmon.txt": "#Entity   GPUTL  TMPTR\nID\nGPU 0     50  40\nGPU 0     51  40\n"},
     "nvidia_smi_csv": {"smi.csv": SMI + "2026/11/25 10:00:00.000, 0, 40, 50 %\n"},
