@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from store.readers.logs.bar_times import own_times
+from store.readers.bar_times import own_times
 from store.readers.logs.log_file import LogStep
 from store.readers.logs.step_lines import Bar
 

@@ -10,7 +10,7 @@ import pytest
 import tqdm.std
 
 from analyzers.evidence.diagnose_files import diagnose_files
-from store.readers.logs.bar_times import own_times
+from store.readers.bar_times import own_times
 from store.readers.logs.step_lines import read_bar
 
 STEPS = 200
