@@ -10,6 +10,10 @@
    from some step on: that is a straggler.
 4. On GPUs spans are those of hosts that run ahead, so no bubble is measured. Work of a rank is then its step without
    its waits, from the durations of calls (`account.device.device_timings`): the excess of a heavy stage is the least.
+5. Where ranks wait for cores (`is_crowded`), spans are longer than the work in them, and those of the stage with the
+   least to wait for most of all. Work of a rank is then the CPU time of its step, and the excess again the least.
+6. A heavy first or last stage is advice where no other cut of the layers is better: it also has the embedding, or the
+   head and the loss (`better_cut`).
 
 What a balanced split would gain: the slowest stage sets the pace, so a step's pipeline takes mean / largest of what it
 takes now, with the same total work.
@@ -18,6 +22,7 @@ takes now, with the same total work.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -32,11 +37,15 @@ from analyzers.pipeline.pipeline_bubble import MAX_PIPELINES, Bubble, Pipeline, 
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.policy import SHARED
 from analyzers.scope import Scope
-from analyzers.source import Source, missing_tables
-from probes.settings.described import ParallelFacts
+from analyzers.source import Source, lacking, missing_tables
+from analyzers.stragglers.comparison.cpu_comparison import cpu_times, is_crowded
+from probes.settings.described import ModelFacts, ParallelFacts
 from probes.settings.section import read
 
-__all__ = ["ANALYSES", "OF_FILES", "heaviest", "pipeline"]
+__all__ = ["ANALYSES", "OF_FILES", "better_cut", "heaviest", "pipeline"]
+
+_BY_CALLS = "durations of calls over their members"
+_BY_CPU = "CPU time of whole steps"
 
 
 def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None) -> list[Finding]:
@@ -51,11 +60,15 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
     every = [ranks for number, ranks in found if number == attempt]
     if has_device_calls(source, attempt) or is_stamped(source, attempt):
         why = "spans are those of the host, which runs ahead of its device"
-        return [_insufficient(attempt, why), *_on_devices(source, attempt, every, policy)]
+        return [_insufficient(attempt, why), *_by_steps(source, attempt, every, scope, policy, _BY_CALLS)]
     measured = load_pipelines(source, attempt)
     bubble = summarise(measured, read(ParallelFacts, scope.manifest).schedule)
     if bubble is None:
         return [_insufficient(attempt, "too few steps have all spans of all ranks")]
+    counted = not missing_tables(source, "steps") and not lacking(source, steps=("cpu_ns", "run_delay_ns"))
+    if counted and is_crowded(source, attempt, SHARED.warm_up_steps):
+        bubble = replace(bubble, heaviest_stage=None, lighten_ms=0.0, lighten_ratio=0.0, is_crowded=True)
+        return [_bubble(attempt, bubble, measured), *_by_steps(source, attempt, every, scope, policy, _BY_CPU)]
     measurement = _bubble(attempt, bubble, measured)
     heavy = heaviest([[_work(steps, one.ranks) for steps in _thirds(one.steps)] for one in measured], policy)
     if heavy is None:
@@ -65,18 +78,23 @@ def pipeline(source: Source, scope: Scope, policy: PipelinePolicy | None = None)
         for place in range(len(measured[0].ranks))
     ]
     span = (measured[0].steps[0].step, measured[0].steps[-1].step)
-    return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in every], work_ns, span)]
+    return [measurement, _imbalance(attempt, heavy, [ranks[heavy] for ranks in every], work_ns, span, scope)]
 
 
-def _on_devices(source: Source, attempt: int, every: Sequence[Sequence[int]], policy: PipelinePolicy) -> list[Finding]:
-    """Judge the stages by the steps of their ranks without waits."""
+def _by_steps(
+    source: Source, attempt: int, every: Sequence[Sequence[int]], scope: Scope, policy: PipelinePolicy, measure: str
+) -> list[Finding]:
+    """Judge the stages by the steps of their ranks: without waits, or by their CPU time."""
     timings = load_timings(source, attempt, skip_first=SHARED.warm_up_steps)
     if timings is None or len(timings.steps) < SHARED.min_steps:
         return []
     row = {int(rank): number for number, rank in enumerate(timings.ranks)}
     if any(rank not in row for ranks in every for rank in ranks):
         return []
-    own_ns, third = timings.compute.astype(np.float64) * 1e6, len(timings.steps) // 3
+    own_ms = cpu_times(source, timings, np.arange(len(row))) if measure == _BY_CPU else timings.compute
+    if own_ms is None:
+        return []
+    own_ns, third = own_ms.astype(np.float64) * 1e6, len(timings.steps) // 3
     pipelines_ns = [own_ns[[row[rank] for rank in ranks]] for ranks in every[:MAX_PIPELINES]]
     parts = (slice(None, third), slice(-third, None))
     work = [[np.nanmedian(own[:, part], axis=1).tolist() for part in parts] for own in pipelines_ns]
@@ -85,8 +103,7 @@ def _on_devices(source: Source, attempt: int, every: Sequence[Sequence[int]], po
         return []
     work_ns = np.nanmedian(np.concatenate(pipelines_ns, axis=1), axis=1).tolist()
     span = (int(timings.steps[0]), int(timings.steps[-1]))
-    ranks = [ranks[heavy] for ranks in every]
-    return [_imbalance(attempt, heavy, ranks, work_ns, span, least="at least ")]
+    return [_imbalance(attempt, heavy, [ranks[heavy] for ranks in every], work_ns, span, scope, measure)]
 
 
 def heaviest(work: Sequence[Sequence[Sequence[float]]], policy: PipelinePolicy) -> int | None:
@@ -132,35 +149,66 @@ def _bubble(attempt: int, bubble: Bubble, measured: Sequence[Pipeline]) -> Findi
 
 
 def _imbalance(
-    attempt: int, heavy: int, ranks: Sequence[int], work_ns: Sequence[float], span: tuple[int, int], least: str = ""
+    attempt: int,
+    heavy: int,
+    ranks: Sequence[int],
+    work_ns: Sequence[float],
+    span: tuple[int, int],
+    scope: Scope,
+    measure: str = "",
 ) -> Finding:
-    """`work_ns`: per step, by coordinate; `span`: first and last step."""
+    """`work_ns`: per step, by coordinate; `span`: first and last step; `measure`: where it is not that of spans."""
     mean = sum(work_ns) / len(work_ns)
-    others = median(value for place, value in enumerate(work_ns) if place != heavy)
-    gain = work_ns[heavy] / mean
+    factor = work_ns[heavy] / median(value for place, value in enumerate(work_ns) if place != heavy)
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    layers = _layers_and_stages(scope, len(work_ns))
+    away = f"Moving {100 * (1 - mean / work_ns[heavy]):.0f} % of its {'work' if layers is None else 'layers'} away"
+    is_edge, balance = heavy in (0, len(work_ns) - 1), f"{away} would balance it."
+    better = None if layers is None else better_cut(factor, *layers)
+    if better is False:
+        balance = "No other cut of the layers is better"
+        more = "the embedding" if heavy == 0 else "the head and the loss"
+        balance += f": this stage also has {more}." if is_edge else ", so its device may be slow."
     return Finding(
         analyzer="stage_balance",
         kind="stage_imbalance",
         severity="info",
-        status="fired",
+        status="advice" if better is False and is_edge else "fired",
         ranks=tuple(sorted(ranks)),
         first_step=span[0],
         last_step=span[1],
         cause="imbalance",
         summary=(
-            f"Pipeline stage {heavy} ({who}) has {least}{work_ns[heavy] / others:.2f}x the work of the others. "
-            f"Moving {100 * (1 - mean / work_ns[heavy]):.0f} % of its layers away would balance it."
+            f"Pipeline stage {heavy} ({who}) has {'at least ' if measure else ''}{factor:.2f}x the work of the others"
+            f"{' by CPU time, since ranks wait for cores' if measure == _BY_CPU else ''}. {balance}"
         ),
         evidence={
             "work_ms_by_coordinate": [round(value / 1e6, 3) for value in work_ns],
-            "work_factor_ratio": round(work_ns[heavy] / others, 3),
-            "pipeline_speedup_ratio": round(gain, 3),
-            **({"measured_by": "durations of calls over their members"} if least else {}),
+            "work_factor_ratio": round(factor, 3),
+            "pipeline_speedup_ratio": round(work_ns[heavy] / mean, 3),
+            **({} if better is None else {"has_better_cut": better}),
+            **({"measured_by": measure} if measure else {}),
         },
         advice="stage-imbalance",
         attempt=attempt,
     )
+
+
+def better_cut(factor: float, layers: float, stages: float) -> bool:
+    """True if the pipeline is shorter with one layer of the heavy coordinate on another. Pure.
+
+    `layers` and `stages` of each coordinate: a layer is 1 / layers of the others' work, and every stage keeps one.
+    """
+    return layers / stages >= 2 and (factor - 1) * layers > 1
+
+
+def _layers_and_stages(scope: Scope, num_coordinates: int) -> tuple[float, float] | None:
+    """Of each coordinate; None where the configuration does not say, or has cut the layers by `stage_costs`."""
+    layers, parallel = read(ModelFacts, scope.manifest).num_layers, read(ParallelFacts, scope.manifest)
+    if layers is None or parallel.stage_costs:
+        return None
+    single = parallel.schedule in ("", "gpipe", "1f1b")
+    return layers / num_coordinates, parallel.stages_per_rank or (1 if single else 2)
 
 
 def _insufficient(attempt: int, why: str) -> Finding:

@@ -40,8 +40,16 @@ def _next_bubble(finding: Finding) -> str:
     )
 
 
+def _next_imbalance(finding: Finding) -> str:
+    if finding.evidence.get("has_better_cut") is not False:
+        return "Give that stage fewer layers (parallel.stage_costs)."
+    if finding.status == "advice":
+        return "Use fewer stages (parallel.pp), each with more layers."
+    return "Swap the devices of two stages: if the other stage is the slow one then, it is the device."
+
+
 WHY: Mapping[str, Callable[[Finding], str]] = {"bubble": _bubble, "stage_imbalance": _imbalance}
 NEXT: Mapping[str, Callable[[Finding], str]] = {
     "bubble": _next_bubble,
-    "stage_imbalance": lambda _: "Give that stage fewer layers (parallel.stage_costs).",
+    "stage_imbalance": _next_imbalance,
 }

@@ -72,6 +72,8 @@ class Bubble:
     lighten_ms: float
     lighten_ratio: float
     """That coordinate's work above the mean of all coordinates."""
+    is_crowded: bool = False
+    """True if ranks waited for cores, so that spans are longer than the work in them."""
 
     @property
     def excess_ratio(self) -> float:
@@ -88,6 +90,8 @@ class Bubble:
             split += f", data {100 * self.data_ratio:.1f}"
             split += f", order {100 * self.order_ratio:.1f}" if abs(self.order_ratio) >= 0.001 else ""
             parts.append(f"Excess {100 * self.excess_ratio:.1f} points: {split}.")
+        if self.is_crowded:
+            parts.append("Ranks wait for cores, so this is the bubble of a crowded machine.")
         if self.heaviest_stage is not None:
             parts.append(
                 f"Stage {self.heaviest_stage} has the most work: moving {100 * self.lighten_ratio:.0f} % of it "

@@ -46,6 +46,7 @@ class ParallelFacts:
     cp: float | None = None
     schedule: str = ""
     stages_per_rank: float | None = None
+    stage_costs: tuple[float, ...] = ()
     ddp_bucket_mb: float | None = None
     gradient_compression: str | None = None
 

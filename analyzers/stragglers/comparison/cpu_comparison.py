@@ -27,7 +27,7 @@ from analyzers.stragglers.comparison.peer_comparison import Straggler, complete,
 from analyzers.stragglers.comparison.persistence import find_segments
 from analyzers.stragglers.policy import StragglerPolicy
 
-__all__ = ["core_waits", "cpu_times", "find_more_work"]
+__all__ = ["core_waits", "cpu_times", "find_more_work", "is_crowded"]
 
 MOST_MISSING = 0.1
 """Share of steps without a CPU time up to which the others are compared."""
@@ -36,7 +36,7 @@ MOST_MISSING = 0.1
 def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
     """Ranks that persistently work more than their peers by CPU time, on a crowded machine; else none."""
     limits = policy.corroboration
-    if DEVICE in timings.own or not _is_crowded(source, timings):
+    if DEVICE in timings.own or not is_crowded(source, timings.attempt, int(timings.steps[0])):
         return []
     found: list[Straggler] = []
     clear = replace(
@@ -95,15 +95,15 @@ def _times(source: Source, timings: Timings, rows: Ints, spent: str) -> Matrix |
     return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
 
 
-def _is_crowded(source: Source, timings: Timings) -> bool:
+def is_crowded(source: Source, attempt: int, first_step: int) -> bool:
+    """True if the ranks, all on CPUs, wait for a core long enough that their times are not those of their work."""
     if not source.has("ranks"):
         return False
     ((num_others,),) = source.rows(
-        "SELECT count(*) FROM ranks WHERE attempt = ? AND rank >= 0 AND device <> 'cpu'", [timings.attempt]
+        "SELECT count(*) FROM ranks WHERE attempt = ? AND rank >= 0 AND device <> 'cpu'", [attempt]
     )
     ((waited, worked),) = source.rows(
-        "SELECT sum(run_delay_ns), sum(cpu_ns) FROM steps WHERE attempt = ? AND step >= ?",
-        [timings.attempt, int(timings.steps[0])],
+        "SELECT sum(run_delay_ns), sum(cpu_ns) FROM steps WHERE attempt = ? AND step >= ?", [attempt, first_step]
     )
     return not num_others and bool(worked) and float(waited or 0) >= SHARED.explained_ratio * float(worked)
 

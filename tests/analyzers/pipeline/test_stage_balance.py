@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from analyzers.pipeline.analyze import heaviest, pipeline
+from analyzers.pipeline.analyze import better_cut, heaviest, pipeline
 from analyzers.pipeline.explain import NEXT
 from analyzers.pipeline.policy import PipelinePolicy
 from analyzers.scope import Scope
@@ -130,3 +130,53 @@ def test_on_devices_a_heavy_stage_shows_in_what_its_ranks_do_not_wait() -> None:
 def test_on_devices_even_stages_are_not_blamed() -> None:
     (bubble,) = explained(pipeline(on_devices({0: 60, 1: 63, 2: 60, 3: 62}), Scope()))
     assert bubble.kind == "bubble"
+
+
+def crowded(cpu_ms: dict[int, float], *, num_steps: int = 30) -> MemoryStore:
+    """Stage 3's spans take three times as long as those of the others; the ranks wait for cores in all of them."""
+    store = pipelines({0: steps(num_steps, slow=3, factor=3)})
+    for rank, own in cpu_ms.items():
+        store.add("ranks", [{"attempt": 0, "wall_ns": 2, "rank": rank, "pp": rank, "device": "cpu"}])
+        store.add("steps", [
+            {"attempt": 0, "rank": rank, "step": step, "start_ns": step * 1000 * MS, "duration_ns": 900 * MS,
+             "cpu_ns": int(own * MS), "run_delay_ns": 400 * MS} for step in range(1, num_steps + 1)
+        ])  # fmt: skip
+    return store
+
+
+def test_on_a_crowded_machine_stages_are_compared_by_cpu_time() -> None:
+    (bubble,) = explained(pipeline(crowded({0: 53.1, 1: 52.5, 2: 52.1, 3: 55.7}), GPIPE))
+    assert (bubble.kind, bubble.evidence["heaviest_stage"]) == ("bubble", None)
+    assert "Ranks wait for cores" in bubble.summary
+    _, heavy = explained(pipeline(crowded({0: 50, 1: 52, 2: 75, 3: 50}), GPIPE))
+    assert (heavy.ranks, heavy.evidence["work_factor_ratio"]) == ((2,), 1.5)
+    assert "at least 1.50x the work of the others by CPU time" in heavy.summary
+
+
+@pytest.mark.parametrize(
+    ("slow", "layers", "status", "balance", "do"),
+    [
+        (3, 16, "fired", "Moving 38 % of its layers away would balance it.", "fewer layers"),
+        (3, 4, "advice", "No other cut of the layers is better: this stage also has the head", "fewer stages"),
+        (0, 4, "advice", "No other cut of the layers is better: this stage also has the embedding.", "fewer stages"),
+        (2, 4, "fired", "No other cut of the layers is better, so its device may be slow.", "Swap the devices"),
+        (3, None, "fired", "Moving 38 % of its work away would balance it.", "fewer layers"),
+    ],
+)
+def test_only_layers_that_can_be_moved_are_advised(
+    slow: int, layers: int | None, status: str, balance: str, do: str
+) -> None:
+    """The demo on four stages: each has a layer, and the last one the head and the loss as well."""
+    model = {} if layers is None else {"num_layers": layers}
+    scope = Scope(manifest={"config": {"model": model, "parallel": {"schedule": "gpipe"}}})
+    _, heavy = explained(pipeline(pipelines({0: steps(20, slow=slow, factor=2)}), scope))
+    assert heavy.status == status
+    assert balance in heavy.summary
+    assert do in NEXT["stage_imbalance"](heavy)
+
+
+def test_a_cut_is_better_if_the_other_stage_stays_below() -> None:
+    assert better_cut(1.6, 2, 1)
+    assert not better_cut(1.4, 2, 1), "with one layer more the other has 1.5 times its work"
+    assert not better_cut(3.0, 1, 1), "each stage keeps a layer"
+    assert not better_cut(3.0, 2, 2)
