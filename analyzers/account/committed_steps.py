@@ -5,7 +5,8 @@
 
 A step runs again with the same number after a rollback or a restart; then its former execution was for nothing. An
 execution is *kept* if its optimizer step was taken and its rank never went back to this step or an earlier one.
-A loop that doesn't say whether it took the optimizer step is believed to have.
+A loop that doesn't say whether it took the optimizer step is believed to have. Steps that an attached loop ran before a
+restart of unknown begin are neither: they have their part in `kept`, and `num_open` counts them (`step_numbers`).
 
 One rank's sequence of steps tells where the run went back. Only there is each rank's order looked at: the rest of a
 long run is summed without sorting, and of a very long one every k-th step, taken k times.
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analyzers.account.long_run import Views, whole_views
+from analyzers.account.step_numbers import StepNumbers, step_numbers
 from analyzers.account.time_classes import StepSums, sums_sql
 from analyzers.run.records.standstills import before_standstill
 from analyzers.source import Ints, Source, ints
@@ -46,6 +48,8 @@ class RankTimes:
     kept: StepSums = field(default_factory=StepSums)
     discarded_ns: int = 0
     num_discarded: int = 0
+    num_open: int = 0
+    """Of the kept steps, those that may have been lost with a restart."""
 
 
 def step_times(
@@ -59,7 +63,8 @@ def step_times(
     stood_ns = stood_ns or {}
     finished = before_standstill(stood_ns)
     views = views or whole_views(source)
-    again = _ranges(went_back(views.histories))
+    numbers = step_numbers(source)
+    again = _ranges(went_back(views.histories, numbers))
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
     every = max(1, -(-num_rows // MAX_ROWS))
     times: dict[tuple[int, int], RankTimes] = {}
@@ -69,11 +74,12 @@ def step_times(
             f"WHERE {finished} AND start_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
         ):
             times[attempt, rank] = RankTimes(first_ns=first_ns, last_ns=last_ns)
-    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every, finished)):
+    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every, finished, numbers)):
         place = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
         place.first_ns, place.last_ns = min(place.first_ns, first_ns), max(place.last_ns, last_ns)
         if kept:
             place.kept = StepSums.of_row(sums)
+            place.num_open = place.kept.num_steps if numbers.is_open(attempt) else 0
         else:
             discarded = StepSums.of_row(sums)
             place.num_discarded, place.discarded_ns = discarded.num_steps, discarded.duration_ns
@@ -87,11 +93,12 @@ def step_times(
     return dict(sorted(times.items()))
 
 
-def went_back(source: Source) -> tuple[Ints, Ints]:
+def went_back(source: Source, numbers: StepNumbers | None = None) -> tuple[Ints, Ints]:
     """Steps whose execution was discarded, each with the earliest step that the run later went back to."""
+    numbers = numbers or StepNumbers()
     table = source.query(
-        """
-        SELECT step, coalesce(committed, true) AS committed FROM steps
+        f"""
+        SELECT {numbers.step} AS step, {numbers.line} AS line, coalesce(committed, true) AS committed FROM steps
         WHERE duration_ns IS NOT NULL AND rank = (
             SELECT rank FROM steps WHERE rank >= 0 AND duration_ns IS NOT NULL
             GROUP BY rank ORDER BY count(*) DESC, rank LIMIT 1)
@@ -102,7 +109,9 @@ def went_back(source: Source) -> tuple[Ints, Ints]:
     if not len(step):
         return step, step
     later = np.full(len(step), np.iinfo(np.int64).max, dtype=np.int64)
-    later[:-1] = np.minimum.accumulate(step[::-1])[::-1][1:]
+    for line in np.unique(ints(table["line"])):
+        rows = np.flatnonzero(ints(table["line"]) == line)
+        later[rows[:-1]] = np.minimum.accumulate(step[rows][::-1])[::-1][1:]
     discarded: npt.NDArray[np.bool_] = ~committed | (step >= later)
     return step[discarded], np.minimum(step, later)[discarded]
 
@@ -120,18 +129,20 @@ def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
     return found
 
 
-def _summed(again: list[tuple[int, int]], every: int, finished: str) -> tuple[str, list[int]]:
+def _summed(again: list[tuple[int, int]], every: int, finished: str, numbers: StepNumbers) -> tuple[str, list[int]]:
     """The query of the sums, and its parameters."""
     finished = f"{finished} AND start_ns IS NOT NULL AND rank >= 0"
-    doubtful = " OR ".join("step BETWEEN ? AND ?" for _ in again) or "false"
+    number = numbers.step
+    doubtful = " OR ".join(f"{number} BETWEEN ? AND ?" for _ in again) or "false"
     later = (
-        "min(step) OVER (PARTITION BY rank ORDER BY attempt, start_ns ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
+        f"min({number}) OVER (PARTITION BY rank, {numbers.line} ORDER BY attempt, start_ns "
+        "ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
     )
     rows = f"""
         SELECT *, coalesce(committed, true) AS kept, {every} AS weight
         FROM steps WHERE {finished} AND NOT ({doubtful}) AND step % {every} = 0
         UNION ALL BY NAME
-        SELECT *, coalesce(committed, true) AND step < coalesce({later}, step + 1) AS kept, 1 AS weight
+        SELECT *, coalesce(committed, true) AND {number} < coalesce({later}, {number} + 1) AS kept, 1 AS weight
         FROM steps WHERE {finished} AND ({doubtful})"""
     more = (("min", "start_ns"), ("max", "start_ns + duration_ns"))
     sql = sums_sql(rows, "attempt, rank, kept", more=more, weight="weight")

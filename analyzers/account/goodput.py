@@ -92,6 +92,8 @@ class Account:
     by_rank: Mapping[int, Mapping[str, float]]
     num_kept: int
     num_discarded: int
+    num_open: int
+    """Of the kept steps, those before a restart of an attached loop: not known whether they were kept."""
     basis: str
     """Records from which waits were split: collectives, steps (coarser), or nothing."""
     contradicted: str = ""
@@ -103,6 +105,15 @@ class Account:
         if self.contradicted:
             return CATEGORIES | {"communication": "exposed communication (not judged)"}
         return CATEGORIES if self.basis else CATEGORIES | {"communication": "communication or waiting for others"}
+
+    @property
+    def open_text(self) -> str:
+        """One sentence on the steps of which it is not known whether they were kept; empty without any."""
+        if not self.num_open:
+            return ""
+        were = "step was" if self.num_open == 1 else "steps were"
+        before = "training before a restart" if self.num_open < self.num_kept else "training"
+        return f"It is not known whether {self.num_open:,} {were} kept: {before} counts all."
 
     @property
     def goodput_ratio(self) -> float | None:
@@ -133,6 +144,7 @@ class Account:
             },
             "steps_kept": self.num_kept,
             "steps_discarded": self.num_discarded,
+            "steps_not_known": self.num_open,
             "waits_split_by": self.basis or None,
             "communication_not_judged": self.contradicted or None,
         }
@@ -178,6 +190,7 @@ def measure(
         by_rank=by_rank,
         num_kept=sum(of.kept.num_steps for (_, rank), of in times.items() if rank == newest),
         num_discarded=sum(of.num_discarded for (_, rank), of in times.items() if rank == newest),
+        num_open=sum(of.num_open for (_, rank), of in times.items() if rank == newest),
         basis=split.basis,
         contradicted=contradiction(source, max(attempt for attempt, _ in times)),
     )

@@ -124,6 +124,10 @@ def _goodput() -> dict[str, Any]:
         "by_rank": {"type": "object", "additionalProperties": seconds, "description": "each adds up to wall_s"},
         "steps_kept": {"type": "integer"},
         "steps_discarded": {"type": "integer", "description": "executions that were refused or rolled back"},
+        "steps_not_known": {
+            "type": "integer",
+            "description": "of steps_kept, those before a restart that may have lost them",
+        },
         "waits_split_by": {"enum": ["collectives", "steps", None]},
         "communication_not_judged": _or_null(
             "string", "why seconds of communication are not judged: the profiler's traces contradict them"

@@ -35,6 +35,8 @@ def goodput(view: View) -> None:
     chart(figures.waterfall, account, key="waterfall", what="From the wall time down to training")
     if account.contradicted:
         st.warning(CONTRADICTED.format(why=account.contradicted))
+    if account.open_text:
+        st.caption(account.open_text)
     if account.basis == "steps":
         st.caption("No collectives were recorded, so waits are attributed per step, which is less precise.")
     if len(account.by_rank) > 1:

@@ -105,12 +105,12 @@ GRAPH_REPLAYS = _kind(
     by="rank, at the first replay of a CUDA graph and when its records are closed",
     meaning="A captured CUDA graph runs: what is in it calls no hook, so its phases are not seen.",
 )
-TRAINED_IN_TURN = _kind(
-    "trained_in_turn", by="attached rank, once", meaning="Several optimizers step in turn, each after a backward pass.",
-)
-TRAINING_BEGAN = _kind(
-    "training_began", by="attached rank", meaning="The optimizer of another model ends the steps from this one on.",
-)
+FIRST_UPDATE = _kind("first_update", _int("num_before", "by the optimizer's state, or null"),
+                     by="attached rank, once", meaning="First update of the process.")
+TRAINED_IN_TURN = _kind("trained_in_turn", by="attached rank, once",
+                        meaning="Several optimizers step in turn, each after a backward pass.")
+TRAINING_BEGAN = _kind("training_began", by="attached rank",
+                       meaning="The optimizer of another model ends the steps from this one on.")
 MEMORY_PEAK = _kind(
     "memory_peak", _int("allocated_bytes", "largest so far", unit="By"), by="rank on a GPU, when it has grown by 1 %",
     meaning="Peak of the memory that the CUDA allocator has given out; between steps less is in use.",

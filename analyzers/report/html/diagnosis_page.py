@@ -107,7 +107,7 @@ class _Page:
         yield from self._spike()
         if account := diagnosis.goodput:
             steps = f"{account.num_kept:,} steps kept, {account.num_discarded:,} discarded"
-            note = f"{account.wall_s:.1f} s of wall time, {steps}."
+            note = f"{account.wall_s:.1f} s of wall time, {steps}. {account.open_text}".rstrip()
             if account.basis == "steps":
                 note += " No collectives were recorded: waits are split step by step."
             if diagnosis.what_if is not None:

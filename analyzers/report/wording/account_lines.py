@@ -33,7 +33,7 @@ def goodput_line(account: Account) -> str:
     always = "training" if account.goodput_ratio is not None else ""
     shown = [name for name in ordered if name == always or shares[name] >= 0.005]
     parts = [f"{100 * shares[name]:.0f} % {account.names[name]}" for name in shown]
-    return f"Of {account.wall_s:.1f} s of wall time: {', '.join(parts)}."
+    return f"Of {account.wall_s:.1f} s of wall time: {', '.join(parts)}. {account.open_text}".rstrip()
 
 
 def what_if_line(what_if: WhatIf, findings: Sequence[Finding] = ()) -> str:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...recorder import Recorder
@@ -50,6 +50,7 @@ class Updates:
         self._last: object = None
         self._seen: set[int] = set()
         self._turns = 0
+        self._is_counted = False
         self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
         self._is_by_hand: bool | None = None
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
@@ -90,6 +91,8 @@ class Updates:
         """The optimizer ends the loop's step."""
         before, self._led = self._led, optimizer
         self._without_leader.clear()
+        if before is None:
+            self.first(optimizer)
         if before is None or before is optimizer:
             return
         old, new = _parameters(before), _parameters(optimizer)
@@ -97,6 +100,12 @@ class Updates:
             self._recorder.event(event_kinds.TRAINING_BEGAN)
             for begin in self.at_training:
                 begin(optimizer)
+
+    def first(self, optimizer: Any = None) -> None:
+        """Record that the loop's first update begins, once."""
+        if not self._is_counted:
+            self._is_counted = True
+            self._recorder.event(event_kinds.FIRST_UPDATE, num_before=_updates_before(optimizer))
 
     def enters(self, optimizer: Any, *, is_inside: bool) -> bool:
         """Return False if the step that begins is part of another optimizer's: ZeroRedundancyOptimizer, sharpness-aware
@@ -127,7 +136,17 @@ class Updates:
         self._with_gradients.clear()
         if self._is_by_hand is None:
             self._is_by_hand = not _has_optimizer(model)
+        if self._is_by_hand:
+            self.first()
         return self._is_by_hand
+
+
+def _updates_before(optimizer: Any) -> int | None:
+    """Updates that a loaded state counts; None without a count, or if a device would have to be awaited."""
+    states = optimizer.state.values() if isinstance(optimizer, Optimizer) else ()
+    count = next((one["step"] for one in states if isinstance(one, Mapping) and "step" in one), None)
+    is_ready = not isinstance(count, Tensor) or (count.device.type == "cpu" and count.numel() == 1)
+    return None if count is None or not is_ready else int(count)
 
 
 def unwrapped(optimizer: Any) -> Any:

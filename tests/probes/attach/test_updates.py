@@ -42,6 +42,7 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_time_it_clears_gradient
     rows = recorded(tmp_path / "run", "SELECT step, loss FROM steps ORDER BY step")
     assert rows == [(number + 1, float(number)) for number in range(5)]
     assert recorded(tmp_path / "run", "SELECT count(*) FROM spans WHERE kind = 'backward'") == [(5 * num_passes,)]
+    assert recorded(tmp_path / "run", "SELECT count(*) FROM events WHERE kind = 'first_update'") == [(1,)]
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
@@ -238,3 +239,31 @@ def test_a_step_that_raised_does_not_hide_those_of_another_optimizer(tmp_path: P
     detach()
     open_ = "SELECT step, count(end_ns) FROM spans WHERE kind = 'optimizer' GROUP BY step ORDER BY step"
     assert recorded(tmp_path / "run", open_) == [(step, 1) for step in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "loaded", "expected"),
+    [(torch.optim.AdamW, True, 3), (torch.optim.AdamW, False, None), (torch.optim.SGD, True, None)],
+)
+def test_the_first_update_says_what_a_loaded_optimizer_counts(
+    kind: Any, loaded: bool, expected: int | None, tmp_path: Path
+) -> None:
+    """A restart of an attached loop counts its steps from 1 again: only this shows where it went on."""
+
+    def step(optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    model = nn.Linear(4, 1)
+    former = kind(model.parameters(), lr=1e-3)
+    step(former, 3)
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    optimizer = kind(model.parameters(), lr=1e-3)
+    if loaded:
+        optimizer.load_state_dict(former.state_dict())
+    step(optimizer, 4)
+    detach()
+    events = [event for path in (tmp_path / "run").rglob("*.jsonl") for event in read_events(path)[0]]
+    assert [event["num_before"] for event in events if event["kind"] == event_kinds.FIRST_UPDATE] == [expected]
