@@ -14,7 +14,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["encoding_of", "has_holes", "plain_bytes", "plain_chunks", "text_chunks", "windows", "without_holes"]
+__all__ = [
+    "encoding_of", "has_holes", "is_endless", "plain_bytes", "plain_chunks", "text_chunks", "windows", "without_holes",
+]  # fmt: skip
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?:]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
 _SHOWN_COLOURS = re.compile(rb"\^\[\[[0-9;?]*[mK]")
@@ -177,14 +179,35 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def windows(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Yield (bytes, end): lines that begin before `end` belong to this window; the rest completes their blocks."""
+    """Yield (bytes, end): lines that begin before `end` belong to this window; the rest completes their blocks.
+
+    Of a line that fills a window (`is_endless`) the rest is left out, b"" with its number of bytes: it is no text,
+    and would be cut into thousands.
+    """
     kept = b""
+    is_in_line = False
     for chunk in chunks:
+        if is_in_line:
+            ends = [at for at in (chunk.find(b"\n"), chunk.find(b"\r")) if at >= 0]
+            yield b"", min(ends, default=len(chunk))
+            if not ends:
+                continue
+            is_in_line, chunk = False, chunk[min(ends) :]
         kept += chunk
         if len(kept) < CHUNK_BYTES + BLOCK_BYTES:
+            continue
+        if is_endless(kept):
+            is_in_line = True
+            yield kept, len(kept)
+            kept = b""
             continue
         end = kept.rfind(b"\n", 0, len(kept) - BLOCK_BYTES) + 1 or len(kept) - BLOCK_BYTES
         yield kept, end
         kept = kept[end:]
     if kept:
         yield kept, len(kept)
+
+
+def is_endless(window: bytes) -> bool:
+    """Return True if a window holds one line, without its end."""
+    return len(window) >= CHUNK_BYTES and b"\n" not in window and b"\r" not in window

@@ -40,7 +40,7 @@ from store.readers.logs.file_names import rank_of_log
 from store.readers.logs.line_filter import LINE_BYTES, LineFilter, WindowLines, begin_of_line, end_of_line
 from store.readers.logs.log_file import LogEvent, LogStep, ReadLog
 from store.readers.logs.opening import Starts
-from store.readers.logs.plain_text import plain_chunks, windows
+from store.readers.logs.plain_text import CHUNK_BYTES, is_endless, plain_chunks, windows
 from store.readers.logs.prefix import Prefix, clean, read_prefix, written_over
 from store.readers.logs.rules import Rule, most_specific, rules_by_literal
 from store.readers.logs.step_lines import LITERALS, StepLine, heading_of, read_step
@@ -121,11 +121,15 @@ class _Scan:
         self._constant: list[re.Pattern[str]] = []
         """Constant prefixes of this file, in addition to the known ones."""
         self._starts = Starts()
+        self._is_in_line = False
         self._filter = LineFilter(rules_by_literal()[0])
         self._step_filter = LineFilter(LITERALS)
 
     def take(self, window: bytes, end: int) -> None:
         """Read the lines that begin before `end`."""
+        if not window:
+            self.log.num_bytes += end
+            return
         if not self.log.num_bytes:
             self._learn(window)
         counted, at = self.log.num_lines, 0
@@ -133,9 +137,13 @@ class _Scan:
             counted += window.count(b"\n", at, begin)
             at = begin
             self._line(window, begin, counted + 1, rules)
-        is_cut_line = end == len(window) and not window.endswith(b"\n")  # the file ends without a newline
+        self._is_in_line = is_endless(window)
+        is_cut_line = end == len(window) and not window.endswith(b"\n") and not self._is_in_line
         self.log.num_lines = counted + window.count(b"\n", at, end) + is_cut_line
         self.log.num_bytes += end
+        if self._is_in_line:
+            what = f"line {self.log.num_lines + 1:,} is longer than {CHUNK_BYTES >> 20} MiB"
+            self.log.given_up.append(f"{what}: its rest was not read")
         self.log.tail = window[max(0, end - TAIL_BYTES) : end]
 
     def _lines(self, window: bytes, end: int) -> dict[int, list[Rule | None]]:
@@ -267,6 +275,7 @@ class _Scan:
 
     def finish(self) -> None:
         """Append the last exceptions, and note at each event how many steps the file reports after it."""
+        self.log.num_lines += self._is_in_line
         self.log.events += sorted((event for last in self._last.values() for event in last), key=lambda one: one.line)
         for event in self.log.events:
             later = len(self._step_lines) - bisect_right(self._step_lines, event.line)

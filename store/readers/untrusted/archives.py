@@ -16,7 +16,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -136,6 +136,7 @@ def _tar(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[
 def _zip(path: Path, problems: list[tuple[str, str]]) -> Iterator[tuple[str, IO[bytes], float]]:
     _check_directory(path)
     with zipfile.ZipFile(path) as archive:
+        _check_members(archive.infolist())
         names = archive.namelist()
         if all(any(name.endswith(end) for name in names) for end in ("/data.pkl", "/version")):
             raise SourceError("is a file of torch.save, which is not read")
@@ -166,6 +167,15 @@ def _check_directory(path: Path) -> None:
         num_members, num_bytes = struct.unpack_from("<QQ", tail, at + 32)
     if num_members > MAX_MEMBERS or num_bytes > MAX_MEMBERS * ENTRY_BYTES:
         raise SourceError(f"holds {num_members:,} files: at most {MAX_MEMBERS:,} are read")
+
+
+def _check_members(members: Iterable[zipfile.ZipInfo]) -> None:
+    """Refuse members that share bytes: a few of them unpack to any size, and no program writes such an archive."""
+    end = 0
+    for member in sorted(members, key=lambda one: one.header_offset):
+        if member.header_offset < end:
+            raise SourceError("holds members that share bytes: it was not read")
+        end = member.header_offset + zipfile.sizeFileHeader + member.compress_size
 
 
 def _target(into: Path, name: str) -> Path | None:

@@ -222,3 +222,14 @@ def test_an_sqlite_report_runs_nothing_of_the_file(tmp_path: Path, name: str) ->
         connection.executescript("CREATE TABLE StringIds (id INTEGER, value TEXT);" + script)
     connection.close()
     assert words in str(diagnose_files([tmp_path]).run["file_problems"])
+
+
+def test_a_zip_whose_members_share_bytes_is_refused(tmp_path: Path) -> None:
+    """A directory of any length may point at one member: each entry unpacks it again."""
+    path = tmp_path / "e.zip"
+    content = _zipped(path, "rank0.log", "rank1.log")
+    second = content.rindex(b"PK\x01\x02")
+    content[second + 42 : second + 46] = bytes(4)  # the second entry's member begins where the first one's does
+    path.write_bytes(content)
+    with pytest.raises(SourceError, match="members that share bytes"):
+        archives.expand(path, tmp_path)

@@ -163,6 +163,23 @@ def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
     log = read(tmp_path, b"A" * (12 << 20) + b"ValueError: x")
     assert log.num_bytes == (12 << 20) + 13
     assert log.num_lines == 1
+    assert log.given_up == ["line 1 is longer than 4 MiB: its rest was not read"]
+
+
+def test_what_follows_a_line_without_end_is_read(tmp_path: Path) -> None:
+    """A line of 1.3 GB from 3 MB took minutes: each 16 KiB of it were matched as a line."""
+    text = b"ValueError: first\n" + b"step 12 loss 3.14 " * 1_000_000 + b"\n[rank1]: ValueError: last\n"
+    log = read(tmp_path, gzip.compress(text, 1), "job.log.gz")
+    assert (log.num_lines, log.num_bytes) == (3, len(text))
+    assert [event.line for event in log.events if event.kind != "step"] == [1, 3]
+    assert len(log.steps) < 1000
+
+
+def test_a_progress_bar_of_one_line_is_read_to_its_end(tmp_path: Path) -> None:
+    bars = b"".join(b"%d/200000 [00:01<00:01, 9.0it/s]\r" % step for step in range(200_000))
+    log = read(tmp_path, bars + b"ValueError: x\n")
+    assert not [why for why in log.given_up if "longer" in why]
+    assert log.events[-1].message.endswith("ValueError: x")
 
 
 def test_a_cut_archive_keeps_what_came_before(tmp_path: Path) -> None:
