@@ -224,6 +224,9 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
     if end is not None:
         silent_s += (end.wall_ns - event.wall_ns) / 1e9
     where = "its machine, its watch or its link to the leader"
+    first = f"stopped reporting, at first for {silent_s:.0f} s"
+    if event.detail.get("never_heard"):
+        first = f"has not reported since the attempt began, {silent_s:.0f} s before"
     return Finding(
         analyzer="silent_node",
         kind="node_silent",
@@ -235,7 +238,7 @@ def _finding(event: Event, node: int, end: Event | None) -> Finding:
         cause="heard_again" if end is not None else "silent",
         summary=f"Node {node} was silent for {silent_s:.0f} s and reports again: {where} was down or slow."
         if end is not None
-        else f"Node {node} stopped reporting, at first for {silent_s:.0f} s: {where} is down.",
+        else f"Node {node} {first}: {where} is down.",
         evidence={
             "attempt": event.attempt,
             "node_rank": node,

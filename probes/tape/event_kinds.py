@@ -359,7 +359,7 @@ STALE_KILLED = _kind(
     "stale_killed", _int("killed_rank"), _PID, _int("killed_attempt"), by="watch", meaning="A stale rank was killed."
 )
 NODE_SILENT = _kind(
-    "node_silent", _NODE_RANK, _float("silent_s", unit="s"), _ranks("ranks"),
+    "node_silent", _NODE_RANK, _float("silent_s", unit="s"), _ranks("ranks"), _bool("never_heard"),
     by="watch of node 0", meaning="A node's digests stay away.",
 )
 NODE_HEARD = _kind("node_heard", _NODE_RANK, by="watch of node 0", meaning="A silent node's digests arrive again.")

@@ -7,9 +7,9 @@
     job.publish(hangs, attempt, stands=True)             # the leader's verdict
     job.verdict(attempt)                                 # the one that a node received
 
-Events: `node_silent` and `node_heard` when a node's digests stop and return, `clock_offset` when a node's clock is
-measured for the first time and when it has moved, `message_refused` for what was forged or replayed (each kind once a
-minute), `digests_unsigned` where the job has no secret.
+Events: `node_silent` and `node_heard` when a node's digests stop, or never came, and return, `clock_offset` when a
+node's clock is measured for the first time and when it has moved, `message_refused` for what was forged or replayed
+(each kind once a minute), `digests_unsigned` where the job has no secret.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ SILENT_S = 8.0
 """Seconds: a killed watch is restarted within 2 s and imports torch before its first digest."""
 MOVED_NS = 5_000_000
 """A clock offset that has changed by this much is reported again."""
+UNHEARD_S = 60.0
+"""Seconds after an attempt's begin up to which a node's first digest is awaited: its watch imports torch, beside ranks
+that do the same."""
 REFUSED_EVERY_S = 60.0
 """Seconds between two events about messages refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")
@@ -54,6 +57,7 @@ class JobWatch:
         self.node_rank = node_rank
         self.events = events
         self.digests: list[Digest] = []
+        self._began_ns = clock()
         self._silent: set[int] = set()
         self._offsets_ns: dict[int, int] = {}
         self._last: Digest | None = None
@@ -83,6 +87,7 @@ class JobWatch:
         if self.leads:
             self.digests = self.link.received()
             self._report_silence()
+            self._report_unheard(source, attempt, own)
             self._report_clocks()
             return
         log = EventLog.load(source, SNAPSHOT_EVENTS, attempt)
@@ -147,6 +152,22 @@ class JobWatch:
                 self.events.write(
                     event_kinds.NODE_SILENT, step=step, node_rank=digest.node, silent_s=round(silent_s, 1), ranks=ranks
                 )
+
+    def _report_unheard(self, source: Source, attempt: int, own: Set[int]) -> None:
+        """Report a node that was cut off before its first digest: the attempt has ranks that no node speaks of."""
+        unheard = self.link.others - {digest.node for digest in self.digests}
+        if not own or not unheard - self._silent:
+            return
+        begins = EventLog.load(source, (event_kinds.ATTEMPT_STARTED,), attempt).of(event_kinds.ATTEMPT_STARTED)
+        silent_s = (self.clock() - max(begins[-1].wall_ns, self._began_ns)) / 1e9 if begins else 0.0
+        known = set(own).union(*(digest.view.ranks for digest in self.digests))
+        missing = sorted(set(range(begins[-1].integer("world_size"))) - known) if begins else []
+        for node in unheard - self._silent if missing and silent_s > UNHEARD_S else ():
+            self._silent.add(node)
+            self.events.write(
+                event_kinds.NODE_SILENT, node_rank=node, silent_s=round(silent_s, 1),
+                ranks=missing if len(unheard) == 1 else [], never_heard=True,
+            )  # fmt: skip
 
     def _report_clocks(self) -> None:
         for node, (offset_ns, error_ns) in self.link.clocks.items():

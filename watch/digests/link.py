@@ -170,6 +170,11 @@ class DigestLink:
         """True if the messages are signed with a secret."""
         return self._signer.is_signed
 
+    @property
+    def others(self) -> frozenset[int]:
+        """The other nodes that a job may have."""
+        return frozenset(self._others)
+
     def take_refusals(self) -> dict[Refusal, int]:
         """Messages that had no effect since the last call, counted by reason."""
         found, self._refusals = self._refusals, {}

@@ -36,6 +36,8 @@ FREE_SHARE = 0.8
 MAX_MEMBERS = 20_000
 ENTRY_BYTES = 512
 """Average size of a zip directory entry, in bytes."""
+LOCAL_HEADER_BYTES = 30
+"""Size of the header before each member of a zip, without its name."""
 MAX_HEADER_BYTES = 64 << 10
 """Maximum size of a member's extended headers (such as long names), which the library reads as a whole."""
 MAX_NAME_BYTES = 200
@@ -175,7 +177,7 @@ def _check_members(members: Iterable[zipfile.ZipInfo]) -> None:
     for member in sorted(members, key=lambda one: one.header_offset):
         if member.header_offset < end:
             raise SourceError("holds members that share bytes: it was not read")
-        end = member.header_offset + zipfile.sizeFileHeader + member.compress_size
+        end = member.header_offset + LOCAL_HEADER_BYTES + member.compress_size
 
 
 def _target(into: Path, name: str) -> Path | None:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,37 @@ def test_a_silent_node_is_reported_once_and_again_when_its_digests_return(
     assert heard(silent, closing=True) == [], "a node that closes is not silent"
     (later,) = checked(silent_nodes(store, Scope()))
     assert later.cause == "heard_again", "a post-mortem reports it all the same"
+
+
+def test_a_node_that_was_cut_off_before_its_first_digest_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    link = DigestLink("127.0.0.1:1", node=0, num_nodes=2)
+    now_ns = [time.time_ns()]
+    events = EventWriter(path, attempt=0, rank=NODE_RANK)
+    job = JobWatch(link, node_rank=0, events=events, clock=lambda: now_ns[0])
+    begin_ns = now_ns[0]
+
+    def told(world_size: int, after_s: float) -> list[dict[str, Any]]:
+        store = MemoryStore()
+        now_ns[0] = begin_ns + int(after_s * SECOND)
+        store.event("attempt_started", wall_ns=begin_ns - 500 * SECOND, world_size=world_size, node_rank=0)
+        known = len(read_events(path)[0]) if path.exists() else 0
+        job.exchange(store, 0, {0})
+        return [event for event in read_events(path)[0][known:] if event["kind"].startswith("node")]
+
+    assert told(2, exchange.UNHEARD_S - 1) == [], "its watch may be starting, or this one"
+    assert told(1, exchange.UNHEARD_S + 1) == [], "an elastic world without it"
+    (event,) = told(2, exchange.UNHEARD_S + 1)
+    assert (event["kind"], event["node_rank"], event["ranks"]) == ("node_silent", 1, [1])
+    assert told(2, exchange.UNHEARD_S + 2) == [], "reported once"
+    store = MemoryStore()
+    fields = {name: event[name] for name in ("node_rank", "silent_s", "ranks", "never_heard")}
+    store.event(event["kind"], wall_ns=event["wall_ns"], **fields)
+    (finding,) = checked(silent_nodes(store, Scope()))
+    assert finding.summary.startswith("Node 1 has not reported since the attempt began, 61 s before: ")
+    link._received[1] = replace(digest(1), received_ns=now_ns[0])
+    (event,) = told(2, exchange.UNHEARD_S + 3)
+    assert (event["kind"], event["node_rank"]) == ("node_heard", 1)
 
 
 @pytest.mark.parametrize(
