@@ -19,7 +19,7 @@ REDACTED = "(redacted)"
 MIN_VALUE_CHARS = 4
 NAMES = (
     r"[\w.-]{0,60}(?:pass(?:word|wort|wd|phrase|code)|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"
-    r"|(?:secret|signing|encryption|master|storage|account|client|deploy|license|shared|hmac|ssh|service)[_-]?key"
+    r"|(?:secret|signing|encryption|fernet|master|storage|account|client|deploy|license|shared|hmac|ssh|service)[_-]?key"
     r"(?:[_-]?(?:base|data))?|(?:wandb|comet|neptune|hub|hf)[._-]?key|connection[_-]?string|credentials?|sshpass|cookie"
     r"|auth(?:orization)?|(?:db|pg|mysql|redis|smtp|user|admin|root)_?pass|signature|x-amz-credential)(?:_file)?"
 )
@@ -28,18 +28,21 @@ _COLOUR = r"(?:(?:\x1b|\\(?:x1b|u001b|033|e))\[[\d;]{0,12}m)*"
 _NO_SECRET = r"none\b|null\b|true\b|false\b|\(redacted\)|\*{3,}"
 _IS = r"\s*(?::=|=>|=|:(?!=)|%3[aAdD])\s*"
 _QUOTE = r"\\?(?:[\"'“]|&quot;|&#3[49];)"
+_MARK = r"\\?[\"']"
+_MIXED = r"(?=[^\s\"'\\]{0,200}\d)[^\s\"'\\]"
+"""To be repeated: a character of a value that has a digit."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _OF_PASSWORD = re.compile(r"(?i)pass|pwd|secret")
 
 _QUOTED = re.compile(
-    rf"(?i)(?<![\w-])(?P<keep>(?:--)?(?P<name>{NAMES})(?![\w-])\\?[\"']?{_IS}[rbfu]?\\?(?P<quote>\"\"\"|'''|[\"']))"
+    rf"(?i)(?<![\w-])(?P<keep>(?:--)?(?P<name>{NAMES})(?![\w-])\\?[\"']?\]?{_IS}[rbfu]?\\?(?P<quote>\"\"\"|'''|[\"']))"
     rf"(?P<value>(?!\(redacted\))[^\"'\n]{{{MIN_VALUE_CHARS},500}}?)(?=\\?(?P=quote))"
 )
 """NAME="value", with any text between the quotes."""
 _NAMED = re.compile(
     rf"(?i)(?<![\w-])(?P<keep>(?:--)?(?P<name>{NAMES})(?![\w-])"
     rf"(?:{_QUOTE})?{_IS}(?:[>|][+-]?\s*(?:\n|\\n)\s*)?(?:[rbu](?=\\?[\"']))?(?:{_QUOTE}|\"\"|'')?{_COLOUR})"
-    rf"(?:(?:bearer|basic|token)\s+)?(?P<value>(?!{_NO_SECRET}){_VALUE}{{{MIN_VALUE_CHARS},}})"
+    rf"(?:(?:bearer|basic|token|api-?key|digest|negotiate)\s+)?(?P<value>(?!{_NO_SECRET}){_VALUE}{{{MIN_VALUE_CHARS},}})"
 )
 """NAME=value, "name": "value", name: value."""
 _OPTION = re.compile(
@@ -75,7 +78,7 @@ _TOKENS = re.compile(
 _OTHERS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"(?i)\b(?P<keep>(?:bearer|basic)\s+){_VALUE}{{12,}}",
+        rf"(?i)\b(?P<keep>(?:bearer|basic)(?:\s+|=)){_VALUE}{{12,}}",
         r"(?i)\b(?P<keep>(?:set-)?cookie\\?[\"']?\s*[:=]\s*\\?[\"']?)(?!\(redacted\))[^\s\"'=]{1,100}=[^\r\n\"'\\]{4,}",
         # in URLs: a password, a token alone before the host, a signature made for one download
         r"(?i)(?P<keep>[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{0,200}:)[^\s/]{1,500}(?=@)",
@@ -90,7 +93,13 @@ _OTHERS = tuple(
         r"(?P<keep>https://events\.(?:eu\.)?pagerduty\.com/(?:integration|x-ere)/)[\w-]+",
         # a password prompt with the typed answer
         r"(?i)(?P<keep>\bpass(?:word|phrase) for [^\r\n]{1,200}?:[ \t]+)[^\s\"']{4,}",
+        # calls and messages that have the value without its name
+        rf"(?i)(?P<keep>\blogin\(\s*(?:(?:key|token)\s*=\s*)?{_MARK}){_MIXED}{{16,500}}",
+        rf"(?i)(?P<keep>\b(?:auth\s*=\s*|\w{{0,20}}Auth)\(\s*{_MARK}[^\"'\n]{{1,80}}{_MARK}\s*,\s*{_MARK}){_MIXED}{{8,500}}",
+        rf"(?i)(?P<keep>\bapi key\b[^\n\\\"'(:]{{0,20}}(?:[(:]|{_MARK})\s*(?:{_MARK}|\()?){_MIXED}{{12,500}}",
+        rf"(?i)(?P<keep>\b(?:key|name)={_MARK}{NAMES}{_MARK}\s+value={_MARK})[^\s\"'\\]{{4,500}}",
         # commands
+        rf"(?i)(?P<keep>\b(?:docker|podman|helm|oc|az)\b[^\n]{{0,100}}?\blogin\b[^\n]{{0,200}}?\s-p[\s=]*(?:{_MARK})?){_MIXED}{{4,500}}",
         r"(?P<keep>\bsshpass\s+-p\s*[\"']?)[^\s\"']{4,}",
         r"(?P<keep>\bwandb\s+login\s+(?:--\S{1,40}\s+){0,4})[\w-]{32,}",
         r"(?P<keep>\b(?:curl|http|https)\b[^\n]{0,300}?\s(?:-u|--user|-a)[\s=]*[\"']?[^\s:\"']{1,80}:)[^\s\"']{4,}",
@@ -99,7 +108,7 @@ _OTHERS = tuple(
 )
 _WORDS = re.compile(
     r"(?i)pass|pwd|secret|token(?!s|iz|_(?!file))|key|connection|credential|auth|signature|cookie|bearer|basic|://|curl|https?\b"
-    r"|mysql|mariadb|wandb|[?&](?:sig|code)="
+    r"|mysql|mariadb|wandb|login|[?&](?:sig|code)="
 )
 """A word of each of the patterns above."""
 _PRIVATE_KEY = re.compile(r"(?s)(?P<keep>-----BEGIN [A-Z ]{0,30}PRIVATE KEY(?: BLOCK)?-----).{1,20000}?(?=-----END|\Z)")

@@ -147,5 +147,17 @@ FORMS = (
     "tskey-auth-{}-{}",
     "pscale_pw_{}",
     "AGE-SECRET-KEY-1QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8QPZRY9X8",
+    "wandb.login(key='{}')",
+    "huggingface_hub.login(\"{}\")",
+    "os.environ[\"HF_TOKEN\"] = \"{}\"",
+    "Authorization: ApiKey {}",
+    "FERNET_KEY={}",
+    "docker login -u bob -p {} registry.example.org",
+    "the api key \"{}\" is invalid",
+    "Incorrect API key provided: {}",
+    "<add key=\"ApiKey\" value=\"{}\" />",
+    "requests.get(url, auth=('bob', '{}'))",
+    "HTTPBasicAuth('bob', '{}')",
+    "Bearer={}",
 )
 # fmt: on
