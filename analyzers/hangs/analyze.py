@@ -23,11 +23,11 @@ from typing import Any
 from analyzers.analysis import Analysis
 from analyzers.finding import Finding
 from analyzers.hangs.culprits import HangCause, find_culprits
-from analyzers.hangs.desync import desynced
+from analyzers.hangs.desync import desynced, with_desync
 from analyzers.hangs.device_evidence import with_devices, with_link
 from analyzers.hangs.past_standstills import past_standstills
 from analyzers.hangs.stacks import StacksAtHang, read_stack, roles_of
-from analyzers.hangs.summary import hang_summary
+from analyzers.hangs.summary import behind_step, hang_summary
 from analyzers.hangs.waiting_calls import evidence_of, waiting_calls
 from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts, take_snapshot
 from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
@@ -78,7 +78,9 @@ def hangs(source: Source, scope: Scope, policy: StallPolicy | None = None) -> li
             again=restart_sentence(source, attempt, known),
             stacks=StacksAtHang(scope.stacks_dir, roles_of(source, attempt)) if scope.stacks_dir else None,
         )
-        findings += [with_devices(source, with_link(source, found), view.last_ns)] if found else []
+        if found:
+            found = with_desync(source, with_link(source, found))
+            findings.append(with_devices(source, found, view.last_ns))
     return findings
 
 
@@ -182,14 +184,16 @@ def hang_finding(
     if frames:
         evidence["stacks"] = frames
     frame = next((lines[0] for lines in stacks.values() if lines), "")
+    behind = behind_step(view, found)
+    stands = step if behind is None else behind
     return Finding(
         analyzer="hang",
         kind="hang",
         severity="warning" if again else "critical",
         status="fired",
         ranks=found.culprits,
-        first_step=step,
-        last_step=step,
+        first_step=stands,
+        last_step=stands,
         cause=found.cause,
         summary=hang_summary(view, found, step, silent_s, frame) + again,
         evidence=evidence,

@@ -6,8 +6,9 @@
 1. A rank is waiting if it has a call in flight. Only the oldest of each group counts: the others queue behind it.
 2. A stopped process is the culprit wherever it is.
 3. If ranks make different calls (operation, dtype or size) under the same (group, number), that is a mismatch; the
-   smaller side is named (both, if they are equally many). If by the order of calls in earlier steps the other side's
-   call was due and this side's comes right after it, this side has skipped one.
+   smaller side is named. Of equal sides it is the one whose call never came next in earlier steps, else both. If by
+   the order of calls in earlier steps the other side's call was due and this side's comes right after it, this side has
+   skipped one.
    If all other members have completed a call on devices, the remaining device is the culprit. If a member has completed
    an operation that none can complete before all have entered, all devices still in it are culprits.
 4. Edges: a rank in a collective waits for the members that have not entered it; a receiver waits for the sender that
@@ -35,6 +36,7 @@ from analyzers.hangs.mismatches import (
     Mismatch,
     mismatched_collective,
     mismatched_with_ended,
+    odd_side,
     skipped_call,
     unequal_message,
 )
@@ -93,6 +95,9 @@ def find_culprits(view: AttemptView) -> HangCause:
         together = [c for c in all_calls if (c.group, c.seq) == (mismatch.call.group, mismatch.call.seq)]
         if (skipped := skipped_call(view, together)) is not None:
             return _cause("skipped", skipped[0], waiting, skipped[1], differs=mismatch.differs)
+        if len(mismatch.ranks) == len({call.rank for call in together}) and (odd := odd_side(view, together)):
+            due = next(call for call in together if call.rank not in odd)
+            mismatch = replace(mismatch, ranks=odd, call=due)
         return cause_of_mismatch(mismatch, waiting)
 
     if stuck := _left_by_others(view, heads):

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from analyzers.finding import Finding
+from analyzers.finding import Finding, evidence_of
 from analyzers.hangs.policy import DesyncPolicy
 from analyzers.policy import SHARED
 from analyzers.run.calls.device_calls import device_groups
@@ -35,7 +35,7 @@ from analyzers.scope import Scope
 from analyzers.source import Source, lacking
 from analyzers.wording import ranks_text, sentence
 
-__all__ = ["Change", "StepCalls", "change_of", "desynced"]
+__all__ = ["Change", "StepCalls", "change_of", "desynced", "with_desync"]
 
 _COLLECTIVE = "op NOT IN ('send', 'recv') AND seq IS NOT NULL AND process_group IS NOT NULL AND rank >= 0"
 _PHASES = "('forward', 'backward', 'optimizer')"
@@ -74,6 +74,24 @@ def desynced(source: Source, scope: Scope, policy: DesyncPolicy = DesyncPolicy()
             for found in _of_group(source, attempt, group, scope.since_step):
                 findings.setdefault((attempt, found.first_step, found.ranks), found)
     return list(findings.values())
+
+
+def with_desync(source: Source, hang: Finding) -> Finding:
+    """The hang in calls that differ, on the rank that was out of sync in their group before, if one was.
+
+    A host runs ahead of the call in which its device stands, so the calls that it enqueued since tell.
+    """
+    of = evidence_of(hang)
+    if not hang.cause.startswith("mismatch") or hang.attempt is None or of.get("seq") is None:
+        return hang
+    for found in desynced(source, Scope(attempt=hang.attempt)):
+        before = found.evidence["process_group"] == of["process_group"] and int(found.evidence["seq"]) <= int(of["seq"])
+        if found.status == "fired" and before:
+            waiting = sorted({*hang.ranks, *of["waiting_ranks"]} - set(found.ranks))
+            text = found.summary.partition(" Since then")[0]
+            evidence = {**of, "waiting_ranks": waiting}
+            return replace(hang, ranks=found.ranks, summary=f"{hang.summary} {text}", evidence=evidence)
+    return hang
 
 
 def _suspicious_groups(source: Source, attempt: int, since_step: int, policy: DesyncPolicy) -> list[str]:

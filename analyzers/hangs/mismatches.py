@@ -27,6 +27,7 @@ __all__ = [
     "is_sized",
     "mismatched_collective",
     "mismatched_with_ended",
+    "odd_side",
     "skipped_call",
     "smaller_side",
     "unequal_message",
@@ -148,6 +149,14 @@ def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...],
         return None
     ((skipping, missed),) = ahead
     return tuple(sorted(call.rank for call in sides[skipping])), sides[missed][0]
+
+
+def odd_side(view: AttemptView, calls: Sequence[Call]) -> tuple[int, ...]:
+    """Ranks whose call never came next in earlier steps, where all others' did; () if the order is unclear."""
+    newest = view.newest_calls.get(calls[0].group) if calls else None
+    due = view.next_calls.get((calls[0].group, newest), frozenset()) if newest else frozenset()
+    odd = tuple(sorted({call.rank for call in calls if call.site not in due}))
+    return odd if len(odd) < len({call.rank for call in calls}) else ()
 
 
 def unequal_message(view: AttemptView) -> Mismatch | None:

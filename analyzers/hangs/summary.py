@@ -13,7 +13,7 @@ from analyzers.hangs.waiting_calls import waiting_calls
 from analyzers.run.calls.snapshot import AttemptView, RankView
 from analyzers.wording import is_number, number, ranks_text, sentence
 
-__all__ = ["SO_FAR", "hang_summary", "lasting"]
+__all__ = ["SO_FAR", "behind_step", "hang_summary", "lasting"]
 
 SO_FAR = " so far"
 """Behind the length of a silence that lasts."""
@@ -38,7 +38,8 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         return f"{sentence(awaited)} {_waits(view, found, lasted)}"
     where = f" at {frame}" if frame else ""
     sides = " against ".join(f"{what} on {ranks_text(ranks)}" for what, ranks in found.differs.items())
-    stuck = f"{at}: stuck {doing}{where}"
+    behind = behind_step(view, found)
+    stuck = f"{at}: stuck {doing}{'' if behind is None else f' of step {behind}'}{where}"
     seen = CAUSES[found.cause].seen if found.cause in CAUSES else ""
     text = (seen or f"{who}: {found.cause}{at}").format(
         who=who,
@@ -66,6 +67,18 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     if not found.waiting:
         return f"{sentence(text)} No records{lasted}." if lasted else sentence(text)
     return f"{sentence(text)} {_waits(view, found, lasted)}"
+
+
+def behind_step(view: AttemptView, found: HangCause) -> int | None:
+    """The step in which the culprit stands, if it is before that of the call in which it is awaited.
+
+    After the optimizer it may stand in the next one already: a loop without a loader shows no begin of it.
+    """
+    first = view.ranks.get(found.culprits[0]) if found.culprits else None
+    if first is None or found.call is None or None in (first.step, found.call.step):
+        return None
+    stands = first.step_is_open and (first.phases or first.last_phase in ("forward", "backward"))
+    return first.step if stands and first.step < found.call.step else None  # type: ignore[operator]
 
 
 def lasting(finding: Finding, silent_s: float) -> Finding:

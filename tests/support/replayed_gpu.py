@@ -30,11 +30,11 @@ import numpy.typing as npt
 from probes.device.phase_events import ALWAYS_ABOVE_NS
 from probes.tape.format.reader import read_segment, segment_paths
 from probes.tape.format.schema import TABLES
-from probes.tape.format.writer import HEADER_BYTES
+from probes.tape.format.writer import EMPTY, HEADER_BYTES, OPEN
 from probes.tape.rundir import RunDir
 from probes.tape_recorder import TapeRecorder
 from tests.support.recorded_gpu import gpu_recording
-from tests.support.recorded_stamps import RANKS, KnownEvent, RecordedClock, clocks, marks_of
+from tests.support.recorded_stamps import NEVER, RANKS, KnownEvent, RecordedClock, clocks, marks_of
 
 BORDERS = ("begin", "forward", "between", "backward", "clip", "optimizer", "after")
 PLACES = ("data", "forward", "between", "backward", "clip", "optimizer", "after")
@@ -42,6 +42,7 @@ PLACES = ("data", "forward", "between", "backward", "clip", "optimizer", "after"
 LEAD_STEPS = 2
 LAUNCH_NS = 8_000
 NEAR_NS = 300_000
+NULL = -(1 << 63)
 
 
 class Delay(NamedTuple):
@@ -70,6 +71,20 @@ class Delay(NamedTuple):
     def holds(self, rank: int, step: int) -> bool:
         """Return whether the rank has the fault in that step."""
         return self.rank in (None, rank) and self.since <= step <= self.until and (step - self.since) % self.every == 0
+
+
+class Stop(NamedTuple):
+    """A fault: a rank's host or device stops for good, in a step counted from 1.
+
+    `on`: device (the call of that number in the step is not started), call (it is started and does not end), or host
+    (it stops at the begin of `where`).
+    """
+
+    rank: int = 1
+    step: int = 26
+    on: str = "device"
+    call: int = 0
+    where: str = "forward"
 
 
 class Point(NamedTuple):
@@ -239,8 +254,10 @@ class Played:
 
 
 class _Job:
-    def __init__(self, recording: Recording, faults: Sequence[Delay]) -> None:
-        self.recording, self.faults = recording, faults
+    def __init__(self, recording: Recording, faults: Sequence[Delay | Stop]) -> None:
+        self.recording = recording
+        self.faults = [fault for fault in faults if isinstance(fault, Delay)]
+        self.stops = [fault for fault in faults if isinstance(fault, Stop)]
         self.played = [Played() for _ in range(RANKS)]
         self.started: list[dict[tuple[int, int], int]] = [{} for _ in range(RANKS)]
         self.stream_ns = [0] * RANKS
@@ -270,7 +287,9 @@ class _Job:
             took = self.recording.transfer_ns(step, call)
             for fault in self.faults:
                 took = round(took * fault.times(0 if fault.rank is None else fault.rank, step + 1, "transfer"))
-            end = self.ends[key] = max(starts) + took
+            if any((stop.on, stop.step, stop.call) == ("call", step + 1, call) for stop in self.stops):
+                took = NEVER
+            end = self.ends[key] = min(NEVER, max(starts) + took)
             for rank, start in enumerate(starts):
                 number = self.recording.of_step[rank][step][call]
                 issued = self.played[rank].calls[number][0]
@@ -297,6 +316,8 @@ class _Job:
                 late = sum(fault.ns(rank, step + 1, PLACES[place], "host") for fault in self.faults)
                 took = work.host_ns[place]
                 ready = host + late  # when the host goes on in this place
+                if any(stop[:3] == (rank, step + 1, "host") and stop.where == PLACES[place] for stop in self.stops):
+                    ready = NEVER
                 scale = 1.0
                 for fault in self.faults:
                     scale *= fault.times(rank, step + 1, "device")
@@ -313,6 +334,8 @@ class _Job:
                     device = max(device + at - done, enqueued + LAUNCH_NS if point.what == "wait" else 0)
                     done = at
                     if point.what == "call":
+                        if (rank, step + 1, "device", point.call) in [stop[:4] for stop in self.stops]:
+                            device = NEVER
                         number = rec.of_step[rank][step][point.call]
                         self.played[rank].calls[number] = (enqueued, 0, 0)
                         self.started[rank][step, point.call] = max(device, enqueued + LAUNCH_NS)
@@ -346,8 +369,8 @@ _CLOSES = {"between": "forward", "clip": "backward", "after": "optimizer"}
 _recording = cache(Recording)
 
 
-def replayed_run(name: str, into: Path, *faults: Delay, is_stamped: bool = True) -> RunDir:
-    """Write the run."""
+def replayed_run(name: str, into: Path, *faults: Delay | Stop, is_stamped: bool = True) -> RunDir:
+    """Write the run. One that stops has no end yet (tests/support/ended_gpu.py)."""
     recording = _recording(name)
     played = _Job(recording, faults).run()
     run = RunDir(into / f"{name}_replayed")
@@ -388,6 +411,8 @@ def _record(
     spans: list[Any] = []
     for step in [*rec.steps, rec.steps[-1] + 1]:
         for what, host, device in sorted(played.stamps[step], key=lambda stamp: stamp[1]):
+            if host >= NEVER:
+                return
             clock.wall_ns = max(clock.wall_ns, host)
             times.clear()
             times.append(device)
@@ -414,7 +439,7 @@ def _record(
 
 def _move_calls(folder: Path, calls: dict[int, tuple[int, int, int]], shift_ns: int) -> None:
     """Date the recorded calls anew."""
-    number = 0
+    number, is_stopped = 0, any(ended >= NEVER for *_, ended in calls.values())
     for path in segment_paths(folder, "nccl_calls"):
         segment = read_segment(path)
         header = segment.header
@@ -424,10 +449,23 @@ def _move_calls(folder: Path, calls: dict[int, tuple[int, int, int]], shift_ns: 
                 issued, started, ended = (at - shift_ns for at in calls[number])
                 row = rows[place]
                 moved, took = started - int(row["kernel_start_ns"]), ended - started
+                if issued + shift_ns >= NEVER:
+                    row["state"] = EMPTY
+                    number += 1
+                    continue
                 row["enqueue_ns"], row["launched_ns"] = issued, issued + 5_000
                 row["kernel_start_ns"], row["kernel_end_ns"] = started, ended
                 row["gpu_start_ns"] += moved
                 row["gpu_end_ns"] = row["gpu_start_ns"] + took
                 row["slowest_channel_ns"] = took
+                if started + shift_ns >= NEVER:
+                    row["kernel_start_ns"] = row["gpu_start_ns"] = NULL
+                    row["channels_started"] = 0
+                if ended + shift_ns >= NEVER:
+                    row["state"] = OPEN
+                    row["kernel_end_ns"] = row["gpu_end_ns"] = row["slowest_channel_ns"] = NULL
+                    row["channels_stopped"] = 0
+            elif is_stopped and number > max(calls):
+                rows[place]["state"] = EMPTY
             number += 1
         rows.flush()

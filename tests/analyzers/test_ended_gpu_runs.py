@@ -1,0 +1,100 @@
+"""Runs recorded on an H200, played again with a rank that stops (tests/support/ended_gpu.py): the verdict on each.
+
+A host runs two steps ahead of its device, so what a host does last says nothing of where its device stands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.finding import Finding
+from probes.tape.rundir import RunDir
+from tests.support.ended_gpu import Ended, ended_run, shift_calls
+from tests.support.replayed_gpu import Stop
+from watch.verdicts.diagnosed_run import diagnosed_run
+
+DDP, FSDP2 = "stamped_none", "stamped_fsdp2_none"
+
+
+def fired(run: RunDir) -> tuple[Finding, ...]:
+    with diagnosed_run(run, is_over=True) as (_, diagnosis):
+        return diagnosis.fired
+
+
+@pytest.mark.parametrize(
+    ("name", "stops", "ranks", "seq", "is_stamped"),
+    [
+        (DDP, [Stop(rank=0, step=31)], (0,), 122, True),
+        (FSDP2, [Stop(rank=1, step=31, call=9)], (1,), 639, True),
+        (FSDP2, [Stop(rank=0, step=12)], (0,), 231, False),
+        (FSDP2, [Stop(rank=0, step=31, call=1), Stop(rank=1, step=31, call=1)], (0, 1), 631, True),
+    ],
+)
+def test_a_device_that_stops(
+    name: str, stops: list[Stop], ranks: tuple[int, ...], seq: int, is_stamped: bool, tmp_path: Path
+) -> None:
+    (found,) = fired(ended_run(name, tmp_path, *stops, is_stamped=is_stamped))
+    assert (found.kind, found.cause, found.ranks, found.first_step) == ("hang", "device_stuck", ranks, stops[0].step)
+    assert found.evidence["seq"] == seq
+
+
+def test_a_call_that_all_devices_are_in_is_no_device_that_stops(tmp_path: Path) -> None:
+    (found,) = fired(ended_run(FSDP2, tmp_path, Stop(step=31, call=2, on="call")))
+    assert (found.kind, found.cause, found.first_step, found.evidence["seq"]) == ("hang", "all_entered", 31, 632)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "step", "seq", "place"),
+    [
+        (DDP, "forward", 31, 122, "stuck in forward"),
+        (DDP, "clip", 31, 126, "at step 32: stuck in user code after backward of step 31"),
+        (DDP, "optimizer", 31, 126, "at step 32: stuck in optimizer of step 31"),
+        (DDP, "after", 32, 126, "stuck in user code after optimizer"),  # or in the next step's batch
+        (FSDP2, "backward", 31, 637, "stuck in backward"),
+        (FSDP2, "optimizer", 31, 651, "at step 32: stuck in optimizer of step 31"),
+    ],
+)
+def test_a_host_that_stops_is_told_with_the_step_in_which_it_stands(
+    name: str, where: str, step: int, seq: int, place: str, tmp_path: Path
+) -> None:
+    (found,) = fired(ended_run(name, tmp_path, Stop(step=31, on="host", where=where)))
+    assert (found.kind, found.cause, found.ranks, found.first_step) == ("hang", "not_entered", (1,), step)
+    assert found.evidence["seq"] == seq
+    assert place in found.summary
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "call", "seq", "by", "cause"),
+    [
+        (DDP, 0, 1, 123, 1, "skipped"),
+        (DDP, 1, 3, 124, -1, "mismatch_size"),
+        (FSDP2, 0, 8, 631, 1, "mismatch_operation"),  # its first all-gathers are equal: the order of calls goes on
+        (FSDP2, 1, 8, 631, 1, "mismatch_operation"),
+        (FSDP2, 0, 9, 632, -1, "mismatch_operation"),
+    ],
+)
+def test_a_call_too_few_or_too_many_accuses_the_rank_that_was_out_of_sync(
+    name: str, rank: int, call: int, seq: int, by: int, cause: str, tmp_path: Path
+) -> None:
+    run = ended_run(name, tmp_path, Stop(step=31, call=call, on="call"))
+    shift_calls(run, rank, seq, by)
+    hang, desync = sorted(fired(run), key=lambda found: found.kind, reverse=True)
+    assert (hang.kind, hang.cause, hang.ranks, hang.first_step) == ("hang", cause, (rank,), 31)
+    assert (desync.kind, desync.ranks, desync.first_step) == ("desync", (rank,), 31)
+    assert desync.cause == ("skipped" if by > 0 else "extra")
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "where", "cause"),
+    [
+        (DDP, Ended(rank=0, signal="SIGKILL"), "backward", "signal"),
+        (FSDP2, Ended(code=3), "data", "exit"),
+        (FSDP2, Ended(rank=0, error="ValueError"), "optimizer", "exception"),
+    ],
+)
+def test_a_rank_that_ends(name: str, end: Ended, where: str, cause: str, tmp_path: Path) -> None:
+    run = ended_run(name, tmp_path, Stop(rank=end.rank, step=31, on="host", where=where), end=end)
+    (found,) = fired(run)
+    assert (found.kind, found.cause, found.ranks, found.first_step) == ("rank_lost", cause, (end.rank,), 31)

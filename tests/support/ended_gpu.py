@@ -1,0 +1,111 @@
+"""Replayed GPU runs (tests/support/replayed_gpu.py) that stopped, with ends as launchers and `watch` record them.
+
+run = ended_run("stamped_none", tmp_path, Stop(step=30))                        # Ctrl-C after a minute
+run = ended_run("stamped_none", tmp_path, Stop(on="host"), end=Ended(signal="SIGKILL"))
+shift_calls(run, rank=1, seq=122, by=1)                                         # its calls are those that follow
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from probes.tape.format.reader import read_segment, segment_paths
+from probes.tape.format.writer import EMPTY, HEADER_BYTES, OPEN
+from probes.tape.rundir import RunDir
+from tests.support.recorded_stamps import RANKS
+from tests.support.replayed_gpu import NULL, Delay, Stop, replayed_run
+
+HANG_NS = 60 * 10**9
+_KEPT = ("metrics_served", "watch_started")
+_IDENTITY = ("count", "function", "dtype", "algorithm", "protocol", "enqueue_ns", "launched_ns")
+
+
+class Ended(NamedTuple):
+    """How a rank ended: by a signal, with a code, or with an exception of this type."""
+
+    rank: int = 1
+    signal: str | None = None
+    code: int = 1
+    error: str = ""
+
+
+def ended_run(
+    name: str, into: Path, *faults: Delay | Stop, end: Ended | None = None, is_stamped: bool = True
+) -> RunDir:
+    """Write the run, and its end: of a rank, or Ctrl-C after a minute."""
+    run = replayed_run(name, into, *faults, is_stamped=is_stamped)
+    folders = [run.rank_dir(0, rank) for rank in range(RANKS)]
+    for folder in folders:
+        for _, rows in _tapes(folder, "nccl_communicators"):
+            used = rows["state"] != EMPTY
+            rows["finalized_ns"][used], rows["state"][used] = NULL, OPEN
+    pids = [json.loads((folder / "events.jsonl").read_text().splitlines()[0])["pid"] for folder in folders]
+    (node,) = run.path.glob("tapes/node-*/events.jsonl")
+    lines = [json.loads(line) for line in node.read_text().splitlines()]
+    shift_ns = lines[0]["wall_ns"] - lines[0]["mono_ns"]
+    at_ns = max(_last_ns(folder) for folder in folders) + shift_ns
+    events = [line for line in lines if line["kind"] in _KEPT]
+
+    def add(kind: str, after_ns: int, **fields: Any) -> None:
+        times = {"wall_ns": at_ns + after_ns, "mono_ns": at_ns + after_ns - shift_ns}
+        events.append(times | {"attempt": 0, "rank": -1, "kind": kind, "step": None} | fields)
+
+    if end is None:
+        add("watch_stopped", HANG_NS, pid=2)
+        add("run_ended", HANG_NS + 1, node_rank=0, reason="interrupted", exit_code=130)
+    else:
+        if end.error:
+            _raise(folders[end.rank] / "events.jsonl", at_ns + 10**6, end)
+        add("rank_exit", 6 * 10**8, exit_rank=end.rank, pid=pids[end.rank], exit_code=-9 if end.signal else end.code,
+            signal=end.signal, message="", out_of_memory=None, blamed=False)  # fmt: skip
+        add("rank_stopped", 8 * 10**8, exit_rank=1 - end.rank, pid=pids[1 - end.rank], exit_code=-15)
+        add("watch_stopped", 9 * 10**8, pid=2)
+        add("run_ended", 3 * 10**9, node_rank=0, reason="failed", exit_code=1)
+    node.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return run
+
+
+def shift_calls(run: RunDir, rank: int, seq: int, by: int) -> None:
+    """Let a rank leave out `by` calls from this number on, or (negative) make the call again before it."""
+    ((_, rows),) = _tapes(run.rank_dir(0, rank), "nccl_calls")
+    last = int(np.flatnonzero(rows["state"] != EMPTY)[-1])
+    made = np.arange(seq, last + 1 - max(by, 0))
+    for name in _IDENTITY:
+        rows[name][made] = rows[name][np.maximum(made + by, seq)].copy()
+    rows["state"][made[-1] + 1 :] = EMPTY
+
+
+def _tapes(folder: Path, table: str) -> list[tuple[Path, npt.NDArray[Any]]]:
+    """The records of a table's tapes, to be written."""
+    found = []
+    for path in segment_paths(folder, table):
+        header = read_segment(path).header
+        found.append((path, np.memmap(path, header.dtype, "r+", HEADER_BYTES, (header.capacity,))))
+    return found
+
+
+def _last_ns(folder: Path) -> int:
+    """Monotonic time of a rank's newest record."""
+    columns = {"spans": ("start_ns", "end_ns"), "nccl_calls": ("launched_ns", "kernel_end_ns")}
+    return max(
+        int(rows[name][rows["state"] != EMPTY].max())
+        for table, names in columns.items()
+        for _, rows in _tapes(folder, table)
+        for name in names
+    )
+
+
+def _raise(path: Path, at_ns: int, end: Ended) -> None:
+    first = json.loads(path.read_text().splitlines()[0])
+    trace = f'Traceback (most recent call last):\n  File "gpu_loop.py", line 74, in <module>\n{end.error}: no\n'
+    event = {
+        "wall_ns": at_ns, "mono_ns": at_ns - first["clock_offset_ns"], "attempt": 0, "rank": end.rank,
+        "kind": "exception", "step": None, "type": end.error, "message": "no", "traceback": trace, "phase": "optimizer",
+    }  # fmt: skip
+    with path.open("a") as file:
+        file.write(f"{json.dumps(event)}\n")
