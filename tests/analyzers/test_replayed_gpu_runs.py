@@ -77,6 +77,14 @@ def test_calls_alone_show_a_slow_device_whose_peers_kernel_was_queued(
     assert place in slow.summary
 
 
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_device_that_is_slow_in_every_second_step(calls: bool, tmp_path: Path) -> None:
+    (slow,) = fired(DDP, tmp_path, Delay(every=2), calls=calls)
+    assert (slow.kind, slow.ranks, slow.first_step) == ("straggler", (1,), 41)
+    assert slow.evidence["excess_ms"] == pytest.approx(15, abs=2)
+    assert "on its device" in slow.summary
+
+
 def test_a_gain_within_the_noise_of_the_steps_before_is_not_predicted(tmp_path: Path) -> None:
     """Steps took 64 ms before, and 49 ms since its device lost 5 ms in each: the network had been slow."""
     (slow,) = fired(FSDP2, tmp_path, Delay(ms=5))

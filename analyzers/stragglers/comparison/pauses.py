@@ -6,7 +6,8 @@ A process that a cgroup limit or another job stops for 80 ms, wherever it happen
 its own waiting for others. The median of its steps then shows nothing, while all ranks wait for the remaining stops. So
 what counts here is how many observations are far off, and that they are one rank's alone:
 
-1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise.
+1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise; half of that
+   work is enough if it comes in every second step, or every n-th: noise has no rhythm.
 2. From the first to the last of them they are a good part of the observations, without a long gap: a burst of
    something else on the machine is none.
 3. Hardly any other rank has any at that time: pauses that all have are the machine's.
@@ -17,9 +18,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from analyzers.account.timings import Matrix
 from analyzers.policy import SHARED
+from analyzers.source import Ints
 from analyzers.stragglers.comparison.persistence import Segment
 from analyzers.stragglers.policy import PausePolicy
 
@@ -29,35 +32,61 @@ _QUARTILE_TO_SIGMA = 1 / 0.3186
 """Factor from the first quartile of absolute differences to sigma; the smallest quarter of them has no pause."""
 
 
-def find_pauses(excess: Matrix, policy: PausePolicy | None = None) -> list[Segment]:
-    """Find ranks that pause, the worst first. `excess[rank, observation]` is a ratio; the effect is a mean."""
+def find_pauses(excess: Matrix, policy: PausePolicy | None = None, steps: Ints | None = None) -> list[Segment]:
+    """Find ranks that pause, the worst first. `excess[rank, observation]` is a ratio; the effect is a mean.
+
+    `steps`: number of the step of each observation.
+    """
     policy = policy or PausePolicy()
     num_rows, num_observations = excess.shape
     if num_rows < 2 or num_observations < SHARED.min_steps:
         return []
     noise = _QUARTILE_TO_SIGMA * float(np.quantile(np.abs(np.diff(excess, axis=1)), 0.25)) / math.sqrt(2)
+    found: list[Segment] = []
     is_pause = excess >= max(SHARED.doubled_factor, SHARED.certain_sigmas * noise)
-    found = []
-    for row in np.flatnonzero(is_pause.sum(axis=1) >= SHARED.min_steps):
-        places = np.flatnonzero(is_pause[row])
-        begin, end = int(places[0]), int(places[-1]) + 1
-        share = len(places) / (end - begin)
-        others = int(np.delete(is_pause[:, begin:end], row, axis=0).sum(axis=1).max())
-        longest_gap = int(np.diff(places).max())
-        if (
-            share < policy.min_share_ratio
-            or longest_gap > SHARED.minor_ratio * (end - begin)
-            or policy.peer_factor * others > len(places)
-        ):
-            continue
-        ongoing = num_observations - end <= SHARED.minor_ratio * (end - begin)
-        if not ongoing and end - begin < policy.min_length_ended:
-            continue
-        end = num_observations if ongoing else end
-        effect = float(excess[row, begin:end].mean())
-        found.append(
-            Segment(row=int(row), begin=begin, end=end, effect=effect, agreement=share, noise=noise,
-                    peer_spread=others / (end - begin), ongoing=ongoing,
-                    num_required=policy.min_length_ended)
-        )  # fmt: skip
+    is_half = excess >= max(SHARED.explained_ratio, SHARED.sure_sigmas * noise)
+    for row in np.flatnonzero(is_half.sum(axis=1) >= SHARED.min_steps).tolist():
+        segment = None
+        if is_pause[row].sum() >= SHARED.min_steps:
+            segment = _pauses_of(excess, is_pause, row, noise, policy)
+        if segment is None and steps is not None and _has_rhythm(steps, is_half[row]):
+            segment = _pauses_of(excess, is_half, row, noise, policy)
+        if segment is not None:
+            found.append(segment)
     return sorted(found, key=lambda segment: -segment.effect)
+
+
+def _has_rhythm(steps: Ints, is_pause: npt.NDArray[np.bool_]) -> bool:
+    """Return True if the pauses are the steps at one distance from the first, and no others until the last."""
+    own = steps[is_pause]
+    distance = int(np.median(np.diff(own)))
+    during = (steps >= own[0]) & (steps <= own[-1])
+    is_due = (steps[during] - own[0]) % max(distance, 1) == 0
+    agree = (is_due == is_pause[during]).mean() >= 1 - SHARED.equal_ratio
+    return bool(agree and np.count_nonzero(~is_due) >= SHARED.min_steps)
+
+
+def _pauses_of(
+    excess: Matrix, is_pause: npt.NDArray[np.bool_], row: int, noise: float, policy: PausePolicy
+) -> Segment | None:
+    """The stretch of one rank's pauses; None if they are too few of its observations, or not its own."""
+    places = np.flatnonzero(is_pause[row])
+    begin, end = int(places[0]), int(places[-1]) + 1
+    share = len(places) / (end - begin)
+    others = int(np.delete(is_pause[:, begin:end], row, axis=0).sum(axis=1).max())
+    longest_gap = int(np.diff(places).max())
+    if (
+        share < policy.min_share_ratio
+        or longest_gap > SHARED.minor_ratio * (end - begin)
+        or policy.peer_factor * others > len(places)
+    ):
+        return None
+    num_observations = excess.shape[1]
+    ongoing = num_observations - end <= SHARED.minor_ratio * (end - begin)
+    if not ongoing and end - begin < policy.min_length_ended:
+        return None
+    end = num_observations if ongoing else end
+    return Segment(
+        row=row, begin=begin, end=end, effect=float(excess[row, begin:end].mean()), agreement=share, noise=noise,
+        peer_spread=others / (end - begin), ongoing=ongoing, num_required=policy.min_length_ended,
+    )  # fmt: skip

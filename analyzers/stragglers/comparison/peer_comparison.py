@@ -124,7 +124,7 @@ def find_stragglers(timings: Timings, policy: StragglerPolicy | None = None) -> 
             ranks[row] = _with_place(ranks.get(row, []), straggler)
         all_load = any(len(rows) == len(peers) for cause, rows, _ in kinds if cause == "data")
         excess_ms = together - others_median(together) if all_load else compute - others_median(compute) + data_excess
-        for segment in find_pauses(excess_ms / whole, policy.pauses):
+        for segment in find_pauses(excess_ms / whole, policy.pauses, timings.steps):
             if not outlasts_bursts(timings, segment, policy) or _is_explained(
                 segment, excess_ms[segment.row], ranks.get(segment.row, [])
             ):
@@ -328,6 +328,8 @@ def measured(
         factors[phase] = mine / theirs if theirs > 1e-3 else float("inf") if mine > 1e-3 else 1.0
     whole = complete(sum(timings.own[phase][np.ix_(peers, index)] for phase in timings.own))
     baseline = others_median(whole)[row]
+    if paused_ratio and (is_known := baseline > 1e-3).any():  # calls of the last steps are not recorded on all ranks
+        index, whole, baseline = index[is_known], whole[:, is_known], baseline[is_known]
     per_rank = typical(excess_ms[:, index], axis=1)
     excess = float(per_rank[row])
     next_slowest = float(np.max(np.delete(per_rank, row), initial=0.0))
@@ -342,7 +344,11 @@ def measured(
         segments=tuple(segments),
         first_step=int(timings.steps[segments[0].begin]),
         last_step=int(timings.steps[segments[-1].end - 1]),
-        factor=float(typical(whole[row] / np.maximum(baseline, 1e-3))),
+        factor=float(
+            np.mean(whole[row]) / max(float(np.mean(baseline)), 1e-3)
+            if paused_ratio
+            else np.median(whole[row] / np.maximum(baseline, 1e-3))
+        ),
         excess_ms=excess,
         step_ms=step_ms,
         step_without_ms=max(step_ms - gain, step_ms * 0.01),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from analyzers.account.timings import OWN_PHASES
+from analyzers.stragglers.comparison.pauses import find_pauses
 from analyzers.stragglers.comparison.peer_comparison import find_stragglers
 from tests.analyzers.rank_timings import Slow, simulate
 from tests.analyzers.stragglers.test_straggler import judged, stored
@@ -52,3 +54,18 @@ def test_the_finding_says_in_how_many_steps_and_what_the_run_loses() -> None:
 def test_what_is_nobodys_pausing(faults: list[Slow]) -> None:
     for seed in range(20):
         assert find_stragglers(simulate(seed, ranks=4, steps=200, faults=faults)) == [], seed
+
+
+@pytest.mark.parametrize("distance", [2, 3, 5])
+def test_less_than_the_whole_work_is_enough_in_every_nth_step(distance: int) -> None:
+    """Not every step was stamped."""
+    random = np.random.default_rng(distance)
+    steps = np.flatnonzero(random.random(200) < 0.7)
+    excess = random.normal(0, 0.05, (2, len(steps))).astype(np.float32)
+    excess[1, (steps >= 80) & ((steps - 80) % distance == 0)] += 0.7
+    (found,) = find_pauses(excess, steps=steps)
+    assert (found.row, found.ongoing) == (1, True)
+    assert 80 <= steps[found.begin] <= 80 + 4 * distance
+    at_any_step = excess.copy()
+    at_any_step[1, steps >= 80] = random.permutation(excess[1, steps >= 80])
+    assert find_pauses(at_any_step, steps=steps) == []
