@@ -176,6 +176,8 @@ def hang_finding(
         evidence["waiting_calls"] = calls
     if found.unseen:
         evidence["unseen_ranks"] = list(found.unseen)
+    if found.absent:
+        evidence["absent_ranks"] = list(found.absent)
     if found.cycle:
         evidence["cycle"] = list(found.cycle)
     if found.differs:
@@ -191,7 +193,7 @@ def hang_finding(
         kind="hang",
         severity="warning" if again else "critical",
         status="fired",
-        ranks=found.culprits,
+        ranks=tuple(sorted({*found.culprits, *found.absent})),
         first_step=stands,
         last_step=stands,
         cause=found.cause,

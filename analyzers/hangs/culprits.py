@@ -21,7 +21,8 @@
    If all awaited ranks are in calls that all members entered, those calls do not end. Either a send and its receive
    differ in size (`unequal_message`), or a rank made another call under that number or a later one and may have left it
    since (`mismatched_with_ended`), or the network or the backend is stuck.
-6. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck.
+6. If no device is in a call and some have not started the calls that their hosts enqueued, these devices are stuck; a
+   rank whose host has not enqueued the call is a culprit, too.
 7. Otherwise the edges form a cycle, or all ranks entered and none left. In a cycle, a rank has skipped a call if it is
    past the step in which it is awaited, or is in the optimizer while awaited in a gradient's call. Else an awaited
    message is missing, or groups are entered in opposite order.
@@ -65,6 +66,8 @@ class HangCause:
     """For a mismatch: {text of the call: ranks}."""
     unseen: tuple[int, ...] = ()
     """Awaited ranks without records here, if no other rank is the culprit."""
+    absent: tuple[int, ...] = ()
+    """Ranks that have not reached the call either, which the device of a culprit has not started."""
 
     @property
     def is_mismatch(self) -> bool:
@@ -133,7 +136,9 @@ def find_culprits(view: AttemptView) -> HangCause:
             else _cause("all_entered", waiting, (), commonest_call(all_calls))
         )
     if behind := [call for state in alive.values() for call in oldest_calls(state.enqueued)]:
-        return _cause("device_stuck", tuple(sorted({call.rank for call in behind})), (), commonest_call(behind))
+        call, stuck_ranks = commonest_call(behind), tuple(sorted({call.rank for call in behind}))
+        absent = tuple(rank for rank in sorted(alive) if rank not in stuck_ranks and _has_not_reached(view, rank, call))
+        return replace(_cause("device_stuck", stuck_ranks, (), call), absent=absent)
     asleep = tuple(sorted(rank for rank, state in alive.items() if state.holds_gil))
     return _cause("gil" if asleep else "busy", asleep or tuple(sorted(alive)), (), None)
 
@@ -233,6 +238,14 @@ def _is_queued(view: AttemptView, rank: int, awaited: Call | None) -> bool:
         partner = "recv" if awaited.op == "send" else "send"
         return view.queued_p2p.get((rank, partner, awaited.rank), -1) >= awaited.seq
     return view.queued.get((awaited.group, rank), -1) >= awaited.seq
+
+
+def _has_not_reached(view: AttemptView, rank: int, call: Call | None) -> bool:
+    """Return True if a member of the call's group has neither entered it nor enqueued it, and is in no other call."""
+    if call is None or call.is_p2p or rank not in view.members.get(call.group, ()) or view.ranks[rank].calls:
+        return False
+    place = call.group, rank
+    return max(view.last_seq.get(place, -1), view.queued.get(place, -1)) < call.seq and place in view.last_seq
 
 
 def _is_behind(state: RankView | None) -> bool:

@@ -54,9 +54,10 @@ def _cut(name: str) -> str:
 def _next_hang(finding: Finding) -> str:
     if "link_rank" in finding.evidence:
         return f"Check the network adapter, cable and switch port between the nodes of {ranks_text(finding.ranks)}."
+    absent = evidence_of(finding).get("absent_ranks") or ()
     return next_step(
         finding.cause,
-        finding.ranks,
+        [rank for rank in finding.ranks if rank not in absent],
         caller=f" at {finding.evidence['caller']}" if finding.evidence.get("caller") else "",
         stack=_stuck_line(finding),
         unseen=evidence_of(finding).get("unseen_ranks") or (),

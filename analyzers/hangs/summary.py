@@ -64,6 +64,10 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
         entered=f"{_all_entered(found, who, call, at)}: {_all_entered_cause(found, many=many)}",
         **{verb: verb if many else third for verb, third in _THIRD_PERSON.items()},
     )
+    if found.absent:
+        its = view.ranks[found.absent[0]]
+        absent = sentence(f"{ranks_text(found.absent)} did not reach it either: stuck {_activity(its, '')}")
+        text = f"{sentence(text)} {absent}"
     if not found.waiting:
         return f"{sentence(text)} No records{lasted}." if lasted else sentence(text)
     return f"{sentence(text)} {_waits(view, found, lasted)}"

@@ -40,6 +40,14 @@ def test_a_device_that_stops(
     assert found.evidence["seq"] == seq
 
 
+def test_a_device_that_stops_and_the_host_of_its_peer(tmp_path: Path) -> None:
+    stops = Stop(rank=1, step=31), Stop(rank=0, step=31, on="host", where="forward")
+    (found,) = fired(ended_run(FSDP2, tmp_path, *stops))
+    assert (found.kind, found.cause, found.ranks, found.first_step) == ("hang", "device_stuck", (0, 1), 31)
+    assert "The device of rank 1 is stuck" in found.summary
+    assert "Rank 0 did not reach it either: stuck in forward." in found.summary
+
+
 def test_a_call_that_all_devices_are_in_is_no_device_that_stops(tmp_path: Path) -> None:
     (found,) = fired(ended_run(FSDP2, tmp_path, Stop(step=31, call=2, on="call")))
     assert (found.kind, found.cause, found.first_step, found.evidence["seq"]) == ("hang", "all_entered", 31, 632)
