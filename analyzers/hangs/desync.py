@@ -85,7 +85,8 @@ def with_desync(source: Source, hang: Finding) -> Finding:
     if not hang.cause.startswith("mismatch") or hang.attempt is None or of.get("seq") is None:
         return hang
     for found in desynced(source, Scope(attempt=hang.attempt)):
-        before = found.evidence["process_group"] == of["process_group"] and int(found.evidence["seq"]) <= int(of["seq"])
+        odd = evidence_of(found)
+        before = odd["process_group"] == of["process_group"] and int(odd["seq"]) <= int(of["seq"])
         if found.status == "fired" and before:
             waiting = sorted({*hang.ranks, *of["waiting_ranks"]} - set(found.ranks))
             text = found.summary.partition(" Since then")[0]
