@@ -85,6 +85,16 @@ def test_a_device_that_is_slow_in_every_second_step(calls: bool, tmp_path: Path)
     assert "on its device" in slow.summary
 
 
+def test_a_host_whose_lateness_the_network_hides_in_a_third_of_the_steps(tmp_path: Path) -> None:
+    """The steps before took 46 to 98 ms, so their growth bounds nothing."""
+    (slow,) = fired(FSDP2, tmp_path, Delay(where="data", on="host"))
+    assert (slow.ranks, slow.evidence["late_side"], slow.evidence["pattern"]) == ((1,), "host", "pauses")
+    assert 41 <= (slow.first_step or 0) <= 46
+    assert 10 < slow.evidence["excess_ms"] < 30
+    assert "before the forward pass, on its host" in slow.summary
+    assert "step_without_it_ms" not in slow.evidence
+
+
 def test_a_gain_within_the_noise_of_the_steps_before_is_not_predicted(tmp_path: Path) -> None:
     """Steps took 64 ms before, and 49 ms since its device lost 5 ms in each: the network had been slow."""
     (slow,) = fired(FSDP2, tmp_path, Delay(ms=5))

@@ -7,7 +7,8 @@ its own waiting for others. The median of its steps then shows nothing, while al
 what counts here is how many observations are far off, and that they are one rank's alone:
 
 1. A pause is an observation that is behind by twice the peers' whole work and by many times the noise; half of that
-   work is enough if it comes in every second step, or every n-th: noise has no rhythm.
+   work is enough if it comes in every second step, or every n-th (noise has no rhythm), or in most: where a host is
+   late by less than its lead and the work of its device, a slow network hides some of it.
 2. From the first to the last of them they are a good part of the observations, without a long gap: a burst of
    something else on the machine is none.
 3. Hardly any other rank has any at that time: pauses that all have are the machine's.
@@ -45,12 +46,16 @@ def find_pauses(excess: Matrix, policy: PausePolicy | None = None, steps: Ints |
     found: list[Segment] = []
     is_pause = excess >= max(SHARED.doubled_factor, SHARED.certain_sigmas * noise)
     is_half = excess >= max(SHARED.explained_ratio, SHARED.sure_sigmas * noise)
+    is_clear = excess >= max(SHARED.explained_ratio, SHARED.burst_sigmas * noise)
     for row in np.flatnonzero(is_half.sum(axis=1) >= SHARED.min_steps).tolist():
         segment = None
         if is_pause[row].sum() >= SHARED.min_steps:
             segment = _pauses_of(excess, is_pause, row, noise, policy)
         if segment is None and steps is not None and _has_rhythm(steps, is_half[row]):
             segment = _pauses_of(excess, is_half, row, noise, policy)
+        if segment is None and is_clear[row].sum() >= SHARED.min_steps:
+            most = _pauses_of(excess, is_clear, row, noise, policy)
+            segment = most if most is not None and most.agreement >= SHARED.explained_ratio else None
         if segment is not None:
             found.append(segment)
     return sorted(found, key=lambda segment: -segment.effect)

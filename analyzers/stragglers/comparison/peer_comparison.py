@@ -284,9 +284,13 @@ def step_before_ms(timings: Timings, slow: Straggler) -> float | None:
 
 def within_step_growth(timings: Timings, slow: Straggler) -> Straggler:
     """Limit the excess of a device that waits for its host to the growth of the step. If the step did not grow, the
-    device was idle before, too: then it waited for other ranks, now for its host."""
+    device was idle before, too: then it waited for other ranks, now for its host. Where the steps before differ by as
+    much among each other, their growth says nothing."""
     before_ms = step_before_ms(timings, slow)
     if before_ms is None or slow.excess_ms <= 0 or slow.step_ms - before_ms >= slow.excess_ms:
+        return slow
+    before = np.nanmedian(complete(timings.duration[:, : slow.segments[0].begin]), axis=0)
+    if slow.excess_ms <= sigma(before):
         return slow
     grown_ms = max(slow.step_ms - before_ms, 0.0)
     share = grown_ms / slow.excess_ms
