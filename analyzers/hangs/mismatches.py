@@ -153,8 +153,11 @@ def skipped_call(view: AttemptView, calls: list[Call]) -> tuple[tuple[int, ...],
 
 def odd_side(view: AttemptView, calls: Sequence[Call]) -> tuple[int, ...]:
     """Ranks whose call never came next in earlier steps, where all others' did; () if the order is unclear."""
-    newest = view.newest_calls.get(calls[0].group) if calls else None
-    due = view.next_calls.get((calls[0].group, newest), frozenset()) if newest else frozenset()
+    if any(call.step is None for call in calls):  # a dump's few calls show no order of a step
+        return ()
+    group = calls[0].group
+    newest = view.newest_calls.get(group)
+    due = view.next_calls.get((group, newest), frozenset()) if newest else frozenset()
     odd = tuple(sorted({call.rank for call in calls if call.site not in due}))
     return odd if len(odd) < len({call.rank for call in calls}) else ()
 
