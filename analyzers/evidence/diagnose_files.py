@@ -33,6 +33,7 @@ from analyzers.logs.wording import ANALYZER
 from analyzers.run.records.not_recorded import without_switches
 from analyzers.whatif.what_if import WhatIf
 from probes.tape.redaction.printable import visible
+from probes.tape.rundir import RunDir
 from store.readers.dumps.debug_server import dumps_of_page
 from store.readers.formats import FORMATS, Format, format_of
 from store.readers.logs.log_file import ReadLog
@@ -316,6 +317,8 @@ def _nothing(paths: Sequence[Path], files: _Files) -> str:
         is_unknown = files.other and len(problems) == 1
         reason = f"{visible(problems[0]['problem'])}; it " if problems and not is_unknown else ""
         return f"{shown} {reason}is {known.replace('dumps', 'dump').replace('traces', 'trace')}. {_READ}"
+    if RunDir.is_run(paths[0]):
+        return f"{shown} is a run's folder, not a job's files: give it alone, or to rankscope.open_run"
     unread = visible(f" ({problems[0]['path']} {problems[0]['problem']})") if problems else ""
     return f"{shown} holds {known}{unread}. {_READ}"
 

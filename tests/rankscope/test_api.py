@@ -167,6 +167,8 @@ def test_each_mistake_is_one_line_that_says_what_to_do(
         evidence.sql("SELECT 1")  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="no run at"):
         rankscope.open_run(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is a run's folder, not a job's files"):
+        _ = rankscope.open_files(run.path).verdict
     monkeypatch.setitem(sys.modules, "pytz", None)  # as where it is not installed
     with pytest.raises(ValueError, match="make_timestamp"):
         run.sql("SELECT to_timestamp(start_ns / 1e9) FROM steps")
