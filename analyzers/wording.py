@@ -136,12 +136,12 @@ def number_ranges(numbers: Sequence[int]) -> str:
 
 
 def batches_text(skipped: Sequence[Any], again: Sequence[Any]) -> str:
-    """Clause on the batches of a rollback: `skipped batches 3, 4`, `did not skip batch 3`; empty for none."""
+    """Clause on the batches of a rollback: `skipped batches 3, 4`, `kept batch 3`; empty for none."""
     batches = skipped or again
     if not batches:
         return ""
     which = f"batch{'es' if len(batches) > 1 else ''} {listed(batches, 8)}"
-    return f"{'skipped' if skipped else 'did not skip'} {which}"
+    return f"{'skipped' if skipped else 'kept'} {which}"
 
 
 def sentence(text: str) -> str:

@@ -74,7 +74,7 @@ def test_a_link_opens_the_finding_with_its_evidence_response_and_runbook(runs: P
         "NaN and Inf in the gradients of step 12, by parameter and the rank that holds it",
         "Loss and gradient norm around the finding",
         "Runbook",
-        "did not skip batch 11",
+        "kept batch 11",
         "Response",
         "In the backward pass",
     ):

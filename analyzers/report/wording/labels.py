@@ -126,7 +126,7 @@ _LABELS = {
     "ratio": "value / expected value",
     "readings": "readings under load",
     "reason_bit": "bit of NVML's reasons",
-    "replayed_batches": "batches not skipped",
+    "replayed_batches": "batches kept",
     "replay_error_ratio": "prediction error",
     "replayed_first_step": "replayed from step",
     "replayed_last_step": "replayed to step",
