@@ -115,7 +115,7 @@ def main() -> None:
             code = 0
     except TyperException as error:
         if message := error.format_message():
-            setting = _setting(error)  # instead of options that begin alike
+            setting = _setting(error)  # replaces the list of similar options
             message = message.partition(" (Possible options")[0] if setting else message
             message = _NO_NUMBER.sub(lambda found: _NUMBERS[found[1]], message)
             whole = _sentence(message.rstrip(". ") + _example(error) + setting)
@@ -182,7 +182,7 @@ def _example(error: TyperException) -> str:
 
 
 def _setting(error: TyperException) -> str:
-    """How a setting of the configuration is given, where one was typed as an option."""
+    """Return the `--set` form of a setting that was typed as an option; empty for anything else."""
     name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     context = getattr(error, "ctx", None)
     if type(error).__name__ != "NoSuchOption" or context is None:

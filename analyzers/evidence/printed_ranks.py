@@ -20,9 +20,8 @@ from analyzers.wording import number
 
 __all__ = ["slow_printed_rank"]
 
-MIN_RANKS = 3
-MIN_STEPS = 20
-"""Steps that all ranks printed."""
+MIN_STEPS = 2 * SHARED.min_steps
+"""Steps that all ranks printed: half of them may lie before the onset."""
 
 
 def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -32,7 +31,7 @@ def slow_printed_rank(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         if row.get("duration_ns") and not row.get("is_between") and not row.get("is_relative"):
             by_step[row["step"]][row["rank"]] = row["duration_ns"] / 1e6
     num_ranks = max((len(of) for of in by_step.values()), default=0)
-    of_all = {step: of for step, of in sorted(by_step.items()) if len(of) == num_ranks >= MIN_RANKS}
+    of_all = {step: of for step, of in sorted(by_step.items()) if len(of) == num_ranks >= SHARED.min_times}
     if len(of_all) < MIN_STEPS:
         return []
     ranks, steps_of_all = sorted(next(iter(of_all.values()))), list(of_all)

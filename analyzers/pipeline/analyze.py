@@ -203,7 +203,7 @@ def better_cut(factor: float, layers: float, stages: float) -> bool:
 
 
 def _layers_and_stages(scope: Scope, num_coordinates: int) -> tuple[float, float] | None:
-    """Of each coordinate; None where the configuration does not say, or has cut the layers by `stage_costs`."""
+    """(layers, stages) of each coordinate; None if the configuration does not say, or cuts layers by `stage_costs`."""
     layers, parallel = read(ModelFacts, scope.manifest).num_layers, read(ParallelFacts, scope.manifest)
     if layers is None or parallel.stage_costs:
         return None

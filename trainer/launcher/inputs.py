@@ -1,4 +1,4 @@
-"""What a run reads and where it writes checkpoints, opened by the launcher as its ranks will, before it has a folder.
+"""Open the data, weights and checkpoint address of a run in the launcher, before the run has a folder.
 
     check_inputs(config, plan, on_host=True)         # raises ConfigError, one line
 

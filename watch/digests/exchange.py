@@ -34,8 +34,8 @@ SILENT_S = 8.0
 MOVED_NS = 5_000_000
 """A clock offset that has changed by this much is reported again."""
 UNHEARD_S = 60.0
-"""Seconds after an attempt's begin up to which a node's first digest is awaited: its watch imports torch, beside ranks
-that do the same."""
+"""Seconds after an attempt's begin up to which a node's first digest is awaited: its watch and its ranks import torch
+at the same time."""
 REFUSED_EVERY_S = 60.0
 """Seconds between two events about messages refused for the same reason."""
 OVER = Verdict(attempt=-1, ranks=(), summary="over")

@@ -296,7 +296,7 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
 
 
 def _do_of(waiting: Collection[int], book: LogBook) -> str | None:
-    """What to do where the waiting ranks are not known to be all: one that is not in these files may be missing."""
+    """Return the next step if a rank that is not in these files may be the missing one; None if all ranks wait."""
     if book.world_size is not None and len(waiting) >= book.world_size:
         return None
     return "Read the end of the other ranks' logs: the rank that came to this call late, or never, says why."

@@ -64,7 +64,7 @@ def end_of_job(row: dict[str, str], line: int) -> dict[str, Any] | None:
     nodes = row.get("NodeList", "")
     is_host = kind not in ("process_terminated", "finished") and re.fullmatch(r"[\w.-]+", nodes)
     return {
-        "kind": kind, "line": line, "message": text[:400], "wall_ns": _wall_ns(row.get("End")),
+        "kind": kind, "line": line, "message": text[:400], "wall_ns": wall_ns_of(row.get("End")),
         "fields": {**fields, **({"host": nodes} if is_host else {}), "job": _job(row)},
     }  # fmt: skip
 
@@ -113,7 +113,7 @@ def _job(row: dict[str, str]) -> str:
     return _number(row).split(".")[0]
 
 
-def _wall_ns(text: str | None) -> int | None:
+def wall_ns_of(text: str | None) -> int | None:
     try:
         return int(datetime.fromisoformat(text or "").replace(tzinfo=UTC).timestamp() * 1e9)
     except ValueError:

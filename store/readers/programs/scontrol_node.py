@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from store.readers.programs.rows import ProgramRows
-from store.readers.programs.sacct import HEADER_LINES, _wall_ns
+from store.readers.programs.sacct import HEADER_LINES, wall_ns_of
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
@@ -52,7 +52,7 @@ def read(path: Path) -> ProgramRows:
         since = _SINCE.search(reason)
         found.log_events.append(
             {
-                "kind": kind, "line": number, "wall_ns": _wall_ns(since[1]) if since else None,
+                "kind": kind, "line": number, "wall_ns": wall_ns_of(since[1]) if since else None,
                 "message": f"NodeName={node['NodeName']} State={state}" + (f" Reason={reason}" if reason else ""),
                 "host": node["NodeName"], "fields": {"host": node["NodeName"], "reason": reason[:200]},
             }
