@@ -9,7 +9,7 @@ the excess, and took nothing like it before, that dates it.
    the rank waited for a core more than its peers is taken off, where that is known: other jobs delay a rank for many
    steps before it computes more, or sleeps. Then a rank that is slow everywhere is dated by all of its computing.
 2. The onset is where the sum of (excess - level / 2) from there on is largest, as in `persistence`; each observation
-   counts for one level at most.
+   counts for one level at most, and for nothing where the rank or all of its peers were not measured.
 3. It stands only where the excess before was calm: its noise and its usual value are below the level by
    `onset_sigmas`.
 
@@ -50,8 +50,10 @@ def with_place_onset(
     segment = slow.segments[0]
     rows = np.flatnonzero(np.isin(timings.ranks, peers))
     of_place = timings.compute if is_everywhere else timings.own[place]
-    values = complete(of_place[rows][:, : segment.end])
+    values = of_place[rows][:, : segment.end]
     own = int(np.flatnonzero(timings.ranks[rows] == slow.rank)[0])
+    is_compared = ~np.isnan(values[own]) & ~np.isnan(np.delete(values, own, axis=0)).all(axis=0)
+    values = complete(values)
     excess = values[own] - others_median(values)[own]
     reach = SHARED.min_steps
     if core_waits is not None:
@@ -60,7 +62,7 @@ def with_place_onset(
         waited = np.maximum(0.0, waits[own] - others_median(waits)[own])
         excess -= np.minimum(waited, np.maximum(0.0, excess))
     level = float(np.median(excess[segment.begin :]))
-    votes = np.clip(excess, 0.0, level) - level / 2
+    votes = np.where(is_compared, np.clip(excess, 0.0, level) - level / 2, 0.0)
     latest = min(segment.begin + reach, segment.end - _LEAST)
     begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
     before = excess[:begin]

@@ -71,3 +71,14 @@ def test_of_two_ranks_one_that_sleeps_in_every_step_does_not_pause_now_and_then(
     assert (slow.rank, slow.place(), slow.paused_ratio) == (1, "before_forward", 0)
     dated = with_place_onset(timings, slow, [0, 1])
     assert (dated.first_step, dated.ongoing, len(dated.segments)) == (60, True, 1)
+
+
+@pytest.mark.parametrize("unmeasured", ["own", "peers"])
+def test_a_step_that_was_not_measured_is_no_evidence_against_an_earlier_onset(unmeasured: str) -> None:
+    """On GPUs with short steps each rank stamps one in N, not always the same ones."""
+    timings = simulate(1, ranks=2, steps=60)
+    timings.own["optimizer"][1, 30:] += 40.0
+    (slow,) = found(timings)
+    late = replace(slow, segments=(replace(slow.segments[0], begin=33),), first_step=34)
+    timings.own["optimizer"][1 if unmeasured == "own" else 0, 31:33] = np.nan
+    assert with_place_onset(timings, late, [0, 1]).first_step == 31
