@@ -7,7 +7,8 @@ Each step is replayed over the dependencies of its operations (`whatif.simulate`
 
 1. Computation runs in its recorded order. A forward or backward pass waits for its receive; its send waits for it.
 2. A send and its receive end together: after both have begun and the transfer is over. Operations between data-parallel
-   ranks of a stage begin when the last rank has arrived; the first and the last stage exchange embedding gradients.
+   ranks of a stage begin when the last rank has arrived; the first and the last stage exchange embedding gradients;
+   clipping needs the norm of all ranks' gradients.
 3. Reductions that begin before the last pass ends overlap with it, after the last backward pass of their chunk.
 
 Balanced means, as in the paper: every computation at the mean of its type over data-parallel ranks, stages and steps,
@@ -40,7 +41,8 @@ PASSES = ("forward-compute", "backward-compute")
 MESSAGES = ("forward-recv", "forward-send", "backward-recv", "backward-send")
 SYNCS = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce", "grads-sync", "params-sync")
 ENDS = "embedding-grads-all-reduce"
-MEDIANS = (*MESSAGES, *SYNCS, ENDS, "layernorm-grads-all-reduce", "optimizer-clip-main-grad")
+NORM = "optimizer-clip-main-grad"
+MEDIANS = (*MESSAGES, *SYNCS, ENDS, NORM, "layernorm-grads-all-reduce")
 _GATHERS = ("params-all-gather", "params-sync")
 _REDUCES = ("grads-reduce-scatter", "grads-sync")
 Key = tuple[object, ...]
@@ -280,9 +282,9 @@ class _Worker:
         made, (lane, stage) = self._made, self._worker
         if name in MESSAGES:
             return made.messages[row]
-        if name not in SYNCS and name != ENDS:
+        if name not in (*SYNCS, ENDS, NORM):
             return None
         count = self._seen[name] = self._seen.get(name, -1) + 1
-        call = made.call((name, lane if name == ENDS else stage, count))
+        call = made.call((name, 0 if name == NORM else lane if name == ENDS else stage, count))
         made.rows_of_call[call].append(row)
         return call

@@ -22,7 +22,14 @@ Cost = Callable[[int, int, int], float]
 
 
 def gpipe(
-    dp: int, stages: int, microbatches: int, cost: Cost, *, link_s: float = 0.0, sync_s: float = 0.0
+    dp: int,
+    stages: int,
+    microbatches: int,
+    cost: Cost,
+    *,
+    link_s: float = 0.0,
+    sync_s: float = 0.0,
+    norm_s: float = 0.0,
 ) -> list[Row]:
     """One step of all forward passes and then all backward passes. A message begins when both sides have posted it."""
     rows: list[Row] = []
@@ -53,6 +60,10 @@ def gpipe(
                 begin = ends[lane, stage]
                 took = ends[:, stage].max() + sync_s - begin
                 rows.append((lane, stage, 0, "grads-reduce-scatter", begin, took, -1))
+    if norm_s:
+        last = ends.max() + norm_s
+        for (lane, stage), begin in np.ndenumerate(ends):
+            rows.append((lane, stage, 0, "optimizer-clip-main-grad", begin, last - begin, -1))
     return rows
 
 
@@ -109,6 +120,14 @@ def test_a_last_stage_that_is_too_large(tmp_path: Path, link_s: float) -> None:
     assert found.slowdown == pytest.approx(ran / ideal, rel=0.01)
     assert found.last_stage_ratio == pytest.approx((ran - without) / (ran - ideal), rel=0.01)
     assert (found.last_stage_ratio or 0.0) > 1  # as the paper says of such jobs
+
+
+def test_waiting_for_the_norm_of_all_gradients_is_no_work(tmp_path: Path) -> None:
+    dp, micros, norm = 4, 8, 0.5
+    found = judged(tmp_path, gpipe(dp, 1, micros, lambda lane, stage, micro: 1.6 if lane == 2 else 1.0, norm_s=norm))
+    ran, ideal = micros * 3 * 1.6 + norm, micros * 3 * (3 * 1.0 + 1.6) / 4 + norm
+    assert found.slowdown == pytest.approx(ran / ideal, rel=0.01)
+    assert found.error_ratio < 0.01
 
 
 def test_one_slow_worker_of_a_pipeline(tmp_path: Path) -> None:
