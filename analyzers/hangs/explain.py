@@ -20,7 +20,8 @@ def _why_hang(finding: Finding) -> str:
     caller = f" at {of['caller']}" if of.get("caller") else ""
     if not waiting:
         return f"{sentence(f'no rank made progress{call}{caller}{silent}')} {_limit(finding)}".strip()
-    calls = of.get("waiting_calls") or {}
+    listed = of.get("waiting_calls") or {}  # those of ranks that turned out to be culprits, too
+    calls = {text: kept for text, ranks in listed.items() if (kept := set(ranks) & set(waiting))}
     text = next(iter(calls), "")
     num_here, elsewhere = len(waiting), ""
     if text:  # more than the first ranks of a call are not listed: the others are those of other calls

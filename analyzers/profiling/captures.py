@@ -29,7 +29,7 @@ MAX_CAPTURES = 1000
 MAX_SHOWN = 3
 Key = tuple[str, str, bool]
 
-_PARTS = {"step": "step", "compute": "compute", "exposed": "exposed communication", "idle": "idle"}
+_PARTS = {"step": "step", "compute": "compute", "exposed": "exposed communication", "copies": "copies", "idle": "idle"}
 
 
 def captures(log: EventLog) -> list[dict[str, Any]]:

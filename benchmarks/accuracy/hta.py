@@ -3,14 +3,17 @@
     python -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python                # traces made here, a shape a row
     python -m benchmarks.accuracy.hta --python /tmp/hta/bin/python traces/*.json  # your own
+    python -m benchmarks.accuracy.hta --reports TraceLens/tests/traces            # TraceLens' published reports
 
 HolisticTraceAnalysis (HTA) runs in an interpreter of its own, so that neither needs the other's libraries. Its numbers
 are shares of the time from the first to the last kernel, ours of the steps' windows: the steps here follow each other
-without a gap, as those of a training loop do. Exit code 1 if a share differs by more than a point.
+without a gap, as those of a training loop do. TraceLens publishes traces with the report of each (`gpu_timeline.csv`);
+its shares are of the same time, or of a step. Exit code 1 if a share differs by more than a point.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import subprocess
@@ -24,7 +27,7 @@ from benchmarks.harness import argument_parser, markdown_head, markdown_row
 from store.readers.traces.kineto import read_trace
 from store.readers.traces.rank_traces import breakdown
 
-PARTS = ("compute", "communication", "exposed", "idle")
+PARTS = ("compute", "communication", "exposed", "copies", "idle")
 MAX_POINTS = 1.0
 STEPS = 20
 SHAPES = ("plain", "no device marks", "gzip", "copies", "many streams", "mostly idle", "ROCm", "events after metadata")
@@ -42,7 +45,7 @@ pick = lambda *words: sum(v for k, v in share.items() if all(w in k for w in wor
 print(json.dumps({
     "compute": pick("COMPUTATION"), "communication": pick("COMMUNICATION"),
     "exposed": share.get("COMMUNICATION", 0.0) + share.get("COMMUNICATION overlapping MEMORY", 0.0),
-    "idle": float(times["idle_time(us)"]) / total, "memory": share.get("MEMORY", 0.0),
+    "idle": float(times["idle_time(us)"]) / total, "copies": share.get("MEMORY", 0.0),
 }))
 """
 
@@ -50,17 +53,23 @@ print(json.dumps({
 def main() -> int:
     """Print a table; exit 1 beyond a point of difference."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--python", required=True, help="interpreter that has HolisticTraceAnalysis")
+    other = parser.add_mutually_exclusive_group(required=True)
+    other.add_argument("--python", help="interpreter that has HolisticTraceAnalysis")
+    other.add_argument("--reports", type=Path, help="folder of traces with TraceLens' reports")
     parser.add_argument("traces", nargs="*", type=Path, help="traces of yours instead of those made here")
     options = parser.parse_args()
-    print(markdown_head("trace", *(f"{part}: ours, HTA" for part in PARTS), "largest difference, points"))
+    theirs_by = "HTA" if options.python else "TraceLens"
+    print(markdown_head("trace", *(f"{part}: ours, {theirs_by}" for part in PARTS), "largest difference, points"))
     worst = 0.0
     with TemporaryDirectory(prefix="rankscope-hta-") as folder:
         files = [(path.name, path) for path in options.traces] or [
             (shape, made(Path(folder), shape, seed)) for seed, shape in enumerate(SHAPES)
         ]
+        if options.reports:
+            files = [(str(path.relative_to(options.reports)), path) for path in reported(options.reports)]
         for name, path in files:
-            ours, theirs = ours_of(path), theirs_of(path, options.python)
+            ours = ours_of(path)
+            theirs = theirs_of(path, options.python) if options.python else report_of(path)
             apart = 100 * max(abs(ours[part] - theirs[part]) for part in PARTS)
             worst = max(worst, apart)
             cells = [f"{100 * ours[part]:.1f} %, {100 * theirs[part]:.1f} %" for part in PARTS]
@@ -76,14 +85,38 @@ def ours_of(path: Path) -> dict[str, float]:
 
 
 def theirs_of(path: Path, python: str) -> dict[str, float]:
-    """HTA's shares of the kernels' time; copies that nothing overlaps count as compute, as they do here."""
+    """HTA's shares of the time from the first to the last kernel."""
     done = subprocess.run([python, "-c", HTA, str(path)], capture_output=True, text=True, timeout=600)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise SystemExit(f"HTA cannot read {path}: {done.stderr.strip().splitlines()[-1:]}")
     found: dict[str, float] = json.loads(lines[-1])
-    found["compute"] += found.pop("memory")
     return found
+
+
+def reported(folder: Path) -> list[Path]:
+    """Traces with a report of TraceLens next to them."""
+    return sorted(path for path in folder.rglob("*.json.gz") if any(place.exists() for place in _reports(path)))
+
+
+def _reports(trace: Path) -> tuple[Path, ...]:
+    name = trace.name.removesuffix(".json.gz")
+    return tuple(
+        trace.parent / place / "gpu_timeline.csv"
+        for place in (f"{name}_perf_report_csvs", "perf_report_csvs", "perf_csvs")
+    )
+
+
+def report_of(trace: Path) -> dict[str, float]:
+    """TraceLens' published shares of a trace."""
+    report = next(place for place in _reports(trace) if place.exists())
+    with report.open(newline="") as lines:
+        share = {row["type"]: float(row["percent"]) / 100 for row in csv.DictReader(lines)}
+    idle = sum(value for kind, value in share.items() if kind.endswith("idle_time"))
+    return {
+        "compute": share["computation_time"], "communication": share["total_comm_time"],
+        "exposed": share["exposed_comm_time"], "copies": share["exposed_memcpy_time"], "idle": idle,
+    }  # fmt: skip
 
 
 def made(folder: Path, shape: str, seed: int) -> Path:

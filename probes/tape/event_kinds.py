@@ -297,7 +297,7 @@ PROFILE_CAPTURED = _kind(
 PROFILE_SUMMARY = _kind(
     "profile_summary",
     _int("capture_rank"), _text("path"), _int("first_step"), _int("last_step"), _int("request"), _REASON,
-    _json("parts_ms", "mean of a step: step, compute, communication, exposed, idle, data"),
+    _json("parts_ms", "mean of a step: step, compute, communication, exposed, copies, idle, data"),
     _json("operators", "by self time: name, phase, device, self_ms a step, calls a step"),
     _text("problem", "why the trace was not read, or not wholly"),
     by="watch, once a trace", meaning="What a trace shows.",

@@ -18,6 +18,7 @@ _COLUMNS = {
     "compute_ms": "compute",
     "communication_ms": "communication",
     "exposed_ms": "exposed",
+    "copies_ms": "copies",
     "idle_ms": "idle",
     "data_ms": "data",
 }

@@ -49,7 +49,7 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
     with MemoryStore() as no_records:  # a trace has no calls, stacks or readings as further evidence
         findings, _ = slow_ranks(no_records, timings, policy)
         if not findings and all(trace.device != "cpu" for trace, _ in ranks):
-            on_device = _timings(ranks, is_compute_only=True)
+            on_device = _timings(ranks, is_device_only=True)
             findings, _ = slow_ranks(no_records, on_device, replace(policy, burst_step_s=0.0))
     if len(ranks) > 1:
         findings += _exposed(timings)
@@ -97,8 +97,8 @@ def _absent(ranks: Sequence[Steps]) -> list[int]:
     return [rank for rank in range(min(world_size, 1_000_000)) if rank not in there]
 
 
-def _timings(ranks: Sequence[Steps], *, is_compute_only: bool = False) -> Timings:
-    """The steps that all ranks have, as `Timings` for the straggler analyzer: all own work, or the kernels' only."""
+def _timings(ranks: Sequence[Steps], *, is_device_only: bool = False) -> Timings:
+    """The steps that all ranks have, as `Timings` for the straggler analyzer: all own work, or the device's only."""
     common = _common(ranks)
     rows: dict[str, list[Any]] = {part: [] for part in PARTS}
     for trace, parts in ranks:
@@ -108,7 +108,7 @@ def _timings(ranks: Sequence[Steps], *, is_compute_only: bool = False) -> Timing
     matrix: dict[str, Matrix] = {part: np.array(values, dtype=np.float32) for part, values in rows.items()}
     # The rest of the step after data and waiting: operators, kernels and the host's time between them.
     work = np.maximum(matrix["step"] - matrix["exposed"] - matrix["data"], 0.0)
-    work = matrix["compute"] if is_compute_only else work
+    work = matrix["compute"] + matrix["copies"] if is_device_only else work
     stages = np.array([trace.stage for trace, _ in ranks])
     return Timings(
         attempt=0,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from store.readers.traces.intervals import NONE
 from store.readers.traces.kineto import MAX_STEPS, RankTrace
 from store.readers.untrusted.external_files import DOCUMENT_BYTES, NO_RANK, SourceError, head, read_whole
 
@@ -74,7 +75,7 @@ def _laid_out(path: Path, rank: int, steps: np.ndarray, parts: np.ndarray, damag
         rank=rank, path=path, world_size=None, stage=0, device="npu", marked=True, steps=steps.astype(np.int64),
         begin_us=begin, end_us=end, compute=(begin, begin + compute),
         communication=(begin + compute - np.minimum(hidden, compute), begin + compute + exposed),
-        data=(np.zeros(0), np.zeros(0)), num_events=len(steps), damaged_events=damaged,
+        copies=NONE, data=NONE, num_events=len(steps), damaged_events=damaged,
     )  # fmt: skip
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from store.arrays import Floats
 
-__all__ = ["Spans", "intersection", "length", "overlap", "union"]
+__all__ = ["NONE", "Spans", "intersection", "length", "overlap", "union"]
 
 Spans = tuple[Floats, Floats]
 """Begins and ends, sorted, disjoint."""
+NONE: Spans = (np.zeros(0), np.zeros(0))
 
 
 def union(begin: Floats, end: Floats) -> Spans:

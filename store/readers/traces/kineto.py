@@ -4,8 +4,8 @@
     trace.steps, trace.begin_us, trace.end_us      # ProfilerStep#: number, window
     trace.compute, trace.communication             # disjoint intervals, microseconds
 
-* With device events, compute is every kernel and copy that is not NCCL's, communication NCCL's kernels, and the windows
-  are those of the device where the trace has them (the host runs ahead of it).
+* With device events, compute is every kernel that is not NCCL's, communication NCCL's kernels, copies are the device's
+  (memset, too); the windows are those of the device where the trace has them (the host runs ahead of it).
 * Without (CPU, gloo), compute is every operator but those that issue communication, and communication the backend's
   spans (`gloo:all_reduce`), which run on their own threads.
 * Events are read one at a time; nothing but two numbers an event of interest is kept.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from store.arrays import Floats, Ints
-from store.readers.traces.intervals import Spans
+from store.readers.traces.intervals import NONE, Spans
 from store.readers.traces.step_windows import CollectedSpans, step_windows
 from store.readers.traces.trace_devices import device_of, is_communication
 from store.readers.untrusted.external_files import NO_RANK, SourceError, rank_of_name, unpacked
@@ -76,6 +76,7 @@ class RankTrace:
     end_us: Floats
     compute: Spans
     communication: Spans
+    copies: Spans
     data: Spans
     num_events: int
     damaged_events: int
@@ -134,8 +135,9 @@ def read_trace(path: Path, *, is_only: bool = False, each: Callable[[Any], None]
         steps=steps,
         begin_us=begin,
         end_us=end,
-        compute=collected.spans("kernel", "copy") if on_device else collected.spans("operator"),
-        communication=collected.spans("nccl_kernel") if on_device else collected.spans("backend"),
+        compute=collected.spans("kernel" if on_device else "operator"),
+        communication=collected.spans("nccl_kernel" if on_device else "backend"),
+        copies=collected.spans("copy") if on_device else NONE,
         data=collected.spans("data"),
         num_events=collected.num_events,
         damaged_events=collected.damaged,

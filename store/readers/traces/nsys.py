@@ -22,7 +22,7 @@ import numpy as np
 
 from probes.tape.files.safe_open import file_problem
 from store.arrays import Floats
-from store.readers.traces.intervals import Spans, union
+from store.readers.traces.intervals import NONE, Spans, union
 from store.readers.traces.kineto import MAX_STEPS, RankTrace
 from store.readers.traces.trace_devices import is_communication
 from store.readers.untrusted.external_files import NO_RANK, SourceError, head, rank_of_name
@@ -116,18 +116,20 @@ def _read(connection: sqlite3.Connection, path: Path, rank: int) -> RankTrace:
     }  # fmt: skip
     rows = connection.execute(f"SELECT start, end, shortName FROM CUPTI_ACTIVITY_KIND_KERNEL LIMIT {MAX_ROWS}")
     compute, communication = _kernels(rows, names)
-    for table in _COPY_TABLES:
-        if table in tables:
-            copies = _copies(connection.execute(f"SELECT start, end FROM {table} LIMIT {MAX_ROWS}"))
-            compute = union(np.concatenate([compute[0], copies[0]]), np.concatenate([compute[1], copies[1]]))
+    copied = [
+        _copies(connection.execute(f"SELECT start, end FROM {table} LIMIT {MAX_ROWS}"))
+        for table in _COPY_TABLES
+        if table in tables
+    ]
+    copies = union(*(np.concatenate([np.zeros(0), *ends]) for ends in zip(*copied, strict=True))) if copied else NONE
     steps = _steps(connection) if "NVTX_EVENTS" in tables else {}
     if not len(compute[0]) and not len(communication[0]):
         raise SourceError("holds no kernels")
-    begin, end = _windows(steps, compute, communication)
+    begin, end = _windows(steps, compute, communication, copies)
     return RankTrace(
         rank=rank, path=path, world_size=None, stage=0, device="cuda", marked=bool(steps),
         steps=np.array(sorted(steps) or [0], dtype=np.int64), begin_us=begin, end_us=end, compute=compute,
-        communication=communication, data=(np.zeros(0), np.zeros(0)),
+        communication=communication, copies=copies, data=NONE,
         num_events=len(compute[0]) + len(communication[0]), damaged_events=0,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
     for trace, parts in read_rank_traces(survey(folder)):
         trace.rank, parts["step"], parts["exposed"]      # milliseconds, one value a step
 
-Compute, communication, their overlap, communication that nothing hides (exposed), and idle (neither).
+A step is compute, communication that no compute hides (exposed), copies that neither hides, and idle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from store.readers.untrusted.external_files import NO_RANK, SourceError, Survey,
 
 __all__ = ["PARTS", "Steps", "breakdown", "read_rank_traces"]
 
-PARTS = ("step", "compute", "communication", "exposed", "idle", "data")
+PARTS = ("step", "compute", "communication", "exposed", "copies", "idle", "data")
 Steps = tuple[RankTrace, dict[str, Floats]]
 
 
@@ -76,16 +76,19 @@ def _joined(a: Steps, b: Steps) -> Steps:
 
 
 def breakdown(trace: RankTrace) -> dict[str, Floats]:
-    """Milliseconds of each step: step, compute, communication, exposed, idle, data."""
-    busy = union(*(np.concatenate(pair) for pair in zip(trace.compute, trace.communication, strict=True)))
+    """Milliseconds of each step: step, compute, communication, exposed, copies, idle, data."""
+    kernels = union(*(np.concatenate(pair) for pair in zip(trace.compute, trace.communication, strict=True)))
+    busy = union(*(np.concatenate(pair) for pair in zip(kernels, trace.copies, strict=True)))
     hidden = intersection(trace.communication, trace.compute)
     windows = (trace.begin_us, trace.end_us)
     step = trace.end_us - trace.begin_us
     communication = overlap(trace.communication, *windows)
     exposed = communication - overlap(hidden, *windows)
-    idle = step - overlap(busy, *windows)
+    in_use = overlap(busy, *windows)
+    copies = in_use - overlap(kernels, *windows)
     data = overlap(trace.data, *windows)
     if trace.device != "cpu":  # loading costs the device only where it idles for it
         data = data - overlap(intersection(trace.data, busy), *windows)
-    parts = dict(zip(PARTS, (step, overlap(trace.compute, *windows), communication, exposed, idle, data), strict=True))
+    compute = overlap(trace.compute, *windows)
+    parts = dict(zip(PARTS, (step, compute, communication, exposed, copies, step - in_use, data), strict=True))
     return {part: np.maximum(values, 0.0) / 1e3 for part, values in parts.items()}

@@ -48,6 +48,51 @@ def test_the_devices_own_marks_are_taken_where_the_host_runs_ahead(tmp_path: Pat
     assert parts["exposed"] == pytest.approx(TRANSFER_MS, rel=1e-6)
 
 
+def test_copies_that_nothing_hides_are_no_compute(tmp_path: Path) -> None:
+    made = trace(0, steps=20, device_marks=True, launch_ahead_ms=0.0)
+    kernels = [event for event in made["traceEvents"] if event.get("cat") == "kernel" and "nccl" not in event["name"]]
+    for number, kernel in enumerate(kernels):  # the first half of each kernel's time becomes a copy
+        half = kernel["dur"] / 2
+        copy = {
+            **kernel,
+            "cat": "gpu_memcpy",
+            "name": "Memcpy HtoD",
+            "dur": half,
+            "args": {"correlation": 10**6 + number},
+        }
+        made["traceEvents"].append(copy)
+        kernel["ts"], kernel["dur"] = kernel["ts"] + half, half
+    write(tmp_path, made, "rank0")
+    parts = breakdown(read_trace(tmp_path / "rank0.pt.trace.json"))
+    whole = parts["compute"] + parts["exposed"] + parts["copies"] + parts["idle"]
+    assert parts["step"] == pytest.approx(whole, rel=1e-9)
+    assert parts["compute"] == pytest.approx(15.0, rel=0.02)
+    assert parts["copies"] == pytest.approx(15.0, rel=0.02)
+    assert parts["idle"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_rank_with_slow_copies_is_still_slow(tmp_path: Path) -> None:
+    for rank in range(4):
+        made = trace(rank, world_size=4, steps=20, compute_ms=slow)
+        for event in made["traceEvents"]:
+            if event.get("cat") == "kernel" and "nccl" not in event["name"]:
+                event["cat"] = "gpu_memcpy"
+        made["traceEvents"].append(
+            {
+                "ph": "X",
+                "cat": "kernel",
+                "name": "gemm",
+                "pid": 0,
+                "tid": 7,
+                "ts": made["traceEvents"][-1]["ts"],
+                "dur": 1,
+            }
+        )
+        write(tmp_path, made, f"host_{rank}")
+    (found,) = diagnose_files([tmp_path]).fired
+    assert (found.kind, found.ranks) == ("straggler", (3,))
+
+
 def test_a_straggler_among_traces(tmp_path: Path) -> None:
     diagnosis = traces(tmp_path, steps=20, compute_ms=slow)
     (found,) = diagnosis.fired
