@@ -66,6 +66,8 @@ class Counts:
     """From the device to the host, or back."""
     events: int = 0
     """Recorded on a stream."""
+    stamps: int = 0
+    """Those of them that have a time."""
     collectives: int = 0
     syncs: int = 0
     """Waits of the host for the device: synchronisations, and copies that block."""
@@ -76,7 +78,7 @@ class Counts:
 
     def clear(self) -> None:
         self.operators.clear()
-        self.copies = self.events = self.collectives = self.syncs = 0
+        self.copies = self.events = self.stamps = self.collectives = self.syncs = 0
 
 
 @contextmanager

@@ -87,10 +87,12 @@ def played_streams(counts: Counts) -> tuple[type, type]:
     """Classes for `torch.cuda.Event` and `torch.cuda.Stream` that count."""
 
     class PlayedEvent:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+            self._is_stamp = enable_timing
 
         def record(self, *_: Any) -> None:
             counts.events += 1
+            counts.stamps += self._is_stamp
 
         def query(self) -> bool:
             return True

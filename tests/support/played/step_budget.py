@@ -1,11 +1,13 @@
 """Cost of attaching in a step on many GPUs, counted on a played device and a fake process group.
 
-    python -m tests.support.played.step_budget                  # DDP, FSDP2, FSDP2 x TP, 1F1B; 64 and 512 ranks
-    python -m tests.support.played.step_budget --json budget.json
+    python -m tests.support.played.step_budget                  # DDP, FSDP2, FSDP2 x TP, 1F1B; 2, 64 and 512 ranks
+    python -m tests.support.played.step_budget --host-steps 100 --json budget.json
 
 Each row is a step of rank 0 after five others, with `rankscope.attach` and without: kernels, copies between device and
-host, events, waits of the host for the device, collectives. Nothing is computed (`tests.support.played.device`), so the
-numbers are of what is launched, not of time.
+host, events and those of them with a time (stamps), waits of the host for the device, collectives. Nothing is computed
+(`tests.support.played.device`), so these are numbers of what is launched. `--host-steps 100` adds the CPU time of the
+process in the quickest step of a small model on the CPU, over the same fake group: two calls of CUDA's runtime a stamp
+(some 1.5 us) come on top.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,10 +31,12 @@ from tests.support.played.device import Counts, load, played_device
 __all__ = ["LAYOUTS", "RANKS", "SINGLE", "Added", "added_by_attach"]
 
 LAYOUTS = ("ddp", "fsdp", "fsdp_tp", "1f1b")
-RANKS = (64, 512)
+RANKS = (2, 64, 512)
 SINGLE = "single"
 """One rank, without a group: its phases are timed by events."""
 DIM, BLOCKS, BATCH, STAGES, TENSOR_RANKS, MICROBATCHES = 256, 4, 8, 8, 8, 8
+HOST_DIM = 32
+"""Width of the model whose steps are timed: small, so that little but the host's work is in them."""
 WARM_UP_STEPS = 5
 
 
@@ -44,6 +49,7 @@ class Added:
     kernels: int
     copies: int
     events: int
+    stamps: int
     syncs: int
     collectives: int
     operators: dict[str, int]
@@ -73,6 +79,7 @@ def _added(layout: str, ranks: int, mesh: Any, counts: Counts, folder: Path) -> 
         kernels=ours.kernels - bare.kernels,
         copies=ours.copies - bare.copies,
         events=ours.events - bare.events,
+        stamps=ours.stamps - bare.stamps,
         syncs=ours.syncs - bare.syncs,
         collectives=ours.collectives - bare.collectives,
         operators={name: count for name, count in more.items() if count},
@@ -85,6 +92,31 @@ def _counted(step: Callable[[], None], counts: Counts) -> Counts:
     counts.clear()
     step()
     return replace(counts, operators=counts.operators.copy())
+
+
+def host_us(layout: str, ranks: int, folder: Path, num_steps: int) -> float:
+    """CPU time that attaching adds to a step of a small model on the CPU, microseconds; stamps are not in it."""
+    import rankscope
+
+    with _world(ranks):
+        model, optimizer, step = _training(layout, _mesh(layout, ranks, "cpu"), torch_device="cpu", dim=HOST_DIM)
+        bare = _quickest_us(step, num_steps)
+        attached = rankscope.attach(model, optimizer, run_dir=folder / f"host-{layout}-{ranks}", watch=False)
+        ours = _quickest_us(step, num_steps)
+        attached.detach()
+        return ours - min(bare, _quickest_us(step, num_steps))
+
+
+def _quickest_us(step: Callable[[], None], num_steps: int) -> float:
+    """CPU time of the process in the quickest of the steps, after others."""
+    for _ in range(WARM_UP_STEPS):
+        step()
+    took = []
+    for _ in range(num_steps):
+        began_ns = time.process_time_ns()
+        step()
+        took.append(time.process_time_ns() - began_ns)
+    return min(took) / 1e3
 
 
 @contextmanager
@@ -100,18 +132,20 @@ def _world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _training(layout: str, mesh: Any) -> tuple[Any, Any, Callable[[], None]]:
+def _training(
+    layout: str, mesh: Any, torch_device: str = "cuda:0", dim: int = DIM
+) -> tuple[Any, Any, Callable[[], None]]:
     """Model, optimizer and step of a layout, as a script of the user's would have them."""
     import torch
     from torch import nn
 
-    with torch.device("cuda:0"):
-        blocks = nn.Sequential(*[_block() for _ in range(BLOCKS)])
-    data = torch.empty(BATCH, DIM, device="cuda:0")
+    with torch.device(torch_device):
+        blocks = nn.Sequential(*[_block(dim) for _ in range(BLOCKS)])
+    data = torch.ones(BATCH, dim, device=torch_device)
     model = _PARALLEL[layout](blocks, mesh)
     optimizer = torch.optim.AdamW(blocks.parameters(), lr=1e-3, foreach=True)
     if layout == "1f1b":
-        run = partial(_schedule(blocks, mesh).step, data)
+        run = partial(_schedule(blocks, mesh, data).step, data)
     else:
 
         def run() -> None:
@@ -127,23 +161,25 @@ def _training(layout: str, mesh: Any) -> tuple[Any, Any, Callable[[], None]]:
     return model, optimizer, step
 
 
-def _block() -> Any:
+def _block(dim: int) -> Any:
     from torch import nn
 
-    return nn.Sequential(OrderedDict(up=nn.Linear(DIM, 4 * DIM), act=nn.ReLU(), down=nn.Linear(4 * DIM, DIM)))
+    return nn.Sequential(OrderedDict(up=nn.Linear(dim, 4 * dim), act=nn.ReLU(), down=nn.Linear(4 * dim, dim)))
 
 
-def _mesh(layout: str, ranks: int) -> Any:
+def _mesh(layout: str, ranks: int, device: str = "cuda") -> Any:
     """The meshes along the dimensions of a layout. Made outside of the played device: a mesh reads numbers."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if layout == "fsdp_tp":
-        mesh = init_device_mesh("cuda", (ranks // TENSOR_RANKS, TENSOR_RANKS), mesh_dim_names=("dp_shard", "tp"))
+        tensor_ranks = min(TENSOR_RANKS, ranks)
+        mesh = init_device_mesh(device, (ranks // tensor_ranks, tensor_ranks), mesh_dim_names=("dp_shard", "tp"))
         return mesh["dp_shard"], mesh["tp"]
     if layout == "1f1b":
-        mesh = init_device_mesh("cuda", (STAGES, ranks // STAGES), mesh_dim_names=("pp", "dp"))
+        stages = min(STAGES, ranks)
+        mesh = init_device_mesh(device, (stages, ranks // stages), mesh_dim_names=("pp", "dp"))
         return (mesh["pp"],)
-    return (init_device_mesh("cuda", (ranks,)),)
+    return (init_device_mesh(device, (ranks,)),)
 
 
 def _ddp(blocks: Any, mesh: Any) -> Any:
@@ -157,7 +193,8 @@ def _ddp(blocks: Any, mesh: Any) -> Any:
         done.set_result(bucket.buffer())
         return done
 
-    model = torch.nn.parallel.DistributedDataParallel(blocks, device_ids=[0], init_sync=False)
+    device_ids = None if next(blocks.parameters()).is_cpu else [0]
+    model = torch.nn.parallel.DistributedDataParallel(blocks, device_ids=device_ids, init_sync=False)
     reduce.__annotations__.clear()  # texts here, where torch looks for types
     model.register_comm_hook(None, reduce)
     model.reducer = _Reducer(model.reducer)
@@ -203,14 +240,14 @@ _PARALLEL: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _schedule(blocks: Any, mesh: Any) -> Any:
+def _schedule(blocks: Any, mesh: Any, data: Any) -> Any:
     import torch
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    piece = torch.empty(BATCH // MICROBATCHES, DIM, device="cuda:0")
+    piece = torch.empty_like(data[: BATCH // MICROBATCHES])
     grads = torch.empty_like(piece, requires_grad=True)
     stage = PipelineStage(
-        blocks, 0, STAGES, torch.device("cuda:0"), input_args=piece, output_args=grads, group=mesh[0].get_group()
+        blocks, 0, mesh[0].size(), data.device, input_args=piece, output_args=grads, group=mesh[0].get_group()
     )
     return Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda output, target: (output - target).square().mean())
 
@@ -220,19 +257,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.played.step_budget")
     parser.add_argument("--layout", action="append", choices=(SINGLE, *LAYOUTS), help="these only")
     parser.add_argument("--ranks", action="append", type=int, help="these only")
+    parser.add_argument("--host-steps", type=int, default=0, help="time the host in so many steps of each kind")
     parser.add_argument("--json", type=Path, help="write the table here")
     options = parser.parse_args(arguments)
     rows = []
-    print(f"{'layout':8} {'ranks':>5} {'kernels':>7} {'copies':>6} {'events':>6} {'syncs':>5} {'collectives':>11}")
+    print(
+        f"{'layout':8} {'ranks':>5} {'stamps':>6} {'events':>6} {'copies':>6} {'kernels':>7} {'syncs':>5} "
+        f"{'collectives':>11} {'host us':>7}"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         load(folder)
         for layout in options.layout or (SINGLE, *LAYOUTS):
             for ranks in (1,) if layout == SINGLE else options.ranks or RANKS:
                 row = added_by_attach(layout, ranks, folder)
-                rows.append(asdict(row))
-                counts = f"{row.kernels:7} {row.copies:6} {row.events:6} {row.syncs:5} {row.collectives:11}"
-                print(f"{layout:8} {ranks:5} {counts}  {row.operators or ''}")
+                us = host_us(layout, ranks, folder, options.host_steps) if options.host_steps else None
+                rows.append({**asdict(row), "host_us": us})
+                counts = f"{row.stamps:6} {row.events:6} {row.copies:6} {row.kernels:7} {row.syncs:5}"
+                print(
+                    f"{layout:8} {ranks:5} {counts} {row.collectives:11} {'' if us is None else f'{us:.0f}':>7}",
+                    flush=True,
+                )
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return 0
