@@ -29,6 +29,7 @@ def fired(name: str, into: Path, *delays: Delay, calls: bool = False) -> tuple[F
         (DDP, Delay(rank=0, ms=20, where="backward", since=31), "in backward, on its device"),
         (DDP, Delay(ms=15, where="optimizer", since=51), "in the optimizer, on its device"),
         (FSDP2, Delay(ms=200, since=61), "in forward, on its device"),
+        (FSDP2, Delay(rank=0, ms=80, where="optimizer", since=45), "in the optimizer, on its device"),
         (FSDP2, Delay(ms=5), "in forward, on its device"),
     ],
 )
