@@ -3,6 +3,7 @@
     python -m benchmarks.accuracy.whatif  # 4 ranks, DDP, slow_compute x 1.5, 4 pairs of blocks
     python -m benchmarks.accuracy.whatif --kind slow_data --layout fsdp --blocks 6
     python -m benchmarks.accuracy.whatif --quick
+    python -m benchmarks.accuracy.whatif --published StragglerAnalysis/data     # exit code 1 beyond 2 %
 
 One run: blocks of steps with the fault and blocks without it take turns in the same processes, so that what else the
 machine does meets both alike. From the records of each slow block alone `analyzers.whatif.what_if` says what a step
@@ -10,11 +11,15 @@ takes without the fault; the blocks before and after say what it really takes. T
 
 With more ranks than cores a rank that computes less leaves its core to the others, who then really become faster: that
 no replay can know. `slow_data` sleeps and takes nobody's core.
+
+ByteDance publishes the operations of three jobs (`trace-*.parquet`) with their slowdown S (`result-*.json`); here S
+comes from `analyzers.whatif.pipeline_jobs`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -27,14 +32,17 @@ from pathlib import Path
 import numpy as np
 
 from analyzers.account.timings import load_places
+from analyzers.whatif.pipeline_jobs import what_if_of_operations
 from analyzers.whatif.step_graph import load_graph
 from analyzers.whatif.what_if import without
 from benchmarks.accuracy.false_alarms import LAYOUTS
-from benchmarks.harness import argument_parser, write_json
+from benchmarks.harness import argument_parser, markdown_head, markdown_row, write_json
 from probes.tape.rundir import RunDir
 from store import Store
+from store.readers.operations import read_operations
 
 WARM_UP = 20
+MAX_PUBLISHED_RATIO = 0.02
 EDGE = 2
 """First steps of a block that are left out: the fault begins inside the first."""
 MODEL = ("model.dim=96", "model.num_layers=4", "model.num_heads=4", "data.seq_len=96", "train.global_batch_size=16")
@@ -126,6 +134,21 @@ def _mean_ms(store: Store, first: int, last: int) -> float:
     return float(took) / (last - first + 1)
 
 
+def compare_published(folder: Path) -> int:
+    """S of each published job, by both; 1 if one differs by more than `MAX_PUBLISHED_RATIO`."""
+    worst = 0.0
+    print(markdown_head("job", "S: ours", "published", "difference"))
+    for path in sorted(folder.glob("trace-*.parquet")):
+        ours = what_if_of_operations(read_operations(path)).slowdown
+        result = path.with_name(f"result-{path.stem.removeprefix('trace-')}.json")
+        theirs = float(json.loads(result.read_text(encoding="utf-8"))["blocking_slowdown"])
+        worst = max(worst, abs(ours / theirs - 1))
+        print(
+            markdown_row(path.stem, f"{ours:.3f}", f"{theirs:.3f}", f"{100 * (ours / theirs - 1):+.2f} %"), flush=True
+        )
+    return int(worst > MAX_PUBLISHED_RATIO)
+
+
 def print_table(blocks: Sequence[Block]) -> None:
     """Every block, then the mean with its interval."""
     print(f"{'from step':>9} {'with it':>9} {'predicted':>9} {'measured':>9} {'error':>8} {'drift':>8}  basis")
@@ -156,7 +179,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="steps in a block (40)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="2 blocks of 25 steps")
+    parser.add_argument("--published", type=Path, help="folder of published jobs with their slowdowns")
     options = parser.parse_args()
+    if options.published:
+        return compare_published(options.published)
     if options.quick:
         options.blocks, options.steps = 2, 25
     folder = Path(tempfile.mkdtemp(prefix="whatif-"))
