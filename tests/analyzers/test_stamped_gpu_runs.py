@@ -28,10 +28,11 @@ DRY_NS = 500_000
 
 @pytest.mark.parametrize("name", WET_POINTS)
 def test_exposed_communication_is_that_of_the_trace(name: str, tmp_path: Path) -> None:
+    """`pytest -s` prints the differences."""
     with Store.open(RunDir.open(copy_gpu_run(name, tmp_path))) as store:
         durations = {(rank, step): ns for rank, step, ns in store.rows("SELECT rank, step, duration_ns FROM steps")}
         parts = {(part.rank, part.step): part for part in stall_parts(store, 0)}
-        num_wet = 0
+        wet, dry = [], []
         for rank in (0, 1):
             for step, traced_ns in traced_exposed_ns(name, rank).items():
                 part = parts.get((rank, step))
@@ -40,11 +41,15 @@ def test_exposed_communication_is_that_of_the_trace(name: str, tmp_path: Path) -
                 ratio = 100 / durations[rank, step]
                 over = (traced_ns - part.exposed_ns) * ratio
                 if part.host_ns < DRY_NS:
-                    num_wet += 1
+                    wet.append(over)
                     assert -1 < over <= WET_POINTS[name], (part, traced_ns)
                 else:  # what was in flight meanwhile may have been exposed
+                    dry.append(over)
                     assert -1 < over <= DRY_POINTS + part.host_in_flight_ns * ratio, (part, traced_ns)
-        assert num_wet >= 2
+        for kind, overs in (("busy", wet), ("waiting for their hosts", dry)):
+            if overs:
+                print(f"{name}: {len(overs)} steps {kind}, {min(overs):+.2f} to {max(overs):+.2f} points of the trace")
+        assert len(wet) >= 2
 
 
 @pytest.mark.parametrize("name", WET_POINTS)

@@ -96,8 +96,11 @@ def _counted(step: Callable[[], None], counts: Counts) -> Counts:
 
 def host_us(layout: str, ranks: int, folder: Path, num_steps: int) -> float:
     """CPU time that attaching adds to a step of a small model on the CPU, microseconds; stamps are not in it."""
+    import torch
+
     import rankscope
 
+    torch.set_num_threads(1)  # idle threads of a pool spin
     with _world(ranks):
         model, optimizer, step = _training(layout, _mesh(layout, ranks, "cpu"), torch_device="cpu", dim=HOST_DIM)
         bare = _quickest_us(step, num_steps)
