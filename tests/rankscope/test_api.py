@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -221,6 +223,29 @@ def test_the_api_is_listed_and_its_hints_resolve() -> None:
         members = [one] if not isinstance(one, type) else [one, *(v for v in vars(one).values() if callable(v))]
         for member in members:
             get_type_hints(getattr(member, "fget", member))
+
+
+_ROW = re.compile(r"^\| `(\w+)`[^|]*\| (.*) \|$", re.MULTILINE)
+_TOLD = re.compile(r"`(\w+)[`(\[]")
+RETURNED = {
+    name: set(_TOLD.findall(cell))
+    for name, cell in _ROW.findall((ROOT / "docs" / "api.md").read_text(encoding="utf-8"))
+    if hasattr(api, name)
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_the_documented_names_are_those_of_the_class(name: str) -> None:
+    one, told = getattr(api, name), RETURNED[name]
+    fields = {field.name for field in dataclasses.fields(one)} if dataclasses.is_dataclass(one) else set()
+    assert told >= {field for field in fields if not field.startswith("_")}
+    if name in ("AccountByStep", "QueryResult"):  # their rows name classes of time and columns, too
+        return
+    hints = get_type_hints(one).values()
+    known = {*dir(one), *fields, *api.__all__}
+    for hint in [*hints, *(part for whole in hints for part in get_args(whole))]:
+        known |= {*dir(hint), *getattr(hint, "__annotations__", ())}
+    assert told <= known
 
 
 def test_figures_are_those_of_the_finding_s_page(run: Run) -> None:
