@@ -13,7 +13,7 @@ STEPS = 12
 
 
 def report(folder: Path, name: str, *, steps: bool = True) -> Path:
-    """60 ms of compute, 30 of communication of which 10 are hidden, 20 ms idle, in each step of 100 ms."""
+    """50 ms of compute, 30 of communication that hide a copy, another copy of 5, 15 ms idle, in a step of 100 ms."""
     path = folder / name
     with sqlite3.connect(path) as connection:
         connection.executescript(
@@ -26,9 +26,8 @@ def report(folder: Path, name: str, *, steps: bool = True) -> Path:
         for step in range(STEPS):
             at = 10**9 + 10**8 * step
             connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 1)", (at, at + 50_000_000))
-            connection.execute(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?)", (at + 50_000_000, at + 60_000_000)
-            )
+            for begin, end in ((at + 50_000_000, at + 60_000_000), (at + 85_000_000, at + 90_000_000)):
+                connection.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?)", (begin, end))
             connection.execute(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 2)", (at + 50_000_000, at + 80_000_000)
             )
@@ -43,8 +42,8 @@ def test_a_report_is_broken_down_by_its_steps(tmp_path: Path) -> None:
     diagnosis = diagnose_files([tmp_path])
     (row,) = diagnosis.run["trace"]["ranks"]
     assert row["steps"] == STEPS
-    found = [row[f"{part}_ms"] for part in ("step", "compute", "communication", "exposed", "idle")]
-    assert found == pytest.approx([100.0, 60.0, 30.0, 20.0, 20.0])
+    found = [row[f"{part}_ms"] for part in ("step", "compute", "communication", "exposed", "copies", "idle")]
+    assert found == pytest.approx([100.0, 50.0, 30.0, 30.0, 5.0, 15.0])
 
 
 def test_without_steps_the_report_is_one(tmp_path: Path) -> None:
