@@ -7,7 +7,7 @@ Each row is a step of rank 0 after five others, with `rankscope.attach` and with
 host, events and those of them with a time (stamps), waits of the host for the device, collectives. Nothing is computed
 (`tests.support.played.device`), so these are numbers of what is launched. `--host-steps 100` adds the CPU time of the
 process in the quickest step of a small model on the CPU, over the same fake group: two calls of CUDA's runtime a stamp
-(some 1.5 us) come on top.
+(some 1.5 us) come on top. 1F1B is not timed: without the played device a stage asks its neighbour for shapes.
 """
 
 from __future__ import annotations
@@ -274,7 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for layout in options.layout or (SINGLE, *LAYOUTS):
             for ranks in (1,) if layout == SINGLE else options.ranks or RANKS:
                 row = added_by_attach(layout, ranks, folder)
-                us = host_us(layout, ranks, folder, options.host_steps) if options.host_steps else None
+                is_timed = options.host_steps and layout != "1f1b"
+                us = host_us(layout, ranks, folder, options.host_steps) if is_timed else None
                 rows.append({**asdict(row), "host_us": us})
                 counts = f"{row.stamps:6} {row.events:6} {row.copies:6} {row.kernels:7} {row.syncs:5}"
                 print(
