@@ -18,13 +18,12 @@ evaluations; for these steps analyzers use the durations of calls (`analyzers.ac
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from .device.cpu_time import CoreTime
+from .device.gc_pauses import GcPauses
 from .device.memory import AllocatorRetries, memory_reader
 from .fail_open import record_error
 from .tape.format.schema import TABLES, UNSET
@@ -164,8 +163,8 @@ class StepClock:
         self._slot = -1
         self._number = 0
         self._deferred: dict[int, list[int]] = {}  # {step number: one slot per caller that keeps it open}
-        self._gc_ns = self._gc_start_ns = 0
-        gc.callbacks.append(self._on_gc)
+        self.gc = GcPauses()
+        self._gc_start_ns = 0
 
     def begin(self, number: int, *, wait_ns: int, start_ns: int = 0) -> None:
         """Begin step `number`, now or at `start_ns`; `wait_ns`: the rank's waiting so far."""
@@ -173,7 +172,7 @@ class StepClock:
         self.row = row = self._empty_row.copy()
         row[_STEP] = number
         self.in_phase = False
-        self._gc_ns = 0
+        self._gc_start_ns = self.gc.total_ns
         self._start_wait_ns = wait_ns
         self._core_time.begin()
         row[_START] = self._start_ns = self._gap_start_ns = start_ns or _monotonic_ns()
@@ -197,7 +196,7 @@ class StepClock:
         row[_CPU], row[_RUN_DELAY], row[_FAULTS] = self._core_time.end()
         if self.measures_waits:
             row[_WAIT] = wait_ns - self._start_wait_ns
-        row[_GC] = self._gc_ns
+        row[_GC] = self.gc.total_ns - self._gc_start_ns
         if row[_MEMORY] == _UNSET_I64:
             if now - self._memory_read_ns > _MEMORY_INTERVAL_NS:
                 self._memory_read_ns = now
@@ -298,12 +297,5 @@ class StepClock:
         """Write steps still on the device, remove the garbage collector's callback and close the /proc file."""
         if self.events is not None:
             self.events.close()
-        with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._on_gc)
+        self.gc.close()
         self._core_time.close()
-
-    def _on_gc(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._gc_start_ns = _monotonic_ns()
-        else:
-            self._gc_ns += _monotonic_ns() - self._gc_start_ns

@@ -224,6 +224,7 @@ class TapeRecorder:
         self._clock.end(wait_ns=self.wait_ns, on_retries=self.event, end_ns=end_ns)
         if self.profiling is not None:
             self.profiling.after_step(self.step_number)
+        self._clock.gc.raise_again()
 
 
 class _Step:
@@ -315,6 +316,8 @@ class _Span:
                 clock.add_phase(self._known[2], self._start_ns, end, self._wait_start_ns, waited)
         except Exception as failure:
             record_error("recorder.span", failure)
+        if recorder._clock.gc.raised is not None:
+            recorder._clock.gc.raise_again()
 
 
 def device_uuid(device: str) -> str:

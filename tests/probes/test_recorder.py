@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
 import inspect
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +150,31 @@ def test_time_in_the_garbage_collector_is_counted(recorder: TapeRecorder, tmp_pa
         gc.collect()
     (step,) = rows(tmp_path, "steps")
     assert 0 < step["gc_ns"] <= step["duration_ns"]
+
+
+def test_ctrl_c_while_garbage_is_collected_is_raised_after_it(recorder: TapeRecorder) -> None:
+    class Garbage:
+        __del__ = functools.partial(ctypes.CDLL(None).kill, os.getpid(), signal.SIGINT)  # no Python on its way
+
+    def train() -> None:
+        with recorder.step(1), recorder.span("forward"):
+            garbage = Garbage()
+            garbage.itself = garbage  # type: ignore[attr-defined]
+            del garbage
+            gc.collect()
+            did.append("forward")
+        did.append("step")
+
+    did: list[str] = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    others, gc.callbacks[:] = gc.callbacks[:-1], gc.callbacks[-1:]  # recorders of earlier tests
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train()
+        assert did == ["forward"]
+    finally:
+        gc.callbacks[:] = [*others, *gc.callbacks]
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_unknown_value_is_counted_and_not_raised(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Time in Python's garbage collector, without losing a signal that arrives while it collects."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Generator
+
+
+class GcPauses:
+    """Adds up the collections of this process until it is closed.
+
+    The collector prints and drops what its callbacks raise. A handler that raises, as that of Ctrl-C does, may run at
+    the first instruction of any Python function, before the `try` of that function. So the callback is a generator,
+    which waits within its `try`; it is called through C functions alone.
+    """
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self.raised: BaseException | None = None
+        """By the handler of a signal, in a collection."""
+        add = self._add_pauses()
+        next(add)
+        self._callback = functools.partial(max, key=add.send)  # called with two arguments, where `send` takes one
+        gc.callbacks.append(self._callback)
+
+    def close(self) -> None:
+        """Stop counting."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._callback)
+
+    def raise_again(self) -> None:
+        """Raise what a handler has raised in a collection, from here."""
+        raised, self.raised = self.raised, None
+        if raised is not None:
+            raise raised
+
+    def _add_pauses(self) -> Generator[int, object, None]:
+        start_ns = 0
+        while True:
+            try:
+                while True:
+                    sent = yield 0  # "start" or "stop", and a dictionary after either
+                    if sent == "start":
+                        start_ns = time.monotonic_ns()
+                    elif sent == "stop":
+                        self.total_ns += time.monotonic_ns() - start_ns
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                self.raised = error
