@@ -52,7 +52,7 @@ SETTINGS = (
     "recovery.hang_floor_s=8", "recovery.max_failures_per_device=0",
 )  # fmt: skip
 STEPS_BEFORE = 20
-TWENTY = "twenty steps and a checkpoint"
+TWENTY = "twenty steps, a checkpoint and a watch"
 QUIET_S = 6.0
 LIMIT_S = 120.0
 """From the fault to the next step, a launch included: generous, since the machine may be busy."""
@@ -202,7 +202,7 @@ def torture(stage: Stage, environment: Environment, fault: signal.Signals) -> Ce
     own = [text.replace("{built}", str(stage.control.parent)) for text in environment.settings]
     settings = (*SETTINGS, *own, f"run.dir={stage.runs}")
     stage.launch(*(part for text in settings for part in ("--set", text)))
-    _wait(stage, lambda: len(stage.steps(0)) > STEPS_BEFORE and _is_saved(stage), TWENTY)
+    _wait(stage, lambda: len(stage.steps(0)) > STEPS_BEFORE and _is_saved(stage) and _is_watched(stage), TWENTY)
     environment.apply(stage)
     quiet_until = time.monotonic() + QUIET_S
     _wait(stage, lambda: time.monotonic() > quiet_until, "a quiet moment", goes_on=True)
@@ -283,6 +283,10 @@ def _goes_on(stage: Stage, attempt: int, *, may_end: bool) -> bool:
 
 def _is_saved(stage: Stage) -> bool:
     return any(event["state"] == "good" and event["tier"] == "disk" for event in stage.events("checkpoint"))
+
+
+def _is_watched(stage: Stage) -> bool:
+    return bool(stage.events("watch_started"))  # a busy machine starts it after the first steps
 
 
 def _wait(stage: Stage, done: Callable[[], bool], what: str, *, goes_on: bool = False) -> None:

@@ -59,6 +59,7 @@ def run(
     from probes.attach.launch.parent_death import VARIABLE as LAUNCHER_PID
     from trainer.launcher.loopback_store import torch_stores_on_loopback
     from trainer.launcher.nodes.method_names import name_methods_cheaply
+    from trainer.launcher.nodes.round_stores import give_each_round_a_store
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
     from trainer.launcher.stop_signals import StopSignals
@@ -74,6 +75,8 @@ def run(
         options.standalone = True
     if options.standalone:  # the rendezvous stores listen on loopback, so the ranks must connect there
         options.local_addr = options.local_addr or "localhost"
+    else:
+        give_each_round_a_store()
     os.environ[LAUNCHER_PID] = str(os.getpid())
     if options.run_dir:
         os.environ["RANKSCOPE_RUN_DIR"] = os.path.abspath(options.run_dir)

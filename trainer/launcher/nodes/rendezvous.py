@@ -27,6 +27,7 @@ from trainer.launcher.node import Node, NodeRendezvousError
 from trainer.launcher.nodes.host_address import gloo_interface, is_own, own_address
 from trainer.launcher.nodes.method_names import name_methods_cheaply
 from trainer.launcher.nodes.rendezvous_handler import ResponsiveHandler
+from trainer.launcher.nodes.round_stores import give_each_round_a_store
 from trainer.launcher.nodes.safe_state import SafeStateBackend
 from trainer.torch_compat import Store
 
@@ -46,9 +47,7 @@ class NodeRendezvous:
     def __init__(self, node: Node, *, rejoin_s: float) -> None:
         self.node = node
         if node.max_nodes > 1:
-            # torch 2.13 publishes the address of a store that is kept over rounds only in the first of them, and a node
-            # that comes later waits for it for ever. So each round has its own store, in its first rank.
-            os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            give_each_round_a_store()
         host, _, port = node.endpoint.rpartition(":")
         many = node.max_nodes > 1
         address = own_address(host.strip("[]"), int(port)) if many and port.isdecimal() else None
