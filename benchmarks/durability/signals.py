@@ -1,6 +1,7 @@
 """Seconds from a signal to the verdict and to the end, and processes left: `run`, `train` and `demo` on a terminal.
 
     python -m benchmarks.durability.signals                                   # all 63 trials, 40 minutes
+    python -m benchmarks.durability.signals --tries 3 --json signals.json     # 189 trials, for the 99th percentile
     python -m benchmarks.durability.signals --commands run --states free,held --signals SIGINT,SIGTERM
 
 Each trial starts the command on a pseudo-terminal, waits for its state and sends the signal as a terminal, Slurm or
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pty
 import re
@@ -248,31 +250,72 @@ def _marked(mark: str) -> list[int]:
     return found
 
 
+def summary(results: Sequence[Result]) -> str:
+    """The table of all trials in Markdown: 99th percentile of the verdict, longest end, most processes left."""
+    names = list(dict.fromkeys(result.signal for result in results))
+    lines = [f"| command, state | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for command, state in dict.fromkeys((result.command, result.state) for result in results):
+        of_row = [result for result in results if (result.command, result.state) == (command, state)]
+        cells = [_cell([result for result in of_row if result.signal == name]) for name in names]
+        lines.append(f"| {command}, {state} | {' | '.join(cells)} |")
+    hung = [result.verdict_s for result in results if result.state in HANGS and result.verdict_s is not None]
+    ends = [result.end_s for result in results if result.end_s is not None]
+    return "\n".join((
+        *lines, "",
+        "Each cell: seconds to the verdict (99th percentile), to the end (longest) / processes left (most).",
+        f"{len(results)} trials, {sum(bool(result.problem) for result in results)} with a problem; verdict of a hang: "
+        f"p99 {_text(_p99(hung))} s of {len(hung)}; end: p99 {_text(_p99(ends))} s, at most {_text(max(ends, default=None))} s; "
+        f"left: {sum(result.left for result in results)}",
+    ))  # fmt: skip
+
+
+def _cell(results: Sequence[Result]) -> str:
+    if not results:
+        return "-"
+    verdicts = [result.verdict_s for result in results if result.verdict_s is not None]
+    ends = [result.end_s for result in results if result.end_s is not None]
+    text = f"{_text(_p99(verdicts))}, {_text(max(ends, default=None))} / {max(result.left for result in results)}"
+    return f"{text}: {problem}" if (problem := next((one.problem for one in results if one.problem), "")) else text
+
+
+def _p99(values: Sequence[float]) -> float | None:
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))] if values else None
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--commands", default="run,train,demo")
     parser.add_argument("--states", default="", help="of those of each command (all)")
     parser.add_argument("--signals", default=",".join(SIGNALS))
+    parser.add_argument("--tries", type=int, default=1, metavar="N", help="of each trial")
     options = parser.parse_args(arguments)
     console, results = Console(), []
     folder = Path(tempfile.mkdtemp(prefix="signals-"))
     for command in options.commands.split(","):
         for state in STATES[command]:
-            for name in options.signals.split(",") if not options.states or state in options.states.split(",") else ():
-                result = trial(command, state, name, folder / f"{command}-{state}-{name}")
+            if options.states and state not in options.states.split(","):
+                continue
+            for name, turn in itertools.product(options.signals.split(","), range(options.tries)):
+                result = trial(command, state, name, folder / f"{command}-{state}-{name}-{turn}")
                 results.append(result)
                 console.print(f"{command} {state} {name}: {_row(result)[3:]}", highlight=False)
                 write_json(options.json, [asdict(one) for one in results])
-    table = Table("command", "state", "signal", "verdict s", "end s", "code", "left", "problem")
-    for result in results:
-        table.add_row(*_row(result))
-    console.print(table)
+    if problems := [result for result in results if result.problem]:
+        table = Table("command", "state", "signal", "verdict s", "end s", "code", "left", "problem")
+        for result in problems:
+            table.add_row(*_row(result))
+        console.print(table)
+    print(summary(results))
     console.print(f"terminals: {folder}")
     return int(any(result.problem for result in results))
 
 
 def _row(result: Result) -> list[str]:
-    times = ["-" if value is None else f"{value:.1f}" for value in (result.verdict_s, result.end_s)]
+    times = (_text(result.verdict_s), _text(result.end_s))
     return [result.command, result.state, result.signal, *times, str(result.code), str(result.left), result.problem]
 
 
