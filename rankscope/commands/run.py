@@ -59,7 +59,6 @@ def run(
     from probes.attach.launch.parent_death import VARIABLE as LAUNCHER_PID
     from trainer.launcher.loopback_store import torch_stores_on_loopback
     from trainer.launcher.nodes.method_names import name_methods_cheaply
-    from trainer.launcher.nodes.round_stores import give_each_round_a_store
     from trainer.launcher.script.followed_run import FollowedRun
     from trainer.launcher.script.recorded_agent import recorded
     from trainer.launcher.stop_signals import StopSignals
@@ -75,8 +74,6 @@ def run(
         options.standalone = True
     if options.standalone:  # the rendezvous stores listen on loopback, so the ranks must connect there
         options.local_addr = options.local_addr or "localhost"
-    else:
-        give_each_round_a_store()
     os.environ[LAUNCHER_PID] = str(os.getpid())
     if options.run_dir:
         os.environ["RANKSCOPE_RUN_DIR"] = os.path.abspath(options.run_dir)
@@ -96,7 +93,7 @@ def run(
         try:
             with (
                 followed.following(stop),
-                recorded(followed, stop),
+                recorded(followed, stop, many_nodes=_max_nodes(options) > 1),
                 torch_stores_on_loopback() if options.standalone else contextlib.nullcontext(),
                 stop.raising(stopped),
             ):
@@ -147,6 +144,12 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     except (ValueError, RuntimeError):
         fail(f"--nnodes {options.nnodes}: must be a number of nodes, or MIN:MAX")
     return options
+
+
+def _max_nodes(options: argparse.Namespace) -> int:
+    from torch.distributed.run import parse_min_max_nnodes
+
+    return int(parse_min_max_nnodes(options.nnodes)[1])
 
 
 def _checked(overrides: list[str]) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,9 @@ _OF_SCHEDULERS = {
 """Variables of a rank, and of their number: a rank's own wrapper has them, and its launcher has not."""
 _NAMES_OF_JOBS = ("PMIX_NAMESPACE", "KUBERNETES_JOB_UID", "JOB_UID", "LSB_JOBID", "PBS_JOBID")
 _WORD = "rankscope/launch"
+LAUNCH = "RANKSCOPE_LAUNCH"
+ROUND = "RANKSCOPE_ROUND"
+"""Variables in which `rankscope run` on several nodes names the launch and its round."""
 _MAX_ENVIRONMENT = 1 << 20
 
 
@@ -42,6 +45,10 @@ class Identity:
     """Ranks that each process of the launcher has started itself, as `torch.multiprocessing.spawn` does."""
     is_started_by_script: bool = False
     """True if this is such a rank: its variables are those of the process that started it."""
+    launch: str = ""
+    """Name that the launcher gave the launch, over all rounds of nodes that come and go; "" under other launchers."""
+    round: str = ""
+    """Name of such a round."""
 
     @classmethod
     def from_environment(cls) -> Identity:
@@ -59,6 +66,8 @@ class Identity:
             node_rank=number(0, "RANKSCOPE_NODE_RANK", "SLURM_NODEID" if slurm else "GROUP_RANK"),
             restarts=number(0, "TORCHELASTIC_RESTART_COUNT"),
             attempt=number(-1, "RANKSCOPE_ATTEMPT"),
+            launch=os.environ.get(LAUNCH, ""),
+            round=os.environ.get(ROUND, ""),
         )
 
     def in_group(self) -> Identity:
@@ -102,6 +111,8 @@ class Identity:
         On one node: pid and start time of the process that started all ranks. On several, or in containers that do
         not see it: the launcher's job id; if that may be reused, a random word from the process group's store.
         """
+        if self.launch:
+            return self.launch
         if self.is_one_node():
             pid = launcher_pid() if self.world_size > 1 or "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
             if pid > 0:

@@ -38,7 +38,7 @@ def join_run(
         run.begin_manifest(manifest)
     if identity.attempt >= 0:
         return run, identity.attempt, is_first
-    launch = f"{job}-{identity.restarts}"
+    launch = f"{job}-{identity.round or identity.restarts}"
     attempt = claim(run, launch=launch, world_size=identity.world_size)
     lives = 0
     while _is_over(run.rank_dir(attempt, identity.rank) / "events.jsonl"):
@@ -50,7 +50,7 @@ def join_run(
 
 def _when(identity: Identity, job: str) -> str:
     """Nodes without a folder in common must choose the same name."""
-    if not identity.is_one_node():
+    if identity.launch or not identity.is_one_node():
         return os.environ.get("SLURM_JOB_ID") or job
     return time.strftime("%Y%m%d-%H%M%S")
 

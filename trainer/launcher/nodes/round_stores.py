@@ -1,19 +1,67 @@
-"""A store for each round of a rendezvous, so that a node that joins a later round finds it.
+"""Rounds of a rendezvous of several nodes: a node that joins a later one finds the ranks' store, the run, the attempt.
 
-    give_each_round_a_store()    # before torch makes its rendezvous handler
+    follow_rounds(handler)      # torch's c10d handler, before its first round; in `rankscope run`
+    give_each_round_a_store()   # in `rankscope train`, whose ranks need no store that outlives a round
 
-torch 2.13 keeps one store for the ranks over all rounds, publishes its address in the first of them alone, and a node
-that joins a later one waits for that address until its store times out. With this each round has a store in its first
-rank.
+torch 2.13 keeps one store for the ranks over all rounds and publishes its address in the first of them alone: a node
+that joins a later round waits for it until its store times out, and one whose leader changed keeps the old address. So
+the first node of each round publishes its address, and the others read it.
+
+Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). Over rounds neither the launcher's pid
+nor its count of restarts is the same on all nodes, so they are given a name of the launch and one of the round.
 """
 
 from __future__ import annotations
 
 import os
+import time
+import uuid
 
-__all__ = ["give_each_round_a_store"]
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from probes.attach.launch.identity import LAUNCH, ROUND
+from trainer.torch_compat import PrefixStore
+
+__all__ = ["follow_rounds", "give_each_round_a_store"]
+
+_NAME = "rankscope/name"
 
 
 def give_each_round_a_store() -> None:
     """A user's value of torch's variable stays."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+def follow_rounds(handler: RendezvousHandler) -> None:
+    """Let each node know the store of the ranks, and give the ranks the launch and the round in variables."""
+    join = handler.next_rendezvous
+
+    def next_rendezvous() -> RendezvousInfo:
+        info = join()
+        _name_round(info, handler.get_run_id())
+        return _with_store_of_round(info)
+
+    handler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
+
+
+def _with_store_of_round(info: RendezvousInfo) -> RendezvousInfo:
+    store_of_ranks = info.bootstrap_store_info
+    if store_of_ranks is None:
+        return info
+    if info.rank == 0:
+        info.store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, store_of_ranks.master_addr)
+        info.store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(store_of_ranks.master_port))
+        return info
+    found = RendezvousStoreInfo.build(info.rank, info.store, local_addr=None)
+    return RendezvousInfo(info.store, info.rank, info.world_size, found)
+
+
+def _name_round(info: RendezvousInfo, run_id: str) -> None:
+    """The first node that asks chooses a name, in a store that all nodes of the launch or of the round have."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+    of_launch = info.store
+    while isinstance(of_launch, PrefixStore):
+        of_launch = of_launch.underlying_store
+    given = name if run_id == "none" else f"{run_id}-{name}"
+    os.environ[LAUNCH] = of_launch.compare_set(_NAME, "", given).decode()
+    os.environ[ROUND] = info.store.compare_set(_NAME, "", uuid.uuid4().hex).decode()

@@ -28,7 +28,7 @@ from rich.markup import escape
 
 from analyzers.hangs.summary import SO_FAR
 from analyzers.verdict.verdict import without_unjudged
-from probes.attach.launch.announcement import VARIABLE, Announcement, announced
+from probes.attach.launch.announcement import VARIABLE, Announcement, Watch, announced
 from probes.attach.started_ranks import has_started_ranks
 from probes.settings.section import read
 from probes.settings.sections import RecoverySettings
@@ -51,6 +51,8 @@ __all__ = ["FollowedRun"]
 
 logger = logging.getLogger("rankscope.trainer")
 POLL_S = 0.25
+WATCH_CHANGE_S = 10.0
+"""Seconds for the last ingestion of a watch that another replaces."""
 
 
 class FollowedRun:
@@ -66,6 +68,7 @@ class FollowedRun:
         self._is_replaced = False
         self._event_bytes = 0
         self._keeper: WatchKeeper | None = None
+        self._watch_asked: Watch | None = None
         self._memory = OomCounter()
         self._pids: Sequence[int] = ()
         self._shown: list[str] = []
@@ -206,7 +209,14 @@ class FollowedRun:
     def _keep_watch(self, run: RunDir, found: Announcement) -> None:
         """Start the watch that the ranks asked for, and replace it where needed."""
         try:
+            if self._keeper is not None and found.watch not in (None, self._watch_asked) and not self._stop.is_set():
+                # Nodes came or left: the watches of those that are left talk to each other, maybe elsewhere.
+                self._keeper.end(stop=True, within_s=WATCH_CHANGE_S)
+                if self._stop.is_set():
+                    return
+                self._keeper = None
             if self._keeper is None and found.watch is not None:
+                self._watch_asked = found.watch
                 if found.watch.node_rank != self._node_rank:
                     self._node_rank = found.watch.node_rank
                     self._event_bytes = _size(self._node_events(run))

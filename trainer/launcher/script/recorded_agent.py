@@ -21,6 +21,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessContext
 
+from trainer.launcher.nodes.round_stores import follow_rounds
 from trainer.launcher.stop_signals import StopSignals
 from trainer.torch_compat import TERMINATE_HANDLER
 
@@ -44,12 +45,18 @@ class Exits(Protocol):
 
 
 @contextlib.contextmanager
-def recorded(exits: Exits, stop: StopSignals) -> Iterator[None]:
-    """Let torch's launcher make agents that report ends to `exits`, and end on the signals of `stop`."""
+def recorded(exits: Exits, stop: StopSignals, *, many_nodes: bool = False) -> Iterator[None]:
+    """Let torch's launcher make agents that report ends to `exits`, and end on the signals of `stop`.
+
+    With `many_nodes` nodes may leave and come back.
+    """
 
     class Agent(_RecordedAgent):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(exits, stop, *arguments, **options)
+            handler = self._worker_group.spec.rdzv_handler
+            if many_nodes and handler.get_backend() == "c10d":
+                follow_rounds(handler)
 
     original = launcher.LocalElasticAgent  # type: ignore[attr-defined]  # where torch's launcher looks its agent up
     handler = getattr(processes, TERMINATE_HANDLER)
