@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+import itertools
+import time
+from pathlib import Path
 
-from benchmarks.durability.soak import as_taken
+import numpy as np
+import pytest
+
+from benchmarks.durability.soak import as_taken, begins
+from probes.tape.format.reader import read_segment, segment_paths
+from store import Store
+from tests.factories import make_run
 
 S = 10**9
 
@@ -15,3 +23,16 @@ def test_the_order_of_steps_is_by_attempt_and_monotonic_time() -> None:
     taken = as_taken({name: np.asarray(values) for name, values in rows.items()})
     assert taken["step"].tolist() == [1, 2, 3, 2, 3]
     assert taken["mono_ns"].tolist() == [1 * S, 2 * S, 3 * S, 8 * S, 9 * S]
+
+
+def test_begins_are_monotonic_though_the_wall_clock_was_set_between_two_tapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns, opened = time.time_ns, itertools.count()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 3600 * S * (next(opened) % 2))
+    run = make_run(tmp_path, ranks=1, steps=5)
+    monkeypatch.undo()
+    with Store.open(run) as store:
+        starts_ns = store.query("SELECT start_ns FROM steps ORDER BY step")["start_ns"].tolist()
+    (path,) = segment_paths(run.rank_dir(0, 0), "steps")
+    assert [begins(run)[start_ns] for start_ns in starts_ns] == read_segment(path).records["start_ns"].tolist()

@@ -264,7 +264,8 @@ def summary(results: Sequence[Result]) -> str:
         *lines, "",
         "Each cell: seconds to the verdict (99th percentile), to the end (longest) / processes left (most).",
         f"{len(results)} trials, {sum(bool(result.problem) for result in results)} with a problem; verdict of a hang: "
-        f"p99 {_text(_p99(hung))} s of {len(hung)}; end: p99 {_text(_p99(ends))} s, at most {_text(max(ends, default=None))} s; "
+        f"p99 {_text(_p99(hung))} s of {len(hung)}; "
+        f"end: p99 {_text(_p99(ends))} s, at most {_text(max(ends, default=None))} s; "
         f"left: {sum(result.left for result in results)}",
     ))  # fmt: skip
 

@@ -27,6 +27,7 @@ two of them; the run ends by itself some steps after the last.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import shutil
 import sys
@@ -42,6 +43,8 @@ import numpy as np
 
 from benchmarks.durability.soak_environments import BadTimes
 from benchmarks.harness import argument_parser, write_json
+from probes.tape.format.reader import TapeError, read_segment, segment_paths
+from probes.tape.rundir import RunDir
 from store import Store
 from trainer.drills.execute import Base, Executed, execute
 from trainer.drills.scenario import Scenario
@@ -114,9 +117,8 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
         return {"problem": executed.problem}
     with Store.open(executed.run) as store:
         steps = store.query(
-            "SELECT attempt, step, batch_index, loss, duration_ns, start_ns - clock_offset_ns AS mono_ns FROM steps "
-            "JOIN (SELECT attempt, any_value(clock_offset_ns) AS clock_offset_ns FROM ranks WHERE rank = 0 "
-            "GROUP BY attempt) USING (attempt) WHERE committed AND rank = 0 AND duration_ns IS NOT NULL"
+            "SELECT attempt, step, batch_index, loss, duration_ns, start_ns FROM steps "
+            "WHERE committed AND rank = 0 AND duration_ns IS NOT NULL"
         )
         skipped = store.query(
             "SELECT CAST(json_extract_string(detail, '$.batch_index') AS BIGINT) AS batch FROM events "
@@ -135,7 +137,10 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
     events = dict(zip(counts["kind"].tolist(), counts["n"].tolist(), strict=True))
     if not len(steps["step"]):
         return {"problem": f"not one step was taken: {executed.problem}"}
-    steps = as_taken(steps)
+    begun_ns = begins(executed.run)
+    usual_ns = int(np.median([wall_ns - mono_ns for wall_ns, mono_ns in begun_ns.items()] or [0]))
+    mono_ns = [begun_ns.get(start_ns, start_ns - usual_ns) for start_ns in steps["start_ns"].tolist()]
+    steps = as_taken({**steps, "mono_ns": np.asarray(mono_ns)})
     lasting = {int(step): place for place, step in enumerate(steps["step"])}  # the last time that a step was taken
     order = [lasting[step] for step in sorted(lasting)]
     ends = (steps["mono_ns"] + steps["duration_ns"]) / 1e9
@@ -157,6 +162,23 @@ def judge(executed: Executed, wedged_after_s: float) -> dict[str, Any]:
         "loss_last": round(float(np.median(loss[-tenth:])), 4) if len(loss) else None,
         "exit_code": executed.exit_code,
     }  # fmt: skip
+
+
+def begins(run: RunDir) -> dict[int, int]:
+    """{begin of a step of rank 0 as the wall clock showed it: as the monotonic clock did}, both in ns.
+
+    From the tapes: the wall clock may be set between a rank's first event and its tapes, or between two of them, and
+    one of them gives the store the offset of all.
+    """
+    found: dict[int, int] = {}
+    for _, rank, folder in run.rank_dirs():
+        if rank == 0:
+            with contextlib.suppress(TapeError):
+                offsets_ns = {read_segment(path, 0).header.wall_minus_mono_ns for path in folder.glob("*.tape")}
+                for path in segment_paths(folder, "steps"):
+                    for mono_ns in read_segment(path).records["start_ns"].tolist():
+                        found |= {mono_ns + offset_ns: mono_ns for offset_ns in offsets_ns}
+    return found
 
 
 def as_taken(steps: Mapping[str, Any]) -> dict[str, np.ndarray]:
