@@ -211,14 +211,15 @@ def silent_nodes(source: Source, scope: Scope) -> list[Finding]:
     The leader's `watch` records when the digests of a node stop and return; the node's own store has what it did
     meanwhile. With an attempt in the scope, as live, only silences that last are returned.
     """
-    log = EventLog.load(source, (event_kinds.NODE_SILENT, event_kinds.NODE_HEARD))
+    log = EventLog.load(source, (event_kinds.NODE_SILENT, event_kinds.NODE_HEARD, event_kinds.CLOCK_OFFSET))
     ongoing_only = scope.is_live and scope.attempt is not None
     findings = []
     for event in log.of(event_kinds.NODE_SILENT):
         node = event.integer("node_rank")
-        ends = (
-            e for e in log.of(event_kinds.NODE_HEARD) if e.integer("node_rank") == node and e.wall_ns >= event.wall_ns
-        )
+        # A watch that has replaced the one that reported the silence hears the node for the first time: its clock.
+        later = (e for e in log.of(event_kinds.CLOCK_OFFSET) if e.attempt > event.attempt)
+        answers = sorted((*log.of(event_kinds.NODE_HEARD), *later), key=lambda e: e.wall_ns)
+        ends = (e for e in answers if e.integer("node_rank") == node and e.wall_ns >= event.wall_ns)
         end = next(ends, None)
         if end is None or not ongoing_only:
             findings.append(_finding(event, node, end))
