@@ -138,6 +138,12 @@ class GradientProbe:
                     found |= self._write(step, indices, _norms(tensors).cpu(), tensors)
         return [(self._parameters[index][0], found[index]) for index in sorted(found)]
 
+    def close(self) -> None:
+        """Write what has been measured, and free the parameters unless a reading is still to come."""
+        self.flush()
+        if isinstance(self._recorder, TapeRecorder) and not self._in_flight:
+            self._recorder.at_close.remove(self.flush)
+
     def flush(self) -> None:
         """Write the readings that have come back from the device."""
         while self._in_flight and self._in_flight[0].arrived.query():

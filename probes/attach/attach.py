@@ -53,6 +53,7 @@ from .launch.announcement import VARIABLE as ANNOUNCED_IN
 from .launch.announcement import Watch, announce
 from .launch.identity import Identity, launcher_pid
 from .launch.watch_process import digest_address, leave_watch
+from .loop.living import Living
 from .loop.loop_hooks import LoopPhases
 from .loop.tokens import keep_flops_per_token
 from .open_recorder import open_recorder
@@ -82,8 +83,7 @@ class Attached:
         self.end: ProcessEnd = ProcessEnd(recorder, lambda: -1 if self._phases is None else self._phases.thread)
         """How the process ends."""
         self._speaks_for = -1
-        self._models: list[nn.Module] = []
-        self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._models = Living()
         self._gradient_interval = 50
         self._is_described = False
 
@@ -224,26 +224,24 @@ class Attached:
             return
         with failing_open("attach.watch"):
             models = [model for model in models if not self.watches(model)]
-            self._models += models
             for model in models:
+                self._models.add(model)
                 self._phases.watch_model(model)
             for optimizer in optimizers:
                 self._phases.watch_optimizer(optimizer, leads=leads)
             self._gradient_interval = self._gradient_interval if gradient_interval is None else gradient_interval
-            self._parameters += [pair for model in models for pair in model.named_parameters()]
-            if self._parameters and (models or gradient_interval is not None):
-                interval = self._gradient_interval
-                self._phases.norms.probe = GradientProbe(
-                    self.recorder, self._parameters, interval=interval, models=self._models
-                )
+            if models or gradient_interval is not None:
+                self._phases.norms.measure_with(None)  # frees models that only the last probe has kept
+                if named := self._named_parameters():
+                    interval, alive = self._gradient_interval, list(self._models)
+                    probe = GradientProbe(self.recorder, named, interval=interval, models=alive)
+                    self._phases.norms.measure_with(probe)
 
     def _trains_another(self, optimizer: Any) -> None:
         """Switch to another model: models that this optimizer does not update are no longer measured."""
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        self._models = [model for model in self._models if any(id(one) in updated for one in model.parameters())]
-        self._parameters = [pair for model in self._models for pair in model.named_parameters()]
-        if self._phases is not None:
-            self._phases.norms.probe = None
+        models = [model for model in self._models if any(id(one) in updated for one in model.parameters())]
+        self._models = Living(models)
         self.watch([], gradient_interval=self._gradient_interval)
 
     def watches(self, model: nn.Module) -> bool:
@@ -253,7 +251,10 @@ class Attached:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of the watched models."""
-        return [parameter for _, parameter in self._parameters]
+        return [parameter for _, parameter in self._named_parameters()]
+
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [pair for model in self._models for pair in model.named_parameters()]
 
     def describe(self, *, mesh: Any) -> None:
         """Record this rank's place in a mesh: a DeviceMesh, or {"pp": 2, "dp": 4} with the last dimension fastest."""
@@ -271,7 +272,7 @@ class Attached:
     def _count_operations(self) -> None:
         if self.run_dir is not None and getattr(self.recorder, "rank", -1) == 0:
             with failing_open("attach.flops"):
-                keep_flops_per_token(RunDir(self.run_dir), self._models)
+                keep_flops_per_token(RunDir(self.run_dir), list(self._models))
 
     def is_in_loop(self) -> bool:
         """Return True in the loop's thread. Only call it where a model trains or an optimizer steps."""

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..fail_open import failing_open
 from .attach import Attached, attach
+from .loop.living import Living
 
 __all__ = ["attach_to_whatever_trains"]
 
@@ -39,8 +40,8 @@ class _Search:
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached
-        self._inside: set[int] = set()  # submodules of models that were found: not models themselves
-        self._models: list[nn.Module] = []
+        self._inside = Living()  # submodules of models that were found: not models themselves
+        self._num_models = 0
         self._module_hook = register_module_forward_pre_hook(self._called)
         # One call a step; torch walks through them, so it stays until `detach`.
         optimizer_hook = register_optimizer_step_pre_hook(self._steps)
@@ -49,16 +50,17 @@ class _Search:
         attached.at_detach(optimizer_hook.remove)
 
     def _called(self, module: nn.Module, args: Any) -> None:
-        if id(module) in self._inside or torch.compiler.is_compiling():
+        if module in self._inside or torch.compiler.is_compiling():
             return
-        if not torch.is_grad_enabled() or not module.training or len(self._models) >= MAX_MODELS:
+        if not torch.is_grad_enabled() or not module.training or self._num_models >= MAX_MODELS:
             return
         if not self._attached.is_in_loop():
             return
         with failing_open("attach.unattended"):
             if any(parameter.requires_grad and not parameter.is_meta for parameter in module.parameters()):
-                self._models.append(module)
-                self._inside.update(id(part) for part in module.modules())
+                self._num_models += 1
+                for part in module.modules():
+                    self._inside.add(part)
                 if self._attached.watches(module):  # by a line or a callback of the script's
                     return
                 self._attached.watch([module])
@@ -68,10 +70,10 @@ class _Search:
         """An optimizer steps, whose own hooks come after this one. The first to do so ends the loop's steps."""
         if self._attached.is_in_loop():
             is_another = self._has_stepped and not self._attached.watches(optimizer)
-            if self._models or self._has_stepped:  # else a closure calls the model inside the step
+            if self._num_models or self._has_stepped:  # else a closure calls the model inside the step
                 self._module_hook.remove()
             if is_another:  # it may be that of another training
-                self._models.clear()
+                self._num_models = 0
                 self._module_hook = register_module_forward_pre_hook(self._called)
             self._has_stepped = True
             self._attached.watch([], [optimizer], leads=False)

@@ -47,6 +47,7 @@ from ..patching.replaced import replaced
 from .closures import before_closure_returns
 from .environment_phases import ENVIRONMENT, EnvironmentPhases
 from .fetches import Fetches
+from .living import Living
 from .loss_scaling import LossScaling
 from .saves import Saves
 from .step_losses import StepLosses
@@ -79,8 +80,8 @@ class LoopPhases:
         self.thread = get_ident()  # that the loop runs in
         self._undo: list[Callable[[], object]] = []
         self.leader: Any = None  # the optimizer whose step ends the loop's
-        self._watched: dict[int, object] = {}
-        self._language_models: set[int] = set()
+        self._watched = Living()
+        self._language_models = Living()
         self.num_updates = 0  # number of steps of the leader
         self._open: dict[str, Any] = {}  # kind -> span
         self._depth = 0  # of calls of a model from within a model
@@ -104,10 +105,10 @@ class LoopPhases:
     def watch_model(self, model: nn.Module) -> None:
         """Time the calls of `model`: the outermost module, as the loop calls it."""
         self._compilation.hook()
-        if self._is_known(model):
+        if not self._watched.add(model):
             return
         if looks_up_tokens(model):
-            self._language_models.add(id(model))
+            self._language_models.add(model)
         self._undo.append(self.norms.input_gradient.watch(model))
         for called in (model, model.module) if isinstance(model, DistributedDataParallel) else (model,):  # to evaluate
             before, after = ModelHook(called, self.before_forward), ModelHook(called, self._after_forward)
@@ -122,7 +123,7 @@ class LoopPhases:
         inner = unwrapped(optimizer)
         if leads or self.leader is None:
             self.leader = inner
-        if self._is_known(inner):
+        if not self._watched.add(inner):
             return
         if not isinstance(inner, torch.optim.Optimizer):
             self._undo.append(around_step(inner, self.before_update, self.after_update))
@@ -132,13 +133,7 @@ class LoopPhases:
 
     def watches(self, watched: object) -> bool:
         """Return True for a model or optimizer that is hooked."""
-        return id(watched) in self._watched
-
-    def _is_known(self, watched: object) -> bool:
-        if self.watches(watched):
-            return True
-        self._watched[id(watched)] = watched
-        return False
+        return watched in self._watched
 
     def patch(self) -> None:
         """Observe every backward pass, data loader and clipping of this thread, and compilations by torch."""
@@ -193,7 +188,7 @@ class LoopPhases:
 
     def models(self) -> list[nn.Module]:
         """Return the models that are watched."""
-        return [watched for watched in self._watched.values() if isinstance(watched, nn.Module)]
+        return [watched for watched in self._watched if isinstance(watched, nn.Module)]
 
     def follows(self) -> bool:
         """Follow the loop into the calling thread: before its first step, or if its thread has ended."""
@@ -288,7 +283,7 @@ class LoopPhases:
                 return
             if torch.is_grad_enabled() and module.training:
                 self._trains([module])
-                if id(module) in self._language_models:
+                if module in self._language_models:
                     self._losses.forward(num_tokens(args, kwargs), num_padded(args, kwargs))
                 else:
                     self._losses.forward(0)
@@ -325,7 +320,7 @@ class LoopPhases:
             try:
                 self.leave("backward")
                 self._microbatch += 1
-                self._updates.passed(self._watched.values() if self.leader is None else ())
+                self._updates.passed(self._watched if self.leader is None else ())
             except Exception as error:
                 record_error("attach.backward", error)
 

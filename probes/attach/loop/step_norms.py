@@ -45,6 +45,12 @@ class StepNorms:
         self._partial: tuple[str, Tensor] | None = None  # (ranks, norm of what this one holds)
         self._examined = 0
 
+    def measure_with(self, probe: GradientProbe | None) -> None:
+        """Measure with this probe from now on, and free what the last one measured."""
+        if self.probe is not None:
+            self.probe.close()
+        self.probe = probe
+
     def began(self) -> None:
         """A step has begun."""
         self._clipped = self._partial = self.measured = None

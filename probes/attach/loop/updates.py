@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from ...recorder import Recorder
 from ...tape import event_kinds
+from .living import Living
 
 __all__ = ["Updates", "unwrapped"]
 
@@ -48,12 +49,13 @@ class Updates:
         self._recorder = recorder
         self._has_passed = False
         self._last: object = None
-        self._seen: set[int] = set()
+        self._seen = Living()  # that have stepped after a backward pass
         self._turns = 0
         self._is_counted = False
         self._with_gradients: dict[int, _State] = {}  # by model, after its backward pass
         self._is_by_hand: bool | None = None
         self._without_leader: Counter[int] = Counter()  # by optimizer, since the leader's last update
+        self._counted = Living()
         self._outer: Any = None  # the optimizer in whose step others may step
         self._led: Any = None  # the optimizer that last stepped as the leader
         self.at_training: list[Callable[[Any], None]] = []
@@ -68,29 +70,30 @@ class Updates:
 
     def begins(self, optimizer: Any, leader: Any) -> Any:
         """Handle an optimizer's step; another that steps before the next backward pass updates for the same loss."""
-        if not self._has_passed:
-            return leader
-        self._has_passed = False
-        self._with_gradients.clear()
-        is_known = id(optimizer) in self._seen
-        if self._last is not optimizer and is_known:
-            self._turns += 1
-            if self._turns == TURNS:
-                self._recorder.event(event_kinds.TRAINED_IN_TURN)
+        if self._counted.add(optimizer):
+            self._without_leader.pop(id(optimizer), None)  # of one that no longer exists
         self._without_leader[id(optimizer)] += 1
-        self._seen.add(id(optimizer))
-        self._last = optimizer
-        if optimizer is not leader and leader is not None:
-            replaces = not is_known and bool(_parameters(optimizer) & _parameters(leader))
-            if not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
-                return leader
-        self._leads(optimizer)
+        replaces = False
+        if self._has_passed:
+            self._has_passed = False
+            self._with_gradients.clear()
+            is_new = self._seen.add(optimizer)
+            if not is_new and self._last is not optimizer:
+                self._turns += 1
+                if self._turns == TURNS:
+                    self._recorder.event(event_kinds.TRAINED_IN_TURN)
+            self._last = optimizer
+            replaces = leader is None or (is_new and bool(_parameters(optimizer) & _parameters(leader)))
+        if optimizer is not leader and not replaces and self._without_leader[id(optimizer)] < TAKES_OVER:
+            return leader
+        self._without_leader.clear()
+        if self._last is not None:  # a step before any backward pass only makes the optimizer's state
+            self._leads(optimizer)
         return optimizer
 
     def _leads(self, optimizer: Any) -> None:
         """The optimizer ends the loop's step."""
         before, self._led = self._led, optimizer
-        self._without_leader.clear()
         if before is None:
             self.first(optimizer)
         if before is None or before is optimizer:

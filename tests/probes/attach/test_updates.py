@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +269,70 @@ def test_the_first_update_says_what_a_loaded_optimizer_counts(
     detach()
     events = [event for path in (tmp_path / "run").rglob("*.jsonl") for event in read_events(path)[0]]
     assert [event["num_before"] for event in events if event["kind"] == event_kinds.FIRST_UPDATE] == [expected]
+
+
+@pytest.mark.parametrize("place", ["first", "last", "inside"])
+def test_several_optimizers_of_one_loss_are_one_training(place: str, tmp_path: Path) -> None:
+    """As Muon for matrices with AdamW for the others, or an optimizer for each parameter that steps within backward."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.01) for parameter in model.parameters()}
+    if place == "last":  # the optimizer that ends the loop's steps
+        attach(model, list(optimizers.values()), run_dir=tmp_path / "run", watch=False)
+    else:
+        attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    if place == "inside":
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+    for _ in range(2 * TAKES_OVER):
+        model.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        for optimizer in () if place == "inside" else optimizers.values():
+            optimizer.step()
+    detach()
+    (rows,) = recorded(tmp_path / "run", "SELECT count(*), count(loss), count(grad_norm) FROM steps")
+    assert rows == (2 * TAKES_OVER,) * 3
+    assert events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN) == []
+    assert events_of(tmp_path / "run", event_kinds.FIRST_UPDATE) == [2 if place == "inside" else 1]
+
+
+def test_an_outer_optimizer_ends_the_steps_of_inner_trainings_and_these_are_freed(tmp_path: Path) -> None:
+    """As meta-learning does it: each task trains a copy with a new optimizer, `torch.autograd.grad` the model."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    model = nn.Linear(4, 1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made: list[weakref.ref[object]] = []
+    for _ in range(30):
+        outer.zero_grad()
+        for _ in range(2):
+            task = nn.Linear(4, 1)
+            task.load_state_dict(model.state_dict())
+            inner = torch.optim.SGD(task.parameters(), lr=0.1)
+            made += [weakref.ref(task), weakref.ref(inner)]
+            for _ in range(3):
+                inner.zero_grad()
+                task(torch.randn(2, 4)).square().mean().backward()
+                inner.step()
+            gradients = torch.autograd.grad(task(torch.randn(2, 4)).square().mean(), list(task.parameters()))
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        outer.step()
+    gc.collect()
+    alive = sum(reference() is not None for reference in made)
+    detach()
+    (count,) = recorded(tmp_path / "run", "SELECT count(*) FROM steps")[0]
+    assert 30 - TAKES_OVER <= count <= 30
+    assert alive <= 4  # the last task's, and the two optimizers that led
+
+
+def test_models_of_former_trainings_are_freed(tmp_path: Path) -> None:
+    """A sweep in one process must not keep every model and optimizer in memory."""
+    attach_to_whatever_trains(run_dir=tmp_path / "run", watch=False)
+    made = []
+    for number in range(5):
+        model = train(2 * TAKES_OVER, level=float(number))
+        made.append(weakref.ref(model))
+        del model
+    gc.collect()
+    assert sum(reference() is not None for reference in made) <= 1
+    detach()
+    assert len(events_of(tmp_path / "run", event_kinds.TRAINING_BEGAN)) == 4

@@ -1,0 +1,53 @@
+"""Objects of the user's program, known by identity and not kept alive.
+
+    watched = Living()
+    watched.add(optimizer)         # False if it is known
+    optimizer in watched           # also where its class defines equality
+    list(watched)                  # those that still exist
+
+A process may train many models, as a sweep, a cross-validation or an inner loop of meta-learning does: a reference to
+each would keep its parameters and optimizer's state in memory. An object that allows no weak reference is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+from weakref import ref
+
+__all__ = ["Living"]
+
+
+class Living:
+    """A set of objects."""
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._objects: dict[int, Callable[[], Any]] = {}
+        for one in objects:
+            self.add(one)
+
+    def add(self, one: Any) -> bool:
+        """Add an object; returns False if it was there."""
+        if one in self:
+            return False
+        try:
+            self._objects[id(one)] = ref(one)
+        except TypeError:
+            self._objects[id(one)] = partial(_same, one)
+        return True
+
+    def __contains__(self, one: Any) -> bool:
+        found = self._objects.get(id(one))
+        return found is not None and found() is one
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, found in list(self._objects.items()):
+            if (one := found()) is None:
+                del self._objects[number]
+            else:
+                yield one
+
+
+def _same(one: Any) -> Any:
+    return one
