@@ -82,8 +82,8 @@ class StepLosses:
 
     @property
     def has_trained(self) -> bool:
-        """Return True if the model ran in training mode in this step, or the loop logged a value for it."""
-        return self._forwards > 0 or bool(self._losses) or bool(self._logged)
+        """Return True if this step has a loss. Passes of the model alone may be an evaluation in training mode."""
+        return bool(self._losses) or bool(self._logged)
 
     def settle(self, measured_norm: float | Tensor | None = None) -> None:
         """Write the step's loss and tokens, and the measured ones where the loop has logged its own."""

@@ -336,6 +336,20 @@ def test_an_evaluation_is_of_the_step_before_it(tmp_path: Path) -> None:
     assert found == [(step, step % 3 == 0, True) for step in range(1, 7)]
 
 
+def test_a_last_evaluation_in_training_mode_with_gradients_is_no_step(tmp_path: Path) -> None:
+    loop = Loop()
+    attach(loop.model, loop.optimizer, run_dir=tmp_path / "run", watch=False)
+    loop.epoch()
+    for x, _ in Loop().loader:
+        loop.model(x)
+    detach()
+    assert rows(tmp_path / "run", "SELECT step, loss IS NOT NULL FROM steps ORDER BY step") == [
+        (1, True),
+        (2, True),
+        (3, True),
+    ]
+
+
 def test_an_evaluation_by_the_model_inside_its_wrapper_is_one(tmp_path: Path) -> None:
     """As the trainers of libraries evaluate: what reduces gradients stays in the mode of training."""
     held_out, hook = Loop().loader, sys.excepthook
