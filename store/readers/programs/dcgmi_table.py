@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from store.readers.logs.file_names import host_of_log
 from store.readers.programs.rows import ProgramRows
@@ -43,14 +44,21 @@ def read(path: Path) -> ProgramRows:
     """Read the tests that failed, each with the text below it."""
     found, host = ProgramRows(), host_of_log(path)
     for line, test, devices, text in _failed(_rows(read_text(path, DOCUMENT_BYTES).splitlines())):
-        found.log_events.append(
-            {
-                "kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host,
-                "message": f"{test}: {text}"[:MAX_TEXT],
-                "fields": {"test": test, "devices": ", ".join(devices), "text": text[:MAX_TEXT]},
-            }
-        )  # fmt: skip
+        found.log_events.append(failed_test(test, devices, text, line, host))
     return found
+
+
+def failed_test(test: str, devices: list[str], text: str, line: int, host: str | None) -> dict[str, Any]:
+    """The event of a test that failed on these GPUs."""
+    return {
+        "kind": "dcgm_failed", "line": line, "wall_ns": None, "host": host, "message": f"{test}: {text}"[:MAX_TEXT],
+        "fields": {"test": test, "devices": ", ".join(devices), "text": text[:MAX_TEXT]},
+    }  # fmt: skip
+
+
+def is_of_gpu(test: str) -> bool:
+    """Return False for a test of how the host is set up."""
+    return _SETTINGS.search(test) is None
 
 
 def _rows(lines: list[str]) -> list[_Row]:
@@ -78,7 +86,7 @@ def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
         says = row.right[0] if row.right else ""
         if ": " in says and says.split(": ", 1)[1].startswith("Fail"):  # DCGM before 2.0: "PCIe system: Failure - ..."
             test, says = says.split(": ", 1)
-        if not says.startswith("Fail") or not test or _SETTINGS.search(test) or _REMARK.match(test):
+        if not says.startswith("Fail") or not test or not is_of_gpu(test) or _REMARK.match(test):
             continue
         remarks: list[str] = []
         for later in rows[place + 1 :]:

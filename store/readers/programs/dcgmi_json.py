@@ -1,0 +1,71 @@
+"""JSON of `dcgmi diag -j`: tests of a GPU that failed, each with what the test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from store.readers.logs.file_names import host_of_log
+from store.readers.programs.dcgmi_table import failed_test, is_of_gpu
+from store.readers.programs.rows import ProgramRows
+from store.readers.programs.text import read_text
+from store.readers.untrusted.external_files import DOCUMENT_BYTES, SourceError
+
+NAME = "dcgmi diag as JSON"
+_ROOTS = ("DCGM GPU Diagnostic", "DCGM Diagnostic")
+"""The object's name before and since DCGM 4."""
+
+
+def recognise(first: bytes) -> bool:
+    """Return True for the name of the report; a line of the program may stand before it."""
+    return any(f'"{name}"'.encode() in first[:2000] for name in _ROOTS)
+
+
+def read(path: Path) -> ProgramRows:
+    """Read the tests that failed. Raises SourceError where the text is no JSON."""
+    text = read_text(path, DOCUMENT_BYTES)
+    begin = text.find("{")
+    try:
+        whole, _ = json.JSONDecoder().raw_decode(text[begin:])
+    except (ValueError, RecursionError) as error:
+        raise SourceError("is cut off or no JSON") from error
+    found, host = ProgramRows(), host_of_log(path)
+    root = next((whole[name] for name in _ROOTS if isinstance(whole, dict) and name in whole), {})
+    at = 0
+    for test, devices, says in _failed(root if isinstance(root, dict) else {}):
+        at = max(at, text.find(f'"{test}"', at))
+        found.log_events.append(failed_test(test, devices, says, text.count("\n", 0, at) + 1, host))
+    return found
+
+
+def _failed(root: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
+    """(test, numbers of GPUs, text); the results of one test of several GPUs are one."""
+    for category in _objects(root.get("test_categories")):
+        for test in _objects(category.get("tests")):
+            name = str(test.get("name") or test.get("test_name") or "")
+            failed = [one for one in _objects(test.get("results")) if str(one.get("status")).lower().startswith("fail")]
+            if not name or not failed or not is_of_gpu(name):
+                continue
+            devices = [number.strip() for one in failed for number in _gpus(one).split(",") if number.strip()]
+            remarks = [value for one in failed for value in (one.get("warnings"), one.get("info"))]
+            says = dict.fromkeys(text for value in remarks for text in _texts(value))
+            yield name, sorted(dict.fromkeys(devices)), " ".join(says) or "Fail"
+
+
+def _gpus(result: dict[str, Any]) -> str:
+    if "entity_id" in result:
+        return str(result["entity_id"]) if result.get("entity_group") == "GPU" else ""
+    return str(result.get("gpu_ids") or result.get("gpu_id") or "")
+
+
+def _texts(value: object) -> Iterator[str]:
+    for one in value if isinstance(value, list) else [value]:
+        text = one.get("warning") or one.get("error") if isinstance(one, dict) else one
+        if isinstance(text, str) and text:
+            yield text
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
