@@ -279,11 +279,12 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
         findings += [_left_open(log) for log in logs if log.unjudged]
         book = LogBook.load(store)
         outcome = outcome_of(book, logs, steps)
+        printed = sorted({*book.seen, *(rank for log in logs for rank in log.printed)})
         losses = printed_losses(sorted(steps, key=lambda row: row["step"]))
         facts = {
             "first_loss": losses[0] if losses else None,
             "last_loss": losses[-1] if losses else None,
-            "num_ranks": book.world_size or len(book.seen) or None,
+            "num_ranks": book.world_size or len(printed) or None,
             "steps": num_steps(steps),
             "has_judged_steps": can_be_judged(steps),
             "ended": ended_text(book, findings, outcome.ended),
@@ -292,7 +293,8 @@ def _judge_logs(files: _Files, progress: Progress) -> tuple[list[Finding], dict[
                 "lines": sum(log.num_lines for log in logs) + num_rows,
                 "bytes": sum(log.num_bytes for log in logs),
                 "known_lines": len(events),
-                "ranks_that_printed": list(book.seen[:1000]),
+                "ranks_that_printed": printed[:1000],
+                "printed_losses": len(losses),
                 "finished": outcome.ended == "finished",
                 "outcome": outcome.text if outcome.is_known else "",
                 "silence": outcome.text if num_rows or any(log.num_lines for log in logs) else _NOTHING_READ,

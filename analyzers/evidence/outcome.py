@@ -18,13 +18,14 @@ from typing import Any
 from analyzers.deaths.logged.logged_hosts import host_of, limited_by
 from analyzers.finding import Finding
 from analyzers.logs.exceptions import standing
-from analyzers.logs.log_events import SAME_END_LINES, LogBook
+from analyzers.logs.log_events import SAME_END_LINES, LogBook, LogLine
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
 
 __all__ = ["Outcome", "earlier_ends", "ended_text", "is_at_end", "num_steps", "outcome_of", "printed_losses"]
 
 END_LINES = 15
+_STARTS = ("started", "started_again")
 _FAILURE = re.compile(
     r"fail|error|abort|kill|timed? ?out|cannot|can't|could not|unable|denied|refused|no such|not found|lost|died|"
     r"dead\b|lack|invalid|mismatch|exceed|unexpected|no heartbeat|not respond|stopping|missing",
@@ -151,11 +152,16 @@ def _extent(steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
-    """Attempts after which the job began again, as schedulers and launchers report them, one entry each."""
+    """Attempts after which the job began again, one entry each: as schedulers and launchers report them, else the error
+    that stands last before the next start.
+    """
     found: list[dict[str, str | None]] = []
     last: tuple[str, str, int] | None = None
-    for entry in sorted(book.earlier, key=lambda entry: (entry.source, entry.line)):
-        cause, host = limited_by(entry), host_of(entry) or None
+    earlier = sorted(book.earlier, key=lambda entry: (entry.source, entry.line))
+    starts = [entry for entry in book.lines if entry.kind in _STARTS]
+    errors = _last_errors(sorted([*earlier, *starts], key=lambda entry: (entry.source, entry.line)))
+    for entry in earlier:
+        cause, host = limited_by(entry) or errors.get((entry.source, entry.line), ""), host_of(entry) or None
         if not cause:
             continue
         is_same = last is not None and last[:2] == (entry.source, cause) and entry.line - last[2] <= SAME_END_LINES
@@ -164,6 +170,26 @@ def earlier_ends(book: LogBook) -> list[dict[str, str | None]]:
             found.append({"cause": cause, "host": host, "line": entry.place})
         elif found[-1]["host"] is None:
             found[-1]["host"] = host
+    return found
+
+
+def _last_errors(lines: Sequence[LogLine]) -> dict[tuple[str, int], str]:
+    """{place of an error: its type} of each attempt whose end no scheduler reports and after which no step follows."""
+    found: dict[tuple[str, int], str] = {}
+    error: LogLine | None = None
+    for place, entry in enumerate(lines):
+        if entry.kind == "exception" and entry.text("traceback") and not entry.number("is_warning"):
+            error = entry
+        elif limited_by(entry):
+            error = None
+        following = lines[place + 1] if place + 1 < len(lines) else None
+        is_end = following is None or following.source != entry.source or following.kind in _STARTS
+        if not is_end:
+            continue
+        after = following.number("after_step") if following is not None and following.source == entry.source else None
+        if error is not None and after in (None, error.number("after_step")):
+            found[error.source, error.line] = error.text("type").rpartition(".")[2]
+        error = None
     return found
 
 

@@ -19,6 +19,8 @@ def loss_line(facts: Mapping[str, Any]) -> str:
     first, last = (loss_text(facts[name], 4) for name in ("first_loss", "last_loss"))
     if (lost_at := facts.get("loss_lost_at_step")) is not None:
         return f"{first} at the start, {last} at the last finite step. NaN or Inf from step {lost_at:,} to the end."
+    if (facts.get("logs") or {}).get("printed_losses") == 1:
+        return f"{first} in the only line that prints it"
     text = f"{first} at the start, {last} at the end" if first != last else f"{first} at the start and at the end"
     drop, ratio = facts.get("loss_drop"), facts.get("loss_drop_in_noise")
     if drop is None or ratio is None:

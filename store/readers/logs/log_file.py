@@ -53,6 +53,8 @@ class ReadLog:
     rank: int | None
     events: list[LogEvent] = field(default_factory=list)
     steps: list[LogStep] = field(default_factory=list)
+    printed: set[int] = field(default_factory=set)
+    """Ranks that a line with a step, or one at the file's begin or end, belongs to."""
     first_step_line: int = 0
     last_step_line: int = 0
     num_lines: int = 0

@@ -25,6 +25,9 @@ _ZEROS = re.compile(rb"\0+")
 _HOLE = re.compile(rb"\0{64}")
 _LONGEST = 256
 """Bytes of an escape sequence: what is held back for one that a chunk cuts."""
+_RECORD = re.compile(rb"(\]<std(?:out|err)>:[^\r\n]*?)(?=\[\d+,(?:mpirank:)?\d+(?:,[\w.-]{1,64})?\]<std(?:out|err)>:)")
+"""Text of one of mpirun's records before the next one in the same line. A carriage return parts them, which ends a text
+but no numbered line."""
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "line")
 _TIME_KEYS = ("time", "timestamp", "@timestamp", "ts")
 SAMPLE_LINES = 20
@@ -55,7 +58,8 @@ def plain_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:
     first = next(chunks, b"")
     chunks = _joined(first, chunks)
     key = _text_key(first)
-    yield from _without_colours(chunks if key is None else _unwrapped(chunks, key))
+    for chunk in _without_colours(chunks if key is None else _unwrapped(chunks, key)):
+        yield _RECORD.sub(rb"\1\r", chunk) if b"]<std" in chunk else chunk
 
 
 def text_chunks(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -206,6 +206,7 @@ class _Scan:
         """Find the prefix that the lines at both ends of the first window have in common."""
         lines = window[:SAMPLE_BYTES].split(b"\n")[:SAMPLE_LINES] + window[-SAMPLE_BYTES:].split(b"\n")[-SAMPLE_LINES:]
         texts = [clean(line[:LINE_BYTES]) for line in lines if b"\r" not in line.rstrip(b"\r")]
+        self.log.printed |= {rank for text in texts if (rank := read_prefix(text, self._clock).rank) is not None}
         self._add(common_prefix([text[read_prefix(text, self._clock).length :].lstrip(" ") for text in texts]))
         first = texts[: min(len(texts) // 2, SAMPLE_LINES)]  # the sample's other half is of the window's end
         self._starts.learn(text[read_prefix(text, self._clock, self._constant).length :] for text in first)
@@ -255,6 +256,8 @@ class _Scan:
         is_below = self._heading is not None and text[:2] == "  " and number - self._heading[0] <= HEADING_LINES
         step_line = read_step(text, self._heading[1] if is_below and self._heading else None)
         prefix = self._heading[2] if is_below and self._heading else prefix
+        if prefix.rank is not None:
+            self.log.printed.add(prefix.rank)
         if step_line is not None:
             at = step_line.step if step_line.step is not None else step_line.bar.step if step_line.bar else None
             self._newest_step = self._newest_step if at is None else at

@@ -177,3 +177,17 @@ def test_an_error_before_the_time_limit_is_the_cause(tmp_path: Path) -> None:
     caught = TRACEBACK.replace('  File "/job/fit.py", line 90, in <module>\n    main()\n', "")
     (finding,) = analyzed(tmp_path, steps(1, 9) + caught + limit).fired
     assert finding.cause == "time_limit"
+
+
+def test_the_error_that_ended_an_earlier_attempt_is_listed(tmp_path: Path) -> None:
+    text = launched(0, 1, resumed=False) + steps(1, 7) + CRASH + launched(0, 1) + steps(5, 120) + FINISHED
+    found = analyzed(tmp_path, text)
+    assert found.fired == ()
+    assert found.run["ended"] == "finished, after an earlier attempt: ValueError"
+    (end,) = found.run["logs"]["earlier_ends"]
+    assert end["line"] == f"slurm-1.log:{text[: text.index('[rank1]: ValueError')].count(chr(10)) - 1}"
+
+
+def test_an_error_that_the_earlier_attempt_survived_is_not_its_end(tmp_path: Path) -> None:
+    text = launched(0, 1, resumed=False) + steps(1, 4) + CRASH + steps(4, 7) + launched(0, 1) + steps(7, 120) + FINISHED
+    assert analyzed(tmp_path, text).run["ended"] == "finished"

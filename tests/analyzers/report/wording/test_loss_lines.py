@@ -55,3 +55,8 @@ def test_a_change_within_the_noise_has_no_direction() -> None:
 
 def test_one_loss_is_given_once() -> None:
     assert loss_line({"first_loss": 4.1, "last_loss": 4.1}) == "4.1000 at the start and at the end"
+
+
+def test_one_printed_loss_is_neither_a_start_nor_an_end() -> None:
+    facts = {"first_loss": 4.1, "last_loss": 4.1, "logs": {"printed_losses": 1}}
+    assert loss_line(facts) == "4.1000 in the only line that prints it"

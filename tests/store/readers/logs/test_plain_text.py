@@ -74,3 +74,30 @@ def test_a_line_that_docker_split_is_one_again() -> None:
 def test_json_lines_of_steps_are_left_as_they_are() -> None:
     data = b'{"epoch": 1, "loss": "3.1", "num_updates": "100"}\n' * 4
     assert b"".join(plain_chunks(iter([data]))) == data
+
+
+GLUED = """\
+[1,mpirank:0,algo-1]<stdout>:step 7 loss 2.1[1,mpirank:1,algo-1]<stdout>:step 7 loss 2.2
+[1,mpirank:3,algo-1]<stderr>:Traceback (most recent call last):[1,mpirank:0,algo-1]<stdout>:step 8 loss 2.0
+[1,mpirank:3,algo-1]<stderr>:  File "/opt/fit.py", line 88, in <module>[1,mpirank:1,algo-1]<stdout>:step 8 loss 2.1
+[1,mpirank:3,algo-1]<stderr>:    main()
+[1,mpirank:3,algo-1]<stderr>:ValueError: bad record 17[1,mpirank:0,algo-1]<stdout>:step 9 loss 1.9
+"""
+
+
+def test_records_of_mpirun_glued_in_one_line_are_lines_of_their_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(GLUED)
+    log = read_log(path)
+    error = next(event for event in log.events if event.kind == "exception")
+    assert (error.rank, error.line, error.fields["message"]) == (3, 2, "bad record 17")
+    found = sorted((step.prefix.rank, step.step_line.step) for step in log.steps)
+    assert found == [
+        (0, 7),
+        (0, 8),
+        (0, 9),
+        (1, 7),
+        (1, 8),
+    ]
+    assert log.num_lines == 5
+    assert log.printed == {0, 1, 3}
