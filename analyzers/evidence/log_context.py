@@ -115,6 +115,11 @@ def interface_candidates(book: LogBook) -> list[Candidate]:
     bridged = [(entry, address) for entry in broken for address in _addresses(entry) if address.startswith(_BRIDGE)
                and (entry.host or "")[:1].isdigit() and not (entry.host or "").startswith(_BRIDGE)]  # fmt: skip
     reached = reached or own_name or bridged
+    fallback = next(book.of("gloo_loopback"), None)
+    failed = next(book.of("gloo_mesh_failed"), None)
+    if not reached and fallback is not None and failed is not None:
+        what = "gloo took the loopback address, since the host's name has no other: no other host can reach it"
+        return [_wrong_interface(what, [fallback], [failed], "GLOO_SOCKET_IFNAME")]
     if reached:
         entry, address = reached[0]
         name = (

@@ -82,6 +82,8 @@ def _throughput(finding: Finding) -> str:
         for name, value in of.items()
         if name.endswith("_rise_ms") and is_number(value)
     )
+    if not rises and "step_ms" not in of:
+        return "Every line after it prints a lower throughput than those before."
     if not rises:
         return f"A step takes {number(of.get('step_ms'))} ms, against {number(of.get('step_before_ms'))} ms before."
     return f"Changes per step: {rises}."

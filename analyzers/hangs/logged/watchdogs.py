@@ -239,7 +239,8 @@ def _states(book: LogBook) -> dict[int, int]:
 def _missing(book: LogBook, members: Mapping[int, Wait]) -> tuple[int, ...]:
     """Ranks that must exist (below the world size, or between waiting ones) but waited in no call."""
     size = book.world_size or max(members) + 1
-    if size > 4096 or len(members) < 2:
+    is_cut = any(entry.number("is_cut") for entry in book.of("watchdog_timeout", "watchdog_state"))
+    if size > 4096 or len(members) < 2 or is_cut:  # further reports may have followed the file's end
         return ()
     spoke = book.spoke
     known = {entry.rank for entry in book.of("watchdog_stuck")} | spoke | members.keys()

@@ -349,6 +349,8 @@ class _Scan:
         )
         if match is None and rule.role != "hint":  # a terminal may have broken the line
             following = next(self._following(window, line_end), None)
+            if rule.role == "hang" and not window[line_end : line_end + LINE_BYTES].strip():
+                return {"is_cut": 1}  # the file ends within this report
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
         if match is None:
             return None

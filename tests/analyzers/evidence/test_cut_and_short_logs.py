@@ -1,0 +1,79 @@
+"""Logs that end within a report, are short, or lines of which a paste broke: the verdict says what is left of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analyzers.diagnose import Diagnosis
+from analyzers.evidence.diagnose_files import diagnose_files
+from analyzers.report.wording.explained import why
+
+REPORT = (
+    "[rank{rank}]:[E ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=4096, NumelOut=4096, Timeout(ms)=600000) ran for 600021 "
+    "milliseconds before timing out.\n"
+)
+
+
+def diagnosed(folder: Path, text: str) -> Diagnosis:
+    (folder / "train.log").write_text(text)
+    return diagnose_files([folder / "train.log"])
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+def test_ranks_are_not_missing_from_a_list_that_the_files_end_cuts(tmp_path: Path, end: str) -> None:
+    whole = "".join(REPORT.format(rank=rank) for rank in (0, 2, 3, 5, 6))
+    (found,) = diagnosed(tmp_path, whole).fired
+    assert (found.cause, found.ranks) == ("not_entered", (1, 4))
+    cut = REPORT.format(rank=1)
+    (found,) = diagnosed(tmp_path, whole + cut[: cut.index("REDUCE, ")] + end).fired
+    assert (found.cause, found.ranks) == ("all_entered", ())
+    assert "rank 4 printed nothing" in found.summary
+
+
+def test_the_next_line_completes_a_report_that_a_paste_broke(tmp_path: Path) -> None:
+    lines = [REPORT.format(rank=rank) for rank in (0, 2, 3, 1)]
+    lines[-1] = lines[-1].replace("OpType=", "OpTy\npe=")
+    (found,) = diagnosed(tmp_path, "".join(lines)).fired
+    assert (found.cause, found.ranks, found.evidence["waiting_ranks"]) == ("all_entered", (), [0, 1, 2, 3])
+
+
+def test_gloo_on_loopback_is_the_wrong_interface_where_its_mesh_fails(tmp_path: Path) -> None:
+    warning = "[W ProcessGroupGloo.cpp:812] Warning: Unable to resolve hostname to a (local) address. Using the "
+    warning += "loopback\naddress as fallback. Manually set the network interface with GLOO_SOCKET_IFNAME\n"
+    mesh = "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out\n"
+    (found,) = diagnosed(tmp_path, warning + mesh).fired
+    assert (found.cause, found.ranks) == ("no_interface", ())
+    assert "GLOO_SOCKET_IFNAME" in str(found.evidence["do"])
+    assert diagnosed(tmp_path, warning + "step 1 loss 2.0\nstep 2 loss 1.9\nTraining finished.\n").fired == ()
+
+
+def means(*speeds: float, every: int = 50) -> str:
+    lines = (f"Speed {speed:.2f} samples/sec   Loss {40 - place}   Global Step: {every * place}\n"
+             for place, speed in enumerate(speeds, 1))  # fmt: skip
+    return "".join(lines)
+
+
+FAST = (1473.0, 1548.3, 1507.5, 1517.1, 1540.3, 1530.7, 1534.2)
+
+
+def test_a_drop_shows_in_a_few_lines_that_are_means_of_many_steps(tmp_path: Path) -> None:
+    (found,) = diagnosed(tmp_path, means(*FAST, 905.0, 485.2, 487.6)).fired
+    assert (found.kind, found.first_step) == ("throughput", 450)
+    assert why(found) == "Every line after it prints a lower throughput than those before."
+
+
+@pytest.mark.parametrize("text", [means(*FAST, 905.0, 1520.0, 1498.0), means(*FAST, 905.0), means(*FAST, 1322.0, 1318.0),
+                                  means(*FAST, 485.2, 487.6, every=1)])  # fmt: skip
+def test_one_slow_line_a_small_drop_and_single_steps_are_no_drop(tmp_path: Path, text: str) -> None:
+    assert diagnosed(tmp_path, text).fired == ()
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_an_error_of_the_file_system(tmp_path: Path) -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/job/train.py", line 9, in <module>\n    torch.save(state, path)\n'
+        "RuntimeError: File out/checkpoint_0.pt cannot be opened.\n"
+    )
+    assert [one.cause for one in diagnosed(tmp_path, text).fired] == ["file_system"]
