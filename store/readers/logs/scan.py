@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -349,9 +350,10 @@ class _Scan:
         )
         if match is None and rule.role != "hint":  # a terminal may have broken the line
             following = next(self._following(window, line_end), None)
-            if rule.role == "hang" and not window[line_end : line_end + LINE_BYTES].strip():
-                return {"is_cut": 1}  # the file ends within this report
             match = rule.pattern.search(text.rstrip() + following[1].strip()) if following else None
+            rest = islice(self._following(window, line_end), 1, NEAR_LINES)
+            if match is None and rule.role == "hang" and not any(line.strip() for _, line in rest):
+                return {"is_cut": 1}  # the file ends within this report
         if match is None:
             return None
         return {name: field_value(value) for name, value in match.groupdict().items() if value not in (None, "")}
