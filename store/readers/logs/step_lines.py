@@ -229,8 +229,8 @@ def _about_bar(description: str) -> tuple[str, int | None] | None:
 
 def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepLine | None:
     """The step of a line; None if it has no values of a step. `heading`: that of the line above, if indented."""
-    if "train_runtime" in text:
-        return None  # transformers' summary at the end
+    if "train_runtime" in text or "Saving dict for global step" in text:
+        return None  # the summary of transformers at the end, of TensorFlow's Estimator after an evaluation
     if " train " in text and (columns := _COLUMNS.match(text)):
         return StepLine(step=int(columns["step"]), loss=_float(columns[2]), grad_norm=None, lr=None, duration_ns=None)
     bar = read_bar(text) if "it/s" in text or "s/it" in text else None

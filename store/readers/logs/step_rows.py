@@ -25,6 +25,10 @@ __all__ = ["step_rows"]
 
 SKIPPED_RATIO = 20
 """Ratio of a bar's first advance to its usual one from which the steps before count as skipped (a resumed job)."""
+ELAPSED_LINES = 8
+"""Lines whose durations are compared with the time that passed between them."""
+ELAPSED_RATIO = 5
+"""Growth of a duration with nearly every line that is none, where lines have no time."""
 SETTLE_STEPS = 40
 """Steps until skipped steps no longer affect tqdm's smoothed rate (each step keeps 0.7 of the old rate)."""
 
@@ -94,8 +98,30 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
                 row[key] = value
         is_after_other, last = is_after_other and row is last, row
     every = list(rows.values())
+    _drop_elapsed(every)
     _add_durations(every, passes.of)
     return every
+
+
+def _drop_elapsed(rows: Sequence[dict[str, Any]]) -> None:
+    """Drop durations that are the time since the program's start: they grow from line to line as its clock does."""
+    timed = [row for row in rows if row.get("duration_ns") and not row.get("is_of_bar")]
+    if len(timed) < ELAPSED_LINES:
+        return
+    values = [row["duration_ns"] for row in timed]
+    grown = [after - before for before, after in pairwise(values)]
+    passed = [after["start_ns"] - before["start_ns"] for before, after in pairwise(timed)
+              if before["start_ns"] is not None and after["start_ns"] is not None]  # fmt: skip
+    if len(passed) == len(grown):
+        together = zip(grown, passed, strict=True)
+        as_clock = sum(0 < a and abs(a - b) <= 0.1 * b + 1e9 for a, b in together)
+        ahead = [a for a in grown if a > 0]
+        as_clock *= sum(ahead) > 0.5 * sum(passed)
+    else:
+        as_clock = sum(a > 0 for a in grown) if values[-1] > ELAPSED_RATIO * values[0] else 0
+    if as_clock >= 0.9 * len(grown):
+        for row in timed:
+            del row["duration_ns"]
 
 
 def _usual_name(lines: Sequence[LogStep]) -> str:

@@ -78,3 +78,31 @@ def test_a_checkpoint_that_cannot_be_opened_is_an_error_of_the_file_system(tmp_p
         "RuntimeError: File out/checkpoint_0.pt cannot be opened.\n"
     )
     assert [one.cause for one in diagnosed(tmp_path, text).fired] == ["file_system"]
+
+
+def clocked(num: int, *, stamped: bool, slow_from: int = 1000) -> str:
+    """Lines of a program whose `Time` is the time since its start; a step takes a second."""
+    lines, elapsed = [], 0
+    for step in range(1, num + 1):
+        elapsed += 1 + 2 * (step >= slow_from)
+        stamp = f"2026-11-26 10:{elapsed // 60:02d}:{elapsed % 60:02d},000 - INFO - " if stamped else ""
+        lines.append(f"{stamp}Iter [{step}/400] || Time: {100 + elapsed}.0 sec || Loss: {4 - step / 100:.4f}\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_the_time_since_the_start_is_no_duration_of_a_step(tmp_path: Path, stamped: bool) -> None:
+    assert diagnosed(tmp_path, clocked(600, stamped=stamped)).fired == ()
+
+
+def test_a_drop_shows_between_the_times_of_lines_that_print_the_time_since_the_start(tmp_path: Path) -> None:
+    (found,) = diagnosed(tmp_path, clocked(300, stamped=True, slow_from=150)).fired
+    assert found.kind == "throughput"
+    assert abs((found.first_step or 0) - 150) <= 5
+
+
+def test_the_loss_of_an_estimators_evaluation_is_no_training_loss(tmp_path: Path) -> None:
+    lines = (f"INFO:tensorflow:loss = {0.5 - step / 250:.4f}, step = {100 * step} (14 sec)\n" for step in range(1, 120))
+    steps = "".join(lines)
+    end = "INFO:tensorflow:Saving dict for global step 12000: accuracy = 0.85, global_step = 12000, loss = 0.7218\n"
+    assert diagnosed(tmp_path, steps + end).fired == ()
