@@ -32,7 +32,7 @@ def read(path: Path) -> ProgramRows:
     except (ValueError, RecursionError) as error:
         raise SourceError("is cut off or no JSON") from error
     found, host = ProgramRows(), host_of_log(path)
-    root = next((whole[name] for name in _ROOTS if isinstance(whole, dict) and name in whole), {})
+    root: object = next((whole[name] for name in _ROOTS if isinstance(whole, dict) and name in whole), {})
     at = 0
     for test, devices, says in _failed(root if isinstance(root, dict) else {}):
         at = max(at, text.find(f'"{test}"', at))
