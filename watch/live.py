@@ -50,7 +50,7 @@ class LiveJudge:
             stall=stall_policy(manifest), manifest=manifest, reported=remembered(before), stacks_dir=stacks_dir
         )
         self._advice = AdviceState(reported=remembered_advice(before))
-        self._told_failures: set[tuple[str, str]] = set()
+        self._reported_failures: set[tuple[str, str]] = set()
 
     @property
     def is_stopping(self) -> bool:
@@ -121,7 +121,7 @@ class LiveJudge:
         """Write an event for each analysis and plug-in that failed, once per reason."""
         with self._state.lock:
             failed = {(name, reason) for name, reasons in self._state.failures.items() for reason in reasons}
-            news, self._told_failures = failed - self._told_failures, failed | self._told_failures
+            news, self._reported_failures = failed - self._reported_failures, failed | self._reported_failures
         for name, reason in sorted(news):
             line = visible(" ".join(reason.split()))[:500]
             logger.warning("%s failed: %s", name, line)

@@ -126,7 +126,7 @@ def _all_ended_well(view: AttemptView, log: EventLog) -> bool:
 
 
 def _sudden(roots: Sequence[Death], log: EventLog, view: AttemptView) -> bool:
-    """Return True if a root died of its own signal or error, not because of a hang or a kill by watch."""
+    """Return True if a root died by a signal or an error, not because of a hang or a kill by watch."""
     return not killed_by_watch(log, view.attempt) and any(
         death.cause in ("signal", "exception", "exit", "out_of_memory") and not death.is_from_outside
         for death in before_stop(roots, view, log)

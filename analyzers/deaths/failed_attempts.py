@@ -3,7 +3,7 @@
     failed_attempts(source, run.manifest())        # [0, 2]: attempt 1 was interrupted by a user
 
 The findings classify: what is reported as a hang or a lost rank is a failure (a kill, a crash, a lost node or
-launcher), whoever ended what was left of it. None is an attempt
+launcher), by whatever means the rest of it ended. None is an attempt
 
 1. that a signal to its launcher or to all its ranks ended (Ctrl-C, a scheduler's SIGTERM),
 2. whose ranks all closed their records: finished, stopped by the guard, or asked to save for a node that joins,

@@ -209,8 +209,8 @@ def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:
     elif any(
         abs(every - (row.get("per_epoch") or 0)) <= 1 and (cost < SHARED.cost_ratio or row.get("is_of_bar"))
         for row in timed
-    ):  # a bar's rate begins anew with each epoch
-        why = "That is once an epoch: loader workers start anew (persistent_workers=True keeps them)."
+    ):  # a bar's rate starts again with each epoch
+        why = "That is once an epoch: loader workers start again (persistent_workers=True keeps them)."
     else:
         return one
     return replace(one, status="advice", severity="info", summary=f"{one.summary} {why}")

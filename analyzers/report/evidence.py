@@ -55,12 +55,12 @@ def _of_plugin(source: Source, finding: Finding) -> Iterator[Drawing]:
     if plugin is None or finding.kind not in plugin.explains.get("FIGURES", ()):
         return
     try:
-        yield from plugin.process.call("draw", finding, source=source, form=_drawn)
+        yield from plugin.process.call("draw", finding, source=source, form=_drawings)
     except (PluginError, ValueError) as error:
         yield not_drawn(f"plug-in {plugin.name}", str(error))
 
 
-def _drawn(answer: Any) -> list[Drawing]:
+def _drawings(answer: Any) -> list[Drawing]:
     return [Drawing(title=str(drawn["title"]), figure=go.Figure(drawn["figure"])) for drawn in answer]
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from ..tape.files.kept_descriptor import moved_up
+from ..tape.files.checked_descriptor import moved_up
 from ..tape.format.schema import UNSET
 
 __all__ = ["CoreTime", "CoreUse"]

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..fail_open import DISK_ERRNOS, failing_open, record_error
 from .event_kinds import EVENT_KINDS, unknown_fields
-from .files.kept_descriptor import KeptDescriptor
+from .files.checked_descriptor import CheckedDescriptor
 from .files.safe_open import open_plain
 from .unwritten import MAX_UNWRITTEN_BYTES, missing_newline, save_unwritten
 
@@ -39,7 +39,7 @@ class EventWriter:
         self.path = path
         self.attempt = attempt
         self.rank = rank
-        self._file = KeptDescriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._file = CheckedDescriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._unwritten: deque[bytes] = deque()
         self.saved_to: Path | None = None
         """Where `close` left the lines that the disk did not take."""

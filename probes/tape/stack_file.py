@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from .files.kept_descriptor import moved_up
+from .files.checked_descriptor import moved_up
 from .rundir import RunDir
 
 __all__ = ["ALL_THREADS_SIGNAL", "MAIN_THREAD_SIGNAL", "register", "stack_path"]

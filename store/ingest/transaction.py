@@ -1,8 +1,8 @@
 """One transaction's worth of records and events on the way into the store.
 
     transfer = Transfer(connection, dictionary, state, Redactor.of(run.private_manifest()))
-    transfer.take_segment(look, anchor_ns=..., names=...)
-    transfer.take_events(look)
+    transfer.take_segment(records, anchor_ns=..., names=...)
+    transfer.take_events(events)
     save(connection, transfer.finish())
 
 Records of many segments go in together, a table at a time: an INSERT costs a millisecond, whatever it carries.
@@ -62,41 +62,41 @@ class Transfer:
         if problem != self._state.problems.get(path, ""):
             self.changes.problems[path] = problem
 
-    def take_segment(self, look: NewRecords, *, anchor_ns: int, names: NameBook) -> None:
+    def take_segment(self, added: NewRecords, *, anchor_ns: int, names: NameBook) -> None:
         """Add what is new in a segment."""
-        table, path = look.header.table.name, look.position.path
-        self.take_problem(path, look.problem)
-        self.changes.segments[path] = look.position
-        self.bytes_read += look.complete.nbytes
+        table, path = added.header.table.name, added.position.path
+        self.take_problem(path, added.problem)
+        self.changes.segments[path] = added.position
+        self.bytes_read += added.complete.nbytes
         before = self._state.segments.get(path)
-        takes_open = look.header.table.can_be_open and not look.keeps_open
+        takes_open = added.header.table.can_be_open and not added.keeps_open
         if before is not None and before.pending and takes_open:
             self._once_open.setdefault(table, []).append(path)
-        still_open = look.open_records if takes_open else look.open_records[:0]
-        for records, parts in ((look.complete, self._complete), (still_open, self._open)):
+        still_open = added.open_records if takes_open else added.open_records[:0]
+        for records, parts in ((added.complete, self._complete), (still_open, self._open)):
             if len(records):
                 part = Part(
-                    rank=look.folder.rank,
-                    attempt=look.header.attempt,
+                    rank=added.folder.rank,
+                    attempt=added.header.attempt,
                     anchor_ns=anchor_ns,
                     names=names,
                     records=records,
                     segment=path,
                 )
                 parts.setdefault(table, []).append(part)
-        self._waiting[table] += len(look.complete)
+        self._waiting[table] += len(added.complete)
         if self._waiting[table] >= BATCH_ROWS:
             self._flush(table)
 
-    def take_events(self, look: NewEvents) -> None:
+    def take_events(self, added: NewEvents) -> None:
         """Add new events, to the table of all events and to the tables of their kinds."""
-        before = self._state.events.get(look.position.path)
-        self.take_problem(look.position.path, look.problem)
-        self.changes.events[look.position.path] = look.position
-        self.bytes_read += look.position.next_byte - (before.next_byte if before else 0)
-        self.is_partial |= look.is_partial
-        for content in look.events:
-            event = Event(content=self._redact.within(content), attempt=look.folder.attempt, rank=look.folder.rank)
+        before = self._state.events.get(added.position.path)
+        self.take_problem(added.position.path, added.problem)
+        self.changes.events[added.position.path] = added.position
+        self.bytes_read += added.position.next_byte - (before.next_byte if before else 0)
+        self.is_partial |= added.is_partial
+        for content in added.events:
+            event = Event(content=self._redact.within(content), attempt=added.folder.attempt, rank=added.folder.rank)
             self._events.setdefault("events", []).append(event)
             table = _EVENT_TABLES.get(content["kind"])
             if table is not None:

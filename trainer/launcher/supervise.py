@@ -24,7 +24,7 @@ from trainer.launcher.processes.rank_processes import RankProcesses
 from trainer.launcher.processes.zygote import Zygote
 from trainer.launcher.remote_checkpoints import RemoteCheckpoints
 from trainer.launcher.stop_signals import StopSignals
-from trainer.launcher.terminal.live_lines import say
+from trainer.launcher.terminal.live_lines import print_wrapped
 from trainer.launcher.terminal.progress import ProgressView
 from trainer.launcher.terminal.stop_report import STOPPING, VERDICT_INDENT, open_verdict
 from trainer.launcher.watch_keeper import WatchKeeper
@@ -69,7 +69,7 @@ class _Stop:
         self._events.write(event_kinds.STOP_REQUESTED, node_rank=self._node.rank, signal=name)
 
     def report(self, number: int) -> None:
-        say(self._console, *open_verdict(self._run), STOPPING, indent=VERDICT_INDENT)
+        print_wrapped(self._console, *open_verdict(self._run), STOPPING, indent=VERDICT_INDENT)
 
     def end_at_once(self, number: int, reason: str) -> None:
         self._ranks.kill()
@@ -195,7 +195,7 @@ def _print_outcome(run: RunDir, outcome: Outcome, console: Console) -> None:
         console.print(f"[green]Finished[/]{restarted}. Next: [bold]rankscope analyze {shown}[/]", highlight=False)
         return
     title, message = _TITLES[outcome.reason], escape(outcome.message)
-    say(console, f"[red]{title}[/]{restarted}. {message}")
+    print_wrapped(console, f"[red]{title}[/]{restarted}. {message}")
     if outcome.reason in ("preempted", "interrupted"):
         console.print(f"To continue: [bold]rankscope train --resume {shown}[/]", highlight=False, soft_wrap=True)
         return

@@ -1,4 +1,4 @@
-"""How a layout lets a step be judged: with its numbers read late, and gradients compared before the update.
+"""When, and over which ranks, a layout judges a step: numbers read late, gradients compared before the update.
 
 compared_over(config, plan, on_host=True)       # "dp_shard": the dimension whose ranks compare gradients; "" for none
 reason_to_read_at_once(config, plan, on_host=False)     # "" where the numbers of a step may be read late

@@ -1,4 +1,4 @@
-"""How ranks ended, by the lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
+"""Ends of ranks, by the lines of ranks and launchers: signals, exit codes, victims, a stop from outside."""
 
 from __future__ import annotations
 

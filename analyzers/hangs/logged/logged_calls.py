@@ -289,7 +289,7 @@ def _unnumbered(book: LogBook) -> Iterator[Candidate]:
             lines[:20],
             kind="hang",
             rank_class="hang" if any(entry.kind == "watchdog_timeout" for entry in lines) else "victim",
-            what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for whom",
+            what=f"{who(waiting)} gave up waiting for other ranks, and no line says in which call or for which rank",
             is_proven=False,
             evidence={"waiting_ranks": waiting, "do": _do_of(waiting, book)},
         )

@@ -1,6 +1,6 @@
 """Loss spikes of a recorded run: the verdicts of the streaming detector, grouped into findings with a cause.
 
-1. The loss of a step is the mean over the ranks that have one. In an attached loop each rank has the loss of its own
+1. The loss of a step is the mean over the ranks that have one. In an attached loop each rank has the loss of its
    batch, with larger outliers than the mean (ranks of the trainer, and of a pipeline's last stage, have equal losses).
    The newest steps are judged once all these ranks have recorded them.
 2. It is passed to a `SpikeDetector` in order of execution. If the step counter goes back, by a rollback or a restart,
@@ -139,8 +139,8 @@ def find_spikes(
             continue
         cause, after = _cause(group, policy), None
         before, first = observations[group.indices[0] - 1], observations[group.indices[0]]
-        goes_on = before.attempt == first.attempt and before.step < first.step
-        if cause == "divergence" and goes_on:  # steps repeated after a restart are not a recovery of the loss
+        is_next_step = before.attempt == first.attempt and before.step < first.step
+        if cause == "divergence" and is_next_step:  # steps repeated after a restart are not a recovery of the loss
             after = _after(observations, group)
             cause = "batch" if after.has_fallen else cause
         spikes.append(Spike(tuple(group.indices), tuple(group.verdicts), cause, after))

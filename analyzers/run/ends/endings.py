@@ -1,4 +1,4 @@
-"""How the ranks of an attempt ended: root causes, separated from ranks that died because of another rank.
+"""Ends of the ranks of an attempt: root causes, separated from ranks that died because of another rank.
 
     deaths = find_deaths(view, log)
     roots = [death for death in deaths if not death.collateral]

@@ -1,4 +1,4 @@
-"""How the newest launch of a run ended, without nodes that left while the others went on.
+"""End of the newest launch of a run, without nodes that left while the others went on.
 
 ended = run_ends(log, last_ns=view.last_ns)         # [-1] is the run's, if there is any
 """

@@ -5,7 +5,7 @@ late_ranks(read_inspected(survey(folder)))
 1. Of one collective the rank with the shortest time came last; the others waited the difference to it (`arrivals`).
 2. A rank that comes last in most collectives of a communicator, and for which the others wait a good part of their
    time in them, is suspected: why it is late is not in these files.
-3. The files have lengths and no times: their calls are judged in a store of their own, apart from those of a run.
+3. The files have lengths and no times: their calls are judged in a separate store, not with those of a run.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from ..files.kept_descriptor import KeptDescriptor
+from ..files.checked_descriptor import CheckedDescriptor
 from ..files.safe_open import open_plain
 
 __all__ = ["NameWriter", "read_names"]
@@ -27,7 +27,7 @@ class NameWriter:
     """Gives each distinct text a number and appends it to `names.jsonl`. Calling it costs one dict look-up."""
 
     def __init__(self, path: Path) -> None:
-        self._file = KeptDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = CheckedDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         # A folder that was written before (a watch that was started again) keeps its numbers.
         self._ids: dict[str, int] = {text: number for number, text in read_names(path)[0].items()}
         self._next = max(self._ids.values(), default=0) + 1

@@ -8,7 +8,7 @@
 1. Groups are named as ours are (`world:0-3`, `tp:4-5`); two groups of the same members are told apart by torch's name.
 2. gloo records that a call is over and not whether it failed: the newest call of a rank cannot have succeeded if a
    member that dumped later never entered it, or called something else there. Its row has no end.
-3. On devices a call is only enqueued until its kernel starts. Where a dump tells which did (`tells_started`), the open
+3. On devices a call is only enqueued until its kernel starts. Where a dump tells which did (`records_starts`), the open
    calls are rows of `nccl_calls`, too, as NCCL's plugin writes them; where it does not, that is unknown.
 4. p2p calls have no number that both sides share. They are counted, from the start where neither ring lost any, else
    from the last that is done.
@@ -61,17 +61,17 @@ def rows_of_dumps(dumps: Sequence[RankDump]) -> DumpRows:
     nccl_calls: list[Row] = []
     nccl_groups: list[Row] = []
     numbers = {group: number for number, group in enumerate(members)}
-    since = _first_kept(ranks)
+    since = _first_row_numbers(ranks)
     for rank, dump in ranks.items():
         on_device: dict[GroupKey, bool] = {}
         for group, call, seq, peer, is_open in _calls(dump, members, ranks):
             on_device[group] = on_device.get(group, False) or call.has_events
             is_first = rank == members[group][0]
-            if is_open and call.has_events and dump.tells_started:
+            if is_open and call.has_events and dump.records_starts:
                 nccl_calls.append(_state(rank, numbers[group], call, seq))
             if is_open or is_first or call.peer is not None or seq >= since.get(group, 0):
                 collectives.append(_row(rank, labels[group], call, seq, peer))
-        if dump.tells_started:
+        if dump.records_starts:
             nccl_groups += [
                 {"rank": rank, "communicator": numbers[group], "process_group": labels[group],
                  "members": list(members[group]), "is_alive": True}
@@ -150,7 +150,7 @@ def _complete(dump: RankDump, group: GroupKey) -> bool:
     return not dump.dropped or group in dump.last_seq
 
 
-def _first_kept(ranks: Mapping[int, RankDump]) -> dict[GroupKey, int]:
+def _first_row_numbers(ranks: Mapping[int, RankDump]) -> dict[GroupKey, int]:
     """The first number of each group of which the calls of all members are rows."""
     first: dict[GroupKey, int] = {}
     for dump in ranks.values():

@@ -62,7 +62,7 @@ class RankDump:
     num_entries: int = 0
     damaged_entries: int = 0
     dropped: int = 0
-    tells_started: bool = False
+    records_starts: bool = False
     """True if the dump records when devices start calls: a call without a start has then not been started."""
     only_active: bool = False
     """True if written without completed calls: absent calls are complete, gaps in the numbers no lost records."""
@@ -155,7 +155,7 @@ def _reduce(recorded: list[Any], dump: RankDump, *, is_whole: bool) -> None:
             dump.damaged_entries += 1
             continue
         dump.has_frames |= bool(call.caller)
-        dump.tells_started |= call.started and call.has_events
+        dump.records_starts |= call.started and call.has_events
         dump.last_ns = max(dump.last_ns, call.last_ns)
         numbers = (
             whole_number(entry.get("collective_seq_id"), default=-1),

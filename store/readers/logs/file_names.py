@@ -74,8 +74,8 @@ def _host_of_folder(path: Path) -> str | None:
     if folder.parent == Path(tempfile.gettempdir()):
         return None
     shape = re.sub(r"\d+", "#", folder.name)
-    alike = (other for other in _folders(folder.parent) if re.sub(r"\d+", "#", other.name) == shape)
-    return folder.name if any(other != folder and (other / path.name).exists() for other in alike) else None
+    same_shape = (other for other in _folders(folder.parent) if re.sub(r"\d+", "#", other.name) == shape)
+    return folder.name if any(other != folder and (other / path.name).exists() for other in same_shape) else None
 
 
 def _folders(parent: Path) -> list[Path]:

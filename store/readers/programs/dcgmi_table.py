@@ -83,10 +83,10 @@ def _failed(rows: list[_Row]) -> Iterator[tuple[int, str, list[str], str]]:
             device = match[1]
             continue
         test = row.left.removeprefix("->").strip()
-        says = row.right[0] if row.right else ""
-        if ": " in says and says.split(": ", 1)[1].startswith("Fail"):  # DCGM before 2.0: "PCIe system: Failure - ..."
-            test, says = says.split(": ", 1)
-        if not says.startswith("Fail") or not test or not is_of_gpu(test) or _REMARK.match(test):
+        result = row.right[0] if row.right else ""
+        if ": " in result and result.split(": ", 1)[1].startswith("Fail"):
+            test, result = result.split(": ", 1)  # DCGM before 2.0: "PCIe system: Failure - ..."
+        if not result.startswith("Fail") or not test or not is_of_gpu(test) or _REMARK.match(test):
             continue
         remarks: list[str] = []
         for later in rows[place + 1 :]:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from store.readers.programs.rows import ProgramRows
-from store.readers.programs.sacct import HEADER_LINES, end_of_job
+from store.readers.programs.sacct import end_of_job
+from store.readers.programs.scontrol import blocks, is_listing
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "scontrol show job"
-_FIELD = re.compile(r"(?:^|\s)(JobId|JobState|Reason|ExitCode|EndTime|NodeList)=(\S*)")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the first line of a job."""
-    lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell's prompt may stand before it
-    return any(line.lstrip().startswith(b"JobId=") for line in lines) and b"JobState=" in first
+    """Return True for a listing of jobs."""
+    return is_listing(first, "JobId", "JobState")
 
 
 def read(path: Path) -> ProgramRows:
     """Read the last job."""
-    jobs: list[tuple[int, dict[str, str]]] = []
-    for number, line in enumerate(read_text(path, DOCUMENT_BYTES).splitlines(), 1):
-        for name, value in _FIELD.findall(line):
-            if name == "JobId":
-                jobs.append((number, {}))
-            if jobs:
-                jobs[-1][1].setdefault(name, value)
+    jobs = blocks(read_text(path, DOCUMENT_BYTES), "JobId")
     found = ProgramRows()
     if len(jobs) > 1:
         found.problem = f"lists {len(jobs)} jobs: only the last, {jobs[-1][1]['JobId']}, was read"

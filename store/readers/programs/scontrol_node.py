@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from store.readers.programs.rows import ProgramRows
-from store.readers.programs.sacct import HEADER_LINES, wall_ns_of
+from store.readers.programs.sacct import wall_ns_of
+from store.readers.programs.scontrol import blocks, is_listing
 from store.readers.programs.text import read_text
 from store.readers.untrusted.external_files import DOCUMENT_BYTES
 
 NAME = "scontrol show node"
 MAX_NODES = 64
 """More than this are the cluster's and not a job's: which of them the job had is not known."""
-_FIELD = re.compile(r"(?:^|\s)(NodeName|State|Reason)=(.*?)(?=\s+[A-Z]\w+=|\s*$)")
 _FAILED = ("DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING")
 _DRAINED = ("DRAIN", "DRAINED", "DRAINING")
 _PLANNED = re.compile(r"mainten|upgrad|\breboot|reserv|update|install|patch|\btest", re.IGNORECASE)
@@ -22,20 +22,13 @@ _SINCE = re.compile(r"\[\S+@([\dT:-]+)\]")
 
 
 def recognise(first: bytes) -> bool:
-    """Return True for the first line of a node."""
-    lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell's prompt may stand before it
-    return any(line.lstrip().startswith(b"NodeName=") for line in lines) and b"State=" in first
+    """Return True for a listing of nodes."""
+    return is_listing(first, "NodeName", "State")
 
 
 def read(path: Path) -> ProgramRows:
     """Read the nodes of a job."""
-    nodes: list[tuple[int, dict[str, str]]] = []
-    for number, line in enumerate(read_text(path, DOCUMENT_BYTES).splitlines(), 1):
-        for name, value in _FIELD.findall(line):
-            if name == "NodeName":
-                nodes.append((number, {}))
-            if nodes:
-                nodes[-1][1][name] = value.strip()
+    nodes = blocks(read_text(path, DOCUMENT_BYTES), "NodeName")
     if len(nodes) > MAX_NODES:
         reason = f"lists {len(nodes)} nodes: give those of the job (scontrol show node $SLURM_JOB_NODELIST)"
         return ProgramRows(problem=reason)

@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import Console
 
 from analyzers.finding import Finding
-from trainer.launcher.terminal.live_lines import FindingLines, say
+from trainer.launcher.terminal.live_lines import FindingLines, print_wrapped
 
 SENTENCE = "Rank 1 has been slow since step 60: +74.1 ms of compute per step after the optimizer or in the next batch."
 
 
 def test_a_line_breaks_between_words_and_goes_on_indented() -> None:
     written = io.StringIO()
-    say(Console(file=written, width=40, force_terminal=True, no_color=True), f"[red]{SENTENCE}[/]", indent=4)
+    print_wrapped(Console(file=written, width=40, force_terminal=True, no_color=True), f"[red]{SENTENCE}[/]", indent=4)
     first, *further = written.getvalue().splitlines()
     assert all(len(line) <= 40 for line in (first, *further))
     assert all(line.startswith("    ") for line in further)
@@ -24,7 +24,7 @@ def test_a_line_breaks_between_words_and_goes_on_indented() -> None:
 
 def test_a_line_in_a_file_stays_whole() -> None:
     written = io.StringIO()
-    say(Console(file=written, width=40), SENTENCE)
+    print_wrapped(Console(file=written, width=40), SENTENCE)
     assert written.getvalue().splitlines() == [SENTENCE]
 
 
@@ -77,7 +77,7 @@ def event(number: int) -> dict[str, object]:
 
 def test_the_first_line_is_as_wide_as_the_terminal() -> None:
     written = io.StringIO()
-    say(Console(file=written, width=80, force_terminal=True, no_color=True), f"Verdict  {SENTENCE}", indent=9)
+    print_wrapped(Console(file=written, width=80, force_terminal=True, no_color=True), f"Verdict  {SENTENCE}", indent=9)
     first, second = written.getvalue().splitlines()
     longer = f"{first} {second.split()[0]}"
     assert len(first) <= 80 < len(longer), "another word would not fit"
@@ -99,7 +99,9 @@ class Writes(io.StringIO):
 def test_a_verdict_of_several_lines_is_written_at_once() -> None:
     """Ranks that end at the same moment print their tracebacks to the same terminal."""
     written = Writes()
-    say(Console(file=written, width=40, force_terminal=True, no_color=True), "", SENTENCE, "Stopping.", indent=9)
+    print_wrapped(
+        Console(file=written, width=40, force_terminal=True, no_color=True), "", SENTENCE, "Stopping.", indent=9
+    )
     assert written.count == 1
     lines = written.getvalue().splitlines()
     assert (lines[0], lines[-1]) == ("", "Stopping.")

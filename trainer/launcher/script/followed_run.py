@@ -41,7 +41,7 @@ from store import StoreError
 from trainer.launcher.node import Node
 from trainer.launcher.stop_signals import StopSignals
 from trainer.launcher.terminal.advice_line import advice_line
-from trainer.launcher.terminal.live_lines import FindingLines, say
+from trainer.launcher.terminal.live_lines import FindingLines, print_wrapped
 from trainer.launcher.terminal.stop_report import STOPPING, VERDICT_INDENT, open_verdict, verdict_lines
 from trainer.launcher.watch_keeper import WatchKeeper
 from watch.health.oom_kills import OomCounter
@@ -109,7 +109,7 @@ class FollowedRun:
         self._shown = open_verdict(self._run) if self._run is not None else []
         self._is_verdict_last = bool(self._shown)
         begin = [""] if number == signal.SIGINT and self._console.is_terminal else []  # behind the terminal's ^C
-        say(self._console, *begin, *self._shown, STOPPING, indent=VERDICT_INDENT)
+        print_wrapped(self._console, *begin, *self._shown, STOPPING, indent=VERDICT_INDENT)
 
     def end_at_once(self, number: int, reason: str) -> None:
         """Kill ranks and watch, and record the end."""
@@ -130,7 +130,7 @@ class FollowedRun:
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
-        # A signal that no handler sees ends a rank without a word.
+        # A signal that no handler sees leaves no message of the rank.
         self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
         if found is not None and has_started_ranks(RunDir(found.run), found.attempt, rank, pid):
@@ -159,7 +159,7 @@ class FollowedRun:
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
         again = [line.replace(SO_FAR, "") for line in self._shown[:1]]
         for line in [] if self._is_verdict_last else again or self._verdict(self._run):
-            say(self._console, line, indent=VERDICT_INDENT)
+            print_wrapped(self._console, line, indent=VERDICT_INDENT)
         self._print_uncut(self._report_line(self._run))
         return True
 
@@ -177,7 +177,7 @@ class FollowedRun:
 
     def _print(self, line: str) -> None:
         self._is_verdict_last = False
-        say(self._console, line)
+        print_wrapped(self._console, line)
 
     def _print_uncut(self, line: str) -> None:
         """A line to copy: a break within a path would be copied, too."""

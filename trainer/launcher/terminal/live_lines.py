@@ -2,7 +2,7 @@
 
     findings = FindingLines()
     if line := findings.line(event):        # "" where nothing is new
-        say(console, line)
+        print_wrapped(console, line)
 
 A finding is announced once. Later lines tell what has changed: it has become worse, its line of code is known, it is
 over, it is there again.
@@ -25,7 +25,7 @@ from analyzers.plugin_calls.named import MAX_OF_A_KIND
 from analyzers.wording import ranks_text
 from probes.tape import event_kinds
 
-__all__ = ["FindingLines", "say"]
+__all__ = ["FindingLines", "print_wrapped"]
 
 _COLOURS = {"critical": "red", "warning": "yellow"}
 
@@ -101,7 +101,7 @@ def _stuck_at(finding: Finding) -> str:
     return f"Rank {first[0]} is at {first[1]}" if first else ""
 
 
-def say(console: Console, *markups: str, indent: int = 2) -> None:
+def print_wrapped(console: Console, *markups: str, indent: int = 2) -> None:
     """Print lines with one write, so that what ranks print at that moment stands before or behind them.
 
     On a terminal a line breaks between words and goes on indented; in a file it stays one line.

@@ -27,7 +27,7 @@ from probes.tape.format.schema import UNSET
 from probes.tape.format.writer import COMPLETE
 from probes.tape.rundir import RunDir
 from trainer.launcher.terminal.advice_line import advice_line
-from trainer.launcher.terminal.live_lines import FindingLines, say
+from trainer.launcher.terminal.live_lines import FindingLines, print_wrapped
 from trainer.launcher.terminal.live_ranks import LiveRanks
 from trainer.layout.plan import Plan
 
@@ -155,7 +155,7 @@ class ProgressView:
                 self._num_ranks = event["world_size"]
                 line = line or self._fewer(event.get("ranks_left_over"))
             if line := line or self._findings.line(event):
-                say(self.console, line)
+                print_wrapped(self.console, line)
 
 
 class _StepReader:

@@ -108,7 +108,7 @@ def _against_past(
             policy=policy,
         ):
             text = (
-                f"The {reading.device} of rank {reading.rank} on {reading.node} reaches {percent(ratio)} of its own "
+                f"The {reading.device} of rank {reading.rank} on {reading.node} reaches {percent(ratio)} of its "
                 f"speed in {check} of {counted(len(own), 'earlier preflight')}."
             )
             yield Line(check=check, status="warn", text=text, nodes=(reading.node,), ranks=(reading.rank,))

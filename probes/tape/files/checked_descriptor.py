@@ -1,8 +1,8 @@
 """Descriptors that live as long as a training process, whose script may close any of them.
 
-    kept = KeptDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(kept.number(), line)          # opened again where the script has closed it
-    kept.close()
+    descriptor = CheckedDescriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(descriptor.number(), line)          # opened again where the script has closed it
+    descriptor.close()
 
 A script that closes all descriptors (`os.closerange`, a daemon's start) closes ours, and its next files get their
 numbers: what we write would go into them. So ours have high numbers, which the kernel gives to others last, and each
@@ -17,7 +17,7 @@ import fcntl
 import os
 from pathlib import Path
 
-__all__ = ["KeptDescriptor", "moved_up"]
+__all__ = ["CheckedDescriptor", "moved_up"]
 
 LOWEST = 512
 """Half of the usual limit of 1,024 descriptors a process."""
@@ -33,7 +33,7 @@ def moved_up(fd: int) -> int:
     return high
 
 
-class KeptDescriptor:
+class CheckedDescriptor:
     """A file that stays open. Raises OSError where it cannot be opened."""
 
     def __init__(self, path: Path, flags: int, mode: int = 0o644) -> None:

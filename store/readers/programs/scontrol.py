@@ -1,0 +1,33 @@
+"""Read the `Name=value` listings of Slurm's `scontrol show`: one block of lines an object.
+
+is_listing(first, "JobId", "JobState")                # True for a listing of jobs
+blocks(text, "JobId")                                 # [(line of its first field, {"JobId": "71", ...}), ...]
+"""
+
+from __future__ import annotations
+
+import re
+
+from store.readers.programs.sacct import HEADER_LINES
+
+__all__ = ["blocks", "is_listing"]
+
+_FIELD = re.compile(r"(?:^|\s)([A-Z]\w+)=(.*?)(?=\s+[A-Z][\w:/]*=|\s*$)")
+
+
+def is_listing(first: bytes, begins: str, has: str) -> bool:
+    """Return True if an object begins in the first lines with the field `begins`, and has the field `has`."""
+    lines = first.lstrip().splitlines()[:HEADER_LINES]  # a shell's prompt may stand before it
+    return any(line.lstrip().startswith(f"{begins}=".encode()) for line in lines) and f"{has}=".encode() in first
+
+
+def blocks(text: str, begins: str) -> list[tuple[int, dict[str, str]]]:
+    """The objects of a listing: the number of the line where each begins, and its fields."""
+    found: list[tuple[int, dict[str, str]]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for name, value in _FIELD.findall(line):
+            if name == begins:
+                found.append((number, {}))
+            if found:
+                found[-1][1].setdefault(name, value)
+    return found
