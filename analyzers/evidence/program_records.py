@@ -3,7 +3,7 @@
 read = ReadPrograms()
 read.take(path, "sacct", "slurm/sacct.txt", problems)
 read.steps(problems), read.log_events()               # joined with those of text logs
-read.findings()                                       # {"health": [...], "stacks": [...]}
+device_findings(store), stack_findings(read.stacks())
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from analyzers.finding import Finding
 from analyzers.hangs.stacks import Stack, StackGroup, group, is_library, odd_ones
 from analyzers.health.analyze import NUM_CHECKS, device_health, unread_of_devices
 from analyzers.scope import Scope
+from analyzers.source import Source
 from analyzers.wording import ranks_text, sentence
-from store.readers.memory_store import MemoryStore
 from store.readers.programs.registry import name_of, read_program
 from store.readers.programs.rows import ProgramRows, StackOfProcess
 from store.readers.untrusted.external_files import SourceError, Survey
 
-__all__ = ["ReadPrograms"]
+__all__ = ["ReadPrograms", "device_findings", "stack_findings"]
 
 SAME_RATIO = 1e-3
 """Two files print the same loss with other numbers of digits."""
@@ -86,11 +86,13 @@ class ReadPrograms:
                 known |= {name: value for name, value in row.items() if known.get(name) is None}
         return list(kept.values())
 
-    def findings(self) -> dict[str, list[Finding] | None]:
-        """Findings of readings and stacks, by source; None where there are none of them."""
-        health = [row for rows in self.rows.values() for row in rows.health]
-        stacks = [stack for rows in self.rows.values() for stack in rows.stacks]
-        return {"health": _health(health) if health else None, "stacks": _stacks(stacks) if stacks else None}
+    def health(self) -> list[dict[str, Any]]:
+        """Readings of all files."""
+        return [row for rows in self.rows.values() for row in rows.health]
+
+    def stacks(self) -> list[StackOfProcess]:
+        """Stacks of all files."""
+        return [stack for rows in self.rows.values() for stack in rows.stacks]
 
 
 def _differs(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
@@ -100,11 +102,10 @@ def _differs(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
     return not math.isclose(one, other, rel_tol=SAME_RATIO, abs_tol=SAME_RATIO)
 
 
-def _health(rows: Sequence[dict[str, Any]]) -> list[Finding]:
-    with MemoryStore() as store:
-        store.add("health", rows)
-        wrong = [one for one in device_health(store, Scope()) if one.status in ("fired", "suspect")]
-        unread = unread_of_devices(store)
+def device_findings(source: Source) -> list[Finding]:
+    """What the readings of devices show, and which checks they do not allow."""
+    wrong = [one for one in device_health(source, Scope()) if one.status in ("fired", "suspect")]
+    unread = unread_of_devices(source)
     if wrong or not unread:
         return wrong
     text, in_part = f"the readings lack {', '.join(unread)}", len({*unread, "temperature"}) < NUM_CHECKS
@@ -112,7 +113,7 @@ def _health(rows: Sequence[dict[str, Any]]) -> list[Finding]:
     return [Finding.not_judged("health", "health", what, text, in_part=in_part)]
 
 
-def _stacks(read: Sequence[StackOfProcess]) -> list[Finding]:
+def stack_findings(read: Sequence[StackOfProcess]) -> list[Finding]:
     """The processes that stand elsewhere than most, where most wait in communication."""
     groups = group([Stack(pid=one.pid, rank=one.rank, frames=_own(one.frames)) for one in read])
     odd = odd_ones(groups) if len(read) >= MIN_PROCESSES else ()

@@ -5,6 +5,9 @@
 
 A hang is fired if the ranks were silent for longer than the limit when they were dumped, if a watchdog timed out, or
 if ranks made different calls at the same place. Dumps of a healthy run give no finding.
+
+The verdict is that of recorded runs (`hang_of_attempt`) over the rows of the dumps. Apart from it stand what only dumps
+leave open: ranks without one, a time of writing instead of an end of the run, rings that lost calls.
 """
 
 from __future__ import annotations

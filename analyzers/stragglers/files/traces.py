@@ -6,6 +6,7 @@
 2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step
    whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. Steps so short
    that a burst of another job on the host could slow all of them are judged by their kernels, which it cannot.
+   Traces fill no `steps`: such a row has phases by the host's clock, and a trace has the work of the device.
 3. The part of exposed communication that even the last rank to arrive has is transfer; the rest is waiting for others.
 """
 

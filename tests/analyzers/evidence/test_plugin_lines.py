@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analyzers.evidence import diagnose_files
+from analyzers.evidence.log_findings import analyze
 from store.readers.logs.rules import load_rules
 from store.readers.memory_store import MemoryStore
 from store.readers.plugins.plugin_rows import checked_rows
@@ -46,7 +46,7 @@ def test_a_message_without_fields_is_read_as_a_line_of_a_log(row: dict[str, Any]
     ((_, checked),) = checked_rows({"log_events": [{"rank": 1, **row}]})
     with MemoryStore() as store:
         store.add("log_events", [{"message": "", "source": "team.log", **checked}])
-        (finding, *_) = diagnose_files.findings_of_lines(store)
+        (finding, *_) = analyze(store)
     assert finding.summary == said
 
 
@@ -66,5 +66,5 @@ def test_lines_of_every_rule_are_judged(part: int) -> None:
         lines = [{"message": "", "source": "team.log", **row} for _, row in checked]
         with MemoryStore() as store:
             store.add("log_events", lines)
-            findings = diagnose_files.findings_of_lines(store)
+            findings = analyze(store)
         assert all(finding.summary for finding in findings), kind
