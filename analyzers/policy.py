@@ -111,6 +111,8 @@ class SharedPolicy:
     digits, and batches are rounded to ranks."""
     min_payload_bytes: int = 1024
     """Payload of a collective (bytes) that counts as traffic: loss, norms and votes are smaller."""
+    queued_ns: int = 50_000
+    """Gap (ns) up to which a kernel was queued behind the former one of its group. Source: launching takes longer."""
 
 
 SHARED = SharedPolicy()

@@ -44,10 +44,6 @@ STEPS_OF_MEAN = 50
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
-DESCENT_RATIO = 0.02
-"""Rise / fall of the loss so far, below which a rise that went away again is a remark: a model that fits its data."""
-STAYED_RATIO = 1.15
-"""Ratio of the last loss to the level before the first spike, from which the loss did not recover."""
 
 
 def can_be_judged(steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -134,7 +130,7 @@ def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> l
     losses = [float(row["loss"]) for row in steps if row.get("loss") is not None]
     end = median(losses[-max(3, len(losses) // 50) :])
     level = float(evidence_of(first).get("loss_before") or 0)
-    if level > 0 and not end <= STAYED_RATIO * level:
+    if level > 0 and not end <= LossSpikePolicy().stayed_ratio * level:
         num = sum(evidence_of(one).get("num_steps") or 1 for one in spikes)
         return [
             replace(
@@ -167,7 +163,8 @@ def _is_slight(one: Finding, steps: Sequence[Mapping[str, Any]]) -> bool:
         return False
     before, peak = float(of["loss_before"]), float(of["loss"])
     earlier = [row["loss"] for row in steps if row.get("loss") is not None and row["step"] < (one.first_step or 0)]
-    if peak - before < DESCENT_RATIO * (max(earlier, default=before) - before):
+    fall = max(earlier, default=before) - before
+    if peak - before < SHARED.min_change_ratio * fall:  # a model that fits its data
         return True
     limits = LossSpikePolicy().detector
     is_clear = rise >= limits.alone_rise_ratio or (sigmas >= limits.alone_z and rise >= limits.alone_z_rise_ratio)

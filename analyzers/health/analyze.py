@@ -200,7 +200,7 @@ def _hosts(source: Source, policy: HealthPolicy) -> list[Finding]:
                median(load_1m), max(num_cpus)
         FROM health WHERE device = 'host' GROUP BY node ORDER BY node
         """,
-        [policy.crowded_load_ratio],
+        [SHARED.doubled_factor],  # load / CPUs: every core has a second process ready to run
     ):
         is_trend = rate is not None and rate < 0 and readings >= SHARED.history
         is_steady = is_trend and (steadiness or 0.0) >= SHARED.nearly_all_ratio  # a single drop explains 0.75 at most

@@ -26,9 +26,6 @@ class HealthPolicy:
     disk_reach_factor: float = 10.0
     """Time that a rate is extrapolated to / time over which it was measured (ratio). Source: convention; a minute of
     another program's writes says little about the next hour."""
-    crowded_load_ratio: float = 2.0
-    """Load of a host / its CPUs from which processes wait for a core (ratio). Source: convention; every core has a
-    second process ready to run."""
     disk_latency_s: float = 0.1
     """Time of a read or write (seconds), from which a disk is slow. Source: convention; solid-state disks take below
     0.001 s, spinning ones 0.01 s, and several times that under load."""

@@ -164,7 +164,7 @@ def _judged(found: Samples, attempt: int, policy: GradientNoisePolicy) -> Findin
     batch = found.batch_tokens
     newest = slice(-min(SHARED.slow_change_steps, max(SHARED.window_samples, len(found.step) // 3)), None)
     ratio = float(np.mean(found.local_square[newest]) / np.mean(found.global_square[newest]))
-    if not policy.min_local_ratio <= ratio <= policy.max_local_ratio_per_rank * found.num_data_ranks:
+    if not policy.min_local_ratio <= ratio <= SHARED.doubled_factor * found.num_data_ranks:
         why = f"squared local norms are {ratio:.3g}x the global one, so the gradients were scaled in an unknown way"
         return _insufficient(why, attempt=attempt)
     noise = noise_scale(

@@ -26,6 +26,9 @@ class LossSpikePolicy:
     late_steps: int = 8
     """Newest steps (count) that are not judged before all ranks' records of them are there. Source: convention, beyond
     these a rank's record is lost rather than late."""
+    stayed_ratio: float = 1.15
+    """Last printed loss / the level before its spikes, from which it diverged (ratio). Source: convention; a loss
+    that recovers comes back to within a tenth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +78,8 @@ class GradientNoisePolicy:
     """Batch / noise scale, or the reverse, for advice. Source: McCandlish et al. (2018), equation 2.7: at 10 a step
     keeps 91 % of its progress, at 1/10 only 9 %."""
     min_local_ratio: float = 0.99
-    """Square of the local norms over that of the global one. Source: it is at least 1 unless gradients were scaled."""
-    max_local_ratio_per_rank: float = 2.0
-    """The same at most, per data rank. Source: pure noise gives 1 per data rank."""
+    """Square of the local norms over that of the global one. Source: it is at least 1 unless gradients were scaled.
+    Pure noise gives 1 per data rank: at most `doubled_factor` times that is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from typing import Any
 import numpy.typing as npt
 
 from analyzers.account.time_classes import COMPUTE_PHASES
+from analyzers.policy import SHARED
 from analyzers.source import Source, lacking, missing_tables
 
 __all__ = ["DEVICE", "device_rows", "has_device_calls", "is_stamped"]
@@ -39,8 +40,6 @@ DEVICE = "device"
 """Place of own work whose phase is not known."""
 _PLACES = (*COMPUTE_PHASES, DEVICE)
 _SHOWN = tuple(f"CAST(coalesce(fit, 0) * {phase} AS FLOAT) AS {phase}" for phase in COMPUTE_PHASES)
-QUEUED_NS = 50_000
-"""A kernel that starts sooner after the former one of its group (ns) was queued behind it: launching one takes less."""
 
 
 def is_stamped(source: Source, attempt: int) -> bool:
@@ -127,5 +126,5 @@ def device_rows(source: Source, attempt: int, *, since_step: int = 0) -> dict[st
                CAST(wait AS FLOAT) AS wait, CAST(duration AS FLOAT) AS duration
         FROM parted ORDER BY rank, start_ns
         """,
-        [attempt, since_step, QUEUED_NS, QUEUED_NS, attempt, since_step],
+        [attempt, since_step, SHARED.queued_ns, SHARED.queued_ns, attempt, since_step],
     )

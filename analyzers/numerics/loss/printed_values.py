@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analyzers.finding import Finding
+from analyzers.numerics.loss_scale import LOWEST_SCALE
+from analyzers.policy import SHARED
 
 __all__ = ["DO", "exhausted_scale", "left_out_steps", "nonfinite"]
 
 WARM_UP_LINES = 20
 """First lines, in which fp16 searches its loss scale and gradient norms overflow normally."""
-MIN_SKIPPED = 10
-MIN_SKIPPED_RATIO = 0.05
-"""Skipped steps / all steps since the first skipped one. A dynamic loss scale skips about one in a thousand."""
 _WARM_UP_STEPS = 100
-SCALE_FLOOR = 1.0
-"""Loss scale at which fp16 gradients are not scaled up: if they still overflow, they are too large themselves."""
 MIN_HALVINGS_RATIO = 4.0
 """Minimum ratio of the largest to the last loss scale; bf16 prints 1 in every line."""
 DO = (
@@ -90,10 +87,10 @@ def exhausted_scale(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     rows = sorted(
         (row for row in steps if (row.get("loss_scale") or 0) > 0), key=lambda row: row["step"]
     )  # -1: unknown
-    if not rows or rows[-1]["loss_scale"] > SCALE_FLOOR:
+    if not rows or rows[-1]["loss_scale"] > LOWEST_SCALE:
         return []
     largest = max(rows, key=lambda row: row["loss_scale"])
-    first = next(row for row in rows if row["step"] >= largest["step"] and row["loss_scale"] <= SCALE_FLOOR)
+    first = next(row for row in rows if row["step"] >= largest["step"] and row["loss_scale"] <= LOWEST_SCALE)
     if largest["loss_scale"] < MIN_HALVINGS_RATIO * rows[-1]["loss_scale"]:
         return []
     return [
@@ -132,7 +129,7 @@ def left_out_steps(steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
         return []
     first, last = late[0]["step"], late[-1]["step"]
     extent = max(1, rows[-1]["step"] - first + 1)
-    if num < MIN_SKIPPED or num < MIN_SKIPPED_RATIO * extent:
+    if num < SHARED.min_steps or num < SHARED.saving_ratio * extent:  # a dynamic scale skips one in a thousand
         return []
     return [
         Finding(

@@ -29,9 +29,6 @@ from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["core_waits", "cpu_times", "find_more_work", "is_crowded"]
 
-MOST_MISSING = 0.1
-"""Share of steps without a CPU time up to which the others are compared."""
-
 
 def find_more_work(source: Source, timings: Timings, policy: StragglerPolicy) -> list[Straggler]:
     """Ranks that persistently work more than their peers by CPU time, on a crowded machine; else none."""
@@ -92,7 +89,7 @@ def _times(source: Source, timings: Timings, rows: Ints, spent: str) -> Matrix |
         place = column_of.get((int(step), int(run)))
         if place is not None and ns >= 0:  # False for NaN
             values[row_of[int(rank)], place] = ns / 1e6
-    return None if np.isnan(values).mean() > MOST_MISSING else complete(values)
+    return None if np.isnan(values).mean() > SHARED.cost_ratio else complete(values)
 
 
 def is_crowded(source: Source, attempt: int, first_step: int) -> bool:

@@ -31,9 +31,6 @@ from analyzers.stragglers.policy import StragglerPolicy
 
 __all__ = ["with_onset", "without_delays"]
 
-_LEAST = 5
-"""Minimum observations for the median of a level."""
-
 
 def with_onset(
     source: Source,
@@ -87,12 +84,16 @@ def _dated(
     segment, reach = slow.segments[0], SHARED.min_steps
     first, last = max(0, segment.begin - 2 * reach), min(segment.end, segment.begin + late + reach)
     steps = timings.steps[first:last]
-    if segment.begin - first < reach + _LEAST or last - segment.begin < 2 * _LEAST or (np.diff(steps) <= 0).any():
+    if (
+        segment.begin - first < reach + SHARED.trend_values
+        or last - segment.begin < 2 * SHARED.trend_values
+        or (np.diff(steps) <= 0).any()
+    ):
         return slow  # too few, or repeated steps, whose CPU times cannot be distinguished
     excess = _cpu_excess(source, timings.attempt, [slow.rank, *some_peers(peers, slow.rank)], steps.tolist())
     if excess is None:
         return slow
-    low, high = segment.begin - reach - first, min(segment.begin + late - first, len(steps) - _LEAST)
+    low, high = segment.begin - reach - first, min(segment.begin + late - first, len(steps) - SHARED.trend_values)
     before, after = float(np.median(excess[:low])), float(np.median(excess[high:]))
     noise, noise_after = (
         max(difference_sigma(part), policy.change.min_noise_ratio) for part in (excess[:low], excess[high:])

@@ -34,9 +34,6 @@ from analyzers.stragglers.comparison.peer_comparison import Straggler, complete,
 
 __all__ = ["dated_at", "with_place_onset", "with_unstamped_onset"]
 
-_LEAST = 5
-"""Observations before the onset whose spread is known."""
-
 
 def with_place_onset(
     timings: Timings, slow: Straggler, peers: Sequence[int], core_waits: Matrix | None = None
@@ -63,10 +60,10 @@ def with_place_onset(
         excess -= np.minimum(waited, np.maximum(0.0, excess))
     level = float(np.median(excess[segment.begin :]))
     votes = np.where(is_compared, np.clip(excess, 0.0, level) - level / 2, 0.0)
-    latest = min(segment.begin + reach, segment.end - _LEAST)
+    latest = min(segment.begin + reach, segment.end - SHARED.trend_values)
     begin = int(np.argmax(np.cumsum(votes[::-1])[::-1][: latest + 1])) if latest >= 0 else segment.begin
     before = excess[:begin]
-    if level <= 0 or len(before) < _LEAST:
+    if level <= 0 or len(before) < SHARED.trend_values:
         return slow
     if float(np.median(before)) + SHARED.sure_sigmas * sigma(before) >= level / 2:
         return slow

@@ -12,7 +12,7 @@ class PreflightPolicy:
     """When a reading stands out from its peers."""
 
     slow_device_ratio: float = 0.9
-    """Speed of a device over the median of its peers, or its earlier speed, below which it is reported (ratio). Source:
+    """Speed of a device over the median of its peers, or its past, below which it is reported (ratio). Source:
     healthy GPUs of one model differ by some 5 % in sustained clock."""
     failed_device_ratio: float = 0.75
     """Speed below which a device fails the check (ratio). Source: every step of a synchronous job would take a third
