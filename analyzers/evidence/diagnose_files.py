@@ -3,7 +3,7 @@
     diagnosis = diagnose_files([Path("logs"), Path("dumps"), Path("dmesg-gpu-01.txt.gz")])
     diagnosis.verdict
 
-1. Every file below the paths is recognised by its content and read into rows: `job_files`, `store.readers`.
+1. Every file below the paths is recognised by its content and read into rows: `store.readers`, joined in its `job`.
 2. Each source is judged by the analyses of recorded runs over a store of its rows: rows of plug-ins, lines of logs
    with the records of programs, and the files of each format that an analysis is registered for. A store holds one
    source, since two sources of a job count the same steps and calls in different ways, by different clocks.
@@ -21,14 +21,15 @@ from typing import Any
 
 from analyzers.analysis import FileAnalysis, file_analyses
 from analyzers.diagnose import Diagnosis, conclude, failed_check
-from analyzers.evidence.job_files import JobFiles, job_files, nothing_read
-from analyzers.evidence.job_lines import Progress, judge_lines
+from analyzers.evidence.job_lines import judge_lines
 from analyzers.evidence.joining import join
 from analyzers.evidence.judged import Judged, with_facts_of
 from analyzers.evidence.plugin_rows import judge_plugin_rows
 from analyzers.finding import Finding
 from analyzers.logs.wording import ANALYZER
 from probes.tape.redaction.printable import visible
+from store.readers.job.job_files import JobFiles, job_files, nothing_read
+from store.readers.job.job_rows import Progress
 from store.readers.plugins.plugin_formats import plugin_problems
 from store.readers.untrusted.external_files import SourceError, Survey
 

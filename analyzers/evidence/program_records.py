@@ -1,19 +1,13 @@
 """Records of programs around training, judged by the analyses of their tables: readings of GPUs, stacks of processes.
 
-read = ReadPrograms()
-read.take(path, "sacct", "slurm/sacct.txt", problems)
-read.steps(problems), read.log_events()               # joined with those of text logs
-device_findings(store), stack_findings(read.stacks())
+device_findings(store)                  # of table `health`
+stack_findings(files.programs.stacks())
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from analyzers.finding import Finding
@@ -22,15 +16,10 @@ from analyzers.health.analyze import NUM_CHECKS, device_health, unread_of_device
 from analyzers.scope import Scope
 from analyzers.source import Source
 from analyzers.wording import ranks_text, sentence
-from store.readers.programs.registry import name_of, read_program
-from store.readers.programs.rows import ProgramRows, StackOfProcess
-from store.readers.untrusted.external_files import SourceError, Survey
+from store.readers.programs.rows import StackOfProcess
 
-__all__ = ["ReadPrograms", "device_findings", "stack_findings"]
+__all__ = ["device_findings", "stack_findings"]
 
-SAME_RATIO = 1e-3
-"""Two files print the same loss with other numbers of digits."""
-NOTHING_IN_IT = "holds no step, no reading and no failure that is known"
 MAX_FRAMES = 6
 MIN_PROCESSES = 3
 """Minimum number of processes for a majority from which one may differ."""
@@ -45,61 +34,6 @@ _WAITS = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|barrier|broadcast|all_?to_?all|synchronize|nccl|gloo|\bwait\b|_wait\b",
     re.IGNORECASE,
 )
-
-
-@dataclass(slots=True)
-class ReadPrograms:
-    """Rows of all files of programs, by the name of each in the report."""
-
-    rows: dict[str, ProgramRows] = field(default_factory=dict)
-    names: Counter[str] = field(default_factory=Counter)
-    """Files read, by what they are."""
-
-    def take(self, path: Path, program: str, shown: str, problems: Survey) -> None:
-        """Read a file; what is wrong with it is listed in `problems`."""
-        try:
-            rows = read_program(program, path, shown=shown)
-        except SourceError as error:
-            problems.add_problem(path, f"({name_of(program)}) {error}")
-            return
-        if rows.problem or not (rows.steps or rows.log_events or rows.health or rows.stacks):
-            problems.add_problem(path, rows.problem or NOTHING_IN_IT)
-        self.rows[shown] = rows
-        self.names[name_of(program)] += 1
-
-    def log_events(self) -> list[dict[str, Any]]:
-        """Events of all files."""
-        return [event for rows in self.rows.values() for event in rows.log_events]
-
-    def steps(self, problems: Survey) -> list[dict[str, Any]]:
-        """Steps of one run: a file that has other values for the same steps is of another one, and left out."""
-        kept: dict[tuple[int, int], dict[str, Any]] = {}
-        for shown, rows in self.rows.items():
-            other = next((row for row in rows.steps if _differs(row, kept.get((row["rank"], row["step"])))), None)
-            if other is not None:
-                problems.add_problem(
-                    Path(shown), f"has another loss at step {other['step']} than the files before it: a second run?"
-                )
-                continue
-            for row in rows.steps:
-                known = kept.setdefault((row["rank"], row["step"]), row)
-                known |= {name: value for name, value in row.items() if known.get(name) is None}
-        return list(kept.values())
-
-    def health(self) -> list[dict[str, Any]]:
-        """Readings of all files."""
-        return [row for rows in self.rows.values() for row in rows.health]
-
-    def stacks(self) -> list[StackOfProcess]:
-        """Stacks of all files."""
-        return [stack for rows in self.rows.values() for stack in rows.stacks]
-
-
-def _differs(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> bool:
-    one, other = row.get("loss"), known.get("loss") if known else None
-    if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
-        return False
-    return not math.isclose(one, other, rel_tol=SAME_RATIO, abs_tol=SAME_RATIO)
 
 
 def device_findings(source: Source) -> list[Finding]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from analyzers.evidence.program_records import ReadPrograms
 from probes.tape.redaction.printable import visible
 from probes.tape.rundir import RunDir
 from store.readers.dumps.debug_server import dumps_of_page
 from store.readers.formats import FORMATS, Format, format_of
+from store.readers.job.program_files import ReadPrograms
 from store.readers.plugins.plugin_formats import HEAD_BYTES, PluginRows, read_by_plugin
 from store.readers.programs.registry import program_of, text_of, wraps_text
 from store.readers.unknown import packed_with, unknown_document

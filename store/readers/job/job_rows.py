@@ -1,0 +1,72 @@
+"""Read the logs of a job, and what programs and plug-ins recorded with them, into the rows of one store.
+
+read = read_lines(files, progress)
+store.add("log_events", read.events); store.add("steps", read.steps); store.add("health", read.health)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from store.readers.job.job_files import JobFiles
+from store.readers.logs.log_file import ReadLog
+from store.readers.logs.rows import log_rows
+from store.readers.logs.scan import read_log
+from store.readers.programs.rows import StackOfProcess
+from store.readers.ras import read_ras
+
+__all__ = ["LineRows", "Progress", "read_lines"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is being read, bytes done, and bytes in total."""
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRows:
+    """Text logs, and the rows by table of these and of the files around them."""
+
+    logs: Sequence[ReadLog]
+    events: Rows
+    steps: Rows
+    health: Rows
+    stacks: Sequence[StackOfProcess]
+    num_plugin_events: int
+
+    @property
+    def num_lines(self) -> int:
+        """Lines of the logs and events of plug-ins."""
+        return sum(log.num_lines for log in self.logs) + self.num_plugin_events
+
+
+def read_lines(files: JobFiles, progress: Progress) -> LineRows:
+    """Rows of all these files; what is wrong with a file is listed in `files.problems`."""
+    logs: list[ReadLog] = []
+    paths = files.by_format["log"]
+    total, done = sum(path.stat().st_size for path in paths), 0
+    for path in paths:
+        progress(files.names[path], done, total)
+        log = read_log(
+            path,
+            progress=lambda num_bytes, path=path, done=done: progress(  # type: ignore[misc]
+                files.names[path], done + num_bytes, total
+            ),
+        )
+        done += path.stat().st_size
+        logs.append(log)
+    logs += [read_ras(path) for path in files.by_format["ras"]]
+    for log in logs:
+        for problem in ([log.problem] if log.problem else []) + log.given_up:
+            files.problems.add_problem(log.path, problem)
+    events, steps = log_rows(logs, files.names)
+    of_plugins = [row for rows in files.plugin_rows for row in rows.tables["log_events"]]
+    return LineRows(
+        logs=logs,
+        events=[*events, *of_plugins, *files.programs.log_events()],
+        steps=[*steps, *files.programs.steps(files.problems)],
+        health=files.programs.health(),
+        stacks=files.programs.stacks(),
+        num_plugin_events=len(of_plugins),
+    )
