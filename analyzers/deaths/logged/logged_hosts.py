@@ -18,7 +18,6 @@ APPLICATION_XIDS = (13, 31, 43, 45, 66, 69)
 _FELL = ("off the bus", "NVRM: The NVIDIA GPU", "GPU is lost")
 _OF_DEVICE = re.compile(r"\b(?:xid|gpu|ecc|nvlink|nvidia|nvml|dcgm|off the bus|row.?remap)", re.IGNORECASE)
 _PROBE = "Kubernetes ended the container because its probe failed: the process was busy, or the probe is too strict"
-_CLOCKS = ("date; date -u # on that host: its kernel's line is of another hour than the job's lines",)
 
 
 def host_candidates(book: LogBook) -> list[Candidate]:

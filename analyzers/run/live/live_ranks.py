@@ -1,4 +1,4 @@
-"""Running ranks of a node, for `watch`: those of the newest attempt, stale ones, and the end of the run."""
+"""Ranks of older attempts that still run on a node, and the end of the run there, for `watch`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,7 @@ from analyzers.run.records.event_log import EventLog
 from analyzers.source import Source
 from probes.tape import event_kinds
 
-__all__ = ["has_ended", "placed_on_node", "ranks_on_node", "stale_ranks"]
-
-
-def ranks_on_node(source: Source, node_rank: int) -> tuple[int, dict[int, int]]:
-    """(newest attempt, {rank: pid}) of the ranks on this node that have not closed."""
-    rows = source.rows(
-        f"""
-        SELECT attempt, rank, arg_max(pid, wall_ns) FROM ranks
-        WHERE node_rank = ? AND attempt = (SELECT max(attempt) FROM ranks)
-          AND (attempt, rank) NOT IN (SELECT (attempt, rank) FROM events WHERE kind = '{event_kinds.RANK_CLOSED}')
-        GROUP BY ALL ORDER BY rank
-        """,
-        [node_rank],
-    )
-    return (int(rows[0][0]) if rows else 0), {int(rank): int(pid) for _, rank, pid in rows}
-
-
-def placed_on_node(source: Source, node_rank: int, attempt: int) -> list[int]:
-    """The ranks of an attempt on this node, those that have closed too."""
-    rows = source.rows(
-        "SELECT DISTINCT rank FROM ranks WHERE node_rank = ? AND attempt = ? ORDER BY rank", [node_rank, attempt]
-    )
-    return [int(rank) for (rank,) in rows]
+__all__ = ["has_ended", "stale_ranks"]
 
 
 def stale_ranks(source: Source, node_rank: int) -> list[tuple[int, int, int, int]]:

@@ -18,7 +18,6 @@ from .nccl_tables import NCCL_TABLES
 from .table import UNSET, UNSET_F64_BITS, Column, ColumnType, Source, Table
 
 __all__ = [
-    "OPEN_VIEW_TABLES",
     "SCHEMA_VERSION",
     "TABLES",
     "UNSET",
@@ -393,5 +392,3 @@ _ALL_TABLES = (
 TABLES: dict[str, Table] = {table.name: table for table in _ALL_TABLES}
 """Every table by name. In the store each also has `attempt` (life of the worker group, from 0) and `rank` (-1: none),
 tables from events also `wall_ns` and `step`."""
-
-OPEN_VIEW_TABLES = tuple(table.name for table in TABLES.values() if table.can_be_open)
