@@ -9,7 +9,11 @@ from analyzers.evidence.judged import Judged, with_facts_of
 
 def test_facts_of_an_earlier_source_stand_and_unknown_ones_are_filled_in() -> None:
     judged = Judged(findings={}, facts={"steps": 90, "ended": "finished", "num_ranks": None})
-    assert with_facts_of({"steps": 100, "ended": None}, judged) == {"steps": 100, "ended": "finished", "num_ranks": None}
+    assert with_facts_of({"steps": 100, "ended": None}, judged) == {
+        "steps": 100,
+        "ended": "finished",
+        "num_ranks": None,
+    }
 
 
 @pytest.mark.parametrize(("known", "found"), [(4, 8), (8, 4), (8, None), (None, 8)])
