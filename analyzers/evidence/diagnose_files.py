@@ -86,7 +86,7 @@ def _is_judged(findings: Sequence[Finding]) -> bool:
 
 
 def _facts_of(files: JobFiles, facts: dict[str, Any]) -> dict[str, Any]:
-    """What was read, what was left out and why, and how the job ended: one kind of source shows it, not several."""
+    """List what was read, what was left out and why, and how the job ended: one kind of source shows it, not several."""
     for plugin, problem in plugin_problems().items():
         files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
     shows_end = len(files.formats) == 1 or files.are_logs
@@ -99,7 +99,7 @@ def _facts_of(files: JobFiles, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_verdict_of_logs(diagnosis: Diagnosis, files: JobFiles) -> Diagnosis:
-    """Where nothing fired, state how the logs end: a log that names no cause does not prove that there was none."""
+    """State how the logs end, if nothing fired: a log that names no cause does not prove that there was none."""
     if diagnosis.fired:
         return diagnosis
     unjudged = [one for one in diagnosis.not_judged if one.analyzer == ANALYZER]

@@ -37,7 +37,7 @@ _WAITS = re.compile(
 
 
 def device_findings(source: Source) -> list[Finding]:
-    """What the readings of devices show, and which checks they do not allow."""
+    """Report what the readings of devices show, and which checks they do not allow."""
     wrong = [one for one in device_health(source, Scope()) if one.status in ("fired", "suspect")]
     unread = unread_of_devices(source)
     if wrong or not unread:
