@@ -86,7 +86,7 @@ def _is_judged(findings: Sequence[Finding]) -> bool:
 
 
 def _facts_of(files: JobFiles, facts: dict[str, Any]) -> dict[str, Any]:
-    """List what was read, what was left out and why, and how the job ended: one kind of source shows it, not several."""
+    """List what was read, what was left out and why, and how the job ended: only one kind of source shows that."""
     for plugin, problem in plugin_problems().items():
         files.problems.add_problem(Path(plugin), f"plug-in not loaded: {visible(problem)}")
     shows_end = len(files.formats) == 1 or files.are_logs
