@@ -41,9 +41,11 @@ if __name__ == "__main__":
         end_with(int(os.environ["RANKSCOPE_DASHBOARD_PARENT"]))
     from streamlit.web import cli
 
+    from dashboard.page_base import name_the_root
     from dashboard.request_site import check_every_request
 
     check_every_request()
+    name_the_root()
     import_pages()
     sys.argv = ["streamlit", "run", str(APP), *sys.argv[1:]]
     cli.main()

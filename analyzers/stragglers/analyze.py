@@ -273,6 +273,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         "pattern": suspect.pattern,
         "factor_ratio": round(worst.factor, 3),
         "excess_ms": round(worst.excess_ms, 3),
+        **(suspect.counters.evidence() if suspect.why else {}),  # what decided on the cause, before the rest
         "phase_factors_ratio": {p: _json_number(f) for p, f in worst.phase_factors.items()},
         "phase_excess_ms": {phase: round(value, 3) for phase, value in worst.phase_excess_ms.items()},
         "peers_wait_more_ms": round(worst.peers_wait_more_ms, 3),
@@ -361,9 +362,10 @@ def _summary(suspect: Suspect, place: str, phase: str, *, side: str, is_least: b
     if phase:
         where = phase_text(phase)
     work = "CPU time" if worst.by_cpu else work
+    work = "" if suspect.waits_for_core else f" of {work}"  # of both, as the sentence after it says
     if side:
         where += f", on its {side}"
-    excess = f"{most}+{worst.excess_ms:.3g} ms of {work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
+    excess = f"{most}+{worst.excess_ms:.3g} ms{work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
     crowded = _CROWDED if worst.by_cpu else ""
     return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why, crowded) if part)
 

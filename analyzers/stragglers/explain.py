@@ -113,6 +113,8 @@ def _straggler_next(finding: Finding) -> str:
     return {
         "compute": f"Look at what the host of {rank} does{where}: its device waits for it there."
         if finding.evidence.get("late_side") == "host"
+        else f"Give the host of {rank} more cores or fewer processes, then look at what {rank} computes{where}."
+        if finding.evidence.get("reason")  # most of it waits for a core
         else f"Look at what {rank} computes{where}: most of what it loses is there."
         if phase or place in _GAPS
         else f"Check clocks, temperature and other jobs on the device and host of {rank}.",

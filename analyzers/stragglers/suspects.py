@@ -53,9 +53,14 @@ class Suspect:
         """The reason as a sentence; empty if none is known."""
         if self.cause == GPU_CLOCK and self.device is not None:
             return self.device.explains(self.worst.factor)
-        if self.cause == "compute" and not self.worst.by_cpu:
-            return self.counters.waiting_part(self.worst.excess_ms)
-        return REASONS.get(self.reason, "")
+        return self.waits_for_core or REASONS.get(self.reason, "")
+
+    @property
+    def waits_for_core(self) -> str:
+        """CPU time and waits for a core, where most of a compute excess is waiting; empty otherwise."""
+        if self.cause != "compute" or self.worst.by_cpu:
+            return ""
+        return self.counters.waiting_part(self.worst.excess_ms)
 
     @property
     def worst(self) -> Straggler:

@@ -61,9 +61,8 @@ class Visit:
     complaints: list[str] = field(default_factory=list)
 
     def hear(self, message: Any) -> None:
-        """Keep an error of the console. A page with a path of its own asks for Streamlit's health below that path
-        first and below the root when it is not there: that is how Streamlit finds its server."""
-        if message.type == "error" and "/_stcore/" not in message.location.get("url", ""):
+        """Keep an error of the console."""
+        if message.type == "error":
             self.complaints.append(f"{message.text} {message.location}")
 
     def open(self, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyzers.stragglers.comparison.corroboration import Counters, attribute, load_counters
+from analyzers.stragglers.explain import NEXT
 from analyzers.stragglers.policy import CorroborationPolicy
 from tests.analyzers.memory_store import MemoryStore
 from tests.analyzers.rank_timings import Slow, simulate
@@ -213,3 +214,19 @@ def test_an_excess_that_is_mostly_waiting_for_a_core_is_not_told_as_compute_alon
     counters = Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=True)
     assert counters.waiting_part(10.0) == said
     assert Counters(cpu_ms=4.0, run_delay_ms=waited_ms, on_cpu=False).waiting_part(10.0) == ""
+
+
+def test_more_work_that_mostly_waits_for_a_core_is_told_in_both_parts() -> None:
+    (finding,) = judged(on_shared_cores(31, wait_ms=60.0, excess_wait_ms=60.0, cpu_growth=0.5))
+    assert (finding.ranks, finding.cause) == ((3,), "compute")
+    assert "of compute" not in finding.summary
+    assert "ms of CPU time and +60 ms of waiting for a core" in finding.summary
+    names = list(finding.evidence)
+    assert names.index("core_wait_excess_ms") < names.index("peers_wait_more_ms")
+    assert NEXT["straggler"](finding).startswith("Give the host of rank 3 more cores")
+
+
+def test_more_work_alone_is_compute() -> None:
+    (finding,) = judged(on_shared_cores(31, wait_ms=0.1, excess_wait_ms=0.0, cpu_growth=0.5))
+    assert "ms of compute per step" in finding.summary
+    assert NEXT["straggler"](finding).startswith("Check clocks")
