@@ -9,6 +9,8 @@ the port.
 from __future__ import annotations
 
 import ctypes
+import inspect
+import mimetypes
 import os
 import signal
 import sys
@@ -20,6 +22,11 @@ __all__ = ["end_with", "import_pages"]
 
 APP = Path(__file__).parent / "app.py"
 _PR_SET_PDEATHSIG = 1
+FOR_THE_PAGES = (
+    "dashboard.navigation", "dashboard.login", "dashboard.run_choice", "duckdb", "plotly.io", "plotly.offline",
+    "PIL.Image", "streamlit.elements.lib.image_utils", "streamlit.material_icon_names",
+)  # fmt: skip
+"""Modules that a first page loads, where Streamlit has not."""
 
 
 def end_with(parent: int) -> None:
@@ -30,10 +37,26 @@ def end_with(parent: int) -> None:
 
 
 def import_pages() -> threading.Thread:
-    """Import in the background what the pages need, seconds of work that the first visitor would wait for."""
-    thread = threading.Thread(target=import_module, args=("dashboard.navigation",), name="import-pages", daemon=True)
+    """Do in the background what the pages need once, a second of work that the first visitor would wait for."""
+    thread = threading.Thread(target=_import_all, name="import-pages", daemon=True)
     thread.start()
     return thread
+
+
+def _import_all() -> None:
+    for module in FOR_THE_PAGES:
+        import_module(module)
+    mimetypes.init()  # for the page's icon
+    inspect.getmodule(inspect.currentframe())  # keeps the file of each module, for which the chart's component asks
+    from analyzers.figures.drawing.theme import new_figure
+
+    new_figure().add_scatter(x=[0], y=[0]).to_json()  # Plotly loads its checks with the first figure
+
+
+def skip_start_check() -> None:
+    """Take the check out that each first page makes, whether Streamlit was started by its command: it asks for the file
+    of each loaded module, some 0.2 s of CPU."""
+    vars(import_module("streamlit.delta_generator"))["_use_warning_has_been_displayed"] = True
 
 
 if __name__ == "__main__":
@@ -46,6 +69,7 @@ if __name__ == "__main__":
 
     check_every_request()
     name_the_root()
+    skip_start_check()
     import_pages()
     sys.argv = ["streamlit", "run", str(APP), *sys.argv[1:]]
     cli.main()
