@@ -157,7 +157,7 @@ class StopSignals:
         while True:
             left_s = self._given_s - self._elapsed_s() if self._began_s else None
             if not select.select([self._reader], [], [], left_s if left_s is None else max(0.0, left_s))[0]:
-                self._end_at_once(f"It was not over {self._given_s:.0f} s after the signal.")
+                self._end_at_once(f"It had not ended {self._given_s:.0f} s after the signal.")
             number = os.read(self._reader, 1)[0]
             if number == _CLOSE:
                 return

@@ -124,7 +124,7 @@ class FollowedRun:
         if self._keeper is not None:
             self._keeper.kill()
         self._folder.cleanup()
-        self._print(f"Ended at once. {reason}")
+        self._print(f"Killed what still ran. {reason}")
         if self._run is not None:
             self._print_uncut(self._report_line(self._run))
 
