@@ -170,11 +170,13 @@ def _page(title: str, body: Callable[[View], None]) -> None:
     polls = st.session_state.get("polls", True)
 
     def part() -> None:
-        view, being_read = _view(access)
+        answer = access.state()
+        view = _view(access, answer)
         _head(title, access, view)
         if view is None:
+            _no_state_yet(answer)
             pending, live = True, False
-            if being_read is not None and _has_arrived([being_read]):
+            if answer.pending is not None and _has_arrived([answer.pending]):
                 st.rerun()
         else:
             try:
@@ -215,17 +217,21 @@ def _has_arrived(awaited: list[Future[None]]) -> bool:
     return False
 
 
-def _view(access: RunAccess) -> tuple[View | None, Future[None] | None]:
-    """The run's state; without one a message why it cannot be read, or the reading that goes on."""
-    answer = access.state()
+def _view(access: RunAccess, answer: Answer) -> View | None:
+    """The run's access with its state; None while there is none."""
     if answer.value is None:
-        if answer.error is not None:
-            _cannot_read(answer.error)
-        else:
-            empty_state("Reading the run…", "The records of many ranks take a while the first time.")
-        return None, answer.pending
-    manifest = access.manifest()
-    return View(access=access, state=answer.value, is_pending=answer.error is not None, manifest=manifest), None
+        return None
+    return View(
+        access=access, state=answer.value, is_pending=answer.error is not None, manifest=access.manifest()
+    )  # fmt: skip
+
+
+def _no_state_yet(answer: Answer) -> None:
+    """Draw why the run cannot be read, or that it is being read."""
+    if answer.error is not None:
+        _cannot_read(answer.error)
+    else:
+        empty_state("Reading the run…", "The records of many ranks take a while the first time.")
 
 
 def _head(title: str, access: RunAccess, view: View | None) -> None:

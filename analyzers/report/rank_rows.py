@@ -60,7 +60,7 @@ class RankRows:
 
 
 def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int) -> RankRows:
-    """Read the newest attempt. `findings`: those that are open, the worst first."""
+    """Read the newest attempt. `findings`: the open ones, the worst first, before those that are over."""
     known = attempts(source)
     if not known:
         return RankRows(attempt=None, step=None, step_ms=None, rows=())
@@ -91,7 +91,8 @@ def rank_rows(source: Source, findings: Sequence[Finding], *, now_ns: int) -> Ra
                 severity="" if finding is None else finding.severity,
             )
         )
-    rows.sort(key=lambda row: _trouble(row, view))
+    places_of = {rank: findings.index(finding) for rank, finding in worst.items()}
+    rows.sort(key=lambda row: _trouble(row, places_of.get(row.rank, 0), view))
     step_ms = view.median_step_ns / 1e6 if view.median_step_ns else None
     return RankRows(attempt=attempt, step=view.step, step_ms=step_ms, rows=tuple(rows))
 
@@ -102,14 +103,15 @@ def _doing(view: RankView) -> str:
     return view.doing.removeprefix("in ")
 
 
-def _trouble(row: RankRow, view: AttemptView) -> tuple[Any, ...]:
-    """Sort key: dead and stopped ranks, then by finding, then the rank furthest behind, then the longest silence."""
+def _trouble(row: RankRow, place: int, view: AttemptView) -> tuple[Any, ...]:
+    """Sort key: dead and stopped ranks, then by finding and its place among those, then the rank furthest behind, then
+    the longest silence."""
     state = ("dead", "stopped").index(row.state) if row.state in ("dead", "stopped") else 2
     severity = SEVERITIES.index(row.severity) if row.severity else len(SEVERITIES)
     behind = (view.step or 0) - (row.step if row.step is not None else -1)
     steps = view.median_step_ns / 1e9 or 1.0
     silent_steps = int((row.doing_s or 0.0) / steps / 10)  # coarse, or healthy ranks would change places all the time
-    return state, severity, -behind if behind > 1 else 0, -silent_steps, row.rank
+    return state, severity, place, -behind if behind > 1 else 0, -silent_steps, row.rank
 
 
 def _worst(findings: Sequence[Finding], attempt: int) -> dict[int, Finding]:

@@ -30,6 +30,7 @@ EPILOG = (
 
 
 def plan(
+    context: typer.Context,
     config: Annotated[
         str, typer.Argument(help="TOML file, or a preset: debug, gpt2-124m, llama-1b, ...", metavar="CONFIG")
     ],
@@ -134,7 +135,9 @@ def plan(
             lost = None if failures is None else failure_cost(cost, expected, per_1000_gpu_days=failures)
     except ConfigError as error:
         fail(str(error))
+    source = context.get_parameter_source("gpu")
     report = _Report(
+        is_assumed=source is not None and source.name == "DEFAULT",
         expected=expected, hardware=hardware, warnings=anti_patterns(expected, hardware), found=found,
         costs={"cost": cost, "failures": lost, "budget": budget, "calibration": correction},
     )  # fmt: skip
@@ -148,6 +151,8 @@ def plan(
 class _Report:
     """Estimate of a run, with the costs that were asked for."""
 
+    is_assumed: bool
+    """True if no device was named."""
     expected: Expected
     hardware: Hardware
     warnings: list[str]
@@ -171,5 +176,7 @@ def _print_text(report: _Report) -> None:
     from trainer.plan.text import render
 
     render_costs([report.costs["calibration"]], report.expected, console())
-    render(report.expected, report.hardware, report.warnings, report.found, console())
+    render(
+        report.expected, report.hardware, report.warnings, report.found, console(), is_assumed=report.is_assumed
+    )  # fmt: skip
     render_costs([report.costs[name] for name in ("cost", "failures", "budget")], report.expected, console())

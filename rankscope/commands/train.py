@@ -80,6 +80,8 @@ def train(
         _check_first(nproc_per_node, nnodes, node_rank, rdzv_endpoint)
     from trainer.launcher.processes.zygote import one_thread
 
+    if config_path is None and resume is None and not overrides:
+        echo("No CONFIG was named: training a small built-in GPT. `rankscope train gpt-demo` names a preset.")
     with one_thread():  # ranks are forked from here
         from probes.tape.rundir import RunError
         from trainer.config.load import ConfigError

@@ -214,3 +214,14 @@ def test_train_shows_the_ranks_below_its_bar(tmp_path: Path) -> None:
     text = console.export_text()
     assert "own work" in text
     assert len(re.findall(r"^ *[0-3] +running", text, flags=re.MULTILINE)) == 4, text
+
+
+def test_the_rank_of_an_open_finding_comes_before_one_that_is_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=4, steps=30)
+    found = [
+        Finding(kind=kind, severity="warning", status="fired", analyzer=kind, ranks=(rank,), attempt=0, summary="One.")
+        for kind, rank in (("straggler", 3), ("non_finite", 2))  # the order of the report
+    ]
+    with Store.open(run) as store:
+        rows = rank_rows(store, found, now_ns=time.time_ns()).rows
+    assert [row.rank for row in rows] == [3, 2, 0, 1]

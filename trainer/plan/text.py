@@ -25,9 +25,15 @@ _PARTS = (("parameters", "P"), ("gradients", "G"), ("optimizer", "O"), ("gathere
 
 
 def render(
-    expected: Expected, hardware: Hardware, warnings: Sequence[str], found: Strategies | None, console: Console
+    expected: Expected,
+    hardware: Hardware,
+    warnings: Sequence[str],
+    found: Strategies | None,
+    console: Console,
+    *,
+    is_assumed: bool = False,
 ) -> None:
-    """Print everything; `found` None leaves the ladder out."""
+    """Print everything; `found` None leaves the ladder out. `is_assumed`: no device was named."""
     plan, config = expected.plan, expected.config
     count = expected.num_parameters
     console.print(
@@ -36,9 +42,10 @@ def render(
         highlight=False,
     )
     nodes = -(-plan.world_size // hardware.gpus_per_node)
+    memory, assumed = f"{hardware.memory_bytes / 1e9:.0f} GB", " (assumed: see --gpu)" * is_assumed
     console.print(
-        f"{plan.world_size} x {hardware.gpu} of {hardware.memory_bytes / 1e9:.0f} GB on {nodes} node{'s' * (nodes > 1)}"
-        f" ({hardware.inside} inside, {hardware.between} between)   layout: {expected.layout}\n",
+        f"{plan.world_size} x {hardware.gpu}{assumed} of {memory} on {nodes} node{'s' * (nodes > 1)} "
+        f"({hardware.inside} inside, {hardware.between} between)   layout: {expected.layout}\n",
         highlight=False,
     )
     _memory(expected.memory, hardware, console)
