@@ -2,6 +2,7 @@
 
     python -m benchmarks.accuracy.plan               # all tables, about three minutes
     python -m benchmarks.accuracy.plan --memory      # without the table of traffic
+    python -m benchmarks.accuracy.plan --layouts "DDP|ring|expert"      # memory of the layouts with such a name
 
 Memory is that of one process, and of rank 0 of two and four, on a CPU, from the allocator's own events in a step;
 parameters, gradients and moments are counted as they are. Traffic is that of real trainings over gloo.
@@ -10,6 +11,7 @@ parameters, gradients and moments are counted as they are. Traffic is that of re
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -60,6 +62,8 @@ _PIECES = {
     "half, recompute all": (2, ["train.activation_checkpointing=full"]),
 }
 """Ranks of a `cp` group, and settings."""
+_DDP = ["parallel.dp_replicate=2", "parallel.dp_shard=1"]
+_RING = ["parallel.dp_shard=1", "parallel.cp_exchange=ring"]
 _EP_FSDP = ["parallel.dp_shard=2", "parallel.ep=2", *_EXPERTS]
 _ONE_A_PASS = ["train.micro_batch_size=1"]
 _LAYOUTS = {
@@ -96,9 +100,17 @@ _LAYOUTS = {
             "train.activation_checkpointing=full",
         ],
     ),
+    "DDP": (2, _DDP),
+    "DDP, bf16 gradients": (2, [*_DDP, "parallel.gradient_compression=bf16"]),
+    "DDP, PowerSGD": (2, [*_DDP, "parallel.gradient_compression=powersgd", "parallel.powersgd_start=2"]),
+    "DDP, int8": (2, [*_DDP, "parallel.gradient_compression=int8"]),
+    "DDP, top-k": (2, [*_DDP, "parallel.gradient_compression=topk"]),
+    "ring of 2": (2, [*_RING, "parallel.cp=2"]),
+    "ring of 4": (4, [*_RING, "parallel.cp=4"]),
+    "expert choice": (2, ["parallel.dp_shard=1", "parallel.ep=2", *_EXPERTS, "model.expert_routing=expert"]),
+    "expert choice x FSDP": (4, [*_EP_FSDP, "model.expert_routing=expert"]),
 }
 """Ranks, and settings."""
-_DDP = ["parallel.dp_replicate=2", "parallel.dp_shard=1"]
 _TRAFFIC = {
     "DDP": (2, ["parallel.dp_replicate=2", "parallel.dp_shard=1"]),
     "FSDP": (2, ["parallel.dp_shard=2"]),
@@ -197,9 +209,11 @@ def _memory_table() -> None:
         print(f"| context parallel: {name} | {real.kept_by_forward / 1e6:.2f} | {off:+.1%} | - | - |", flush=True)
 
 
-def _rank_table() -> None:
+def _rank_table(names: str) -> None:
     print("\n| memory of rank 0, real ranks on a CPU | peak, MB | planned |\n|---|---|---|")
     for name, (num_ranks, overrides) in _LAYOUTS.items():
+        if not re.search(names, name):
+            continue
         config = load_config(None, [*_SMALL, *overrides])
         real = measure_layout(config, num_ranks)
         need = rank_memory(config, resolve(config, num_ranks), pp_rank=0, device="cpu")
@@ -245,10 +259,14 @@ def _recorded(run: RunDir) -> tuple[Counter[str], Counter[str]]:
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--memory", action="store_true", help="only the tables of memory")
+    parser.add_argument("--layouts", metavar="NAMES", help="only memory of layouts whose name matches, like 'DDP|ring'")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.layouts:
+        _rank_table(options.layouts)
+        return
     _memory_table()
-    _rank_table()
+    _rank_table("")
     if not options.memory:
         with tempfile.TemporaryDirectory() as folder:
             _traffic_table(Path(folder))

@@ -212,6 +212,7 @@ def _plan() -> dict[str, Any]:
         ridge_flops_per_byte=or_null(NUMBER),
         collectives=array(
             obj(dimension=STRING, op=STRING, what=STRING, members=_COUNT, calls_per_step=NUMBER, bytes_per_step=NUMBER,
+                bus_bytes_per_step=NUMBER,
                 seconds=or_null(NUMBER), exposed_s=or_null(NUMBER), beyond_node={"type": "boolean"})
         ),
     )["properties"]  # fmt: skip

@@ -75,6 +75,7 @@ def expected_json(expected: Expected) -> dict[str, Any]:
                 "members": group.call.size,
                 "calls_per_step": group.call.calls,
                 "bytes_per_step": group.call.num_bytes,
+                "bus_bytes_per_step": group.call.bus_bytes,
                 "seconds": group.seconds,
                 "exposed_s": group.exposed_s,
                 "beyond_node": group.beyond_node,

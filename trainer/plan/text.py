@@ -20,6 +20,7 @@ from trainer.plan.strategies import Strategies, Strategy
 __all__ = ["amount", "render", "seconds"]
 
 _BAR = 60
+_BUS_BYTES = "bus bytes: what a rank sends in a step, counted as nccl-tests does for its busbw"
 _PARTS = (("parameters", "P"), ("gradients", "G"), ("optimizer", "O"), ("gathered", "g"), ("activations", "A"),
           ("working", "w"), ("compression", "k"), ("context", "c"))  # fmt: skip
 
@@ -56,7 +57,7 @@ def render(
             console.print(f"  ! {warning}", highlight=False, markup=False)
         console.print()
     if found is not None:
-        _ladder(found, console)
+        _ladder(found, hardware, console)
 
 
 def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:
@@ -85,7 +86,8 @@ def _memory(memory: RankMemory, hardware: Hardware, console: Console) -> None:
 def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     console.print(
         f"[bold]A step[/] {seconds(expected.step_s)}, {amount(expected.tokens_per_s)}tokens/s, MFU {expected.mfu:.0%}"
-        f"   (assumes {EFFICIENCY:.0%} of the peak in products, {LINK_EFFICIENCY:.0%} of the links)",
+        f" of {_peak(expected, hardware)}\n"
+        f"  assumes: products run at {EFFICIENCY:.0%} of the peak of their precision, links at {LINK_EFFICIENCY:.0%}",
         highlight=False,
     )
     console.print(
@@ -97,16 +99,17 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     if expected.float8 is not None:
         console.print(f"  {_float8(expected, expected.float8)}", highlight=False)
     if expected.groups:
-        titles = ("  collective", "group", "calls", "bytes a rank", "time", "of it exposed", "over")
+        titles = ("  collective", "group", "calls", "bus bytes", "time", "of it exposed", "over")
         table = _table(titles, left=("  collective", "group", "over"))
         for group in expected.groups:
             call = group.call
             table.add_row(
                 f"  {call.op} of {call.what}", f"{call.dimension} {call.size}", f"{call.calls}",
-                f"{amount(call.num_bytes)}B", seconds(group.seconds), seconds(group.exposed_s),
+                f"{amount(call.bus_bytes)}B", seconds(group.seconds), seconds(group.exposed_s),
                 "the bus" if call.dimension == "host" else hardware.between if group.beyond_node else hardware.inside,
             )  # fmt: skip
         console.print(table)
+        console.print(f"  {_BUS_BYTES}", highlight=False)
     records, step_s, probes = expected.records, expected.step_s, expected.config.probes
     if records.tape_bytes:
         window = " and of the window's tapes" if probes.retain == "window" else ""
@@ -123,6 +126,12 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     console.print()
 
 
+def _peak(expected: Expected, hardware: Hardware) -> str:
+    """Peak that MFU is relative to, also where products are in fp8."""
+    precision = expected.config.train.precision
+    return f"the {precision} peak ({amount(hardware.peak(precision))}FLOP/s)"
+
+
 def _float8(expected: Expected, float8: Float8Products) -> str:
     share, others = float8.flops_per_token / expected.flops_per_token, list(float8.others)
     listed = f"{', '.join(others[:-1])} and {others[-1]}"
@@ -132,7 +141,7 @@ def _float8(expected: Expected, float8: Float8Products) -> str:
     )
 
 
-def _ladder(found: Strategies, console: Console) -> None:
+def _ladder(found: Strategies, hardware: Hardware, console: Console) -> None:
     simplest, fastest = found.simplest, found.fastest
     shown = [strategy.expected for strategy in found.tried]
     has_misfits, has_bubbles = any(not one.fits for one in shown), any(one.bubble_share > 0 for one in shown)
@@ -148,6 +157,9 @@ def _ladder(found: Strategies, console: Console) -> None:
             *[f"{expected.bubble_share:.0%}"] * has_bubbles, f"{expected.mfu:.0%}", mark,
         )  # fmt: skip
     console.print(table)
+    if any(one.float8 is not None for one in shown):
+        peak = _peak(shown[0], hardware)
+        console.print(f"  MFU is relative to {peak}, also in fp8, whose own peak is higher", highlight=False)
     for why in dict.fromkeys(why for _, why in found.impossible):
         names = ", ".join(name for name, reason in found.impossible if reason == why)
         console.print(f"  not possible: {names}: {why}", highlight=False, markup=False)
@@ -155,7 +167,8 @@ def _ladder(found: Strategies, console: Console) -> None:
         _would_fit(found.would_fit, console)
     for title, chosen in (("The simplest that fits", simplest), ("The fastest", fastest)):
         if chosen is not None:
-            console.print(f"\n{title}: {_options(chosen)}", highlight=False, markup=False, soft_wrap=True)
+            for line in _options(f"{title}:", chosen, console.width):
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _would_fit(ways: Sequence[str], console: Console) -> None:
@@ -175,8 +188,12 @@ def _table(titles: Sequence[str], *, left: Sequence[str], no_wrap: Sequence[str]
     return table
 
 
-def _options(strategy: Strategy) -> str:
-    return " ".join(f"--set {override}" for override in strategy.overrides)
+def _options(title: str, strategy: Strategy, width: int) -> list[str]:
+    """Options to copy into a command: on one line, or each on a continued line where they are too wide for that."""
+    options = [f"--set {override}" for override in strategy.overrides]
+    if len(whole := " ".join([title, *options])) <= width:
+        return ["", whole]
+    return ["", title, *(f"  {option} \\" for option in options[:-1]), f"  {options[-1]}"]
 
 
 def amount(value: float) -> str:

@@ -14,12 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer.training_runs import small
 from trainer.config.config import DataConfig
 from trainer.config.load import ConfigError
-from trainer.data.batches import BatchStream
+from trainer.data.batches import Batch, BatchStream
 from trainer.data.corpus import Corpus, open_corpus
 from trainer.data.permutation import permute
 from trainer.data.prefetch import Prefetcher
+from trainer.layout.plan import resolve
+from trainer.training.build import build
 
 
 def stream_of(num_tokens: int = 1000, split: str = "train", seed: int = 0) -> BatchStream:
@@ -172,6 +175,26 @@ def test_prefetched_batches_are_the_same_ones(num_workers: int) -> None:
         assert torch.equal(batch.inputs, expected.inputs)
         assert torch.equal(batch.targets, expected.targets)
     loader.close()
+
+
+def test_workers_have_as_many_batches_ready_as_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker computes `data.prefetch` batches before the first is taken, and one more for each that is taken."""
+    data = {"num_workers": 1, "prefetch": 3}
+    training = build(small(data=data), resolve(small(data=data), 1), torch.device("cpu"))
+    made = multiprocessing.get_context("fork").Queue()
+    inner = BatchStream.batch
+
+    def counted(stream: BatchStream, index: int, data_rank: int, data_size: int) -> Batch:
+        made.put(index)
+        return inner(stream, index, data_rank, data_size)
+
+    monkeypatch.setattr(BatchStream, "batch", counted)  # the worker is forked after it
+    training.batch(0)
+    assert [made.get(timeout=60) for _ in range(4)] == [0, 1, 2, 3]
+    training.batch(1)
+    assert made.get(timeout=60) == 4
+    assert made.empty()
+    training.close()
 
 
 def test_prefetching_leaves_the_global_generator_alone() -> None:

@@ -221,3 +221,41 @@ def test_no_number_of_the_layouts_is_cut_at_80_columns(preset: str) -> None:
     for each in found.tried:
         assert each.name.split()[0] in table
     assert ("fits" in table) == any(not each.expected.fits for each in found.tried)
+
+
+def printed(config: Config, num_gpus: int, width: int) -> str:
+    written, hardware = io.StringIO(), machine()
+    expected = expect(config, resolve(config, num_gpus), hardware)
+    found = strategies(config, hardware, num_gpus)
+    render(expected, hardware, [], found, Console(file=written, width=width, no_color=True))
+    return written.getvalue()
+
+
+def test_bytes_of_all_collectives_of_a_link_are_in_proportion_to_their_time() -> None:
+    text = printed(load_config(config_path("llama-8b")), 64, 110)
+    gather, reduce = (next(line for line in text.splitlines() if f"  {op} of" in line).split("  ") for op in
+                      ("all_gather", "reduce_scatter"))  # fmt: skip
+    gathered_gb, gather_ms = (float(cell.split()[0]) for cell in (cell for cell in gather if cell[-2:] in ("GB", "ms")))
+    reduced_gb, reduce_ms = (
+        float(cell.split()[0]) for cell in [cell for cell in reduce if cell[-2:] in ("GB", "ms")][:2]
+    )
+    assert gathered_gb / gather_ms == pytest.approx(reduced_gb / reduce_ms, rel=0.01)
+    assert "nccl-tests" in text
+
+
+def test_mfu_says_which_peak_it_is_relative_to() -> None:
+    text = printed(load_config(config_path("llama-8b")), 64, 110)
+    assert "MFU 37% of the bf16 peak (990 TFLOP/s)" in text
+    assert "also in fp8, whose own peak is higher" in text
+    assert "fp8" not in printed(load_config(config_path("gpt-demo")), 4, 110)
+
+
+@pytest.mark.parametrize("width", [60, 80, 400])
+def test_options_of_the_suggested_layout_can_be_copied_as_they_are(width: int) -> None:
+    config = load_config(config_path("llama-8b"))
+    _, _, tail = printed(config, 64, width).partition("The simplest that fits:")
+    command = tail.partition("\n\n")[0].replace("\\\n", " ")
+    simplest = strategies(config, machine(), 64).simplest
+    assert simplest is not None
+    assert command.split() == [word for override in simplest.overrides for word in ("--set", override)]
+    assert ("\\" in tail) == (width < 400)
