@@ -48,7 +48,7 @@ class RankMeasured:
     parameters: int
     optimizer: int
     peak: int
-    """The most within a step, parameters and optimizer state included; the mean over batches."""
+    """The most within a step, parameters, optimizer state and errors of compression included; the mean over batches."""
 
 
 def measured_rank(config: Config, world_size: int, *, repeats: int = REPEATS) -> RankMeasured:
@@ -75,8 +75,9 @@ def measured_rank(config: Config, world_size: int, *, repeats: int = REPEATS) ->
         name: value.numel() * value.element_size() for name, value in local_tensors(training_tensors(training)).items()
     }
     parameters = sum(size for name, size in sizes.items() if name.startswith("model."))
+    errors = sum(size for name, size in sizes.items() if name.startswith("compression."))
     state = sum(sizes.values())
-    return RankMeasured(parameters=parameters, optimizer=state - parameters, peak=state + round(mean(most)))
+    return RankMeasured(parameters=parameters, optimizer=state - parameters - errors, peak=state + round(mean(most)))
 
 
 def measure_layout(config: Config, num_ranks: int) -> RankMeasured:

@@ -96,13 +96,12 @@ class GradientCompression:
         return future
 
     def _with_feedback(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        corrected = self._feedback.corrected(bucket)
         if self.kind == "int8":
-            mean, error = reduce_int8(corrected, self._group)
+            mean, error = reduce_int8(self._feedback.corrected(bucket), self._group)
         else:
-            mean, error = reduce_largest(corrected, self._group, ratio=self._ratio)
+            mean, error = reduce_largest(self._feedback.corrected(bucket), self._group, ratio=self._ratio)
         self._feedback.keep(bucket, error)
-        device = corrected.device
+        device = mean.device
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
         done.set_result(bucket.buffer().copy_(mean))
         return done
@@ -243,7 +242,7 @@ class ErrorFeedback:
         errors = [
             flat.new_zeros(p.numel()) if e is None else e for p, e in zip(bucket.parameters(), lacking, strict=True)
         ]
-        return flat + torch.cat(errors)
+        return torch.cat(errors).add_(flat)
 
     def keep(self, bucket: GradBucket, error: Tensor) -> None:
         """Remember the error of a bucket for the next step; views into `error`."""

@@ -12,6 +12,8 @@ top-k   Every rank sends the `ratio` of its numbers that are the farthest from z
         send is its error. All add up all lists in the order of the ranks. Bytes grow with the number of ranks: 8 for a
         number and rank, so a ratio of 1 % pays below a hundred ranks.
 
+Both write into what they are given and into their own temporaries, which counts: a bucket may be all of the gradient.
+
 All ranks get the same bytes and treat them in the same order: results are equal to the last bit, and the same in each
 run. NaN and Inf come through as NaN.
 """
@@ -34,15 +36,20 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def reduce_int8(corrected: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Mean over the group of `corrected`, flat and float32, and what this rank has to add to its next one."""
+    """Mean over the group of `corrected`, flat and float32, and what this rank has to add to its next one.
+    `corrected` is overwritten."""
     size, count = group.size(), corrected.numel()
     part = -(-count // (size * BLOCK)) * BLOCK
-    padded = torch.nn.functional.pad(corrected, (0, part * size - count))
+    missing = part * size - count
+    padded = torch.nn.functional.pad(corrected, (0, missing)) if missing else corrected
+    del corrected
     sent = _packed(padded.view(size, part))
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
-    error = padded.view(size, part) - _unpacked(sent)
-    mean = _unpacked(received).sum(0) / size
+    error = padded.view(size, part).sub_(_unpacked(sent))
+    del sent, padded
+    mean = _unpacked(received).sum(0).div_(size)
+    del received
     own = _packed(mean.unsqueeze(0))
     error[group.rank()] += (mean - _unpacked(own)[0]) * size
     everywhere = own.new_empty(size, own.shape[1])
@@ -55,7 +62,8 @@ def _packed(rows: Tensor) -> Tensor:
     blocks = rows.view(len(rows), -1, BLOCK)
     scales = blocks.abs().amax(-1, keepdim=True) / _LEVELS
     # A block of zeros has no scale. NaN is left in the scale, from where it reaches every number of the block.
-    levels = (blocks / scales.where(scales != 0, 1.0)).round().nan_to_num(0.0).clamp(-_LEVELS, _LEVELS).to(torch.int8)
+    levels = blocks / scales.where(scales != 0, 1.0)
+    levels = levels.round_().nan_to_num_(0.0).clamp_(-_LEVELS, _LEVELS).to(torch.int8)
     return torch.cat((levels.view(len(rows), -1).view(torch.uint8), scales.squeeze(-1).view(torch.uint8)), dim=1)
 
 
@@ -64,7 +72,7 @@ def _unpacked(packed: Tensor) -> Tensor:
     levels = packed[:, :count].contiguous().view(torch.int8).view(len(packed), -1, BLOCK)
     scales = packed[:, count:].contiguous().view(torch.float32).unsqueeze(-1)
     # Inf times zero is NaN: a block that had Inf is not finite as a whole, and is seen.
-    return (levels.float() * scales).view(len(packed), -1)
+    return levels.float().mul_(scales).view(len(packed), -1)
 
 
 def largest_count(count: int, ratio: float) -> int:
@@ -73,7 +81,8 @@ def largest_count(count: int, ratio: float) -> int:
 
 
 def reduce_largest(corrected: Tensor, group: dist.ProcessGroup, *, ratio: float) -> tuple[Tensor, Tensor]:
-    """Mean over the group of the largest numbers of each rank, and what this rank did not send."""
+    """Mean over the group of the largest numbers of each rank, and what this rank did not send. `corrected` is
+    overwritten."""
     size = group.size()
     # NaN counts as the largest for `topk`, so a bad gradient is sent and seen.
     places = corrected.abs().topk(largest_count(corrected.numel(), ratio), sorted=False).indices
@@ -83,5 +92,4 @@ def reduce_largest(corrected: Tensor, group: dist.ProcessGroup, *, ratio: float)
     mean = torch.zeros_like(corrected)
     for numbers, at in everywhere:
         mean.index_add_(0, at.long(), numbers.view(torch.float32))
-    error = corrected.index_fill(0, places, 0.0)
-    return mean / size, error
+    return mean.div_(size), corrected.index_fill_(0, places, 0.0)

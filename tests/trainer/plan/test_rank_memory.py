@@ -1,5 +1,5 @@
-"""Memory of real ranks against its plan, by the allocator's events: FSDP with microbatches, context parallel, experts;
-and what tensor parallel keeps."""
+"""Memory of real ranks against its plan, by the allocator's events: FSDP with microbatches, compressed gradients,
+context parallel, experts; and what tensor parallel keeps."""
 
 from __future__ import annotations
 
@@ -29,13 +29,18 @@ FULL = {"train": {"activation_checkpointing": "full"}}
 CP = {"parallel": {"dp_shard": 1, "cp": 2}}
 TP = {"parallel": {"dp_shard": 1, "tp": 2}}
 REPLICATED = {"parallel": {"dp_shard": 1, "tp": 2, "sequence_parallel": False}}
+DDP = {"dp_replicate": 2, "dp_shard": 1}
 FSDP = {"parallel": {"dp_shard": 2}}
 ONE_A_PASS = {"train": {"micro_batch_size": 1}}
 MEASURED: dict[str, dict[str, dict[str, Any]]] = {
     "FSDP, 2 microbatches": {**FSDP, **ONE_A_PASS},
     "FSDP, 2 microbatches, each reduced": {"parallel": {"dp_shard": 2, "reduce_every_microbatch": True}, **ONE_A_PASS},
     "FSDP, bf16": {**FSDP, "train": {"precision": "bf16"}},
+    "DDP, int8": {"parallel": {**DDP, "gradient_compression": "int8"}},
+    "DDP, top-k": {"parallel": {**DDP, "gradient_compression": "topk", "topk_ratio": 0.01}},
+    "DDP, bf16": {"parallel": {**DDP, "gradient_compression": "bf16"}},
     "context parallel": CP,
+    "ring": {"parallel": {**CP["parallel"], "cp_exchange": "ring"}},
     "context parallel, grouped queries": {**CP, "model": {**MODEL, "num_kv_heads": 2}},
     "context parallel, recompute all": {**CP, **FULL},
 }

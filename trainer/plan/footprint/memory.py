@@ -40,6 +40,9 @@ _CONTEXT_BYTES = {"cpu": 0, "cuda": 10**9}
 _WORKSPACE_BYTES = 64 << 20
 """The part of it that torch's allocator gives out: cuBLAS takes 32 MiB a thread from Hopper on (8 MiB before), and
 forward and backward run in two."""
+_REDUCING = {"int8": 2.75, "topk": 2.0}
+"""Bytes that a reduction with error feedback needs for each byte of its bucket: the corrected gradient, and what is
+rounded (with what is sent and received in int8) or the mean."""
 _CODED_BYTES = 1 + FLOAT32_BYTES / CODES_BLOCK
 """A number of a moment in 8 bits: its code, and its part of the scale."""
 
@@ -146,7 +149,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
         step = 3 * FLOAT32_BYTES * max(coded, default=0)  # both moments and the change of a matrix
     if plan.zero1:
         optimizer = 2 * FLOAT32_BYTES * largest_share(units, plan.dp_replicate)
-    compression = _compression(config, plan, units)
+    errors, reducing = _compression(config, plan, units)
     on_host = 0
     if config.parallel.cpu_offload == "optimizer" and device == "cuda":
         on_host, optimizer = 2 * optimizer, 0  # moments, and gradients and updates on their way
@@ -155,7 +158,9 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
     if offloaded:
         # A block's shard is on the device while it is gathered, and its part of the gradients until they are copied.
         state = 2 * max((FLOAT32_BYTES * numel for layer, numel in own.items() if layer is not None), default=0)
-    peak = state + compression + _CONTEXT_BYTES[device] + max(alive, 0 if offloaded else held + step)
+    # The hook of a bucket that has all gradients runs after backward; the first of several, before most of it.
+    at_hook = reducing + (held if FLOAT32_BYTES * sum(full.values()) <= _bucket_bytes(config) else alive)
+    peak = state + errors + _CONTEXT_BYTES[device] + max(alive, at_hook, 0 if offloaded else held + step)
     return RankMemory(
         pp_rank=pp_rank,
         parameters=0 if offloaded else held,
@@ -164,7 +169,7 @@ def rank_memory(config: Config, plan: Plan, *, pp_rank: int, device: Device) -> 
         gathered=gathered,
         activations=activations,
         working=working,
-        compression=compression,
+        compression=errors + reducing,
         context=_CONTEXT_BYTES[device],
         host=held + held + optimizer if offloaded else on_host,
         peak=peak,
@@ -189,17 +194,22 @@ def _muon_step(unit: Unit, matrix: Weight) -> int:
     return FLOAT32_BYTES * (2 * own + gathered) + 2 * (2 * whole + 2 * short * short)
 
 
-def _compression(config: Config, plan: Plan, units: list[Unit]) -> int:
-    """Memory of DDP's hook: the cast of a bucket, or PowerSGD's errors and factors."""
+def _bucket_bytes(config: Config) -> int:
+    return int(config.parallel.ddp_bucket_mb * 2**20)
+
+
+def _compression(config: Config, plan: Plan, units: list[Unit]) -> tuple[int, int]:
+    """Bytes of DDP's hook: errors and factors that it keeps, and what it needs while it reduces a bucket."""
     kind = config.parallel.gradient_compression
     if plan.data_parallel_kind != "ddp" or kind == "none":
-        return 0
+        return 0, 0
     numel = sum(unit.whole for unit in units)
+    bucket = min(FLOAT32_BYTES * numel, _bucket_bytes(config))
     if kind == "powersgd":
-        return FLOAT32_BYTES * (numel + sum(power_sgd_numel(units, config.parallel.powersgd_rank)))
-    if kind in ("int8", "topk"):  # errors, and a bucket with them
-        return FLOAT32_BYTES * (numel + min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES))
-    return 2 * min(numel, int(config.parallel.ddp_bucket_mb * 2**20) // FLOAT32_BYTES)
+        return FLOAT32_BYTES * (numel + sum(power_sgd_numel(units, config.parallel.powersgd_rank))), 0
+    if kind in _REDUCING:
+        return FLOAT32_BYTES * numel, round(_REDUCING[kind] * bucket)
+    return 0, bucket // 2
 
 
 def _one_by_one(
