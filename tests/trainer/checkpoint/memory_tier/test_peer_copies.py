@@ -145,8 +145,31 @@ def test_after_the_loss_of_a_node_the_memory_tier_is_gone_on_from(tmp_path: Path
             assert told["bytes"] > 10_000
 
 
+def _without_peers(rank: int, world_size: int, folder: Path) -> None:
+    """With `checkpoint.memory_on_peer` = false a rank of several nodes keeps its copies, and no other's."""
+    config = with_steps(small(parallel={"dp_shard": 2}, checkpoint={"memory_on_peer": False, "memory_interval": 1}), 6)
+    seen: set[int] = set()
+
+    def looked_at(session: Session) -> None:
+        copies = session.recovery.copies
+        taken = session.recovery.taken
+
+        def taking(position: Position, batch_index: int) -> Position:
+            after = taken(position, batch_index)
+            seen.update(int(path.name.removeprefix("rank-")) for path in shared_folder(folder).glob("rank-*"))
+            return after
+
+        assert copies.memory.peers is None
+        session.recovery.taken = taking  # type: ignore[method-assign]
+
+    run_loop(config, folder, rank=rank, world_size=world_size, change=looked_at)
+    assert seen == {rank}, seen
+    assert not _events(folder, 0, rank, "peer_copy")
+
+
 def _a_peer_is_deaf(rank: int, world_size: int, folder: Path) -> list[str]:
     _stand_on_node(rank, 0)
+    _without_peers(rank, world_size, folder / "without")
     config = with_steps(small(parallel={"dp_shard": 2}), STEPS)
 
     def deaf(session: Session) -> None:
