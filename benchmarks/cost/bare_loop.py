@@ -40,6 +40,8 @@ class Job:
     batch_size: int
     kind: str  # ddp | fsdp
     bf16: bool = False
+    compiled: bool = False
+    """Blocks by inductor, one by one."""
     lr: float = 3e-4
     warmup_steps: int = 20
     total_steps: int = 10_000
@@ -53,6 +55,8 @@ class BareLoop:
         self.job, self.device, self.number = job, device, 0
         model = Transformer(job.model).to(device)
         initialise(model, job.model, seed=0)
+        for block in model.blocks.values() if job.compiled else ():
+            block.compile()
         self.model: nn.Module = model
         if job.kind == "ddp":
             ids = [device] if device.type == "cuda" else None

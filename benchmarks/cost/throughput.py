@@ -6,6 +6,8 @@
     python -m benchmarks.cost.throughput --ranks 1 --kind ddp --precision bf16 \\
         --dim 768 --layers 12 --heads 12 --vocab 50304 --seq-len 1024 --batch 32       # GPT-2's size, on one GPU
 
+    python -m benchmarks.cost.throughput --kernels --dim 64 --layers 2 --seq-len 32 --batch 2 --blocks 20
+
 Ours is `trainer.rank.loop` as a worker runs it: recorded process group, steps and spans, gradients of every parameter
 at every 10th step, the check of every reduced buffer for NaN, global loss and norm read back and judged at every step.
 The other is `benchmarks.cost.bare_loop`. Both are in the same processes and take turns, a block of steps each, so that
@@ -17,6 +19,9 @@ whatever else the machine does falls on both; who goes first alternates.
 | ratio | ours / bare, with a 95 % interval from resampling pairs of blocks |
 | processor | the same ratio of processor time (rank 0, all threads): other work on the machine hardly touches it |
 | MFU | tokens/s x FLOPs a token / the devices' dense peak; only on a GPU whose peak is known |
+With `--kernels` (CPU only): kernels a step of both loops, and microseconds of processor time a step that ours takes
+more, eager and with blocks compiled by inductor; choose a small model, or that time drowns in the products.
+
 Processor time knows nothing of waiting: on a quiet machine the first ratio is the one to read.
 """
 
@@ -42,7 +47,8 @@ from rich.table import Table
 
 from analyzers.health.utilisation import peak_flops_per_s
 from benchmarks.cost.bare_loop import BareLoop, Job
-from benchmarks.harness import argument_parser, write_json
+from benchmarks.cost.kernels import is_fused, kernels_a_step
+from benchmarks.harness import argument_parser, markdown_head, markdown_row, write_json
 from probes.collectives.wrapped import install, uninstall
 from probes.device.stream_waits import stamp_waits
 from probes.recorder import Recorder
@@ -72,6 +78,7 @@ def configuration(kind: str, options: argparse.Namespace) -> Config:
                 "global_batch_size": options.batch * options.ranks,
                 "precision": options.precision,
                 "device": options.device,
+                "compile": "auto" if options.compiled is None else options.compiled,
             },
             "checkpoint": {"interval": 0, "memory_interval": options.memory_interval},
         }
@@ -114,6 +121,7 @@ def compare(kind: str, plain: Any, recorder: TapeRecorder, options: argparse.Nam
             batch_size=options.batch,
             kind=kind,
             bf16=options.precision == "bf16",
+            compiled=options.compiled is True,
         ),
         plain,
         device,
@@ -129,11 +137,15 @@ def compare(kind: str, plain: Any, recorder: TapeRecorder, options: argparse.Nam
             wall_s, cpu_s = block(loops[name], plain, device, options.steps_a_block)
             taken[name].append(wall_s)
             worked[name].append(cpu_s)
+    kernels = {name: kernels_a_step(step, 3) for name, step in loops.items()} if options.kernels else {}
     tokens = options.batch * options.seq_len * dist.get_world_size()
     ratio, low, high = ratio_with_interval(taken["ours"], taken["bare"])
     cpu_ratio, cpu_low, cpu_high = ratio_with_interval(worked["ours"], worked["bare"])
     return {
         "kind": kind,
+        "compiled": options.compiled,
+        "kernels": {name: dict(found) for name, found in kernels.items()},
+        "host_us": 1e6 * float(np.median(np.subtract(worked["ours"], worked["bare"]))),
         "ours_tokens_per_s": tokens / float(np.median(taken["ours"])),
         "bare_tokens_per_s": tokens / float(np.median(taken["bare"])),
         "ours_step_ms": 1e3 * float(np.median(taken["ours"])),
@@ -185,11 +197,15 @@ def _rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     backend = "nccl" if options.device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=options.ranks, timeout=timedelta(seconds=300))
     found = []
+    if options.kernels:
+        torch._inductor.config.cpp.enable_kernel_profile = True
     for kind in options.kind:
-        uninstall()
-        plain = dist.new_group()
-        install(recorder)
-        found.append(compare(kind, plain, recorder, options, Path(folder) / kind))
+        for compiled in (False, True) if options.kernels else (None,):
+            options.compiled = compiled
+            uninstall()
+            plain = dist.new_group()
+            install(recorder)
+            found.append(compare(kind, plain, recorder, options, Path(folder) / f"{kind}-{compiled}"))
     if rank == 0:
         Path(folder, "result.json").write_text(json.dumps(found))
     dist.barrier()
@@ -231,6 +247,18 @@ def show(result: dict[str, Any]) -> None:
     )
 
 
+def show_kernels(result: dict[str, Any]) -> None:
+    """Print kernels and the host's time a step."""
+    print(markdown_head("step", "kernels, bare", "kernels, ours", "of them fused", "host, ours more", "a bare step"))
+    for row in result["loops"]:
+        bare, ours = row["kernels"]["bare"], row["kernels"]["ours"]
+        fused = sum(calls for name, calls in ours.items() if is_fused(name))
+        name = f"{row['kind']}, {'compiled' if row['compiled'] else 'eager'}"
+        bare_us = 1e6 * float(np.median(row["block_cpu_s_per_step"]["bare"]))
+        print(markdown_row(name, sum(bare.values()), sum(ours.values()), fused, f"{row['host_us']:.0f} us",
+                           f"{bare_us:.0f} us"))  # fmt: skip
+
+
 def main() -> None:
     parser = argument_parser(__doc__, json=True)
     parser.add_argument("--quick", action="store_true", help="fewer blocks")
@@ -245,9 +273,13 @@ def main() -> None:
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--batch", type=int, default=4, help="sequences of a rank and step")
     parser.add_argument("--memory-interval", type=int, default=0, help="steps between copies for rollback; 0: none")
+    parser.add_argument("--kernels", action="store_true", help="count kernels a step, eager and compiled; on a CPU")
     parser.add_argument("--blocks", type=int, help="pairs of blocks (default 40, quick 10)")
     parser.add_argument("--steps-a-block", type=int, default=5)
     options = parser.parse_args()
+    if options.kernels and options.device != "cpu":
+        parser.error("--kernels: needs --device cpu; on a GPU: python -m benchmarks.cost.mfu --kernels 20")
+    options.compiled = None
     options.ranks = options.ranks or (torch.cuda.device_count() if options.device == "cuda" else 2)
     options.kind = options.kind or ["ddp", "fsdp"]
     options.blocks = options.blocks or (10 if options.quick else 40)
@@ -268,7 +300,10 @@ def main() -> None:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    show(result)
+    if options.kernels:
+        show_kernels(result)
+    else:
+        show(result)
     write_json(options.json, result)
 
 

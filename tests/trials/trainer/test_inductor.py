@@ -6,13 +6,14 @@ Minutes of the C++ compiler, so `make test` traces with `aot_eager` (tests/train
 from __future__ import annotations
 
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.cost.kernels import kernels_a_step
 from tests.processes import run_ranks
 from tests.trainer.layouts import compare, tiny, train_layouts
 from trainer.layout.plan import resolve
@@ -44,14 +45,6 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "ep": {"parallel": {"dp_shard": 1, "ep": 2}, **EXPERTS},
     "tp, experts": {"parallel": {"dp_shard": 1, "tp": 2}, **EXPERTS},
 }
-_NO_KERNEL = (
-    "aten::view", "aten::as_strided", "aten::transpose", "aten::t", "aten::reshape", "aten::expand", "aten::slice",
-    "aten::select", "aten::unsqueeze", "aten::squeeze", "aten::detach", "aten::alias", "aten::_unsafe_view",
-    "aten::split", "aten::permute", "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::narrow",
-    "aten::new_empty", "aten::resize_", "aten::set_", "aten::is_nonzero", "aten::item", "aten::_local_scalar_dense",
-    "aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh", "aten::result_type", "aten::chunk",
-)  # fmt: skip
-"""Operators that move and compute nothing, or only call another."""
 
 
 @pytest.fixture(autouse=True)
@@ -86,14 +79,10 @@ def kernels(rank: int, world_size: int, compiled: bool) -> Counter[str]:
         training.clip()
         training.step(number)
 
-    for number in range(STEPS - 1):
-        step(number)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        step(STEPS - 1)
-    leaves = [event.name for event in profiled.events() if not event.cpu_children]
-    return Counter(
-        name for name in leaves if (name.startswith("aten::") or "cpp_fused" in name) and name not in _NO_KERNEL
-    )
+    numbers = count()
+    for _ in range(STEPS - 1):
+        step(next(numbers))
+    return kernels_a_step(lambda: step(next(numbers)), 1)
 
 
 def test_a_compiled_step_has_fewer_kernels(tmp_path: Path) -> None:
