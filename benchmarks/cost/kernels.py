@@ -19,7 +19,8 @@ _NO_KERNEL = (
     "aten::select", "aten::unsqueeze", "aten::squeeze", "aten::detach", "aten::alias", "aten::_unsafe_view",
     "aten::split", "aten::permute", "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::narrow",
     "aten::new_empty", "aten::resize_", "aten::set_", "aten::is_nonzero", "aten::item", "aten::_local_scalar_dense",
-    "aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh", "aten::result_type", "aten::chunk",
+    "aten::to", "aten::flatten", "aten::detach_", "aten::unflatten_dense_tensors",
+    "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh", "aten::result_type", "aten::chunk",
 )  # fmt: skip
 """Operators that move and compute nothing, or only call another."""
 
