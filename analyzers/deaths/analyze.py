@@ -281,6 +281,9 @@ def _finding(view: AttemptView, group: Sequence[Death], victims: Sequence[int], 
     }
     if calls:
         evidence |= {"op": calls[0].op, "process_group": calls[0].group, "seq": calls[0].seq, "caller": calls[0].caller}
+    queued = [call.step for call in own.enqueued if call.step is not None] if own and first.signal == "SIGABRT" else []
+    if queued:
+        evidence["device_step"] = min(queued)
     summary = sentence(f"{ranks_text(ranks)} {what} {_where(step)}{where}")
     summary += " The other ranks ended because of it." if victims else ""
     return rank_lost(view, first.cause, summary, evidence, step=step, again=again, ranks=ranks)

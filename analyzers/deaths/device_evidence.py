@@ -9,7 +9,9 @@
 1. The error's message is of the moment of the failure: its figures go before those of the snapshot.
 2. A snapshot that was written after the stack had unwound does not list what filled the memory: its allocations are
    left out where the message counted twice as much.
-3. Where other processes hold the memory, the summary names them. A rank on a CPU, or that was killed, has neither.
+3. The watchdog of a communicator aborts a process some steps after the fault of its kernel. With an XID, the step is
+   that of the oldest call that the device had not started.
+4. Where other processes hold the memory, the summary names them. A rank on a CPU, or that was killed, has neither.
 """
 
 from __future__ import annotations
@@ -53,11 +55,15 @@ def with_xids(source: Source, finding: Finding) -> Finding:
     )
     if not codes:
         return finding
-    summary = finding.summary
+    summary, step = finding.summary, finding.first_step
     if finding.cause == "signal":
         meaning = xid_table()["xid"][str(codes[0])]["meaning"].replace(";", ",").rstrip(".")
         summary = f"{summary} Its GPU reported XID {codes[0]}: {meaning}."
-    return replace(finding, summary=summary, evidence={**finding.evidence, "xids": codes})
+        stands = finding.evidence.get("device_step")
+        if isinstance(stands, int) and step is not None and stands < step:
+            summary, step = f"{summary} Its device had come to step {stands}.", stands
+    evidence = {**finding.evidence, "xids": codes}
+    return replace(finding, summary=summary, evidence=evidence, first_step=step, last_step=step)
 
 
 def with_cuda_memory(source: Source, finding: Finding) -> Finding:

@@ -41,6 +41,8 @@ def hang_summary(view: AttemptView, found: HangCause, step: int | None, silent_s
     behind = behind_step(view, found)
     stuck = f"{at}: stuck {doing}{'' if behind is None else f' of step {behind}'}{where}"
     seen = CAUSES[found.cause].seen if found.cause in CAUSES else ""
+    if behind is not None and seen and not CAUSES[found.cause].names_call:
+        at = f" at step {behind}"
     text = (seen or f"{who}: {found.cause}{at}").format(
         who=who,
         call=call,

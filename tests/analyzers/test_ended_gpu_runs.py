@@ -106,3 +106,35 @@ def test_a_rank_that_ends(name: str, end: Ended, where: str, cause: str, tmp_pat
     run = ended_run(name, tmp_path, Stop(rank=end.rank, step=31, on="host", where=where), end=end)
     (found,) = fired(run)
     assert (found.kind, found.cause, found.ranks, found.first_step) == ("rank_lost", cause, (end.rank,), 31)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "step", "where", "kind", "words"),
+    [
+        (FSDP2, 1, 60, "data", "data", "Rank 1 hangs in the data loader at step 60. Rank 0 waited in all_gather #1239"),
+        (DDP, 0, 60, "after", "data", "Rank 0 hangs in the data loader at step 60. Rank 1 waited in all_reduce #242"),
+        (FSDP2, 0, 30, "after", "checkpoint", "Rank 0 hangs writing a checkpoint at step 30. Rank 1 waited in"),
+        (DDP, 1, 45, "data", "checkpoint", "Rank 1 hangs writing a checkpoint at step 45. Rank 0 waited in"),
+    ],
+)
+def test_a_host_that_stands_in_its_loader_or_in_a_save(
+    name: str, rank: int, step: int, where: str, kind: str, words: str, tmp_path: Path
+) -> None:
+    """Its peer waits in a call of the next step where the span is the last one of a step."""
+    stop = Stop(rank=rank, step=step, on="host", where=where, span=kind)
+    (found,) = fired(ended_run(name, tmp_path, stop, after_s=200))
+    assert (found.kind, found.cause, found.ranks, found.first_step) == ("hang", kind, (rank,), step)
+    assert found.summary.startswith(words)
+
+
+@pytest.mark.parametrize(("name", "rank", "step", "call"), [(FSDP2, 1, 31, 9), (DDP, 0, 58, 1)])
+def test_a_fault_in_a_kernel_is_of_the_step_of_the_device(
+    name: str, rank: int, step: int, call: int, tmp_path: Path
+) -> None:
+    """The watchdog aborts the process where its host is: two steps ahead."""
+    end = Ended(rank=rank, signal="SIGABRT", xid=43)
+    (found,) = fired(ended_run(name, tmp_path, Stop(rank=rank, step=step, call=call), end=end))
+    assert (found.kind, found.cause, found.ranks) == ("rank_lost", "signal", (rank,))
+    assert (found.first_step, found.last_step, found.evidence["xids"]) == (step, step, [43])
+    assert f"died of SIGABRT at step {step + 2} in backward" in found.summary
+    assert f"Its device had come to step {step}." in found.summary

@@ -142,5 +142,6 @@ def test_an_abort_after_a_fault_in_a_kernel_asks_for_the_kernels_error(tmp_path:
     """The watchdog of NCCL aborted the process, so nothing of ours has the text of the assertion."""
     finding = lost("stamped_assertion", tmp_path)
     assert (finding.ranks, finding.evidence["signal"], finding.evidence["xids"]) == ((1,), "SIGABRT", [43])
+    assert finding.first_step == 26  # its host was at 28
     assert "Assertion" in next_step(finding)
     assert "CUDA_LAUNCH_BLOCKING=1" in next_step(finding)

@@ -20,24 +20,26 @@ from probes.tape.rundir import RunDir
 from tests.support.recorded_stamps import RANKS
 from tests.support.replayed_gpu import NULL, Delay, Stop, replayed_run
 
-HANG_NS = 60 * 10**9
 _KEPT = ("metrics_served", "watch_started")
+_GPU = "GPU-1"
+_EXIT_CODES = {"SIGKILL": -9, "SIGABRT": -6}
 _IDENTITY = ("count", "function", "dtype", "algorithm", "protocol", "enqueue_ns", "launched_ns")
 
 
 class Ended(NamedTuple):
-    """How a rank ended: by a signal, with a code, or with an exception of this type."""
+    """How a rank ended: by a signal, with a code, or with an exception of this type. `xid`: of the ranks' one GPU."""
 
     rank: int = 1
     signal: str | None = None
     code: int = 1
     error: str = ""
+    xid: int = 0
 
 
 def ended_run(
-    name: str, into: Path, *faults: Delay | Stop, end: Ended | None = None, is_stamped: bool = True
+    name: str, into: Path, *faults: Delay | Stop, end: Ended | None = None, is_stamped: bool = True, after_s: int = 60
 ) -> RunDir:
-    """Write the run, and its end: of a rank, or Ctrl-C after a minute."""
+    """Write the run, and its end: of a rank, or Ctrl-C after so many seconds."""
     run = replayed_run(name, into, *faults, is_stamped=is_stamped)
     folders = [run.rank_dir(0, rank) for rank in range(RANKS)]
     for folder in folders:
@@ -56,12 +58,19 @@ def ended_run(
         events.append(times | {"attempt": 0, "rank": -1, "kind": kind, "step": None} | fields)
 
     if end is None:
-        add("watch_stopped", HANG_NS, pid=2)
-        add("run_ended", HANG_NS + 1, node_rank=0, reason="interrupted", exit_code=130)
+        add("watch_stopped", after_s * 10**9, pid=2)
+        add("run_ended", after_s * 10**9 + 1, node_rank=0, reason="interrupted", exit_code=130)
     else:
         if end.error:
             _raise(folders[end.rank] / "events.jsonl", at_ns + 10**6, end)
-        add("rank_exit", 6 * 10**8, exit_rank=end.rank, pid=pids[end.rank], exit_code=-9 if end.signal else end.code,
+        code = _EXIT_CODES[end.signal] if end.signal else end.code
+        if end.xid:
+            for folder in folders:
+                first, *others = (folder / "events.jsonl").read_text().splitlines()
+                named = json.dumps(json.loads(first) | {"device_uuid": _GPU})
+                (folder / "events.jsonl").write_text("\n".join([named, *others]) + "\n")
+            add("xid", 4 * 10**8, xid=end.xid, device=_GPU, node="vm", message=f"XID {end.xid}, reported by NVML")
+        add("rank_exit", 6 * 10**8, exit_rank=end.rank, pid=pids[end.rank], exit_code=code,
             signal=end.signal, message="", out_of_memory=None, blamed=False)  # fmt: skip
         add("rank_stopped", 8 * 10**8, exit_rank=1 - end.rank, pid=pids[1 - end.rank], exit_code=-15)
         add("watch_stopped", 9 * 10**8, pid=2)

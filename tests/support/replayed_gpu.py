@@ -77,7 +77,7 @@ class Stop(NamedTuple):
     """A fault: a rank's host or device stops for good, in a step counted from 1.
 
     `on`: device (the call of that number in the step is not started), call (it is started and does not end), or host
-    (it stops at the begin of `where`).
+    (it stops at the begin of `where`, within a span of kind `span` if one is given).
     """
 
     rank: int = 1
@@ -85,6 +85,7 @@ class Stop(NamedTuple):
     on: str = "device"
     call: int = 0
     where: str = "forward"
+    span: str = ""
 
 
 class Point(NamedTuple):
@@ -379,12 +380,20 @@ def replayed_run(name: str, into: Path, *faults: Delay | Stop, is_stamped: bool 
         source, target = RunDir(recording.source).rank_dir(0, rank), run.rank_dir(0, rank)
         clock = RecordedClock(source)
         with clocks(clock, stamped_from_ns=ALWAYS_ABOVE_NS):
-            _record(recording, played[rank], source, target, clock, rank, is_stamped)
+            last = [one.span for one in faults if isinstance(one, Stop) and one.span and one.rank == rank]
+            _record(recording, played[rank], source, target, clock, rank, is_stamped, last)
     return run
 
 
 def _record(
-    rec: Recording, played: Played, source: Path, target: Path, clock: RecordedClock, rank: int, is_stamped: bool
+    rec: Recording,
+    played: Played,
+    source: Path,
+    target: Path,
+    clock: RecordedClock,
+    rank: int,
+    is_stamped: bool,
+    last_spans: Sequence[str],
 ) -> None:
     clock.wall_ns = played.stamps[rec.steps[0]][0][1] - 1_000_000
     recorder = TapeRecorder(target, rank=rank, attempt=0, world_size=RANKS, local_rank=rank, device=f"cuda:{rank}")
@@ -412,6 +421,8 @@ def _record(
     for step in [*rec.steps, rec.steps[-1] + 1]:
         for what, host, device in sorted(played.stamps[step], key=lambda stamp: stamp[1]):
             if host >= NEVER:
+                for kind in last_spans:
+                    recorder.span(kind).__enter__()
                 return
             clock.wall_ns = max(clock.wall_ns, host)
             times.clear()

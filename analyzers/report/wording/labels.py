@@ -163,6 +163,7 @@ _LABELS = {
     "turn": "times the step had run",
     "unused_bytes": "cached and unused",
     "xids": "XID of the device",
+    "device_step": "step of the device",
     "used_ratio": "share in use",
     "victims": "ended because of it",
     "waiting_for_late_ratio": "waiting for stragglers",
