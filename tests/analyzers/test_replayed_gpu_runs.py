@@ -86,6 +86,13 @@ def test_a_device_that_is_slow_in_every_second_step(calls: bool, tmp_path: Path)
     assert "on its device" in slow.summary
 
 
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_link_that_is_slow_for_fifty_short_steps(calls: bool, tmp_path: Path) -> None:
+    (slow,) = fired(DDP, tmp_path, Delay(on="transfer", factor=3.0), calls=calls)
+    assert (slow.kind, slow.cause, slow.ranks) == ("straggler", "communication", (0, 1))
+    assert slow.first_step == pytest.approx(41, abs=2)
+
+
 def test_a_host_whose_lateness_the_network_hides_in_a_third_of_the_steps(tmp_path: Path) -> None:
     """The steps before took 46 to 98 ms, so their growth bounds nothing."""
     (slow,) = fired(FSDP2, tmp_path, Delay(where="data", on="host"))
