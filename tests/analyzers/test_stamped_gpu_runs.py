@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from analyzers.account.device.stalls import stall_parts
@@ -16,8 +17,10 @@ from analyzers.report.wording.explained import next_step
 from probes.tape.rundir import RunDir
 from store import Store
 from tests.analyzers.test_recorded_gpu_runs import diagnosis_of, only
+from tests.support.ended_gpu import tapes
 from tests.support.recorded_gpu import copy_gpu_run
 from tests.support.recorded_stamps import traced_exposed_ns
+from watch.verdicts.diagnosed_run import diagnosed_run
 
 WET_POINTS = {"stamped_none": 3.0, "stamped_fsdp2_none": 6.0}
 """Of the step: the difference to Kineto's trace of the same step where the device did not wait for its host."""
@@ -117,6 +120,23 @@ def test_two_devices_that_stand_still_in_a_group_of_four(tmp_path: Path) -> None
 def test_a_nan_gradient_under_ddp_names_its_rank(tmp_path: Path) -> None:
     finding = only("nan_gradient", tmp_path)
     assert (finding.kind, finding.cause, finding.ranks, finding.first_step) == ("non_finite", "backward", (1,), 26)
+
+
+@pytest.mark.parametrize(("rank", "step", "last_step"), [(1, 26, 90), (0, 77, 90), (1, 40, 40)])
+def test_a_nan_gradient_under_fsdp2_names_its_rank(rank: int, step: int, last_step: int, tmp_path: Path) -> None:
+    """In a run without a fault, the values that a NaN in one rank's backward pass would leave."""
+    run = RunDir(copy_gpu_run("stamped_fsdp2_none", tmp_path))
+    for one in range(2):
+        for table, column in (("scalars", "value"), ("steps", "grad_norm"), ("steps", "loss")):
+            for _, rows in tapes(run.rank_dir(0, one), table):
+                is_early = column == "loss" or (column == "value" and one != rank)
+                first = step + 1 if is_early else step
+                rows[column][(rows["step"] >= first) & (rows["step"] <= last_step)] = np.nan
+                rows.flush()
+    with diagnosed_run(run, is_over=True) as (_, diagnosis):
+        (found,) = diagnosis.fired
+    assert (found.kind, found.cause, found.ranks) == ("non_finite", "backward", (rank,))
+    assert (found.first_step, found.last_step) == (step, last_step)
 
 
 def test_all_calls_of_a_step_left_out(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def ended_run(
     run = replayed_run(name, into, *faults, is_stamped=is_stamped)
     folders = [run.rank_dir(0, rank) for rank in range(RANKS)]
     for folder in folders:
-        for _, rows in _tapes(folder, "nccl_communicators"):
+        for _, rows in tapes(folder, "nccl_communicators"):
             used = rows["state"] != EMPTY
             rows["finalized_ns"][used], rows["state"][used] = NULL, OPEN
     pids = [json.loads((folder / "events.jsonl").read_text().splitlines()[0])["pid"] for folder in folders]
@@ -81,7 +81,7 @@ def ended_run(
 
 def shift_calls(run: RunDir, rank: int, seq: int, by: int) -> None:
     """Let a rank leave out `by` calls from this number on, or (negative) make the call again before it."""
-    ((_, rows),) = _tapes(run.rank_dir(0, rank), "nccl_calls")
+    ((_, rows),) = tapes(run.rank_dir(0, rank), "nccl_calls")
     last = int(np.flatnonzero(rows["state"] != EMPTY)[-1])
     made = np.arange(seq, last + 1 - max(by, 0))
     for name in _IDENTITY:
@@ -89,7 +89,7 @@ def shift_calls(run: RunDir, rank: int, seq: int, by: int) -> None:
     rows["state"][made[-1] + 1 :] = EMPTY
 
 
-def _tapes(folder: Path, table: str) -> list[tuple[Path, npt.NDArray[Any]]]:
+def tapes(folder: Path, table: str) -> list[tuple[Path, npt.NDArray[Any]]]:
     """The records of a table's tapes, to be written."""
     found = []
     for path in segment_paths(folder, table):
@@ -104,7 +104,7 @@ def _last_ns(folder: Path) -> int:
     return max(
         int(rows[name][rows["state"] != EMPTY].max())
         for table, names in columns.items()
-        for _, rows in _tapes(folder, table)
+        for _, rows in tapes(folder, table)
         for name in names
     )
 
