@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, RankView,
 from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.ends.exceptions import frame_texts
 from analyzers.run.ends.restarts import restart_sentence
-from analyzers.run.ends.stop_requests import before_stop
+from analyzers.run.ends.stop_requests import before_stop, killed_after, stop_at_work
 from analyzers.run.live.stall_limits import ended_cleanly, killed_by_watch, next_launch_ns, stalled_before_death
 from analyzers.run.policy import StallPolicy, stall_policy
 from analyzers.run.records.clock_set_back import in_order
@@ -90,6 +90,16 @@ def _deaths(
         return [found]
     if _all_ended_well(view, log):
         return []
+    stop = stop_at_work(view, log, policy)
+    if stop is not None and all(
+        death.when_ns >= stop.wall_ns and (death.collateral or death.cause == "vanished") for death in deaths
+    ):
+        killed = killed_after(stop, view, log)
+        if not killed and ended_cleanly(view, log, policy):
+            return []
+        if killed or _interruption(view, log):
+            how = _interruption(view, log) or f"its launcher got {stop.text('signal')}"
+            return [_ended_from_outside(view, how, killed, again)]
     crashed = any(death.signal and not death.is_from_outside for death in deaths)  # maybe at interpreter shutdown
     if not view.ranks or (is_last and not crashed and ended_cleanly(view, log, policy)):
         return []
@@ -164,12 +174,11 @@ def _without_a_root(
     interrupted = _interruption(view, log)
     if not (terminated or interrupted) and all(rank in stopped or view.ranks[rank].closed for rank in all_ranks):
         return []  # a launcher ended them to restart; the node where the failure happened has the cause
-    seen = _all_seen(view)
-    is_one = len(all_ranks) == 1
-    within = "" if is_one else f" within {_spread_s(view):.1f} s of each other"
     if interrupted:
-        summary = f"The job was ended from outside {_where(step)}: {interrupted}, and {seen} stopped{within}."
-    elif terminated:
+        return [_ended_from_outside(view, interrupted, {}, again)]
+    seen, within = _all_seen(view), _within(view)
+    is_one = len(all_ranks) == 1
+    if terminated:
         were, they = ("was", "it") if is_one else ("were", "they")
         summary = (
             f"{sentence(seen)[:-1]} {were} terminated from outside {_where(step)}: {they} stopped{within} without an "
@@ -180,15 +189,36 @@ def _without_a_root(
             f"Records incomplete: {seen} stopped {_where(step)}{within}, and nothing recorded how. "
             f"{'It was' if is_one else 'They were'} killed from outside, or the disk took no records."
         )
-    evidence = {
+    cause = ON_PURPOSE if terminated else "killed_all"
+    named = all_ranks if terminated else ()
+    return [rank_lost(view, cause, summary, _how_records_end(view), step=step, again=again, ranks=named)]
+
+
+def _ended_from_outside(view: AttemptView, how: str, killed: Mapping[int, float], again: str) -> Finding:
+    """A run that its launcher was told to end. `killed`: {rank: seconds} of the ranks that it had to kill."""
+    if killed:
+        who = sentence(ranks_text(sorted(killed)))[:-1]
+        were = "was" if len(killed) == 1 else "were"
+        end = f". {who} did not end within {min(killed.values()):.0f} s and {were} killed by the launcher."
+    else:
+        end = f", and {_all_seen(view)} stopped{_within(view)}."
+    return rank_lost(
+        view, ON_PURPOSE, f"The job was ended from outside {_where(view.step)}: {how}{end}",
+        _how_records_end(view) | ({"killed_ranks": sorted(killed)} if killed else {}),
+        step=view.step, again=again, ranks=tuple(sorted(killed or view.ranks)), is_asked=True,
+    )  # fmt: skip
+
+
+def _how_records_end(view: AttemptView) -> dict[str, Any]:
+    return {
         "records_end_within_s": round(_spread_s(view), 3),
         "open_steps": sum(rank.step_is_open for rank in view.ranks.values()),
         "calls_in_flight": sum(rank.num_in_flight for rank in view.ranks.values()),
     }
-    is_asked = bool(terminated or interrupted)
-    cause = ON_PURPOSE if is_asked else "killed_all"
-    named = all_ranks if is_asked else ()
-    return [rank_lost(view, cause, summary, evidence, step=step, again=again, ranks=named)]
+
+
+def _within(view: AttemptView) -> str:
+    return "" if len(view.ranks) == 1 else f" within {_spread_s(view):.1f} s of each other"
 
 
 def _all_seen(view: AttemptView) -> str:

@@ -24,12 +24,14 @@ def rank_lost(
     step: int | None,
     again: str,
     ranks: tuple[int, ...] = (),
+    is_asked: bool = False,
 ) -> Finding:
-    """The finding of one cause in one attempt. `again`: sentence on the restart that followed, which makes it mild."""
+    """The finding of one cause in one attempt. `again`: sentence on the restart that followed, which makes it mild.
+    `is_asked`: a signal to the launcher asked for the end, so that nothing was lost."""
     return Finding(
         analyzer="rank_lost",
         kind="rank_lost",
-        severity="warning" if again else "critical",
+        severity="info" if is_asked else "warning" if again else "critical",
         status="fired",
         ranks=ranks,
         first_step=step,

@@ -33,7 +33,7 @@ from analyzers.run.calls.snapshot import SNAPSHOT_EVENTS, AttemptView, attempts,
 from analyzers.run.ends.endings import Death, find_deaths, stopped_ranks
 from analyzers.run.ends.lost_nodes import lost_node
 from analyzers.run.ends.restarts import restart_sentence
-from analyzers.run.ends.stop_requests import before_stop
+from analyzers.run.ends.stop_requests import before_stop, stop_at_work
 from analyzers.run.live.stall_limits import (
     death_ns,
     ended_cleanly,
@@ -105,6 +105,8 @@ def hang_of_attempt(
         sudden = []  # all were killed during the hang
     found = find_culprits(view)
     aborted = any(death.signal == "SIGABRT" for death in deaths) and found.is_mismatch
+    if not aborted and not by_watch and stop_at_work(view, log, policy) is not None:
+        return None
     still_wait = _wait_for_lost_node(view, log, deaths) if now_ns is not None and not by_watch else frozenset()
     if still_wait:
         found = replace(found, waiting=tuple(rank for rank in found.waiting if rank in still_wait))

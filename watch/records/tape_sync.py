@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -53,7 +54,7 @@ class TapeSync:
         self._run, self._node_rank, self._every_s = run, node_rank, every_s
         self._folders = NodeFolders(run, node_rank)
         self._done: set[str] = set()  # segments that no writer touches any more, synced and noted
-        self._indexed_s = time.monotonic()
+        self._indexed_s = -math.inf  # at once: a run without an index that was watched counts as one that lost it
         self._attempt = -1
         self._reported: set[tuple[type[Exception], int | None]] = set()
         self._lock = threading.Lock()

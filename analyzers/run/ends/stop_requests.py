@@ -1,18 +1,22 @@
-"""A run that was stopped in a standstill: how its ranks end then says nothing of why it stood still.
+"""A run that was stopped by a signal to its launcher: how its ranks end then says nothing of what was wrong with it.
 
-own = before_stop(deaths, view, log)
+own = before_stop(deaths, view, log)         # of a run that stood still before
+stop = stop_at_work(view, log, policy)       # None where it stood still, or where no signal came
+killed = killed_after(stop, view, log)       # {rank: seconds}
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from signal import SIGKILL
 
 from analyzers.run.calls.snapshot import AttemptView
 from analyzers.run.ends.endings import Death
-from analyzers.run.records.event_log import EventLog
+from analyzers.run.policy import StallPolicy
+from analyzers.run.records.event_log import Event, EventLog
 from probes.tape import event_kinds
 
-__all__ = ["before_stop"]
+__all__ = ["before_stop", "killed_after", "stop_at_work"]
 
 
 def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> list[Death]:
@@ -26,3 +30,25 @@ def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> li
     stops = [event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)]
     stop_ns = min((when_ns for when_ns in stops if when_ns >= stood_ns), default=None)
     return [death for death in deaths if stop_ns is None or death.when_ns < stop_ns]
+
+
+def stop_at_work(view: AttemptView, log: EventLog, policy: StallPolicy) -> Event | None:
+    """The first request to stop an attempt whose ranks made progress until then; None without one.
+
+    A silence from then on, and ranks that are killed because they do not end, are effects of the stop.
+    """
+    stops = log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)
+    stop = min(stops, key=lambda event: event.wall_ns, default=None)
+    if stop is None or (view.stood_still_ns is not None and view.stood_still_ns < stop.wall_ns):
+        return None
+    return stop if stop.wall_ns - view.last_ns <= policy.step_factor * view.median_step_ns else None
+
+
+def killed_after(stop: Event, view: AttemptView, log: EventLog) -> dict[int, float]:
+    """{rank: seconds after the stop} of ranks that a launcher killed, since they had not ended by then."""
+    ends = [event for event in log.of(event_kinds.RANK_STOPPED, attempt=view.attempt) if event.wall_ns >= stop.wall_ns]
+    return {
+        event.integer("exit_rank"): (event.wall_ns - stop.wall_ns) / 1e9
+        for event in ends
+        if event.integer("exit_code", 0) == -SIGKILL
+    }

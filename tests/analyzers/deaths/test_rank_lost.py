@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.analyzers.deaths.lost_ranks import POLICY, killed, lost
+from tests.analyzers.deaths.lost_ranks import GLOO, POLICY, killed, lost
 from tests.analyzers.judged import judged_losses
 from tests.analyzers.standstill import World
 
@@ -146,8 +146,36 @@ def test_a_job_whose_launcher_was_interrupted_lacks_no_records(exit_code: int, h
     world = World()
     world.store.event("run_ended", wall_ns=world.after(1), reason="interrupted", exit_code=exit_code)
     (finding,) = lost(world)
-    assert (finding.cause, finding.ranks) == ("ended_from_outside", (0, 1, 2, 3))
+    assert (finding.cause, finding.ranks, finding.severity) == ("ended_from_outside", (0, 1, 2, 3), "info")
     assert f"The job was ended from outside at step 16: {how}" in finding.summary
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_ranks_that_do_not_end_on_a_signal_are_neither_lost_nor_hanging(is_waiting: bool) -> None:
+    """The launcher kills them one by one, and the second sees its connection broken by the end of the first."""
+    world = World(ranks=2)
+    world.event("stop_requested", 0.02, node_rank=0, signal="SIGINT")
+    if is_waiting:
+        world.event("exception", 14.1, rank=1, type="RuntimeError", message=GLOO)
+    for rank in (0, 1):
+        world.event("rank_stopped", 14.02 + rank / 5, exit_rank=rank, pid=7 + rank, exit_code=-9)
+        world.event("rank_state", 14.5, state_rank=rank, state="dead")
+    world.event("run_ended", 16.0, node_rank=0, reason="interrupted", exit_code=130)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks, finding.severity) == ("ended_from_outside", (0, 1), "info")
+    assert finding.summary == (
+        "The job was ended from outside at step 16: its launcher got SIGINT. Ranks 0 and 1 did not end within 14 s and "
+        "were killed by the launcher."
+    )
+
+
+def test_a_rank_that_died_before_the_signal_is_lost() -> None:
+    world = killed(2)
+    world.event("stop_requested", 0.15, node_rank=0, signal="SIGINT")
+    world.event("rank_stopped", 14.0, exit_rank=0, pid=7, exit_code=-9)
+    world.event("run_ended", 16.0, node_rank=0, reason="interrupted", exit_code=130)
+    (finding,) = lost(world)
+    assert (finding.cause, finding.ranks, finding.severity) == ("signal", (2,), "critical")
 
 
 def test_a_past_attempts_death_counts_and_says_how_it_went_on() -> None:

@@ -17,7 +17,7 @@ from probes.tape.rundir import NODE_RANK, RunDir
 from tests.factories import empty_run
 from trainer.launcher.script.followed_run import FollowedRun
 from trainer.launcher.terminal import stop_report
-from trainer.launcher.terminal.stop_report import _findings, open_verdict
+from trainer.launcher.terminal.stop_report import _findings, last_verdict, open_verdict
 from watch.live import _event_columns
 
 
@@ -91,3 +91,28 @@ def test_the_verdict_is_repeated_only_where_a_rank_may_have_printed_below_it(
     assert followed.conclude(exit_code=0, reason="interrupted")
     assert written.getvalue().count("Rank 1 hangs.") == times
     assert written.getvalue().strip().splitlines()[-1].startswith("Report   rankscope analyze ")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([], "Verdict  No problems found while it ran. Its last records were not judged."),
+        ([hang("ok", "info")], "Verdict  No problems found while it ran. Its last records were not judged."),
+        ([hang(severity="warning", summary="Rank 1 is slow.")], "Verdict  Rank 1 is slow."),
+    ],
+)
+def test_a_stop_without_time_for_the_last_records_has_a_verdict(
+    tmp_path: Path, found: list[Finding], expected: str
+) -> None:
+    assert [Text.from_markup(line).plain for line in last_verdict(reported(tmp_path, *found))] == [expected]
+
+
+def test_the_second_ctrl_c_kills_and_ends_with_a_verdict(tmp_path: Path) -> None:
+    run, output = reported(tmp_path), io.StringIO()
+    followed = FollowedRun(Console(file=output, width=200))
+    followed._run = run
+    followed.end_at_once(signal.SIGINT, "SIGINT came again.")
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "Killed what still ran. SIGINT came again."
+    assert lines[1].startswith("Verdict  No problems found while it ran.")
+    assert lines[2].startswith("Report   rankscope analyze")

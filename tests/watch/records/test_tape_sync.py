@@ -106,3 +106,9 @@ def test_a_folder_that_cannot_be_listed_holds_up_no_other(run: RunDir, monkeypat
     TapeSync(run).sync(last=True)
     assert "rank-00001/steps.00000.tape" in (run.node_dir(0) / "segments.jsonl").read_text()
     assert [reason.partition(":")[0] for reason in reasons(run)] == ["tapes/attempt-0/rank-00000 cannot be synced"]
+
+
+def test_the_first_round_notes_the_checksums(run: RunDir) -> None:
+    """A watch may be killed within its first half minute, and a run without an index would seem to have lost it."""
+    TapeSync(run).sync()
+    assert "steps.00000.tape" in (run.node_dir(0) / "segments.jsonl").read_text()

@@ -19,7 +19,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from trainer.launcher.node import Node
 from trainer.launcher.stop_signals import StopSignals
 from trainer.launcher.terminal.advice_line import advice_line
 from trainer.launcher.terminal.live_lines import FindingLines, print_wrapped
-from trainer.launcher.terminal.stop_report import STOPPING, VERDICT_INDENT, open_verdict, verdict_lines
+from trainer.launcher.terminal.stop_report import STOPPING, VERDICT_INDENT, last_verdict, open_verdict, verdict_lines
 from trainer.launcher.watch_keeper import WatchKeeper
 from watch.health.oom_kills import OomCounter
 from watch.verdicts.diagnosed_run import diagnosed_run
@@ -70,10 +70,14 @@ class FollowedRun:
         self._keeper: WatchKeeper | None = None
         self._watch_asked: Watch | None = None
         self._memory = OomCounter()
-        self._pids: Sequence[int] = ()
+        self._pids: dict[int, int] = {}
+        """{rank: process} of those that have not ended."""
         self._shown: list[str] = []
         self._is_verdict_last = False
         """True while nothing can stand below the verdict that a stop has printed."""
+        self._is_over = False
+        """True once the ranks have ended."""
+        self._has_concluded = False
         self._findings = FindingLines()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="followed-run", daemon=True)
@@ -86,6 +90,7 @@ class FollowedRun:
         try:
             yield
         finally:
+            self._is_over = True
             self._stop.set()
             self._thread.join(timeout=10)
             if self._keeper is not None:
@@ -95,9 +100,9 @@ class FollowedRun:
         """Time from a signal to the end of everything, as the script or `--set` gave it (seconds)."""
         return (read(RecoverySettings, self._run.manifest()) if self._run is not None else RecoverySettings()).grace_s
 
-    def started(self, pids: Sequence[int]) -> None:
+    def started(self, pids: Mapping[int, int]) -> None:
         """Note the processes of an attempt."""
-        self._pids = [*pids]
+        self._pids = {**pids}
 
     def announce(self, number: int) -> None:
         """Record a stop."""
@@ -113,10 +118,11 @@ class FollowedRun:
 
     def end_at_once(self, number: int, reason: str) -> None:
         """Kill ranks and watch, and record the end."""
-        for pid in self._pids:
+        found = announced(self._file)
+        for rank, pid in self._pids.items():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # torch starts each in a session
-        found = announced(self._file)
+                self._write(found, event_kinds.RANK_STOPPED, exit_rank=rank, pid=pid, exit_code=-signal.SIGKILL)
         self._write(
             found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason="interrupted", exit_code=128 + number,
             message=f"Received {signal.Signals(number).name}. {reason}",
@@ -124,12 +130,16 @@ class FollowedRun:
         if self._keeper is not None:
             self._keeper.kill()
         self._folder.cleanup()
-        self._print(f"Killed what still ran. {reason}")
+        if not self._is_over:
+            self._print(f"Killed what still ran. {reason}")
         if self._run is not None:
+            if not self._has_concluded:
+                print_wrapped(self._console, *last_verdict(self._run), indent=VERDICT_INDENT)
             self._print_uncut(self._report_line(self._run))
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """Record the end of a rank; `Exits` of the agent."""
+        self._pids.pop(rank, None)
         # A signal that no handler sees leaves no message of the rank.
         self._is_verdict_last &= code in (0, -signal.SIGTERM, -signal.SIGKILL)
         found = announced(self._file)
@@ -158,7 +168,9 @@ class FollowedRun:
         if exit_code:  # of a clean end, the script's local rank 0 has written it
             self._write(found, event_kinds.RUN_ENDED, node_rank=self._node_rank, reason=reason, exit_code=exit_code)
         again = [line.replace(SO_FAR, "") for line in self._shown[:1]]
-        for line in [] if self._is_verdict_last else again or self._verdict(self._run):
+        lines = [] if self._is_verdict_last else again or self._verdict(self._run)
+        self._has_concluded = True
+        for line in lines:
             print_wrapped(self._console, line, indent=VERDICT_INDENT)
         self._print_uncut(self._report_line(self._run))
         return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch.distributed.elastic.multiprocessing.api as processes
@@ -37,8 +37,8 @@ KILLED_S = 0.5
 class Exits(Protocol):
     """Receives the starts and ends of ranks."""
 
-    def started(self, pids: Sequence[int]) -> None:
-        """The ranks of an attempt have been started as these processes."""
+    def started(self, pids: Mapping[int, int]) -> None:
+        """The ranks of an attempt have been started: {rank: process}."""
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         """A rank has ended with `code` (negative: minus a signal); `is_stopped`: by this launcher."""
@@ -80,7 +80,8 @@ class _RecordedAgent(LocalElasticAgent):
             started: dict[int, Any] = super()._start_workers(worker_group)
             self._stop.take_over()
             if self._pcontext is not None:
-                self._exits.started([*self._pcontext.pids().values()])
+                workers = worker_group.workers
+                self._exits.started({workers[i].global_rank: pid for i, pid in self._pcontext.pids().items()})
                 self._report_before_close(self._pcontext, worker_group)
         return started
 
@@ -94,6 +95,8 @@ class _RecordedAgent(LocalElasticAgent):
             if (left_s := self._stop.ranks_left_s()) is not None:
                 timeout = min(timeout, max(left_s, KILLED_S))
             close(death_sig, timeout)  # type: ignore[arg-type]  # torch waits for fractions, too
+            if self._stop.number:
+                self._report(worker_group, is_stopped=True, only=(-signal.SIGKILL,))
 
         context.close = report_and_close  # type: ignore[method-assign]
 
@@ -108,12 +111,13 @@ class _RecordedAgent(LocalElasticAgent):
         super()._stop_workers(worker_group, *arguments, **options)
         self._report(worker_group, is_stopped=True)
 
-    def _report(self, worker_group: WorkerGroup, *, is_stopped: bool) -> None:
+    def _report(self, worker_group: WorkerGroup, *, is_stopped: bool, only: Sequence[int] = ()) -> None:
+        """Report the ranks that have ended since. `only`: those with one of these exit codes."""
         codes = _exit_codes(self._pcontext)
         # Of ranks that ended since the last poll, one that died of a signal died first: the errors of the others are
         # of the connection that broke.
         for local_rank, (pid, code) in sorted(codes.items(), key=lambda item: item[1][1] >= 0):
-            if pid not in self._reported:
+            if pid not in self._reported and (not only or code in only):
                 self._reported.add(pid)
                 rank = worker_group.workers[local_rank].global_rank
                 by_us = is_stopped and code in (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGINT)

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from analyzers.diagnose import reading_order
 from analyzers.finding import Finding
-from analyzers.hangs.summary import lasting
+from analyzers.hangs.summary import SO_FAR, lasting
 from analyzers.kinds import OUR_KINDS
 from analyzers.report.wording.explained import next_step, why
 from analyzers.run.findings.open_findings import newest_reports, why_closed
@@ -25,9 +25,10 @@ from probes.tape.events import read_events
 from probes.tape.rundir import RunDir
 from watch.sharing.pack import TAIL_BYTES
 
-__all__ = ["STOPPING", "VERDICT_INDENT", "open_critical", "open_verdict", "verdict_lines"]
+__all__ = ["STOPPING", "VERDICT_INDENT", "last_verdict", "open_critical", "open_verdict", "verdict_lines"]
 
 STOPPING = "[dim]Stopping. Ctrl-C again ends everything at once.[/]"
+NOTHING_REPORTED = "No problems found while it ran. Its last records were not judged."
 VERDICT_INDENT = 9
 """Column behind `Verdict`, `Why` and `Next`."""
 _COLOURS = {"critical": "red", "warning": "yellow"}
@@ -39,15 +40,28 @@ def open_verdict(run: RunDir) -> list[str]:
     return verdict_lines(found[0], "\n".join(finding.summary for finding in found)) if found else []
 
 
+def last_verdict(run: RunDir) -> list[str]:
+    """Lines of markup for an end that leaves no time to read the last records: the worst that is open, or that nothing
+    was reported."""
+    found = _open(run)
+    if found:
+        return verdict_lines(found[0], "\n".join(finding.summary for finding in found).replace(SO_FAR, ""))[:1]
+    return verdict_lines(None, NOTHING_REPORTED)
+
+
 def open_critical(run: RunDir) -> list[Finding]:
     """Rankscope's critical findings that are open, in the order in which they are read. Those of plug-ins are in the
     verdict that follows: none may be started while a run is being stopped."""
+    return [finding for finding in _open(run) if finding.severity == "critical"]
+
+
+def _open(run: RunDir) -> list[Finding]:
     events = [event for _, folder in run.node_dirs() for event in _findings(folder / "events.jsonl")]
     events.sort(key=lambda event: int(event.get("wall_ns") or 0), reverse=True)
     reports = newest_reports(found for found in map(_as_of_now, events) if found is not None)
     attempt = newest_attempt(run, default=0)
-    urgent = (f for f in reports if f.kind in OUR_KINDS and f.status == "fired" and f.severity == "critical")
-    return sorted((f for f in urgent if not why_closed(f, attempt)), key=reading_order)
+    fired = (f for f in reports if f.kind in OUR_KINDS and f.status == "fired")
+    return sorted((f for f in fired if not why_closed(f, attempt)), key=reading_order)
 
 
 def _as_of_now(event: dict[str, Any]) -> Finding | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -17,13 +20,20 @@ from trainer.launcher.script.recorded_agent import recorded
 from trainer.launcher.stop_signals import StopSignals
 
 
+class _Told(NoActions):
+    def announce(self, number: int) -> None:
+        pass
+
+    report = announce
+
+
 class _Ends:
     def __init__(self) -> None:
         self.by_itself: dict[int, int] = {}
         self.stopped: dict[int, int] = {}
 
-    def started(self, pids: Sequence[int]) -> None:
-        assert len(pids) == 2
+    def started(self, pids: Mapping[int, int]) -> None:
+        assert pids.keys() == {0, 1}
 
     def ended(self, *, rank: int, pid: int, code: int, is_stopped: bool) -> None:
         (self.stopped if is_stopped else self.by_itself)[rank] = code
@@ -48,3 +58,26 @@ def test_a_rank_killed_just_before_torch_looks_is_not_counted_as_stopped(monkeyp
         elastic_launch(config, "/bin/sh")("-c", script)
     assert ends.by_itself == {1: -signal.SIGKILL}
     assert ends.stopped == {0: -signal.SIGTERM}
+
+
+def test_a_rank_that_does_not_end_on_a_signal_is_reported_as_killed(tmp_path: Path) -> None:
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0
+    )
+    ends = _Ends()
+    script = f'if [ "$RANK" = 1 ]; then trap "" INT; fi; touch {tmp_path}/$RANK; while :; do sleep 0.1; done'
+
+    def interrupt() -> None:
+        wait_for(lambda: len([*tmp_path.iterdir()]) == 2, "both ranks")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def ended(number: int) -> SignalException:
+        return SignalException("stopped", signal.Signals(number))
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    with StopSignals(_Told(), grace_s=lambda: 4.0) as stop, recorded(ends, stop), pytest.raises(SignalException):
+        stop.listen()
+        thread.start()
+        with stop.raising(ended):
+            elastic_launch(config, "/bin/sh")("-c", script)
+    assert ends.stopped == {1: -signal.SIGKILL}
