@@ -75,9 +75,9 @@ def test_a_rank_that_does_not_end_on_a_signal_is_reported_as_killed(tmp_path: Pa
         return SignalException("stopped", signal.Signals(number))
 
     thread = threading.Thread(target=interrupt, daemon=True)
-    with StopSignals(_Told(), grace_s=lambda: 4.0) as stop, recorded(ends, stop), pytest.raises(SignalException):
+    with StopSignals(_Told(), grace_s=lambda: 4.0) as stop, recorded(ends, stop):
         stop.listen()
         thread.start()
-        with stop.raising(ended):
+        with pytest.raises(SignalException), stop.raising(ended):
             elastic_launch(config, "/bin/sh")("-c", script)
     assert ends.stopped == {1: -signal.SIGKILL}
