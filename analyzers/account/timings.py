@@ -107,8 +107,11 @@ class Timings:
         return tuple(place for place in known if place in self.own)
 
 
-def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_first: int = 0) -> Timings | None:
-    """Read finished steps, except the first `skip_first` observations; None if there are none."""
+def load_timings(
+    source: Source, attempt: int, *, since_step: int = 0, until_step: int | None = None, skip_first: int = 0
+) -> Timings | None:
+    """Read finished steps, except the first `skip_first` observations; None if there are none. `until_step`: the last
+    one to read, where calls on a device are not what times them."""
     on_device = has_device_calls(source, attempt)
     gaps = GAPS if not on_device and has_host_gaps(source, attempt) else ()
     places = (*OWN_PHASES, DEVICE) if on_device else (*OWN_PHASES, *gaps)
@@ -127,9 +130,10 @@ def load_timings(source: Source, attempt: int, *, since_step: int = 0, skip_firs
         SELECT rank, step, {", ".join(columns)}, CAST(coalesce(collective_wait_ns, 0) / 1e6 AS FLOAT) AS wait,
                CAST(duration_ns / 1e6 AS FLOAT) AS duration
         FROM steps WHERE attempt = ? AND step >= ? AND rank >= 0 AND duration_ns IS NOT NULL {stamped}
+          AND step <= ?
         ORDER BY rank, start_ns, step
         """,
-            [attempt, since_step],
+            [attempt, since_step, _EPOCH if until_step is None else until_step],
         )
     )
     rank, step = ints(table["rank"]), ints(table["step"])

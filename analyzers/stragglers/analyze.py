@@ -51,26 +51,21 @@ from analyzers.stragglers.cost import cost_of
 from analyzers.stragglers.onsets.onset import with_onset, without_delays
 from analyzers.stragglers.onsets.past_comparison import find_slower_than_before
 from analyzers.stragglers.onsets.place_onset import with_place_onset, with_unstamped_onset
+from analyzers.stragglers.onsets.whole_run import from_first_step, to_newest_step
 from analyzers.stragglers.policy import StragglerPolicy
 from analyzers.stragglers.slow_link_findings import slow_link_findings
-from analyzers.stragglers.slow_place import PLACE_TEXTS, host_gap, named_phase, phase_text, slow_line
+from analyzers.stragglers.slow_place import host_gap, named_phase, slow_line
+from analyzers.stragglers.summary import straggler_summary
 from analyzers.stragglers.suspects import Suspect, suspects, with_device
 from analyzers.stragglers.throughput import throughput_drops
-from analyzers.wording import ranks_text, sentence
 from probes.step_clock import GAPS
 from probes.tape import event_kinds
 
 __all__ = ["ANALYSES", "OF_FILES", "slow_ranks", "stragglers"]
 
-_WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
-"""Words for a cause; all others are compute."""
 FOLLOWED_STEPS = 20
 """Newest steps in which the waits of one slow rank for another are read."""
 _GAPS_OF_GPUS = "The time between phases was not compared over ranks: on a GPU it is time of the host only."
-_CROWDED = "Other processes use the cores, so CPU time was compared and not the time of the steps."
-_NO_DATA_SPANS = " after the optimizer or in making the next batch"
-"""A step of an attached loop ends where the next forward pass begins, so a batch that the loop makes itself, without a
-loader that is seen, lies after the optimizer of the step before."""
 
 
 def stragglers(source: Source, scope: Scope, policy: StragglerPolicy | None = None) -> list[Finding]:
@@ -172,7 +167,10 @@ def _suspects(source: Source, timings: Timings, slow: Sequence[Straggler], polic
     if not slow:
         return []
     counters: dict[tuple[int, str], Counters] = {(one.rank, one.cause): _counters(source, timings, one) for one in slow}
-    dated = [_with_onset(source, timings, one, counters[one.rank, one.cause], policy) for one in slow]
+    dated = [
+        to_newest_step(timings, _with_onset(source, timings, one, counters[one.rank, one.cause], policy))
+        for one in slow
+    ]
     nodes = _nodes(source, timings.attempt)
     found = suspects(dated, counters, nodes, int(timings.steps.min()), policy)
     return [_with_device(source, timings, suspect) for suspect in found]
@@ -209,6 +207,8 @@ def _with_onset(
     has_device = DEVICE in timings.own or is_stamped(source, timings.attempt)
     waits = None if has_device else core_waits(source, timings, np.arange(len(timings.ranks)))
     slow = without_delays(timings, slow, peers, waits)
+    if not has_device and (always := from_first_step(source, timings, slow, peers)) is not slow:
+        return always
     placed = with_place_onset(timings, slow, peers, waits)
     if is_stamped(source, timings.attempt):
         return with_unstamped_onset(source, timings, placed, peers) if peers and not slow.paused_ratio else placed
@@ -318,7 +318,15 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
         kind="straggler",
         severity="info" if is_duty else cost.severity(),
         status="advice" if is_duty else "fired",
-        summary=_summary(suspect, place, phase, side=side, is_least=is_least, has_data_spans=has_data_spans),
+        summary=straggler_summary(
+            suspect,
+            place,
+            phase,
+            first_compared=int(timings.steps.min()),
+            side=side,
+            is_least=is_least,
+            has_data_spans=has_data_spans,
+        ),
         ranks=suspect.ranks,
         first_step=suspect.first_step,
         last_step=suspect.last_step,
@@ -336,38 +344,6 @@ def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     are in that time, too, and nothing is excused."""
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own
-
-
-def _summary(suspect: Suspect, place: str, phase: str, *, side: str, is_least: bool, has_data_spans: bool) -> str:
-    worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
-    ranks = ranks_text(suspect.ranks)
-    who = f"{suspect.node}, {ranks}," if suspect.node else ranks
-    is_one = bool(suspect.node) or len(suspect.ranks) == 1
-    has, was = ("has", "was") if is_one else ("have", "were")
-    when = {
-        "chronic": f"{has} been slow since step {first}, the first one compared",
-        "since": f"{has} been slow since step {first}",
-        "transient": f"{was} slow from step {first} to {last}",
-        "intermittent": f"{was} slow {len(worst.segments)} times in steps {first} to {last}",
-        "pauses": f"paused in {100 * worst.paused_ratio:.0f} % of steps {first} to {last}",
-        "rotating": f"{was} slow in turn in steps {first} to {last}",
-    }[suspect.pattern]
-    # Calls show the least that others waited.
-    most = "at least " if is_least else "up to " if len(suspect.members) > 1 else ""
-    measure = "" if worst.has_peers else " its former time"
-    work = _WORK.get(suspect.cause, "compute")
-    where = PLACE_TEXTS.get(place, "")
-    if place == "after_optimizer" and not has_data_spans:
-        where = _NO_DATA_SPANS
-    if phase:
-        where = phase_text(phase)
-    work = "CPU time" if worst.by_cpu else work
-    work = "" if suspect.waits_for_core else f" of {work}"  # of both, as the sentence after it says
-    if side:
-        where += f", on its {side}"
-    excess = f"{most}+{worst.excess_ms:.3g} ms{work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
-    crowded = _CROWDED if worst.by_cpu else ""
-    return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why, crowded) if part)
 
 
 def _json_number(value: float) -> float | None:

@@ -1,0 +1,67 @@
+"""One sentence on a slow rank, node or ranks in turn: since when, by how much, in which work.
+
+straggler_summary(suspect, "data", "", first_compared=6, side="", is_least=False, has_data_spans=True)
+"""
+
+from __future__ import annotations
+
+from analyzers.stragglers.slow_place import PLACE_TEXTS, phase_text
+from analyzers.stragglers.suspects import Suspect
+from analyzers.wording import ranks_text, sentence
+
+__all__ = ["straggler_summary"]
+
+_WORK = {"data": "data loading", "host": "host delay", "sequence_length": "compute for longer sequences"}
+"""Words for a cause; all others are compute."""
+_CROWDED = "Other processes use the cores, so CPU time was compared and not the time of the steps."
+_NO_DATA_SPANS = " after the optimizer or in making the next batch"
+"""A step of an attached loop ends where the next forward pass begins, so a batch that the loop makes itself, without a
+loader that is seen, lies after the optimizer of the step before."""
+
+
+def straggler_summary(
+    suspect: Suspect,
+    place: str,
+    phase: str,
+    *,
+    first_compared: int,
+    side: str,
+    is_least: bool,
+    has_data_spans: bool,
+) -> str:
+    """The sentence. `first_compared`: the first step that is no warm-up."""
+    worst, first, last = suspect.worst, suspect.first_step, suspect.last_step
+    ranks = ranks_text(suspect.ranks)
+    who = f"{suspect.node}, {ranks}," if suspect.node else ranks
+    is_one = bool(suspect.node) or len(suspect.ranks) == 1
+    has, was = ("has", "was") if is_one else ("have", "were")
+    when = {
+        "chronic": f"{has} been slow {_since(first, first_compared)}",
+        "since": f"{has} been slow since step {first}",
+        "transient": f"{was} slow from step {first} to {last}",
+        "intermittent": f"{was} slow {len(worst.segments)} times in steps {first} to {last}",
+        "pauses": f"paused in {100 * worst.paused_ratio:.0f} % of steps {first} to {last}",
+        "rotating": f"{was} slow in turn in steps {first} to {last}",
+    }[suspect.pattern]
+    # Calls show the least that others waited.
+    most = "at least " if is_least else "up to " if len(suspect.members) > 1 else ""
+    measure = "" if worst.has_peers else " its former time"
+    work = _WORK.get(suspect.cause, "compute")
+    where = PLACE_TEXTS.get(place, "")
+    if place == "after_optimizer" and not has_data_spans:
+        where = _NO_DATA_SPANS
+    if phase:
+        where = phase_text(phase)
+    work = "CPU time" if worst.by_cpu else work
+    work = "" if suspect.waits_for_core else f" of {work}"  # of both, as the sentence after it says
+    if side:
+        where += f", on its {side}"
+    excess = f"{most}+{worst.excess_ms:.3g} ms{work} per step{where} ({round(worst.factor, 3):.2f}x{measure})"
+    crowded = _CROWDED if worst.by_cpu else ""
+    return " ".join(part for part in (sentence(f"{who} {when}: {excess}"), suspect.why, crowded) if part)
+
+
+def _since(first: int, first_compared: int) -> str:
+    if first < first_compared:  # warm-up steps were slow as well
+        return "from the first step" if first <= 1 else f"from step {first}, the first one here"
+    return f"since step {first}, the first one compared"
