@@ -1,7 +1,7 @@
 """Parts of a step's time by rank, and which phase or rank explains that another run's steps are slower or faster.
 
     before, after = step_parts(source_a), step_parts(source_b)
-    most_of_it(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +14.4 ms."
+    most_of_it(speed, before, after)    # "Most of the +14.1 ms a step: forward of rank 1 +13.4 ms."
 
 All values are means over the medians of blocks of steps: single jitters do not count, and a rank that was slow in a
 part of the run counts for that part. A median over the ranks or the whole run would hide it.
@@ -96,6 +96,9 @@ def most_of_it(speed: Change | None, before: StepParts | None, after: StepParts 
     if not named:
         return ""
     parts = ", ".join(f"{place}{who} {ms:+.3g} ms" for place, ms in named.items())
+    rest = growth - sum(named.values())
+    if rest * growth < 0:  # a part is more than the whole
+        return f"A step takes {growth:+.3g} ms: {parts}, all other parts together {rest:+.3g} ms."
     return f"Most of the {growth:+.3g} ms a step: {parts}."
 
 

@@ -23,7 +23,7 @@ def test_one_slow_rank_is_named_with_its_phase(tmp_path: Path, ranks: int) -> No
     before = make_run(tmp_path / "a", ranks=ranks, steps=200)
     after = make_run(tmp_path / "b", ranks=ranks, steps=200, slow={1: 2.0}, phase="forward", slow_from=60, seed=1)
     found = compared(before, after)
-    assert found.most_of_it.startswith("Most of the +")
+    assert found.most_of_it.startswith(("Most of the +", "A step takes +"))
     assert "forward of rank 1 +" in found.most_of_it
     assert "waiting" not in found.most_of_it
     assert "forward of rank 1 -" in compared(after, before).most_of_it
@@ -61,6 +61,13 @@ def test_two_of_eight_ranks() -> None:
     after = parts(52.0, **{f"r{rank}": {"forward": 22.0, "waiting": 5.0} if rank in (2, 5) else
                            {"forward": 10.1, "waiting": 17.0} for rank in range(8)})  # fmt: skip
     assert most_of_it(SLOWER, before, after) == "Most of the +12 ms a step: forward of ranks 2, 5 +12 ms."
+
+
+def test_a_part_that_is_more_than_the_whole_is_told_with_the_rest() -> None:
+    before = parts(60.0, r0={"data": 1.0, "backward": 40.0}, r1={"data": 1.0, "backward": 40.0})
+    after = parts(132.4, r0={"data": 1.0, "backward": 30.0}, r1={"data": 93.8, "backward": 20.0})
+    said = most_of_it(SLOWER, before, after)
+    assert said == "A step takes +72.4 ms: data of rank 1 +92.8 ms, all other parts together -20.4 ms."
 
 
 def test_other_ranks_are_compared_by_their_mean() -> None:
