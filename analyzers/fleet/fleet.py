@@ -20,9 +20,15 @@ from analyzers.fleet.rates import Prior, Rate, fit, posterior, tail
 from analyzers.fleet.speed_changes import ConfigurationSpeed, speeds
 from analyzers.policy import SHARED
 
-__all__ = ["Fleet", "FleetPolicy", "Member", "fleet"]
+__all__ = ["COUNTED", "Fleet", "FleetPolicy", "Member", "fleet"]
 
 
+COUNTED = (
+    "Trouble is a finding of one host that a machine can cause (such as a death by a signal, a hang outside of the "
+    "user's code, an XID, memory or link errors, a straggler, a NaN that a replay did not reproduce). A failure is an "
+    "attempt that a death, a hang, or a lost node or launcher ended, whatever caused it."
+)
+"""What the counts mean, for people."""
 MAX_ROUNDS = 20
 
 

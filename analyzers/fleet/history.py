@@ -68,10 +68,7 @@ def history_of(
     """Read one run. Hosts are those of its ranks; a run without that record has none."""
     places = _places(source)
     incidents = [
-        incident
-        for finding in diagnosis.fired
-        if (kind := KINDS.get(finding.kind)) is not None and kind.by_machine and finding.cause not in kind.user_causes
-        for incident in _incidents(finding, places)
+        incident for finding in diagnosis.fired if _is_by_machine(finding) for incident in _incidents(finding, places)
     ]
     return RunHistory(
         run_id=str(manifest.get("run_id") or diagnosis.run.get("run_id") or ""),
@@ -83,6 +80,15 @@ def history_of(
         incidents=tuple(incidents),
         speed=run_speed(source, manifest, diagnosis.run),
     )
+
+
+def _is_by_machine(finding: Finding) -> bool:
+    """Return True if a broken machine can have caused it. A NaN counts once a replay on the machine did not give it
+    again: most come from the model, the data or the rate."""
+    kind = KINDS.get(finding.kind)
+    if kind is None or not kind.by_machine or finding.cause in kind.user_causes:
+        return False
+    return finding.kind != "non_finite" or finding.evidence.get("comes_back") is False
 
 
 def _incidents(finding: Finding, places: Mapping[int, tuple[str, str]]) -> list[Incident]:

@@ -20,7 +20,7 @@ from store.runs_folder import RunsFolder
 
 __all__ = ["Histories", "read_histories"]
 
-FORMAT = 4
+FORMAT = 5
 """Format version of the stored diagnoses; files of another version are rewritten."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from analyzers.fleet.exclude_list import FORMS, exclude_list
-from analyzers.fleet.fleet import Fleet, Member
+from analyzers.fleet.fleet import COUNTED, Fleet, Member
 from analyzers.fleet.speed_changes import ConfigurationSpeed
 from dashboard.data.processes.fleet_process import FleetAnswer, fleet_in_process, fleet_version
 from dashboard.drawing import units
@@ -94,7 +94,7 @@ def _draw(found: Fleet) -> None:
     st.subheader("Devices", anchor=False)
     _members(found.devices, key="fleet-devices", missing="No run names a device. Ranks on a CPU have none.")
     st.caption(
-        "Trouble is a finding that a machine can cause; in how many runs a member had some is what counts. The rate is "
+        f"{COUNTED} In how many runs a member had trouble is what counts. The rate is "
         "that of its hours and of the fleet together (empirical Bayes), with its interval of 90 %; `chance` is the "
         "probability that an ordinary member has as many. The same in a terminal: `rankscope fleet RUNS_DIR`."
     )

@@ -97,6 +97,7 @@ def _histories(folder: RunsFolder) -> list[RunHistory]:
 
 
 def _print(found: Fleet) -> None:
+    from analyzers.fleet.fleet import COUNTED
     from analyzers.wording import counted
 
     screen = console()
@@ -117,6 +118,7 @@ def _print(found: Fleet) -> None:
         screen.print("No host or device has more trouble than chance explains.", highlight=False)
     if found.speeds:
         _print_speeds(found.speeds)
+    screen.print(COUNTED, style="dim", highlight=False, markup=False)
 
 
 def _hours(hours: float) -> str:

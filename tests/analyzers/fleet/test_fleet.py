@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from analyzers.diagnose import diagnose
-from analyzers.fleet.fleet import fleet
+from analyzers.finding import Finding
+from analyzers.fleet.fleet import COUNTED, fleet
 from analyzers.fleet.history import Incident, RunHistory, history_of
 from analyzers.fleet.rates import fit, posterior, tail
 from analyzers.fleet.remembered import read_histories
@@ -100,6 +101,21 @@ def test_what_the_users_code_did_is_no_incident(tmp_path: Path) -> None:
     assert [one for one in history.incidents if one.kind == "rank_lost"] == []
 
 
+@pytest.mark.parametrize(("replayed", "counts"), [({}, 0), ({"comes_back": True}, 0), ({"comes_back": False}, 1)])
+def test_a_nan_counts_once_a_replay_did_not_reproduce_it(
+    tmp_path: Path, replayed: dict[str, bool], counts: int
+) -> None:
+    run = make_run(tmp_path, ranks=2, steps=30)
+    nan = Finding(
+        analyzer="non_finite", kind="non_finite", severity="critical", status="fired", ranks=(1,), cause="forward",
+        summary="", evidence=replayed,
+    )  # fmt: skip
+    with Store.open(run) as store:
+        diagnosis = replace(diagnose(store, run.manifest()), findings=(nan,))
+        history = history_of(store, run.manifest(), diagnosis)
+    assert len(history.incidents) == counts
+
+
 def test_a_run_that_died_is_a_failure_and_one_that_trains_is_none(tmp_path: Path) -> None:
     """Nobody records the end of a run whose launcher was killed, too."""
     make_run(tmp_path, ranks=2, steps=20, kill={1: 20})
@@ -121,6 +137,7 @@ def test_the_command_remembers_finished_runs(tmp_path: Path) -> None:
     text = CliRunner().invoke(app, ["fleet", str(runs)])
     assert text.exit_code == 0, text.output
     assert "2 runs" in text.output
+    assert " ".join(COUNTED.split()) in " ".join(text.output.split())
     assert "node-0" in text.output
     assert "No host or device has more trouble than chance explains." in text.output
     assert len(list((runs / ".fleet").glob("*.json"))) == 2
