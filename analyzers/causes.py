@@ -217,7 +217,7 @@ _HANGS = (
           text="The model's parameters differ between ranks: {error}"),
     Cause(name="skipped", kind="hang", names_call=True, by_user=True, do=_CODE_OF_CALL,
           seen="{who} skipped {call}{at} and {are} ahead of the others{sides_if_any}"),
-    Cause(name="desync", kind="hang", do="Find where one rank makes a collective more or less than the others."),
+    Cause(name="desync", kind="hang", do="Find the collective that {ranks} made more or less often than the others."),
     Cause(name="not_seen", kind="hang", names_call=True,
           do="Analyze the folders of all nodes together (`rankscope collect`), or the published address: {unseen} left "
           "no records in this folder."),

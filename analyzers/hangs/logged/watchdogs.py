@@ -212,6 +212,9 @@ def _candidate(
 ) -> Candidate:
     waiting = [rank for rank in sorted(members) if rank not in ranks]
     first = min(members.values(), key=lambda wait: wait.rank)
+    calls: dict[str, list[int]] = {}
+    for rank, wait in sorted(members.items()):
+        calls.setdefault(wait.call, []).append(rank)
     return from_lines(
         cause, tuple(wait.entry for wait in members.values()),
         rank_class="mismatch" if cause.startswith("mismatch") else "hang",
@@ -222,6 +225,7 @@ def _candidate(
         evidence={
             "op": first.op, "seq": first.seq, "waiting_ranks": waiting[:64], "silent_s": round(first.ran_s, 1),
             "numbers": {str(rank): wait.seq for rank, wait in sorted(members.items())[:32]},
+            "waiting_calls": {call: each[:64] for call, each in [*calls.items()][:8]} if len(calls) > 1 else None,
         },
     )  # fmt: skip
 

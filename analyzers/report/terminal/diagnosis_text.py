@@ -52,10 +52,13 @@ _NOT_SHOWN = {
     "classes",
     "action",
     "first_wall_ns",
+    "numbers",
 }
 _REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step without it"}
 """Labels of step times where they are means of the replayed steps: the report's step time is the median of all."""
 MAX_VALUE = 120
+COPIED = "collect"
+"""Commands and settings to copy: each in a row of its own, and never cut."""
 
 
 def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:
@@ -131,13 +134,20 @@ def _finding(finding: Finding, console: Console, run: object, *, shown_above: bo
 
 def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
     """Names and values of the evidence and the cost, with units."""
-    rows = []
+    rows: list[tuple[str, str]] = []
+    calls = finding.evidence.get("waiting_calls")
+    has_numbers = "numbers" in finding.evidence and isinstance(calls, Mapping) and len(calls) > 1
     for name, value in [*finding.evidence.items(), ("cost_s", finding.cost_s or None)]:
         if name in _NOT_SHOWN or value is None or value == [] or value == "":
             continue
         if (
             name == "waiting_calls" and isinstance(value, Mapping) and len(value) < 2
         ):  # the call is in the rows around it
+            continue
+        if name == COPIED and isinstance(value, (list, tuple)):
+            rows += [(label_of(name), str(command)) for command in value]
+            continue
+        if name in ("op", "seq") and has_numbers:  # of the first rank alone
             continue
         if name == "reason" and str(value) in finding.summary:
             continue

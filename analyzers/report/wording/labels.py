@@ -74,7 +74,7 @@ _LABELS = {
     "growth_a_step_bytes": "growth per step",
     "highest_bytes": "most in use",
     "highest_of_peers_bytes": "most of its peers",
-    "host_only": "seen on hosts only",
+    "host_only": "what devices ran",
     "host_load_per_cpu": "host load per CPU",
     "interval_steps": "steps between saves",
     "judgement": "replay verdict",
@@ -218,6 +218,8 @@ def label_of(name: str) -> str:
 
 def shown(name: str, value: Any) -> str:
     """The value with its unit and as many digits as people compare; long lists are cut."""
+    if name == "host_only" and value is True:
+        return "not recorded"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
@@ -253,7 +255,8 @@ def _mapping(name: str, values: Mapping[Any, Any]) -> str:
         f"{key}: {ranks_text(each)}" if isinstance(each, (list, tuple)) else f"{key} {shown(name, each)}"
         for key, each in values.items()
     ]
-    return ", ".join(parts)
+    has_lists = any(isinstance(each, (list, tuple)) for each in values.values())
+    return ("; " if has_lists else ", ").join(parts)
 
 
 def _list(name: str, values: Sequence[Any]) -> str:

@@ -72,7 +72,7 @@ def test_ranks_are_no_counts_and_groups_are_spelled_out() -> None:
     assert labels.shown("process_group", "pp:1-7/2") == "pp:1,3,5,7"
     assert labels.shown("process_groups", ["tp:6-7", "dp_shard:0-1022/2"]) == "tp:6-7, dp_shard:0-1022, every 2nd rank"
     assert labels.shown("waiting_calls", {"recv #7 from rank 5": [6], "all_reduce #8": [0, 1]}) == (
-        "recv #7 from rank 5: rank 6, all_reduce #8: ranks 0 and 1"
+        "recv #7 from rank 5: rank 6; all_reduce #8: ranks 0 and 1"
     )
 
 
