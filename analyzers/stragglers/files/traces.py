@@ -5,13 +5,15 @@
 1. Times of different ranks are never compared by clock, only by length (`store.readers.traces.rank_traces`).
 2. A rank's own time is its step without exposed communication: a late rank waits little. It is judged as a step
    whose phases were not recorded (`stragglers.analyze`); peers are the ranks of one pipeline stage. Steps so short
-   that a burst of another job on the host could slow all of them are judged by their kernels, which it cannot.
+   that a burst of another job on the host could slow all of them are judged by their kernels, which it cannot; on a
+   CPU a rank that is slower in them is told as not judged.
    Traces fill no `steps`: such a row has phases by the host's clock, and a trace has the work of the device.
 3. The part of exposed communication that even the last rank to arrive has is transfer; the rest is waiting for others.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -52,6 +54,11 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
         if not findings and all(trace.device != "cpu" for trace, _ in ranks):
             on_device = _timings(ranks, is_device_only=True)
             findings, _ = slow_ranks(no_records, on_device, replace(policy, burst_step_s=0.0))
+        if not findings:
+            findings = [
+                _insufficient(_too_short(one, timings, policy))
+                for one in slow_ranks(no_records, timings, replace(policy, burst_step_s=0.0))[0]
+            ]
     if len(ranks) > 1:
         findings += _exposed(timings)
     remark = _in_part
@@ -70,6 +77,17 @@ def slow_ranks_of_traces(every: Sequence[Steps]) -> list[Finding]:
     if absent := _absent(every):
         findings.append(remark(f"there is no trace of {ranks_text(absent)}"))
     return findings
+
+
+def _too_short(found: Finding, timings: Timings, policy: StragglerPolicy) -> str:
+    """Reason why a rank that is slower in all of a few short steps is not named as slow."""
+    step_s = float(np.nanmedian(timings.duration)) / 1e3
+    least_s = SHARED.min_steps * policy.burst_step_s
+    return (
+        f"{ranks_text(found.ranks)} took {found.evidence['factor_ratio']:.2f}x as long as the others, but the "
+        f"{len(timings.steps)} steps last {len(timings.steps) * step_s:.2g} s, and another job on the host may slow a "
+        f"rank for so long. Record {least_s:.2g} s or more: schedule(active={math.ceil(least_s / step_s)})"
+    )
 
 
 def _comparable(ranks: Sequence[Steps], needed: int) -> Sequence[Steps]:

@@ -30,10 +30,12 @@ def from_first_step(source: Source, timings: Timings, slow: Straggler, peers: Se
     segment = slow.segments[0]
     if not slow.has_peers or slow.paused_ratio or slow.by_cpu or segment.begin > SHARED.history:
         return slow
+    if not source.has("steps"):  # traces have none
+        return slow
     ((first_of_all,),) = source.rows(
         "SELECT min(step) FROM steps WHERE attempt = ? AND duration_ns IS NOT NULL", [timings.attempt]
     )
-    if int(timings.steps[0]) - int(first_of_all) > SHARED.warm_up_steps:
+    if first_of_all is None or int(timings.steps[0]) - int(first_of_all) > SHARED.warm_up_steps:
         return slow  # a live analysis reads the newest steps
     until = int(timings.steps[min(segment.end, segment.begin + SHARED.history) - 1])
     early = load_timings(source, timings.attempt, until_step=until)
