@@ -21,6 +21,7 @@ from analyzers.evidence.printed_steps import can_be_judged, printed_step_finding
 from analyzers.evidence.program_records import device_findings, stack_findings
 from analyzers.finding import Finding
 from analyzers.logs.log_events import LogBook
+from probes.tape.event_kinds import TRAINING_BEGAN
 from store.readers.job.job_files import JobFiles
 from store.readers.job.job_rows import Progress, read_lines
 from store.readers.logs.log_file import ReadLog
@@ -41,6 +42,9 @@ def judge_lines(files: JobFiles, progress: Progress) -> Judged:
         if read.health:
             store.add("health", read.health)
         found = analyze(store)
+        if starts := [{"kind": TRAINING_BEGAN, "rank": row["rank"], "step": row["step"]}
+                      for row in read.steps if row.get("begins")]:  # fmt: skip
+            store.add("events", starts)
         found += printed_step_findings(store, found, read.steps)
         found += [_left_open(log) for log in read.logs if log.unjudged]
         book = LogBook.load(store)

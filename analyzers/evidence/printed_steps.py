@@ -8,9 +8,11 @@ A printed step has a duration and no phases, a loss that rank 0 printed for all,
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
 
@@ -66,7 +68,7 @@ def printed_step_findings(
         [] if any(one.kind == "non_finite" for one in known) else [_of_log(one, name) for one in nonfinite(steps)]
     )
     checks: tuple[tuple[str, Callable[[], list[Finding]]], ...] = (
-        ("loss_spike", lambda: _one_rise([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
+        ("loss_spike", lambda: _rises([*loss_spikes(source, Scope()), *divergence(source, Scope())], steps)),
         ("non_finite", lambda: [] if findings or known else left_out_steps(steps)),
         (
             "non_finite",
@@ -115,10 +117,20 @@ def _by_rate(findings: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) ->
     ]
 
 
+def _rises(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Merge those of each training: a file may hold several, as of folds or trials."""
+    starts = sorted({row["step"] for row in steps if row.get("begins")})
+    number = partial(bisect_right, starts)
+    parts = groupby(sorted(steps, key=lambda row: row["step"]), lambda row: number(row["step"]))
+    return [
+        finding
+        for training, own in parts
+        for finding in _one_rise([one for one in found if number(one.first_step or 0) == training], list(own))
+    ]
+
+
 def _one_rise(found: Sequence[Finding], steps: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Merge the spikes of one continuous rise of the loss into one finding."""
-    begins = {row["step"] for row in steps if row.get("begins")}  # another training, as of the next trial or fold
-    found = [one for one in found if one.first_step not in begins]
     slight = [one for one in found if _is_slight(one, steps)]
     fired = [one for one in found if one.status == "fired" and one not in slight]
     if slight and not fired:

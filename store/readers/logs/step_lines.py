@@ -54,7 +54,7 @@ _IN_EPOCH = re.compile(
 )
 _BATCH = re.compile(
     r"\b[Ee]poch\b[ :=#\[(|-]{1,4}(?P<epoch>\d{1,7})(?![\d.])[^\n]{0,24}?\b(?:[Bb]atch|[Ss]tep|[Ii]ter(?:ation)?)"
-    r"\b[ :=#\[(|-]{1,4}(?P<step>\d{1,12}) *(?:/|of) *(?P<total>\d{1,12})"
+    r"\b[ :=#\[(|-]{1,12}(?P<step>\d{1,12}) *(?:/|of) *(?P<total>\d{1,12})"
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
 """mmengine counts epochs from 1, the ImageNet example (`Epoch: [0]`) and timm from 0."""
@@ -123,6 +123,10 @@ _RICH_BAR = re.compile(
     r"(?P<rate>[\d.]+)(?P<unit>it/s)"
 )
 """Lightning's RichProgressBar, where its output is a terminal's."""
+_PART = re.compile(
+    r"(?<![a-z])(fold|split|trial|seed|stage|phase|task|experiment|run|repeat|cv)[ _=:#-]{0,2}(\d{1,6})", re.IGNORECASE
+)
+_TURN = re.compile(r"\b[Ee]p(?:och)?[ _=:#\[-]{0,3}(\d{1,7})|(?<![\d./])(\d{1,7}) ?(?:/|of) ?\d{1,7}(?![\d./])")
 _NO_TRAINING = re.compile(
     r"load|shard|download|\bmap\b|token|filter|generat|valid|\beval|\btest|sanity|predict|prepar|process|\bsav|fetch|upload|"
     r"extract|resolv|\bcast|concat|group|check|warm|captur|compil|convert|read|build|quantiz|merg|infer|decod|sampl|rollout",
@@ -172,6 +176,10 @@ class Bar:
     duration_ns: int | None
     """By the rate, which tqdm smooths."""
     elapsed_s: int | None = None
+    part: str = ""
+    """The fold, trial, stage or the like that it names."""
+    turn: int | None = None
+    """Its epoch, or the first number of its description of which a total follows (`[fold_1] 001/200`)."""
 
 
 def step_of(text: str) -> int | None:
@@ -195,6 +203,8 @@ def read_bar(text: str) -> Bar | None:
     if about is None:
         return None
     name, epoch = about
+    before = text[states[-2].end() if len(states) > 1 else 0 : found.start()].split("%|")[0]
+    part, turn = _PART.search(before), _TURN.search(before)
     value = _float(found["rate"]) if found["rate"] != "?" else 0.0
     seconds = value if found["unit"] == "s/it" else 1 / value if value > 0 else 0.0
     return Bar(
@@ -204,6 +214,8 @@ def read_bar(text: str) -> Bar | None:
         total=int(found["total"]),
         duration_ns=int(seconds * 1e9) if 0 < seconds < 1e6 else None,
         elapsed_s=_elapsed_s(found["elapsed"]),
+        part=" ".join(part.groups()).lower() if part else "",
+        turn=int(turn[1] or turn[2]) if turn else None,
     )
 
 

@@ -4,6 +4,7 @@
 
 1. A line without a step number gets that of the training bar before it; without a bar, lines are counted.
 2. The training bar is the one with the most steps; a new epoch begins where it starts again.
+   Where its epochs start again, or those of the lines, or the steps, another training begins (a fold, a trial).
 3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines; without a
    throughput it is the time between lines.
 4. The bar's smoothed rate is resolved into the steps' own times (`bar_times`).
@@ -11,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -47,6 +49,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
     passes, epochs = _Passes(), _Passes()
     usual = _usual_name(lines)
     is_after_other, last = False, None
+    has_begun = False
     of_bar = [bar for line in lines if (bar := line.step_line.bar) is not None and (bar.name, bar.total) == name]
     own = {id(of_bar[place]): took_ns for place, took_ns in own_times(of_bar).items()}
     for line in lines:
@@ -55,6 +58,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             continue
         if found.bar is not None and (found.bar.name, found.bar.total) == name:
             at = turns.step(found.bar)
+            has_begun |= turns.has_begun
         elif found.bar is not None and (found.loss is None or name is not None):
             is_after_other = True
             continue  # of an evaluation, or of another training
@@ -67,8 +71,9 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         else:
             counted += 1
             step, is_counted = counted, True
-            if found.epoch is not None:
-                epochs.take(found.epoch)
+        if found.epoch is not None:
+            epochs.take(found.epoch)
+            has_begun |= epochs.has_begun
         if is_bar_only and not at:
             continue
         skipped = found.skipped
@@ -91,16 +96,28 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             ("loss_scale", found.loss_scale), ("total", total), ("is_counted", is_counted or None),
             ("per_epoch", found.bar.total if found.bar else found.per_epoch), ("of_step", found.of_step),
             ("is_of_bar", found.bar is not None or None),
-            ("begins", (is_counted and epochs.has_begun) or None),
             ("is_after_other", (is_after_other and row is not last) or None),
         ):  # fmt: skip
             if value is not None and row.get(key) is None:
                 row[key] = value
+        if found.loss is not None and not math.isfinite(found.loss):  # of whichever training has this step
+            row["loss"] = found.loss
+        if has_begun and row.get("loss") is found.loss is not None:  # none of the training before is in the row
+            row["begins"], has_begun = True, False
         is_after_other, last = is_after_other and row is last, row
     every = list(rows.values())
+    _mark_starts(every, passes.training_of)
     _drop_elapsed(every)
     _add_durations(every, passes.of)
     return every
+
+
+def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int]) -> None:
+    """Mark the first loss of a training that went further than those before it, whose steps have its numbers, too."""
+    with_loss = sorted((row for row in rows if row.get("loss") is not None), key=lambda row: row["step"])
+    for before, after in pairwise(with_loss):
+        if training_of[before["step"]] != training_of[after["step"]]:
+            after["begins"] = True
 
 
 def _drop_elapsed(rows: Sequence[dict[str, Any]]) -> None:
@@ -167,9 +184,10 @@ class _Passes:
 
     def __init__(self) -> None:
         self.of: dict[float, int] = {}
+        self.training_of: dict[float, int] = {}
         self.is_other = self.has_begun = False
         """`has_begun`: with the newest line."""
-        self._turn = 0
+        self._turn = self._training = 0
         self._first: float | None = None
         self._newest = 0.0
 
@@ -179,19 +197,30 @@ class _Passes:
         self.has_begun = step < self._newest and step <= self._first
         if step < self._newest:
             self._turn += 1
+            self._training += self.has_begun
             self.is_other = self.has_begun
         self._newest = step
         self.of.setdefault(step, self._turn)
+        self.training_of.setdefault(step, self._training)
 
 
 class _Epochs:
     """Convert a bar's step to a step counted over all epochs: a bar that restarts continues where it ended."""
 
     def __init__(self) -> None:
+        self.has_begun = False
+        """True if another training begins with the newest bar."""
         self._epoch = 0
         self._last = -1
+        self._part: str | None = None
+        self._turns = _Passes()
 
     def step(self, bar: Bar) -> int:
+        self.has_begun = self._part is not None and bar.part != self._part
+        self._part = bar.part
+        if bar.turn is not None:
+            self._turns.take(bar.turn)
+            self.has_begun |= self._turns.has_begun
         if bar.epoch is not None:
             return bar.epoch * bar.total + bar.step
         if self._last > bar.step and bar.step <= max(1, bar.total // 100) and self._last >= bar.total - 1:

@@ -60,6 +60,7 @@ def test_units_are_kept(line: str, seconds: float | None) -> None:
     [
         ("epoch: 5/20 - batch: 6/130 - total_loss: 0.22 - time: 0.5427 - data_time: 0.0067", 656),
         ("Epoch [2/5], Step [100/600], Loss: 0.2116", 1300),
+        ("Epoch: [ 1/200] Iter [   3/1487] || Time: 508.5 sec || lr: 0.0099 || Loss: 1.3008", 1490),
         ("Epoch 3 | Batch 10 of 50 | avg_loss 1.25", 160),
         ("step: 40/900 epoch: 0.44 loss: 2.0", 40),
         ("Iters: 40/9000 || Lr: 0.01 || Task Loss: 2.5 || Cost Time: 0:00:20", 40),
