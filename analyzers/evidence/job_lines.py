@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from analyzers.evidence.elapsed_durations import drop_elapsed
 from analyzers.evidence.judged import Judged
 from analyzers.evidence.log_findings import analyze
 from analyzers.evidence.outcome import earlier_ends, ended_text, num_steps, outcome_of, printed_losses
@@ -36,6 +37,7 @@ _NOT_CHECKED = "The steps were not checked: they have no loss, no gradient norm 
 def judge_lines(files: JobFiles, progress: Progress) -> Judged:
     """Findings by source (`log`, `steps`, `health`, `stacks`), as far as there are rows of each."""
     read = read_lines(files, progress)
+    drop_elapsed(read.steps)
     with MemoryStore() as store:
         store.add("log_events", read.events)
         store.add("steps", read.steps)

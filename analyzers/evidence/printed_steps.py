@@ -40,9 +40,8 @@ THROUGHPUT = ThroughputPolicy(block=5, min_blocks=4, skip_first=3, min_rise_rati
 FEW_LINES = replace(THROUGHPUT, block=3)
 """For a log with too few lines for those blocks."""
 MEANS = replace(THROUGHPUT, block=1, min_blocks=2, skip_first=1, min_rise_ratio=0.5)
-"""For lines that each print the mean over tens of steps: a line is a block, and two of them are a hundred steps."""
-STEPS_OF_MEAN = 50
-"""Steps from line to line from which that policy holds."""
+"""For lines that each print the mean over tens of steps: a line is a block, and two of them are as many steps as
+the blocks of a recorded run."""
 DATA = DataPolicy(warm_up_steps=1, min_steps=8, block_steps=2, share_ratio=0.3)
 _NO_RESPONSE = (" No action was taken.", " No response is recorded.")
 _STEP_NUMBER = re.compile(r"\bstep(s?) (?=\d)")
@@ -202,7 +201,10 @@ def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if lines far apart print a speed or a duration themselves, not the time since the line before."""
     numbers = [row["step"] for row in steps if row.get("duration_ns")]
     own = not any(row.get("is_between") or row.get("is_of_bar") or row.get("is_counted") for row in steps)
-    return own and len(numbers) > 1 and median(b - a for a, b in pairwise(numbers)) >= STEPS_OF_MEAN
+    if not own or len(numbers) < 2:
+        return False
+    usual = ThroughputPolicy()
+    return MEANS.min_blocks * median(b - a for a, b in pairwise(numbers)) >= usual.block * usual.min_blocks
 
 
 def _with_rhythm(one: Finding, steps: Sequence[Mapping[str, Any]]) -> Finding:

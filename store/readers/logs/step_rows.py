@@ -6,7 +6,7 @@
 2. The training bar is the one with the most steps; a new epoch begins where it starts again.
    Where its epochs start again, or those of the lines, or the steps, another training begins (a fold, a trial).
 3. A duration that is not printed is derived from the printed throughput, scaled to the time between lines; without a
-   throughput it is the time between lines.
+   throughput it is the time between lines. For a printed one, `otherwise` has what it would be then.
 4. The bar's smoothed rate is resolved into the steps' own times (`bar_times`).
 """
 
@@ -27,10 +27,6 @@ __all__ = ["step_rows"]
 
 SKIPPED_RATIO = 20
 """Ratio of a bar's first advance to its usual one from which the steps before count as skipped (a resumed job)."""
-ELAPSED_LINES = 8
-"""Lines whose durations are compared with the time that passed between them."""
-ELAPSED_RATIO = 5
-"""Growth of a duration with nearly every line that is none, where lines have no time."""
 SETTLE_STEPS = 40
 """Steps until skipped steps no longer affect tqdm's smoothed rate (each step keeps 0.7 of the old rate)."""
 
@@ -107,7 +103,6 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
         is_after_other, last = is_after_other and row is last, row
     every = list(rows.values())
     _mark_starts(every, passes.training_of)
-    _drop_elapsed(every)
     _add_durations(every, passes.of)
     return every
 
@@ -118,27 +113,6 @@ def _mark_starts(rows: Sequence[dict[str, Any]], training_of: Mapping[float, int
     for before, after in pairwise(with_loss):
         if training_of[before["step"]] != training_of[after["step"]]:
             after["begins"] = True
-
-
-def _drop_elapsed(rows: Sequence[dict[str, Any]]) -> None:
-    """Drop durations that are the time since the program's start: they grow from line to line as its clock does."""
-    timed = [row for row in rows if row.get("duration_ns") and not row.get("is_of_bar")]
-    if len(timed) < ELAPSED_LINES:
-        return
-    values = [row["duration_ns"] for row in timed]
-    grown = [after - before for before, after in pairwise(values)]
-    passed = [after["start_ns"] - before["start_ns"] for before, after in pairwise(timed)
-              if before["start_ns"] is not None and after["start_ns"] is not None]  # fmt: skip
-    if len(passed) == len(grown):
-        together = zip(grown, passed, strict=True)
-        as_clock = sum(0 < a and abs(a - b) <= 0.1 * b + 1e9 for a, b in together)
-        ahead = [a for a in grown if a > 0]
-        as_clock *= sum(ahead) > 0.5 * sum(passed)
-    else:
-        as_clock = sum(a > 0 for a in grown) if values[-1] > ELAPSED_RATIO * values[0] else 0
-    if as_clock >= 0.9 * len(grown):
-        for row in timed:
-            del row["duration_ns"]
 
 
 def _usual_name(lines: Sequence[LogStep]) -> str:
@@ -248,15 +222,20 @@ def _add_durations(rows: Sequence[dict[str, Any]], passes: Mapping[float, int]) 
              if row.get("throughput") and number in between]  # fmt: skip
     work = median(works[: max(5, len(works) // 4)]) if works else None
     rates = [row["throughput"] for row in rows if row.get("throughput")]
-    if work is None and rates and not any(row.get("duration_ns") for row in rows):
-        work = median(rates) * 1e9  # without times only relative durations are known
-        for row in rows:
-            row["is_relative"] = True
+    is_relative = work is None and bool(rates)  # without times only relative durations are known
+    work = median(rates) * 1e9 if is_relative else work
+    are_printed = any(row.get("duration_ns") for row in rows)
     for number, row in enumerate(rows):
-        if row.get("duration_ns") is None:
-            if work is not None and row.get("throughput"):
-                row["duration_ns"] = int(work / row["throughput"])
-            elif number in between:
-                row["duration_ns"], row["is_between"] = int(between[number]), True
+        other: dict[str, Any] = {"is_relative": True} if is_relative else {}
+        if work is not None and row.get("throughput"):
+            other["duration_ns"] = int(work / row["throughput"])
+        elif number in between:
+            other |= {"duration_ns": int(between[number]), "is_between": True}
+        if row.get("duration_ns") is not None:
+            row["otherwise"] = {"duration_ns": None, **other}
+        elif not (is_relative and are_printed):
+            row.update(other)
+        elif number in between:
+            row.update(duration_ns=int(between[number]), is_between=True)
         if row["start_ns"] is not None:  # a line is printed at the end of its step
             row["start_ns"] -= row.get("duration_ns") or 0
