@@ -132,6 +132,7 @@ def death_candidates(book: LogBook, ended: Ended) -> list[Candidate]:
         *_exits(book, ended),
         *_unlisted(book),
         *_lost_actors(book),
+        *_killed_by_launcher(book),
         *_waiting_pods(book),
         *_stops(book),
     ]
@@ -288,6 +289,20 @@ def _lost_actors(book: LogBook) -> Iterator[Candidate]:
                 "is not in these lines."
             },
             collect=COLLECT["ray" if any(book.of("ray_actor_died")) else "connection_lost"],
+        )
+
+
+def _killed_by_launcher(book: LogBook) -> Iterator[Candidate]:
+    """Candidate for a process that DeepSpeed's launcher saw fail: it kills the others before it prints the code."""
+    lines = [entry for entry in book.of("teardown") if "Killing subprocess " in entry.message]
+    if lines and not any(book.of_role("death", "outside")):
+        yield from_lines(
+            "exit",
+            lines[:8],
+            rank_class="late",
+            what="DeepSpeed's launcher killed its processes after one failed: which, and why, is not in these files",
+            is_proven=False,
+            collect=COLLECT["connection_lost"],
         )
 
 

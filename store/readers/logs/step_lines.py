@@ -39,13 +39,13 @@ _STEPS = (
     ("num_updates", re.compile(r"\bnum_updates" + _IS + r"(?P<step>\d{1,12})")),
     ("global", re.compile(r"\bglobal[_ ]step" + _IS + r"(?P<step>\d{1,12})(?:\.0+)?\b")),
     ("", re.compile(
-        r"\b(?:step|steps|iteration|iters?)['\"]?\s*[:=]?\s*[\[#]?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
+        r"\b(?:step|steps|iteration|iters?|itr)['\"]?\s*[:=]?\s*[\[#]?\s*(?P<step>\d{1,12})(?:\s*/\s*(?P<total>\d{1,12}))?\b",
         re.IGNORECASE,
     )),
     ("Iter(", re.compile(r"\bIter\(train\) *\[ *(?P<step>\d{1,12})/(?P<total>\d{1,12})\]")),
 )  # fmt: skip
 """Patterns of step numbers, each with a word that every match contains."""
-_STEP_WORD = re.compile("[sS][tT][eE][pP]|[iI][tT][eE][rR]")
+_STEP_WORD = re.compile("[sS][tT][eE][pP]|[iI][tT][eE]?[rR]")
 _ITERATION = re.compile(r"\biter \d{1,12} step (\d{1,12})\b")
 _IN_EPOCH = re.compile(
     r"(?:\bEpoch(?:\(train\))?(?P<zero>:)? *\[(?P<epoch>\d{1,7})\]|"
@@ -53,7 +53,7 @@ _IN_EPOCH = re.compile(
     r"(?P<total>\d{1,12})(?: \( *\d+%\))?\]"
 )
 _BATCH = re.compile(
-    r"\b[Ee]poch\b[ :=#\[(|-]{1,4}(?P<epoch>\d{1,7})(?![\d.])[^\n]{0,24}?\b(?:[Bb]atch|[Ss]tep|[Ii]ter(?:ation)?)"
+    r"\b[Ee]poch\b[ :=#\[(|-]{1,4}(?P<epoch>\d{1,7})(?![\d.])[^\n]{0,24}?\b(?:[Bb]atch|[Ss]tep|[Ii]te?r(?:ation)?)"
     r"\b[ :=#\[(|-]{1,12}(?P<step>\d{1,12}) *(?:/|of) *(?P<total>\d{1,12})"
 )
 """Hand-written loops: `epoch: 5/20 - batch: 6/130`, `Epoch [1/5], Step [100/600]`."""
@@ -76,6 +76,8 @@ _OF_LOSS = re.compile(
     re.IGNORECASE,
 )
 """Further names of the training loss; all others (`val_loss`, `loss_bbox`, `aux/loss`) are left out."""
+_PART_OF_LOSS = re.compile(rf"\b(?P<name>loss_[a-z]\w*|[a-z]\w*_loss)\s*[:=]\s*(?P<value>{_NUMBER})")
+"""Parts of a loss whose sum is not printed: they show a step, and that it was not finite."""
 _NAME_CHARS = 24
 _GRAD_NORM = re.compile(r"(?:[gG](?:rad(?:ient)?[_ ]?)?[nN]orm|GRAD_NORM)" + _IS + _NUMBER)
 _RATE = re.compile(r"(?:[lL](?:earning[_ ][rR]ate|(?<=\b[lL])[rR])|LEARNING_RATE)" + _IS + _NUMBER)
@@ -254,7 +256,8 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     so_far = _SKIPPED_SO_FAR.search(text) if "skipped=" in text else None
     rate = _THROUGHPUT.search(text) if any(word in text for word in _RATE_WORDS) else None
     rate = _SPEED_OF.search(text) if rate is None and ("s/s" in text or "g/s" in text) else rate
-    if loss is None and grad_norm is None and bar is None and (
+    part = _part_of_loss(text) if loss is None and step is not None and "loss" in text else None
+    if loss is None and part is None and grad_norm is None and bar is None and (
         (step is None or (skipped is None and so_far is None and rate is None and not _PER_STEP.search(text)))
         and not (rate is not None and _BATCH_ALONE.search(text))
     ):  # fmt: skip
@@ -270,7 +273,7 @@ def read_step(text: str, heading: tuple[int, int | None] | None = None) -> StepL
     throughput = _optional(rate)
     return StepLine(
         step=None if is_counted and _SAMPLES.search(text) else step,
-        loss=_optional(loss),
+        loss=_optional(loss) if loss is not None or part is None or math.isfinite(part) else part,
         grad_norm=_optional(grad_norm),
         lr=_optional(_RATE.search(text)) if "lr" in text or "rate" in text or "LR" in text else None,
         duration_ns=_duration_ns(text, bar),
@@ -306,6 +309,13 @@ def _loss(text: str) -> re.Match[str] | None:
         if before == " " or _OF_LOSS.search(text, max(0, begin - _NAME_CHARS), begin):
             return match
     return None
+
+
+def _part_of_loss(text: str) -> float | None:
+    """A part of a training loss, one that is not finite if any is; None without one."""
+    found = [one for one in _PART_OF_LOSS.finditer(text) if not any(map(_HELD_OUT.search, one["name"].split("_")))]
+    values = [_float(one["value"]) for one in found]
+    return next((value for value in values if not math.isfinite(value)), values[0] if values else None)
 
 
 def _step(text: str) -> tuple[int | None, int | None]:

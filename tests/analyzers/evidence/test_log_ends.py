@@ -160,3 +160,15 @@ def test_an_error_that_the_job_went_on_after_is_no_end(tmp_path: Path) -> None:
     text = "CondaError: Run 'conda init' before 'conda activate'\n\n"
     text += "".join(f"step {step} | loss {3 - step / 50:.3f}\n" for step in range(1, 60))
     assert str(analyzed(tmp_path, log=text).run["ended"]).startswith("still running")
+
+
+def test_a_launcher_that_kills_before_its_code_is_printed_shows_that_one_failed(tmp_path: Path) -> None:
+    head = "[2026-11-21 08:32:07,148] [INFO] [launch.py:131:sigkill_handler] "
+    kills = "".join(f"{head}Killing subprocess {pid}\n" for pid in (2506, 2507))
+    (finding,) = analyzed(tmp_path, log=kills).fired
+    assert (finding.status, finding.cause, finding.ranks) == ("suspect", "exit", ())
+    code = "[2026-11-21 08:32:08,001] [ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = -9\n"
+    (finding,) = analyzed(tmp_path, log=kills + code).fired
+    assert finding.cause == "signal"
+    interrupted = analyzed(tmp_path, log=f"{kills}{head}Main process received SIGINT, exiting\n").fired
+    assert [one.cause for one in interrupted] == ["cancelled"]

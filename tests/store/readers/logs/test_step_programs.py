@@ -74,6 +74,16 @@ def test_loops_that_people_wrote_are_read(line: str, step: int | None) -> None:
     assert found.loss is not None
 
 
+def test_parts_of_a_loss_show_a_step_and_that_it_was_not_finite() -> None:
+    line = "Epoch 0/7 itr 104/3489: lr: 0.0001 speed: 2.94(0.63s r2.27)s/itr loss_pose: 0.2749 loss_shape: {}"
+    healthy, bad = read_step(line.format(0.1287)), read_step(line.format("nan"))
+    assert healthy is not None
+    assert bad is not None
+    assert (healthy.step, healthy.loss) == (104, None)
+    assert str(bad.loss) == "nan"
+    assert read_step("step 100 val_loss: 0.3 loss_valid: 0.2") is None
+
+
 @pytest.mark.parametrize("name", ["Loading checkpoint shards", "Running tokenizer", "Validation", "Map (num_proc=8)"])
 def test_bars_of_other_work_are_no_steps(name: str) -> None:
     assert read_bar(f"{name}:  20%|##   | 20/100 [00:10<00:40,  2.00it/s]") is None
