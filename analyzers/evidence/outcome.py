@@ -17,7 +17,7 @@ from typing import Any
 
 from analyzers.deaths.logged.logged_hosts import host_of, limited_by
 from analyzers.finding import Finding
-from analyzers.logs.exceptions import standing
+from analyzers.logs.exceptions import is_uncaught, standing
 from analyzers.logs.log_events import SAME_END_LINES, LogBook, LogLine
 from store.readers.logs.log_file import ReadLog
 from store.readers.logs.prefix import clean
@@ -49,16 +49,15 @@ class Outcome:
 def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[str, Any]]) -> Outcome:
     """The end that the lines show, with the line that shows it."""
     entry = next(iter(book.of("finished", "process_finished")), None)
-    extent = _extent(steps)
+    extent, seen = _extent(steps), _failure_seen(book)
     if entry is not None:
         killed = next(
             (one for one, _ in book.of_role("death") if one.source == entry.source and one.line > entry.line), None
         )
-        after = f"After that a process was still ended ({killed.quoted})." if killed else "No failure seen."
+        after = f"After that a process was still ended ({killed.quoted})." if killed else seen
         return Outcome(ended="finished", text=f"The job finished ({entry.quoted}). {extent}{after}", is_known=True)
     if (step := is_at_end(steps)) and not _trains_on(logs):
-        return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}No "
-                             "failure seen.",
+        return Outcome(ended="finished", text=f"The job came to its last step, {step:,} of {step:,}. {extent}{seen}",
                        is_known=True)  # fmt: skip
     num_lines = sum(log.num_lines for log in logs)
     if not steps:
@@ -69,13 +68,13 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
             is_known=False,
         )
     if not logs:
-        text = f"{extent}No failure seen. These files do not record how the job ended."
+        text = f"{extent}{seen} These files do not record how the job ended."
         are_values = any(row.get("loss") is not None or row.get("grad_norm") is not None for row in steps)
         return Outcome(ended="not recorded", text=text, is_known=are_values)
     if any(_ends_in_training(log) for log in logs):
         return Outcome(
             ended="still running when the log was cut, or without a line",
-            text=f"The log ends in training: {extent}No failure seen. Either the job was running when it was cut, "
+            text=f"The log ends in training: {extent}{seen} Either the job was running when it was cut, "
             "or it was ended without a line in these files.",
             is_known=False,
         )
@@ -85,6 +84,16 @@ def outcome_of(book: LogBook, logs: Sequence[ReadLog], steps: Sequence[Mapping[s
         "logs, the launcher's, and each host's `dmesg -T`.",
         is_known=False,
     )
+
+
+def _failure_seen(book: LogBook) -> str:
+    """Name an earlier program of the same file that failed before another one began to train."""
+    failed = [entry for entry in book.of("exception") if entry.number("begins_again") and is_uncaught(entry)
+              and standing(entry, book) == "survived"]  # fmt: skip
+    if not failed:
+        return "No failure seen."
+    num = "One" if len(failed) == 1 else f"{len(failed)}"
+    return f"{num} of several programs in the file failed ({'; '.join(one.quoted for one in failed[:3])})."
 
 
 def _trains_on(logs: Sequence[ReadLog]) -> bool:

@@ -285,8 +285,18 @@ class _Scan:
             later = len(self._step_lines) - bisect_right(self._step_lines, event.line)
             if later:
                 event.fields["later_steps"] = later
+                if event.kind == "exception" and self._begins_again(event.line):
+                    event.fields["begins_again"] = 1
             if self.log.num_lines - event.line >= LATER_LINES:
                 event.fields["later_lines"] = self.log.num_lines - event.line
+
+    def _begins_again(self, line: int) -> bool:
+        """Return True if the first step after a line is no later than the first of the file: of another training."""
+        place = bisect_right(self._step_lines, line)
+        if len(self.log.steps) != len(self._step_lines):
+            return False
+        first, after = (_number(self.log.steps[number].step_line) for number in (0, place))
+        return place == 0 or (first is not None and after is not None and after <= first)
 
     def _event(self, window: bytes, line_end: int, number: int, text: str, prefix: Prefix, rule: Rule) -> None:
         key = (rule.kind, prefix.stream)
@@ -368,6 +378,10 @@ class _Scan:
             prefix = read_prefix(text, self._clock, self._constant)
             rest = text[prefix.length :]
             yield prefix, rest[1:] if prefix.length and rest[:1] == " " else rest
+
+
+def _number(line: StepLine) -> float | None:
+    return line.step if line.step is not None else line.bar.step if line.bar is not None else line.epoch
 
 
 def field_value(text: str) -> int | str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from analyzers.diagnose import Diagnosis
 from analyzers.evidence.diagnose_files import diagnose_files
 from analyzers.report.wording.explained import next_step
@@ -172,3 +174,19 @@ def test_a_launcher_that_kills_before_its_code_is_printed_shows_that_one_failed(
     assert finding.cause == "signal"
     interrupted = analyzed(tmp_path, log=f"{kills}{head}Main process received SIGINT, exiting\n").fired
     assert [one.cause for one in interrupted] == ["cancelled"]
+
+
+@pytest.mark.parametrize("after", ["Training finished\n", ""])
+def test_a_program_that_failed_before_another_one_trained_is_named(tmp_path: Path, after: str) -> None:
+    steps = "".join(f"step {step} loss {3 - step / 10}\n" for step in range(1, 6))
+    error = (
+        'Traceback (most recent call last):\n  File "/job/a.py", line 9, in <module>\n    main()\n'
+        '  File "/job/a.py", line 5, in main\n    raise ValueError("shape")\nValueError: shape\n'
+    )
+    verdict = analyzed(tmp_path, log=f"{steps}{error}{steps}{after}").verdict
+    assert "One of several programs in the file failed (job.log:6: ValueError: shape)" in verdict
+    assert "No failure seen" not in verdict
+    resumed = steps + error + "".join(f"step {step} loss 2.0\n" for step in range(4, 9)) + after
+    assert "No failure seen" in analyzed(tmp_path, log=resumed).verdict
+    caught = error.replace("in <module>", "in try_it")
+    assert "No failure seen" in analyzed(tmp_path, log=steps + caught + steps + after).verdict
