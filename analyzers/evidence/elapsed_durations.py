@@ -34,8 +34,8 @@ def drop_elapsed(steps: Sequence[dict[str, Any]]) -> None:
 
 
 def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
-    values = [row["duration_ns"] for row in rows]
-    ends = [None if row["start_ns"] is None else row["start_ns"] + row["duration_ns"] for row in rows]
+    values: list[int] = [row["duration_ns"] for row in rows]
+    ends: list[int | None] = [None if row["start_ns"] is None else row["start_ns"] + row["duration_ns"] for row in rows]
     grown = [after - before for before, after in pairwise(values)]
     passed = [after - before for before, after in pairwise(ends) if before is not None and after is not None]
     needed = THROUGHPUT.agreement_ratio * len(grown)

@@ -199,7 +199,7 @@ def _slower(source: Source, steps: Sequence[Mapping[str, Any]]) -> list[Finding]
 
 def _are_means(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Return True if lines far apart print a speed or a duration themselves, not the time since the line before."""
-    numbers = [row["step"] for row in steps if row.get("duration_ns")]
+    numbers: list[int] = [row["step"] for row in steps if row.get("duration_ns")]
     own = not any(row.get("is_between") or row.get("is_of_bar") or row.get("is_counted") for row in steps)
     if not own or len(numbers) < 2:
         return False

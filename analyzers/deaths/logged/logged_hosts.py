@@ -276,7 +276,11 @@ def _outside(book: LogBook) -> Iterator[Candidate]:
     for entry in book.of("slurm_cancelled", "node_failed", "preempted", "evicted", "launch_failed"):
         if cause := limited_by(entry):
             by_cause.setdefault(cause, []).append(entry)
+    if {"host_out_of_memory", "disk_full"} & by_cause.keys():  # "Reason: Evicted" stands above the line that says why
+        by_cause["preempted"] = [entry for entry in by_cause.pop("preempted", []) if entry.kind != "evicted"]
     for cause, lines in by_cause.items():
+        if not lines:
+            continue
         entry = next((one for one in lines if host_of(one)), lines[0])
         host = host_of(entry)
         yield from_lines(
