@@ -78,7 +78,7 @@ def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
             engines[step] += 1
             skipped = found.skipped_so_far - skipped_before[engine] if engine in skipped_before else None
             skipped_before[engine] = found.skipped_so_far
-        total = found.total or (found.bar.total if found.bar and found.bar.epoch is None else None)
+        total = found.total or (found.bar.total if found.bar and turns.is_of_all(found.bar) else None)
         passes.take(step)
         start_ns = line.prefix.wall_ns if has_times and not passes.is_other else None
         row = rows.setdefault(step, {"rank": rank, "step": step, "start_ns": start_ns})
@@ -188,6 +188,10 @@ class _Epochs:
         self._last = -1
         self._part: str | None = None
         self._turns = _Passes()
+
+    def is_of_all(self, bar: Bar) -> bool:
+        """Return True unless the bar is known to be that of one epoch, or of one training, of several."""
+        return bar.epoch is None and bar.turn is None and not bar.part and not self._epoch
 
     def step(self, bar: Bar) -> int:
         self.has_begun = self._part is not None and bar.part != self._part

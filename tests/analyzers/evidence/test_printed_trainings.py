@@ -90,3 +90,12 @@ def test_a_loss_that_is_not_finite_is_found_in_any(tmp_path: Path, form: Callabl
         return float("nan") if training == 1 and 60 <= step < 70 else _falling(training, step)
 
     assert _fired(tmp_path, form(loss))[0].kind == "non_finite"
+
+
+@pytest.mark.parametrize("form", FORMS[:4])
+def test_the_end_of_an_epoch_or_of_a_fold_is_not_that_of_the_job(tmp_path: Path, form: Callable[[Loss], str]) -> None:
+    path = tmp_path / "train.log"
+    bars = form(_falling).split("\r")
+    end = max(place for place, bar in enumerate(bars[: 2 * len(bars) // 3 + 1]) if "100%|" in bar)
+    path.write_text("\r".join(bars[: end + 1]), encoding="utf-8")
+    assert "came to its last step" not in diagnose_files([path]).verdict
