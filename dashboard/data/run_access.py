@@ -156,7 +156,10 @@ class RunAccess:
                 found = {"comparison": compare(side_a, side_b)}
                 return found | {"loss_a": loss_curve(store_a), "loss_b": loss_curve(store_b)}
 
-        other.state()  # sets whether the run may grow
+        for one in (other, self):  # its first reading ingests its tapes, which changes its version
+            state = one.state(first_s=FIRST_S)
+            if state.value is None:
+                return state
         key = ("compare", str(self.run.path), str(other.run.path))
         return self._answers.get(key, (self.version(), other.version()), compute, patience_s=FIRST_S)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from dashboard.data import run_access as access
-from dashboard.data.background_answers import Answer
+from dashboard.data import shared_store
+from dashboard.data.background_answers import Answer, Answers
+from probes.tape.rundir import RunDir
 from tests.dashboard.opened import charts, open_page, shown
 from tests.factories import make_run
 from tests.waiting import wait_for
@@ -79,6 +83,30 @@ def test_an_answer_that_is_old_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     assert "cannot be compared now. The last comparison is shown" in shown(app)
     assert "no \ufffdcomparison today" in shown(app)
     assert "is better" in shown(app)
+
+
+def test_two_ended_runs_whose_tapes_are_not_ingested_are_compared_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked, read = two_runs(tmp_path), access.compare, shared_store.SharedStore._open
+    counted: list[int] = []
+    free = threading.Event()
+    for store in folder.glob("*/telemetry.duckdb*"):
+        store.unlink()
+
+    def late(self: shared_store.SharedStore, *, may_grow: bool) -> Any:
+        assert free.wait(60)
+        return read(self, may_grow=may_grow)
+
+    monkeypatch.setattr(shared_store.SharedStore, "_open", late)
+    monkeypatch.setattr(access, "compare", lambda *sides: counted.append(1) or asked(*sides))
+    answers = Answers()
+    before, slower = (access.RunAccess(RunDir(folder / name), answers) for name in ("before", "slower"))
+    slower.compared_with(before)
+    free.set()
+    wait_for(lambda: slower.compared_with(before).is_fresh, "the comparison", deadline_s=200)
+    answers.close()
+    assert counted == [1]
 
 
 def test_two_runs_that_cannot_be_compared_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
