@@ -51,18 +51,41 @@ def test_progress_goes_on_when_the_first_segments_are_gone(tmp_path: Path, monke
         wait_for(lambda: f"step   {3 * STEPS}/" in written.getvalue(), "the last line")
 
 
-def test_a_replayed_spike_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_without_a_rollback_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PLAIN_LINE_S", 0.0)
     run = empty_run(tmp_path)
     writer = RankWriter(run, 0)
     written = io.StringIO()
     view = progress.ProgressView(run, steps=STEPS, plan=resolve(Config(), 1), console=Console(file=written, width=200))
     with view:
-        for verdict, came_back in (("spike", True), ("non_finite", False)):
-            writer.events.write("replay", step=7, verdict=verdict, state="same", came_back=came_back)
-        wait_for(lambda: "NaN" in written.getvalue(), "the second line")
-    assert "step     7  The loss spike was replayed: it came again." in written.getvalue()
-    assert "The NaN or Inf was replayed: it did not come again, so suspect the device" in written.getvalue()
+        writer.events.write("replay", step=7, verdict="non_finite", state="same", came_back=False)
+        wait_for(lambda: "NaN" in written.getvalue(), "the line")
+    assert written.getvalue().splitlines() == ["step     7  NaN or Inf, which did not come again in a replay."]
+
+
+def test_a_rollback_is_told_once_with_its_replay(tmp_path: Path) -> None:
+    run = empty_run(tmp_path)
+    run.node_dir(0).mkdir()
+    node = EventWriter(run.node_dir(0) / "events.jsonl", attempt=0, rank=NODE_RANK)
+    rank = RankWriter(run, 0)
+    written = io.StringIO()
+    view = progress.ProgressView(run, steps=STEPS, plan=resolve(Config(), 1), console=Console(file=written, width=200))
+    with view:
+        rank.events.write("replay", step=7, verdict="spike", state="same", came_back=True)
+        rank.events.write(
+            "rollback", step=7, from_step=7, to_step=4, tier="memory", duration_s=0.159, skipped_batches=[6]
+        )
+        wait_for(lambda: "Rolled back" in written.getvalue(), "the rollback")
+        did = "Rolled back to step 4 from memory in 0.2 s and skipped batch 6."
+        report(node, f"Loss rose to 9 at step 7. {did}", restored_step=4)
+        report(node, f"Loss rose to 9 at step 7, in batch 6. {did}", restored_step=4, line="train.py:7 step")
+        wait_for(lambda: "train.py:7" in written.getvalue(), "the finding's line of code")
+    assert written.getvalue().splitlines() == [
+        "step     7  Loss spike, which came again in a replay. Rolled back to step 4 from memory in 159 ms and skipped "
+        "batch 6.",
+        "STRAGGLER  Loss rose to 9 at step 7.",
+        "STRAGGLER  Rank 1: seen most often at train.py:7 step.",
+    ]
 
 
 def test_a_finding_is_announced_once(tmp_path: Path) -> None:

@@ -37,11 +37,16 @@ class FindingLines:
         self._announced: dict[str, Finding] = {}
         self._kinds: dict[str, int] = {}
         self._failed: set[str] = set()
+        self._rolled_back_to: set[Any] = set()
 
     @property
     def count(self) -> int:
         """Findings that were announced."""
         return len(self._announced)
+
+    def told_rollback(self, event: Mapping[str, Any]) -> None:
+        """Note that a rollback has a line: findings do not tell it again."""
+        self._rolled_back_to.add(event.get("to_step"))
 
     def line(self, event: Mapping[str, Any]) -> str:
         """Markup for an event of a finding or of a plug-in that failed, "" where it tells nothing new."""
@@ -55,7 +60,7 @@ class FindingLines:
         before = self._announced.get(key)
         if before is None and now.status == "ok":  # it was announced to an earlier launch, if at all
             return ""
-        self._announced[key] = now
+        now = self._announced[key] = self._without_rollback(now)
         title = escape(now.kind.upper().replace("_", "-"))
         if now.status == "ok":
             return f"[green]{title}[/]  {escape(now.summary)}"
@@ -75,6 +80,13 @@ class FindingLines:
         if (place := _stuck_at(now)) and place != _stuck_at(before):
             return f"[{colour}]{title}[/]  {escape(place)}."
         return ""
+
+    def _without_rollback(self, finding: Finding) -> Finding:
+        """The finding without its last sentence, where that tells a rollback that has a line."""
+        step = finding.evidence.get("restored_step")
+        if step not in self._rolled_back_to:
+            return finding
+        return replace(finding, summary=finding.summary.partition(f" Rolled back to step {step} ")[0])
 
     def _failed_line(self, name: str, reason: str) -> str:
         """One line for each plug-in, whatever fails in it; a check of Rankscope is in the report."""

@@ -73,6 +73,8 @@ class ProgressView:
             console=console,
         )
         self._task = self._bar.add_task("starting", total=steps, figures="")
+        self._replays: dict[Any, dict[str, Any]] = {}
+        """{step: its replay}, of the last refresh: the rollback may come with the next one."""
         self._tick: Callable[[], None] = lambda: None
 
     def every_tick(self, action: Callable[[], None]) -> None:
@@ -148,14 +150,25 @@ class ProgressView:
 
     def _print_events(self) -> None:
         events, self._event_bytes, _ = read_events(self._node_events, self._event_bytes)
-        rank0 = self._reader.new_events()
-        for event in sorted([*events, *rank0], key=lambda e: e.get("wall_ns", 0)):
-            line = _line(event)
+        new = sorted([*events, *self._reader.new_events()], key=lambda e: e.get("wall_ns", 0))
+        held, self._replays = self._replays, {}
+        for event in new:
+            if event["kind"] == event_kinds.REPLAY and event.get("state") == "same":
+                self._replays[event.get("step")] = event
+                continue
+            replay = None
+            if event["kind"] == event_kinds.ROLLBACK:  # both are one line
+                step = event.get("from_step")
+                replay = self._replays.pop(step, None) or held.pop(step, None)
+                self._findings.told_rollback(event)
+            line = _line(event, replay)
             if event["kind"] == event_kinds.ATTEMPT_STARTED and isinstance(event.get("world_size"), int):
                 self._num_ranks = event["world_size"]
                 line = line or self._fewer(event.get("ranks_left_over"))
             if line := line or self._findings.line(event):
                 print_wrapped(self.console, line)
+        for replay in held.values():  # nothing was rolled back
+            print_wrapped(self.console, escape(f"{_where(replay)}{_replayed(replay)}."))
 
 
 class _StepReader:
@@ -216,23 +229,30 @@ class _StepReader:
 _SHOWN = ("step", "loss", "duration_ns", "tokens", "memory_bytes")
 
 
-def _line(event: dict[str, Any]) -> str:
-    """One line for a person, or "" for an event that is for machines."""
-    kind, step = event["kind"], event.get("step")
-    where = f"step {step:>5}  " if isinstance(step, int) and step > 0 else ""
+def _where(event: dict[str, Any]) -> str:
+    step = event.get("step")
+    return f"step {step:>5}  " if isinstance(step, int) and step > 0 else ""
+
+
+def _replayed(event: dict[str, Any]) -> str:
+    """Result of a replay; what to suspect then is in the finding."""
+    what = "NaN or Inf" if event.get("verdict") == "non_finite" else "Loss spike"
+    return f"{what}, which {'came' if event.get('came_back') else 'did not come'} again in a replay"
+
+
+def _line(event: dict[str, Any], replay: dict[str, Any] | None = None) -> str:
+    """One line for a person, or "" for an event that is for machines; `replay`: that of the step rolled back."""
+    kind, where = event["kind"], _where(event)
     if kind == event_kinds.ADVICE:
         return advice_line(event)
     if kind == event_kinds.ROLLBACK:
         batches = batches_text(event.get("skipped_batches") or [], event.get("replayed_batches") or [])
         return escape(
-            f"{where}Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
+            f"{where}{f'{_replayed(replay)}. ' if replay else ''}"
+            f"Rolled back to step {event.get('to_step')} from {event.get('tier')} in "
             f"{1e3 * float(event.get('duration_s') or 0):.0f} ms"
             f"{f' and {batches}' if batches else ''}."
         )
-    if kind == event_kinds.REPLAY and event.get("state") == "same":
-        what = "The NaN or Inf" if event.get("verdict") == "non_finite" else "The loss spike"
-        again = "came again" if event.get("came_back") else "did not come again, so suspect the device, not the batch"
-        return escape(f"{where}{what} was replayed: it {again}.")
     if kind == event_kinds.FAULT_INJECTED:
         return f"[dim]{where}Injected {escape(str(event.get('fault')))} on rank {event.get('rank')}.[/]"
     if kind == event_kinds.CULPRIT_KILLED:
