@@ -81,7 +81,7 @@ def test_a_sound_configuration_is_silent() -> None:
     [
         ("buckets", plain_run, {"parallel__ddp_bucket_mb": 0.5}, "946 buckets"),
         ("buckets", plain_run, {"parallel__ddp_bucket_mb": 5000.0}, "into one bucket"),
-        ("microbatches", lambda: pipelined(4), {"parallel__pp": 4}, "leave 43 % of 1f1b's time empty"),
+        ("microbatches", lambda: pipelined(4), {"parallel__pp": 4}, "leave 43 % of the pipeline's time empty"),
         ("tensor_parallel", lambda: changed("UPDATE ranks SET tp = rank, dp_replicate = 0, host = 'node-' || rank % 2"),
          {}, "1 tensor-parallel group spans 2 hosts"),
         ("batch", lambda: changed("UPDATE ranks SET device = 'cuda:0'; UPDATE steps SET tokens = 256"),
