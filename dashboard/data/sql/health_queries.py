@@ -117,11 +117,14 @@ def _trend(grid: Floats, seconds: Floats, devices: Sequence[tuple[str, str]], *,
     """Lines of the outliers, and of many devices the bounds of all. `grid`: device x bucket, NaN without a reading."""
     largest = np.fmax.reduce(grid, axis=1)
     having = np.flatnonzero(np.isfinite(largest))
-    having = having[np.argsort(largest[having], kind="stable")]
     few = len(having) <= MAX_DRAWN
-    shown = having if few else np.concatenate([having[:AT_EACH_END], having[-AT_EACH_END:]])
+    shown = set(having.tolist())
+    if not few:  # by its least value, too: a clock that falls late was as high as the others
+        lowest, highest = np.fmin.reduce(grid, axis=1)[having], largest[having]
+        ends = (np.argsort(lowest, kind="stable")[:AT_EACH_END], np.argsort(highest, kind="stable")[-AT_EACH_END:])
+        shown = set(having[np.concatenate(ends)].tolist())
     lines = []
-    for place in sorted(shown.tolist()):
+    for place in sorted(shown):
         node, device = devices[place]
         there = np.isfinite(grid[place])
         lines.append(Line(node=node, device=device, at=seconds[there], values=grid[place][there]))

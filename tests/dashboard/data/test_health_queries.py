@@ -108,3 +108,10 @@ def test_xids_say_what_they_mean() -> None:
 def test_a_run_without_health_has_none() -> None:
     store = MemoryStore()
     assert (health_trends(store, {"load_1m": "max"}), device_problems(store, 5), xids(store)) == ({}, ([], 0), [])
+
+
+def test_a_clock_that_falls_late_has_a_line() -> None:
+    clock = np.full((40, 60), 1_980.0)
+    clock[7, 50:] = 1_200.0
+    found = health_trends(readings(40, 60, sm_clock_hertz=clock), {"sm_clock_hertz": "min"})["sm_clock_hertz"]
+    assert "GPU-00000007" in {line.device for line in found.lines}
