@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from dashboard.frame import View, access_to, framed, runs_folder
 from probes.tape.redaction.printable import visible
 from probes.tape.rundir import RunError
 
-__all__ = ["MAX_RUNS", "compare"]
+__all__ = ["MAX_RUNS", "compare", "without_common_beginning"]
 
 MAX_RUNS = 8
+SENTENCE, SENTENCE_PX = 60, 96
+"""Characters from which a value is a sentence, and the height of rows with one: it breaks into lines."""
 _BASELINE_COLOUR = SEQUENCE[7]
 
 
@@ -158,14 +161,26 @@ def _settings(baseline: str, found: dict[str, dict[str, Any]]) -> None:
 
 
 def _details(baseline: str, name: str, comparison: Comparison) -> None:
-    headings = unique_names(("", baseline, name))
+    headings = unique_names(("", *without_common_beginning(baseline, name)))
     for heading, rows in tables(comparison):
         if rows:
             st.subheader(heading, anchor=False)
+            is_long = any(len(text) > SENTENCE for row in rows for text in row[1:])
             table(
                 dict(zip(headings, ([row[place] for row in rows] for place in range(3)), strict=True)),
-                key=f"compare-{heading}-{name}",
+                key=f"compare-{heading}-{name}", row_height=SENTENCE_PX if is_long else None,
+                column_config={name: st.column_config.TextColumn(width="medium") for name in headings[1:] if is_long},
             )  # fmt: skip
+
+
+def without_common_beginning(one: str, other: str) -> tuple[str, str]:
+    """Names as headings, so that two columns fit on a narrow page: `…051125` and `…051335`."""
+    words, others = re.split(r"(?<=[-_.])", one), re.split(r"(?<=[-_.])", other)
+    pairs = enumerate(zip(words[:-1], others[:-1], strict=False))
+    common = next((place for place, (a, b) in pairs if a != b), min(len(words), len(others)) - 1)
+    if not common:
+        return one, other
+    return "…" + "".join(words[common:]), "…" + "".join(others[common:])
 
 
 def _losses(baseline: str, found: dict[str, dict[str, Any]]) -> None:

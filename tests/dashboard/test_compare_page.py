@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 from dashboard.data import run_access as access
 from dashboard.data import shared_store
 from dashboard.data.background_answers import Answer, Answers
+from dashboard.views import compare as page
 from probes.tape.rundir import RunDir
 from tests.dashboard.opened import charts, open_page, shown
 from tests.factories import make_run
@@ -154,3 +155,16 @@ def test_a_link_with_a_baseline_alone_compares_those_two(tmp_path: Path) -> None
     assert app.selectbox(key="baseline").value == "slower"
     app.multiselect(key="with").set_value([]).run()
     assert "Choose at least one other run" in shown(app)
+
+
+@pytest.mark.parametrize(
+    ("names", "headings"),
+    [
+        (("demo-20261127-051125", "demo-20261127-051335"), ("…051125", "…051335")),
+        (("ok-20261127", "slow-20261127"), ("ok-20261127", "slow-20261127")),
+        (("demo", "demo-2"), ("demo", "demo-2")),
+        (("demo-1", "demo-1"), ("…1", "…1")),
+    ],
+)  # fmt: skip
+def test_headings_leave_out_what_both_names_begin_with(names: tuple[str, str], headings: tuple[str, str]) -> None:
+    assert page.without_common_beginning(*names) == headings
