@@ -22,6 +22,8 @@ from analyzers.source import Floats, floats, ints
 __all__ = ["MAX_PARAMETERS", "nonfinite", "norms"]
 
 MAX_PARAMETERS = 200
+MIN_SPAN = 20
+"""Steps from the first to the last from which their axis is one of numbers; below, it would show halves."""
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -65,8 +67,10 @@ def nonfinite(table: Mapping[str, Any], *, across: str = "step") -> Figure:
 
 def _map(names: list[str], steps: list[int], across: str = "step") -> Figure:
     figure = new_figure(height=int(min(760, max(220, 110 + 17 * len(names)))), x=across)
-    # Few and level: on a narrow screen they would stand upright and run into one another.
-    figure.update_xaxes(type="category", nticks=min(8, max(2, len(steps))), tickangle=0, showgrid=False)
+    if steps and steps[-1] - steps[0] >= MIN_SPAN:  # numbers: a narrow screen has fewer of them
+        figure.update_xaxes(type="linear", tickangle=0, showgrid=False)
+    else:
+        figure.update_xaxes(type="category", nticks=min(8, max(2, len(steps))), tickangle=0, showgrid=False)
     figure.update_yaxes(
         autorange="reversed", showgrid=False, tickfont={"size": 10}, dtick=1 if len(names) <= 45 else None
     )

@@ -35,6 +35,8 @@ MAP_PX = 520
 TICKS = (1, 2, 3, 5)
 TEXT_WIDTH_RATIO = 0.4
 """Width of a finding's text / that of the map, at the usual size of a page."""
+NARROW_TEXT_WIDTH_RATIO = 0.67
+"""On a page of 390 pixels."""
 
 
 def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
@@ -90,12 +92,18 @@ def draw(excess: Excess, *, marks: Sequence[Mark] = ()) -> go.Figure:
         if text:
             begins = [mark.first_step for mark in marks if mark.rank == rank]
             begin, first, last = min(begins, default=int(excess.steps[0])), int(excess.steps[0]), int(excess.steps[-1])
-            # On the quiet cells before the box, where they are wide enough for it; else over its beginning. From the
-            # first step on: on a narrow page it would reach over the rank's number if it ended at the box.
-            is_before = begin - first > TEXT_WIDTH_RATIO * (last - first)
+            # On the quiet cells before the box, where they are wide enough for it; else over its beginning, or in the
+            # middle, where a narrow map would end before the text. From the first step on: on a narrow page it would
+            # reach over the rank's number if it ended at the box.
+            begins_at = (begin - first) / max(1, last - first)
+            x, anchor = float(begin), "left"
+            if begins_at > TEXT_WIDTH_RATIO:
+                x = first
+            elif begins_at > 1 - NARROW_TEXT_WIDTH_RATIO:
+                x, anchor = half + 0.5 * (first + last), "center"
             figure.add_annotation(
-                x=(first if is_before else begin) - half, y=row, yref=axis, text=label(text, 60), showarrow=False,
-                xanchor="left", xshift=4,
+                x=x - half, y=row, yref=axis, text=label(text, 60), showarrow=False, xanchor=anchor,
+                xshift=4 if anchor == "left" else 0,
                 font={"size": 11, "color": "#ffffff"}, bgcolor=MARK, borderpad=2,
             )  # fmt: skip
     return figure

@@ -142,11 +142,11 @@ def test_each_rank_has_its_own_mean_whatever_their_number() -> None:
     assert few.values[3, 0] == 3 + 1
 
 
-@pytest.mark.parametrize(("first", "begins_at"), [(60, 1), (5, 5)])
-def test_the_text_of_a_finding_stands_before_its_box_where_it_has_room(first: int, begins_at: int) -> None:
-    """Within the map at any width: the rank's number is on the left of it."""
+@pytest.mark.parametrize(("first", "begins_at"), [(60, 1), (5, 5), (37, 49)])
+def test_the_text_of_a_finding_stands_within_the_map(first: int, begins_at: int) -> None:
+    """At any width: before its box where it has room, else over its beginning or in the middle."""
     found, slow = simulated(32, 1.3, columns=25, onset=first // 4)
     mark = Mark(rank=slow % 32, first_step=first, last_step=97, text="straggler")
     (note,) = [note for note in excess_map.draw(found, marks=[mark]).layout.annotations if "straggler" in note.text]
-    assert note.xanchor == "left"
+    assert note.xanchor == ("center" if first == 37 else "left")
     assert note.x == pytest.approx(begins_at, abs=2.0)
