@@ -83,4 +83,4 @@ def _rank_screen(folder: RunDir, screen: Console, name: Path) -> RankScreen:
     from analyzers.report.terminal.ranks_now import draw_ranks
 
     height = screen.height - 1 if screen.is_terminal else LINES_IN_A_PIPE
-    return draw_ranks(folder, name=str(name), height=height, now_ns=time.time_ns())
+    return draw_ranks(folder, name=str(name), height=height, now_ns=time.time_ns(), width=screen.width)

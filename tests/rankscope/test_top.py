@@ -180,6 +180,16 @@ def test_a_run_that_stands_still_has_no_running_rank_and_one_duration(tmp_path: 
     assert f" {int(waited_s)} s " in text[text.index("own work") :], "as the column of the rank"
 
 
+def test_sentences_that_break_leave_the_heading_on_the_screen(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ranks=16, steps=60, slow={3: 1.5}, phase="forward")
+    screen = draw_ranks(run, name=f"runs/{'x' * 60}", height=16, now_ns=time.time_ns(), width=60)
+    console = Console(width=60, no_color=True, record=True, file=StringIO())
+    console.print(screen.table)
+    lines = console.export_text().rstrip("\n").splitlines()
+    assert "Rank 3 has been slow" in "\n".join(lines[:6])
+    assert len(lines) <= 16, lines
+
+
 def test_it_prints_once_into_a_pipe(tmp_path: Path) -> None:
     run = make_run(tmp_path, ranks=4, steps=30, slow={3: 1.5}, phase="forward")
     done = CliRunner().invoke(app, ["top", str(run.path)])

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from analyzers.kinds import KINDS
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-__all__ = ["Heading", "fold", "rank_table"]
+__all__ = ["Heading", "fold", "heading_height", "rank_table"]
 
 COLUMNS = ("rank", "state", "step", "own work", "waiting", "memory", "GPU", "for", "doing", "finding")
 _COLOURS = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
@@ -63,6 +64,12 @@ def rank_table(found: RankRows, heading: Heading, *, max_rows: int) -> Renderabl
     lines: list[RenderableType] = [_head(found, heading)]
     lines += [_text(visible(sentence), _COLOURS.get(severity, "")) for severity, sentence in heading.findings]
     return Group(*lines, table) if found.rows else Group(*lines, _text("No rank has written a record yet.", "dim"))
+
+
+def heading_height(found: RankRows, heading: Heading, width: int) -> int:
+    """Lines of the heading on a terminal of `width` columns, where long sentences break."""
+    texts = [*_head(found, heading).plain.splitlines(), *(visible(sentence) for _, sentence in heading.findings)]
+    return sum(max(1, len(wrap(text, width))) for text in texts)
 
 
 def fold(found: RankRows, max_rows: int) -> tuple[Sequence[RankRow], list[list[RankRow]]]:

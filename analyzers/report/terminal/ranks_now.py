@@ -17,7 +17,7 @@ from analyzers.diagnose import diagnose
 from analyzers.finding import SEVERITIES, Finding
 from analyzers.hangs.summary import lasting
 from analyzers.report.rank_rows import RankRows, rank_rows
-from analyzers.report.terminal.rank_table import Heading, rank_table
+from analyzers.report.terminal.rank_table import Heading, heading_height, rank_table
 from analyzers.run.findings.open_findings import newest_reports, reported_findings, why_closed
 from analyzers.run.live.folder_state import folder_state
 from analyzers.run.live.state import RunState
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_FINDINGS", "RankScreen", "RanksNow", "draw_ranks", "read_ranks"]
 
 MAX_FINDINGS = 4
-HEADING_LINES = 6
-"""Lines of the heading and of the table's frame."""
+FRAME_LINES = 5
+"""Lines of the table that are not of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
     )  # fmt: skip
 
 
-def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankScreen:
+def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: int = 1_000) -> RankScreen:
     """Read the run and draw it in at most `height` lines, but for four ranks at least. Raises RunError, StoreError."""
     now = read_ranks(folder, now_ns=now_ns)
     state, findings = now.state, now.findings
@@ -103,7 +103,7 @@ def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int) -> RankSc
         planned_steps=now.planned_steps,
         findings=sentences,
     )
-    used = HEADING_LINES + len(sentences) + bool(state.reason)
+    used = FRAME_LINES + heading_height(now.ranks, heading, width)
     return RankScreen(table=rank_table(now.ranks, heading, max_rows=max(4, height - used)), is_live=state.is_live)
 
 
