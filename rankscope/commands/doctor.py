@@ -33,6 +33,10 @@ def doctor(
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
+    if runs.is_file():
+        fail(f"--runs {runs} is a file: name a folder")
+    if not dcgm_url.startswith(("http://", "https://")):
+        fail(f"--dcgm-url {dcgm_url}: give an address like http://127.0.0.1:9400/metrics")
     from trainer.doctor.check import to_json, worst
     from trainer.doctor.devices import device_checks
     from trainer.doctor.machine import machine_checks
