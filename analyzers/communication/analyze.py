@@ -128,8 +128,8 @@ def _exposed(
         first_step=int(measured.step.min()),
         last_step=int(measured.step.max()),
         cause="transfer" if is_much else "",
-        summary=f"Exposed communication takes {100 * transfer:.0f} % of the step time{planned} from step "
-        f"{int(measured.step.min())} to {int(measured.step.max())}, without waiting for late ranks. "
+        summary=f"Exposed communication, not counting waits for late ranks, takes {100 * transfer:.0f} % of the step "
+        f"time{planned} from step {int(measured.step.min())} to {int(measured.step.max())}. "
         f"{100 * hidden:.0f} % of all communication is overlapped.",
         evidence={
             "exposed_ratio": round(exposed, 4),

@@ -87,7 +87,7 @@ def _time(expected: Expected, hardware: Hardware, console: Console) -> None:
     console.print(
         f"[bold]A step[/] {seconds(expected.step_s)}, {amount(expected.tokens_per_s)}tokens/s, MFU {expected.mfu:.0%}"
         f" of {_peak(expected, hardware)}\n"
-        f"  assumes: products run at {EFFICIENCY:.0%} of the peak of their precision, links at {LINK_EFFICIENCY:.0%}",
+        f"  assumes: matmuls run at {EFFICIENCY:.0%} of the peak of their precision, links at {LINK_EFFICIENCY:.0%}",
         highlight=False,
     )
     console.print(
