@@ -65,7 +65,7 @@ PUBLISHED: Sequence[Published] = (
         model=_model(51200, 12288, 96, 96, 96, 32768, 2048), layout="tp 8 x pp 8, interleaved, selective recomputation",
         parallel={"tp": 8, "pp": 8, "dp_shard": 1, "schedule": "interleaved_1f1b", "stages_per_rank": 3},
         train={"activation_checkpointing": "selective", **_EACH}, mfu=0.514,
-        note="feed-forward of 8/3 and three matrices in place of 4 and two",
+        note="planned with SwiGLU (8/3 width) instead of 4x",
     ),
     Published(
         name="Llama 2 70B", source="Llama 2 paper, table 2", gpu="a100", num_gpus=2048, sequences=1024 * 2,
