@@ -34,7 +34,7 @@ ranks of the stage, not its neighbours in the pipeline, are to blame for that.""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpans:
-    """Columns of table `spans` of one attempt, one element a span: those with a stage, or more."""
+    """Columns of table `spans` of one attempt, one element per span: those with a stage, or more."""
 
     rank: Ints
     step: Ints

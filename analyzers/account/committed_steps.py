@@ -6,10 +6,10 @@
 A step runs again with the same number after a rollback or a restart; then its former execution was for nothing. An
 execution is *kept* if its optimizer step was taken and its rank never went back to this step or an earlier one.
 A loop that doesn't say whether it took the optimizer step is believed to have. Steps that an attached loop ran before a
-restart of unknown begin are neither: they have their part in `kept`, and `num_open` counts them (`step_numbers`).
+restart of unknown begin may be either: they are summed in `kept`, and `num_open` counts them (`step_numbers`).
 
-One rank's sequence of steps tells where the run went back. Only there is each rank's order looked at: the rest of a
-long run is summed without sorting, and of a very long one every k-th step, taken k times.
+One rank's sequence of steps tells where the run went back. Only there is each rank's order read: the rest of a long run
+is summed without sorting, and of a very long one only every k-th step, weighted by k.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from analyzers.source import Ints, Source, ints
 __all__ = ["RankTimes", "step_times", "went_back"]
 
 MAX_ROWS = 40_000_000
-"""Rows of steps that are summed one by one; more are reduced by whole steps."""
+"""Rows of steps that are summed one by one; of more, every k-th step is read."""
 _MAX_RANGES = 50
 """Ranges of steps read again; more of them are joined."""
 _AHEAD = 2
@@ -38,7 +38,7 @@ _AHEAD = 2
 
 @dataclass(slots=True, kw_only=True)
 class RankTimes:
-    """One rank in one attempt; times are epoch nanoseconds by its own clock. Open steps have no part in the sums."""
+    """One rank in one attempt; times are epoch nanoseconds by its own clock. Unfinished steps are not in the sums."""
 
     first_ns: int = 0
     last_ns: int = 0
@@ -57,7 +57,7 @@ def step_times(
 ) -> dict[tuple[int, int], RankTimes]:
     """{(attempt, rank): times}, in order; empty without steps.
 
-    `stood_ns`: when an attempt stood still until its end. A step that a rank left later, as it does when it is
+    `stood_ns`: when an attempt stood still until its end. A step that a rank left after that, because it was
     interrupted, was never finished.
     """
     stood_ns = stood_ns or {}
@@ -117,7 +117,7 @@ def went_back(source: Source, numbers: StepNumbers | None = None) -> tuple[Ints,
 
 
 def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
-    """Ranges of steps that hold every discarded step and what it was discarded for."""
+    """Ranges of steps that cover every discarded step and the step that the run went back to."""
     found: list[tuple[int, int]] = []
     for last, first in sorted(zip(back[0].tolist(), back[1].tolist(), strict=True), key=lambda pair: pair[1]):
         if found and first <= found[-1][1] + 1:

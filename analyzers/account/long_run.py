@@ -1,17 +1,17 @@
 """Runs of hundreds of millions of step rows, reduced to sessions that are small enough to query many times.
 
-    views = reduced_views(source)                       # three times the source itself up to `MAX_ROWS` rows of steps
+    views = reduced_views(source)                       # all three are the source up to `MAX_ROWS` rows of steps
     views.compared.rows("SELECT ... FROM steps")        # all ranks, in the steps that tell who changes and when
     views.sampled.rows("SELECT ... FROM steps")         # all ranks, steps at even distances, and every begin and end
     views.histories.rows("SELECT ... FROM steps")       # some ranks, whole
 
 A query that reads every row takes seconds where there are 400 million, and analyzers run some sixty. So all rows are
-read four times, each time for many queries. What was picked becomes a session of the store (`Store.session`), in which
-the relation `steps` is the picked rows, however a query names it:
+read four times, each time for many queries. The rows picked become a session of the store (`Store.session`), in which
+the relation `steps` holds only these. The four reads:
 
 1. One line for each rank of an attempt: how many steps it has, and whether it has the loss.
-2. The whole history of some ranks: what one rank records (losses, what was gone back to) and what has a rhythm of
-   steps (evaluations, checkpoints) is asked there.
+2. The whole history of some ranks: it answers for what one rank records (losses, rollbacks) and what recurs every n
+   steps (evaluations, checkpoints).
 3. `downsampling` finds where a rank changes against the others.
 4. All ranks in the steps chosen so, in the first and last ones of each attempt, and whatever never ended. The begin
    and the end of each rank's records are exact in it, medians and shares come from steps at even distances.

@@ -1,6 +1,6 @@
 """Phases named by the loop (`rankscope.phase("reward")`, and TRL's trainers), besides training.
 
-    for phase in named_phases(source):          # the longest first; none without a name of the loop's own
+    for phase in named_phases(source):          # the longest first; empty if the loop names none
         phase.name, phase.own_ms, phase.share_ratio
 
 Time is a rank's own, without waits in collectives, mean over ranks and steps. `training` is forward, backward and
@@ -31,13 +31,13 @@ class NamedPhase:
 
     name: str
     own_ms: float
-    """A step, without waits."""
+    """Per step, without waits."""
     share_ratio: float
     """Share of the time of the steps."""
 
 
 def phase_name(kind: str) -> str:
-    """The name as it may stand in a sentence: text of the run, without what a page or a terminal would obey."""
+    """The name, safe to print: characters that a page or a terminal might interpret become `_`."""
     return re.sub(r"[^\w .:/+-]", "_", kind)[:MAX_NAME]
 
 

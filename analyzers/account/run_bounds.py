@@ -1,4 +1,4 @@
-"""The times between which a run's account lies: its begin and end, broken attempts, launches, clocks of hosts."""
+"""Time bounds of a run's account: its begin and end, broken attempts, launches, clock offsets of hosts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def broken_ends(
 def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, tuple[int, int]]:
     """The first attempt of each later launch -> (when the launch before ended, when this one began).
 
-    A node that joins a run which is under way begins no launch of the run: only the first node's count.
+    A node that joins a running run begins no launch: only launches of the first node count.
     """
     first_ns: dict[int, int] = {}
     last_ns: dict[int, int] = {}

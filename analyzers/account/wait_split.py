@@ -2,20 +2,20 @@
 
     split = split_waits(source)
     split.late_ratio[(0, 3)]       # share of rank 3's waits in attempt 0 that was for a late rank
-    split.idle_ns[(0, 3)]          # per step without work in its pipeline, nanoseconds
+    split.idle_ns[(0, 3)]          # idle time per step in its pipeline, nanoseconds
 
 All members leave a collective together, so the member with the shortest time in it came last, and its time is the
-transfer. What another member was blocked beyond that, it waited for the late one:
+transfer. Another member that was blocked for longer waited for the late one:
 `late = max(0, wait - shortest time of a member)`, the rest is *exposed communication*. Only durations are used.
 
 Where no collectives were recorded, the rank that waits the shortest in a step stands for the transfer of that step:
 coarser, because several groups are taken together. Of long runs every k-th step is looked at.
 
-Where ranks ran on nodes of which nothing is here, the late one may be among them: nothing is split.
+If the records of some nodes are missing, the late rank may be among them: nothing is split.
 
-Ranks on GPUs whose steps were not stamped have no waits in their steps. Their calls give shares (`device_shares`): when
+Ranks on GPUs without device timestamps have no waits in their steps. Their calls give shares (`device_shares`): when
 communication was in flight, and the least that a rank waited in it. While none was in flight the device worked or was
-idle: own time, in a phase that is not known. While one was, it may have computed hidden or not: not divided further.
+idle: own time, in a phase that is not known. Time with communication in flight, hidden or not, is not divided further.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _by_calls(source: Source, where: str) -> dict[tuple[int, int], float]:
 def _by_stalls(
     source: Source, of: Sequence[int], since_step: int
 ) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
-    """For stamped GPUs: the late ones' share of waits, and how much of the waiting for hosts had calls in flight."""
+    """For GPUs with device timestamps: late ranks' share of waits, and the share of host waits with calls in flight."""
     late: dict[tuple[int, int], float] = {}
     in_flight: dict[tuple[int, int], float] = {}
     if missing_tables(source, "device_stalls", "collectives"):
@@ -133,7 +133,7 @@ def _by_steps(source: Source, where: str) -> dict[tuple[int, int], float]:
 
 
 def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
-    """Mean idle time a step of every rank that is a part of a pipeline."""
+    """Mean idle time per step of every rank in a pipeline."""
     if not (source.has("spans") and source.has("ranks")):
         return {}
     ((num_spans, num_steps),) = source.rows(
@@ -166,7 +166,7 @@ def _pipelines(source: Source, where: str) -> dict[tuple[int, int], float]:
 
 
 def _rows_by_rank(attempt: Ints, rank: Ints) -> dict[tuple[int, int], Ints]:
-    """{(attempt, rank): its rows} of columns in that order: one question for all pipelines, then slices of it."""
+    """{(attempt, rank): indices of its rows} in columns sorted by both: one query, sliced for each pipeline."""
     if not len(rank):
         return {}
     begins = np.flatnonzero(np.r_[True, (np.diff(attempt) != 0) | (np.diff(rank) != 0)])
@@ -207,7 +207,7 @@ class DeviceShares:
 
 
 def device_shares(source: Source, attempt: int, *, since_step: int = 0) -> dict[int, DeviceShares]:
-    """By rank. Pure."""
+    """Shares by rank."""
     table = device_rows(source, attempt, since_step=since_step)
     rows = source.rows(
         """

@@ -6,7 +6,7 @@
 The expected time lost to saves and to repeated work is least, to first order, with sqrt(2 * cost * MTBF) between saves
 (Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974). Daly's higher order ("A
 higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37) stays right
-when a save is not short against the time between failures:
+when saves are not short compared with the time between failures:
 
     sqrt(2 c M) * (1 + sqrt(c / 2M) / 3 + (c / 2M) / 9) - c        for c < 2 M, else M
 
@@ -59,8 +59,8 @@ def daly_interval_s(*, cost_s: float, mtbf_s: float) -> float:
 def suggest(source: Source, manifest: Mapping[str, Any], policy: FailurePolicy = FailurePolicy()) -> Suggestion | None:
     """The interval for a run as it was recorded; None if it has saved nothing or taken no step.
 
-    Attempts that were stopped on purpose are no failures. Between two saves lies at least the time that one takes in
-    the background.
+    Attempts that were stopped on purpose are no failures. Saves are at least as far apart as one takes in the
+    background.
     """
     if not source.has("checkpoints") or not source.has("steps"):
         return None

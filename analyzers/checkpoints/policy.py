@@ -19,12 +19,12 @@ class SaveAgePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """Failure rate of a run that has had no failure, and from how many on its own rate counts."""
+    """Failure rate assumed for a run that has had no failure."""
 
     device_mtbf_s: float = 50_700 * 3600.0
     """Mean time between failures of one device (seconds). Source: Llama 3 405B, 419 unexpected interruptions in 54
-    days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours a GPU."""
+    days on 16,384 GPUs (arXiv 2407.21783, section 3.3.4): 54 * 24 * 16384 / 419 = 50,700 hours per GPU."""
 
     def knows_rate(self, num_failures: int) -> bool:
-        """Return True unless the rate is that of a failure or two; without any it is the assumed one."""
+        """Return False after one or two failures; without any, the assumed rate counts as known."""
         return not 0 < num_failures < SHARED.min_times

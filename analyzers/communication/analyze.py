@@ -201,7 +201,7 @@ def _small_buckets(
     num_steps: int,
     policy: CommunicationPolicy,
 ) -> Finding | None:
-    """Find gradient buckets of one group that are mostly latency; `activations` (op, group, bytes) are none."""
+    """Find gradient buckets of one group that are mostly latency; `activations` (op, group, bytes) are excluded."""
     step_ms = float(np.median(measured.step_ms))
     exposed_ms = measured.ratio(measured.transfer_ms) * step_ms
     best = max((one.bus_gb_per_s for one in classes), default=0.0)
@@ -219,7 +219,7 @@ def _small_buckets(
         if calls < policy.min_buckets:
             continue
         lost_ms = sum(latency_ms(one, best) * one.num_calls for one in small) / num_steps
-        # One call remains, and latency behind the backward pass costs nothing now.
+        # One call remains; latency that the backward pass hides costs nothing now.
         gain_ms = min(lost_ms * (1 - 1 / calls), exposed_ms)
         if gain_ms < SHARED.saving_ratio * step_ms:
             continue

@@ -4,10 +4,10 @@
     # "after is better than before. It takes 12.0 % less time per token (95 % interval 10.0 to 14.0 %). The losses are
     #  bitwise identical in 60 steps."
 
-A difference whose interval or noise allows for none decides nothing; where speed and loss disagree, only the
-reader can weigh them. A run that did not finish, has a critical finding that the other has not
-(`analyzers.compare.shortcomings`), or trains another model, is faster but not better. Where the steps have other
-numbers of tokens, the loss at equal steps decides nothing.
+A difference within its interval or noise decides nothing; where speed and loss disagree, only the reader can weigh
+them. A run that did not finish, alone has a critical finding (`analyzers.compare.shortcomings`), or trains another
+model, may be called faster or lower in loss, never better. Where the steps of both runs have different numbers of
+tokens, the loss at equal steps decides nothing.
 """
 
 from __future__ import annotations

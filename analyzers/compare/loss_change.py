@@ -19,7 +19,7 @@ __all__ = ["LossChange", "loss_change"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossChange:
-    """Two loss curves at equal steps, over the last tenth of them. Nat; positive: the second run's is higher."""
+    """Two loss curves at equal steps, over the last tenth of them. In nats; positive: the second loss is higher."""
 
     common_steps: int
     difference: float
@@ -48,7 +48,7 @@ def _losses(source: Source) -> dict[int, float]:
 
 
 def loss_change(a: Source, b: Source, *, equal_tokens: bool = True) -> LossChange | None:
-    """The second run's loss over the first one's; None with fewer than 20 common steps."""
+    """The second run's loss minus the first one's; None with fewer than 20 common steps."""
     if missing_tables(a, "steps") or missing_tables(b, "steps"):
         return None
     losses_a, losses_b = _losses(a), _losses(b)

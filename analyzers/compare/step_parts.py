@@ -81,7 +81,7 @@ def step_parts(source: Source, policy: ThroughputPolicy | None = None) -> StepPa
 
 def most_of_it(speed: Change | None, before: StepParts | None, after: StepParts | None) -> str:
     """Name the ranks, or else the phases, that explain most of a step's change; empty if the change is not significant,
-    or if no two of them explain most of it."""
+    or if the two largest explain too little."""
     if speed is None or speed.low <= 1 <= speed.high or before is None or after is None:
         return ""
     growth = after.step_ms - before.step_ms
@@ -103,7 +103,7 @@ def most_of_it(speed: Change | None, before: StepParts | None, after: StepParts 
 
 
 def _of_ranks(before: StepParts, after: StepParts, growth: float) -> tuple[dict[str, float], str]:
-    """Places, and words for the ranks, if the work of a few ranks explains the growth and others' did not grow."""
+    """({place: ms}, " of rank 1") if the work of a few ranks explains the growth and others' did not grow."""
     if before.by_rank.keys() != after.by_rank.keys():
         return {}, ""
     changes = {rank: _work_changes(before.by_rank[rank], parts) for rank, parts in after.by_rank.items()}

@@ -44,7 +44,7 @@ def _test_memory(finding: Finding) -> str:
 
 
 def _go_back(finding: Finding) -> str:
-    """Advise to go back behind the changed weights; empty where the run went back by itself."""
+    """Advise to go back before the changed weights; empty where the run already did."""
     since = finding.evidence.get("last_healthy_step")
     if since is None or finding.evidence.get("restored_step") is not None:
         return ""

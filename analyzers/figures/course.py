@@ -1,6 +1,6 @@
 """The course of a run for figures: its loss, what happened to the training, and its events.
 
-    curve = loss_curve(store)                      # columns, one element a step
+    curve = loss_curve(store)                      # columns, one element per step
     marks(store)[0].kind                           # "rollback"
 
 Missing tables give empty answers.

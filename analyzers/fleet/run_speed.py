@@ -3,7 +3,7 @@
 speed = run_speed(store, run.manifest(), diagnosis.run)
 speed.configuration["parallel.dp_shard"]      # "4"
 speed.fingerprint                             # "9f31c0de": the same for runs of the same configuration
-speed.versions["torch"], speed.per_s          # "2.13.0", 51200.0 tokens a second
+speed.versions["torch"], speed.per_s          # "2.13.0", 51200.0 tokens per second
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RunSpeed:
 
     @property
     def per_s(self) -> float:
-        """Tokens a second, else steps a second."""
+        """Tokens per second, else steps per second."""
         return self.tokens_per_s or 1e3 / self.step_ms
 
     @classmethod

@@ -83,7 +83,7 @@ def against_peer(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
 
 
 def _excess(mine: Event, others: Event) -> list[tuple[Key, float]]:
-    """Operators in which the suspect spends more than its peer, the most first; milliseconds a step."""
+    """Operators in which the suspect spends more than its peer, the most first; milliseconds per step."""
     own, peers = _operators(mine), _operators(others)
     floor = min(peers.values(), default=0.0)
     step_ms = sum(own.values())
@@ -93,7 +93,7 @@ def _excess(mine: Event, others: Event) -> list[tuple[Key, float]]:
 
 
 def _operators(summary: Event | None) -> dict[Key, float]:
-    """{(name, phase, on device): milliseconds a step}, by falling time; what a run wrote may be damaged."""
+    """{(name, phase, on device): milliseconds per step}, by falling time; what a run wrote may be damaged."""
     rows: Any = summary.detail.get("operators") if summary is not None else None
     found: dict[Key, float] = {}
     for row in rows if isinstance(rows, list) else ():

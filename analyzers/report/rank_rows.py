@@ -1,4 +1,4 @@
-"""Activity of each rank now, a row a rank, those in trouble first.
+"""Activity of each rank now, a row per rank, those in trouble first.
 
     rows = rank_rows(store, reports, now_ns=time.time_ns())
     rows[0].rank, rows[0].doing, rows[0].doing_s       # 3, "forward", 12.4: it has been there for 12.4 s

@@ -43,7 +43,7 @@ class StallPolicy:
     span_s: float = 120.0
     """In a span `checkpoint`, `evaluate`, which may leave no record inside, `replay` or `profile` (seconds). Source:
     convention; a slow file system is another fault, not a hang. Checking every operation takes several times a
-    step, and torch.profiler 10 us an event on a crowded machine when it stops: a capture may hold millions."""
+    step, and torch.profiler 10 us per event on a crowded machine when it stops: a capture may hold millions."""
     unwatched_s: float = 60.0
     """Silence (seconds) after which a run without a `watch` counts as dead, and gap with steps in it between the
     readings of a host that shows that its `watch` was gone. Source: convention; with a `watch`, the processes

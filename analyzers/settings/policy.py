@@ -50,7 +50,7 @@ class PlanPolicy:
     were 3 % and 1 % too high, those of 0.6 to 1.4 GiB up to 14 % off: workspaces, and what the compiler keeps."""
     launches_of_block_s: float = 0.5e-3
     """Time (seconds) that a host needs at least to launch a block's kernels, forward and backward. Source: measured on
-    the recorded runs of a GPU; 50 launches a block and step, 10 us each at the least."""
+    the recorded runs of a GPU; 50 launches per block and step, 10 us each at the least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 figure = draw(bandwidth.call_columns(store))
 figure = waits(bandwidth.call_columns(store))
 
-A point is an operation of one size in one group: how large its input is, how many bytes a second cross the bus while
+A point is an operation of one size in one group: how large its input is, how many bytes per second cross the bus while
 it travels (the slowest link's work: 2 (N-1)/N of an all-reduce's input, (N-1)/N of a gather's or scatter's output),
 and how much waiting it causes (the area).
 """

@@ -2,8 +2,8 @@
 
 figure = draw(activity.timeline(store, attempt=0, first_step=38, last_step=41, ranks=[0, 1, 2, 3]))
 
-Each rank has two lanes: its spans above, its collectives below, striped, for there are more kinds than colours that all
-can tell apart. What had not ended when the records end is drawn to the right edge, hatched. In a pipeline thin lines
+Each rank has two lanes: spans above, collectives below, striped because there are more kinds than colours that can be
+told apart. What had not ended when the records end is drawn to the right edge, hatched. In a pipeline thin lines
 follow each microbatch from stage to stage. Spans that are long enough carry their name.
 """
 
@@ -34,9 +34,9 @@ NAMED_RATIO = 0.04
 def draw(
     pieces: list[Piece], marks: Sequence[AttemptMark] = (), *, ranks: list[int] | None = None, find: str = ""
 ) -> go.Figure:
-    """Milliseconds since the first piece of each host. Pieces without the words of `find` are faint.
+    """Draw the milliseconds since each host's first piece. Pieces without the words of `find` are faint.
 
-    Of `marks` those are drawn that lie between the first and the last piece.
+    Only `marks` between the first and the last piece are drawn.
     """
     pieces = pieces[:MAX_PIECES]
     ranks = sorted({piece.rank for piece in pieces}) if ranks is None else ranks
@@ -121,7 +121,7 @@ def _add_steps(figure: go.Figure, pieces: list[Piece], right: float) -> None:
         if piece.step is not None:
             begins[piece.step] = min(piece.start_ms, begins.get(piece.step, piece.start_ms))
     labelled: list[int] = []
-    for step in sorted(begins, reverse=True):  # next to a hanging step the others are narrow: it keeps its number
+    for step in sorted(begins, reverse=True):  # a hanging step keeps its number: the others are narrow
         if not labelled or begins[labelled[-1]] - begins[step] >= right / MAX_STEP_LABELS:
             labelled.append(step)
     for step, start_ms in sorted(begins.items()):

@@ -1,6 +1,6 @@
 """A table of ranks that fits the terminal: columns that have no place are left out by name, no value is cut.
 
-    FittedTable(COLUMNS, rows)              # rows: ("dim" or "", one cell a column)
+    FittedTable(COLUMNS, rows)              # rows: ("dim" or "", one cell per column)
 
 In a file or a pipe all columns stay, and a long activity has more than one line.
 """

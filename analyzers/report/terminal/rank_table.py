@@ -1,4 +1,4 @@
-"""Table of ranks for a terminal, as `rankscope top` shows it: a row a rank, healthy ranks folded where they don't fit.
+"""Table of ranks for a terminal, as `rankscope top` shows it: a row per rank, healthy ones folded where they don't fit.
 
     console.print(rank_table(rank_rows(store, findings, now_ns=now_ns), heading, max_rows=40))
 

@@ -1,4 +1,4 @@
-"""The table of a profiled run for the terminal: one line a rank, milliseconds a step.
+"""The table of a profiled run for the terminal: one line per rank, milliseconds per step.
 
 render_ranks(diagnosis.run["trace"]["ranks"], console)
 """
@@ -26,7 +26,7 @@ MAX_ROWS = 64
 
 
 def render_ranks(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print the slowest ranks' rows in the order of ranks; ms a step, and the share of communication that is hidden."""
+    """Print the slowest ranks' rows in the order of ranks; ms per step, and the hidden share of communication."""
     from rich.table import Table
 
     shown = sorted(sorted(rows, key=lambda row: -row["step_ms"])[:MAX_ROWS], key=lambda row: row["rank"])

@@ -14,7 +14,7 @@ MAX_FILES = 10
 
 
 def file_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A line a file, the first ten, and how many more there are."""
+    """A line per file, the first ten, and how many more there are."""
     problems = facts.get("file_problems") or []
     label = "Left out" if "input" in facts else "Damaged"  # of other input, links and second files are listed, too
     lines = [(label, f"{found['path']}: {found['problem']}") for found in problems[:MAX_FILES]]
