@@ -5,7 +5,7 @@
     values.put(accuracy=0.5)                 # no column of a step: a row of the table `scalars`
     values.flush()                           # once a step: what has come back
 
-A tensor on a GPU is copied to pinned memory, by itself and as it is: no kernel is launched, one event a step follows
+A tensor on a GPU is copied to pinned memory, by itself and as it is: no kernel is launched, one event per step follows
 the copies, and nothing waits for the device.
 """
 

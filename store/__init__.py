@@ -1,4 +1,4 @@
-"""The store: one DuckDB file a node, written from the tapes by one process and read by anybody.
+"""The store: one DuckDB file per node, written from the tapes by one process and read by anybody.
 
 with Ingester(run) as ingester:           # the writer: `watch`
     ingester.tick()

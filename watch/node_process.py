@@ -227,7 +227,7 @@ def _tick_on(loop: StandstillLoop, heartbeat: Heartbeat, end: _EndRequest) -> No
 
 
 class Heartbeat:
-    """Sign of life to the launcher: one byte a second through a pipe, which no disk can delay."""
+    """Sign of life to the launcher: one byte per second through a pipe, which no disk can delay."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -39,7 +39,7 @@ logger = logging.getLogger("rankscope.watch")
 ORPHAN_GRACE_S = 10.0
 """Seconds to wait for a run without live processes or `run_ended`: between attempts all ranks are gone."""
 QUIET_S = 2.0
-"""Seconds of silence from which the newest records are judged; at most half of the shortest silence that counts."""
+"""Seconds of silence from which the newest records are judged; at most half of the shortest hang threshold."""
 NEWS_S = 20.0
 """Seconds for which records are judged after a rank's end: the launcher reports how it died seconds later."""
 
@@ -74,7 +74,7 @@ class StandstillLoop:
         self._refused: Verdict | None = None
 
     def tick(self) -> None:
-        """Do one round. After a failed one, the next reads the newest records again: some may be in memory already."""
+        """Do one round. After a failed one, the next reads the newest records again: memory may hold only a part."""
         try:
             self._round()
         except Exception:
@@ -95,7 +95,7 @@ class StandstillLoop:
                 state=change.state,
                 os_state=change.os_state,
             )
-            tapes.poll()  # this node's own event: judge the newest records with it
+            tapes.poll()  # so that this node's new event is judged too
         self._judge.is_stopping = tapes.is_stopping
         self._startup.poll(tapes.pids, quiet_s=tapes.quiet_s, has_stepped=self._has_stepped)
         if self._job is not None:
@@ -109,7 +109,7 @@ class StandstillLoop:
 
     def _has_stepped(self) -> bool:
         """Return True if a rank of this node has finished a step of the attempt."""
-        source = self._tapes.source(all_nodes=self._judges_all)  # as judged: others would need another read
+        source = self._tapes.source(all_nodes=self._judges_all)  # the view that is judged: others cost another read
         sql = "SELECT count(*) FROM steps WHERE attempt = ? AND list_contains(?, rank) AND duration_ns IS NOT NULL"
         placed = [*self._tapes.placed]
         return bool(placed) and source.has("steps") and source.rows(sql, [self._tapes.attempt, placed])[0][0] > 0
@@ -134,8 +134,8 @@ class StandstillLoop:
 
     @property
     def _judges_all(self) -> bool:
-        """Return True to judge other nodes' tapes in this folder too: no other watch judges this node's ranks, or
-        the other nodes continue in an attempt without this one."""
+        """Return True to judge the tapes of all nodes in this folder: this watch has no leader, or the other nodes
+        continue in an attempt without this one."""
         if self._job is None:
             return True
         if self._job.leads:
@@ -152,7 +152,7 @@ class StandstillLoop:
         return self._judge.standstill_findings(tapes.source(all_nodes=self._judges_all), tapes.now_ns())
 
     def _act(self, hangs: Sequence[Finding], attempt: int) -> None:
-        """Kill the culprits that run here, of the hangs that are new and of the leader's verdict."""
+        """Kill this node's culprits, which new hangs or the leader's verdict name."""
         verdicts = [Verdict.of([hang], attempt) for hang in hangs]
         stands = self._judge.has_open_hang(attempt)
         if self._job is not None:

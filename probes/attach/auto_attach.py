@@ -43,7 +43,7 @@ class _Search:
         self._inside = Living()  # submodules of models that were found: not models themselves
         self._num_models = 0
         self._module_hook = register_module_forward_pre_hook(self._called)
-        # One call a step; torch walks through them, so it stays until `detach`.
+        # One call per step; torch walks through them, so it stays until `detach`.
         optimizer_hook = register_optimizer_step_pre_hook(self._steps)
         self._has_stepped = False
         attached.at_detach(lambda: self._module_hook.remove())

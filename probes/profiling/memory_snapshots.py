@@ -60,7 +60,7 @@ class MemorySnapshots:
         self._run, self._recorder = run, recorder
         self._is_written = False
         if history > 0:
-            torch.cuda.init()  # type: ignore[no-untyped-call]  # torch: no types; before it there is nothing to record
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # torch: no types; recording needs CUDA initialised
             record_memory_history(context="alloc", stacks="python", max_entries=history)
 
     def write(self, error: BaseException) -> None:

@@ -114,13 +114,13 @@ def rank_is_gone(events: Path) -> bool | None:
 
 
 def pids_of_rank(events: Path) -> list[int]:
-    """The processes that a rank's events name as the rank: the last one is, and one before it has started it."""
+    """Pids that a rank's events name as the rank: the last one is the rank, an earlier one started it."""
     found, _, _ = read_events(events)
     return [event["pid"] for event in found if event["kind"] == RANK and isinstance(event.get("pid"), int)]
 
 
 def process_is_alive(pid: int, started_ticks: int = 0) -> bool:
-    """Return True if a process runs under this pid of this host (a zombie does not); 0: started at any time."""
+    """Return True if a process (no zombie) runs under this pid here; `started_ticks` 0: started at any time."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -130,7 +130,7 @@ def process_is_alive(pid: int, started_ticks: int = 0) -> bool:
 
 
 def is_closed(events: Path) -> bool:
-    """Return True if a rank's last event is that it closed; one file is read from its end, whatever it holds."""
+    """Return True if a rank's last event is that it closed; only the end of the file is read."""
     try:
         with open(open_plain(events), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))

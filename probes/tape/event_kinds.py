@@ -60,7 +60,7 @@ _LOSS = _float("loss", unit="nats")
 _CODE = (_text("file", "of the program"), _int("line", "in it", unit=""), _text("function", "that is compiled"))
 
 # fmt: off
-# A table: one entry a kind, its fields in as few lines as they take.
+# A table: one entry per kind, its fields in as few lines as they take.
 
 # Who a rank is.
 

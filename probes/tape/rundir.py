@@ -149,7 +149,7 @@ class RunDir:
 
     @property
     def stacks(self) -> Path:
-        """Python stacks, one file a rank, taken when a run hangs."""
+        """Python stacks, one file per rank, taken when a run hangs."""
         return self.path / "stacks"
 
     @property

@@ -68,7 +68,7 @@ def open_address(text: str) -> tuple[Any, str]:
     try:
         from pyarrow import fs
     except ImportError:
-        raise AddressError(f"{text}: pyarrow is not installed: pip install 'rankscope[lake]'") from None
+        raise AddressError(f"{text}: pyarrow is not installed: pip install pyarrow") from None
     parts = urlsplit(text)
     try:
         if parts.scheme == "file":

@@ -1,6 +1,6 @@
 """Each step's own time out of a progress bar's rate, which tqdm smooths: one slow step in twenty hardly shows in it.
 
-    own_times([line.step_line.bar for line in lines])        # {number of the state among them: nanoseconds a step}
+    own_times([line.step_line.bar for line in lines])        # {number of the state among them: nanoseconds per step}
 
 1. At each drawing tqdm keeps 0.7 of the mean of steps and 0.7 of the mean of seconds, and adds 0.3 of what is new; the
    rate is their ratio. From one rate to the next this is undone.

@@ -1,4 +1,4 @@
-"""NCCL's inspector (`ext-profiler/inspector`): completed collectives of one process, one JSON object a line.
+"""NCCL's inspector (`ext-profiler/inspector`): completed collectives of one process, one JSON object per line.
 
     read = read_inspector(Path("nccl-inspector-771/gpu-01-pid-71.log"))
     read.calls["0x7f8c", 3].seq, read.calls["0x7f8c", 3].exec_us      # by communicator and rank in it

@@ -65,7 +65,7 @@ class Dcgm:
         self._xids: list[Xid] = []
 
     def read(self) -> Sequence[Reading]:
-        """One reading a device. Raises ReadingError."""
+        """One reading per device. Raises ReadingError."""
         try:
             with HttpDeadline(LIMIT_S) as opener, opener.open(self.url, timeout=LIMIT_S) as answer:
                 body = answer.read(MAX_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Hold the records of a run to a window of time, and to a budget in bytes a rank and hour.
+"""Hold the records of a run to a window of time, and to a budget in bytes per rank and hour.
 
     retention = Retention.of(run, ingester, syncing, events)     # None where everything is kept
     retention.poll()                                             # in the thread that ingests; works once a minute

@@ -8,7 +8,7 @@
 A reduction spreads a NaN to every rank, and afterwards nothing tells whose it was. On the host the wrapper of process
 groups looks at each input (`call_records`); groups of NCCL stay torch's own, so there the function is replaced in which
 FSDP2 hands gradients to its reduce-scatter. It adds one `_foreach_norm` for each group of parameters, of the largest
-absolute value: no copy, no synchronisation, and a few numbers a parameter.
+absolute value: no copy, no synchronisation, and a few numbers per parameter.
 
 The numbers of the newest computations are kept: the trainer judges a step while the next one is computed, and may
 compute a suspicious one again, so one step may have several. The trainer hands over each bucket of its DDP

@@ -2,7 +2,7 @@
 
     folder = shared_folder(run.path)        # /dev/shm/rankscope-0-1f3a...-node0
     remove_shared(run.path, node_rank)      # at the run's end: by the ranks, and by watch after them
-    sweep_stale()                           # what runs left whose every process was killed, watch included
+    sweep_stale()                           # leftovers of runs whose processes, watch included, were all killed
 
 Imports no torch: watch uses it.
 """

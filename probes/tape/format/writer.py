@@ -1,7 +1,7 @@
 """Tapes: append-only files of fixed-size records that a rank writes through mmap.
 
     tape = TapeWriter(directory, TABLES["steps"], rank=3, attempt=0)
-    slot = tape.append(OPEN, 40, now_ns, ...)      # one value a column, in the order of the table
+    slot = tape.append(OPEN, 40, now_ns, ...)      # one value per column, in the order of the table
     tape.rewrite(slot, COMPLETE, 40, now_ns, ...)
     batch = read_segment(path)                     # numpy records, also while the writer runs or after it was killed
 

@@ -64,7 +64,7 @@ class Fetched:
 
 
 def fetch_dumps(address: str, folder: Path, *, timeout_s: float = 90.0) -> Fetched:
-    """Ask the server at `address` (http://HOST:PORT) and write one dump a rank. Raises DebugServerError, OSError."""
+    """Ask the server at `address` (http://HOST:PORT) and write one dump per rank. Raises DebugServerError, OSError."""
     parts = urlsplit(address if "//" in address else f"http://{address}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise DebugServerError(f"{address}: must be the debug server's address, like http://head-node:25999")

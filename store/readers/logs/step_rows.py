@@ -32,7 +32,7 @@ SETTLE_STEPS = 40
 
 
 def step_rows(rank: int, lines: Sequence[LogStep]) -> list[dict[str, Any]]:
-    """One row a step, in the order of their first lines."""
+    """One row per step, in the order of their first lines."""
     name = _training_bar(lines)
     times = [line.prefix.wall_ns for line in lines if line.prefix.wall_ns is not None]
     has_times = len(times) == len(lines) and times == sorted(times)  # otherwise lines are in step order

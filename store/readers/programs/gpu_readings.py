@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["LOST", "SECOND_NS", "THROTTLE_BITS", "UNNAMED_HOST", "number", "reading", "sample_ns"]
 
 UNNAMED_HOST = "an unnamed host"
-"""In the place of the host where neither the file nor its name says it."""
+"""Used as the host if neither the file nor its name tells."""
 LOST = re.compile(r"GPU is lost|\[?Unknown Error\]?|\bERR!|GPU requires reset", re.IGNORECASE)
 THROTTLE_BITS = {"hw_slowdown": 0x08, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40,
                  "hw_power_brake_slowdown": 0x80}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Read the `Name=value` listings of Slurm's `scontrol show`: one block of lines an object.
+"""Read the `Name=value` listings of Slurm's `scontrol show`: one block of lines per object.
 
 is_listing(first, "JobId", "JobState")                # True for a listing of jobs
 blocks(text, "JobId")                                 # [(line of its first field, {"JobId": "71", ...}), ...]

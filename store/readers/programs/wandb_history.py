@@ -1,4 +1,4 @@
-"""History of a W&B run as JSON lines: `wandb-history.jsonl`, or what `run.scan_history()` gave, a row a line."""
+"""History of a W&B run as JSON lines: `wandb-history.jsonl`, or what `run.scan_history()` gave, a row per line."""
 
 from __future__ import annotations
 

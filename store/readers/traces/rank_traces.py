@@ -1,7 +1,7 @@
 """Profiler traces of a job, one a rank: the parts of each step.
 
     for trace, parts in read_rank_traces(survey(folder)):
-        trace.rank, parts["step"], parts["exposed"]      # milliseconds, one value a step
+        trace.rank, parts["step"], parts["exposed"]      # milliseconds, one value per step
 
 A step is compute, communication that no compute hides (exposed), copies that neither hides, and idle.
 """

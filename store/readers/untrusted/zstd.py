@@ -38,4 +38,4 @@ def _opened(file: Any) -> Any:
     try:
         return importlib.import_module("pyarrow").CompressedInputStream(file, "zstd")
     except ModuleNotFoundError:
-        raise ZstdError("is compressed by zstd: unpack it, or pip install 'rankscope[lake]'") from None
+        raise ZstdError("is compressed by zstd: unpack it, or pip install pyarrow") from None

@@ -6,7 +6,7 @@
 All ranks of a step share a trace: its id is a hash of run, attempt and step, which every node computes by itself. Its
 root is the span of the step, sent by the first node.
 
-* Groups: `default` has a span a step and rank, with its account (own work, waiting, not measured, in seconds);
+* Groups: `default` has a span per step and rank, with its account (own work, waiting, not measured, in seconds);
   `per_step` its phases and the gaps between them besides; `all` also the recorded spans (microbatches, stages) and
   collectives.
 * Ranks: `single_rank` (the smallest), `first_rank_per_node`, `sampled` (eight, evenly spaced), `all_ranks`. A rank that
