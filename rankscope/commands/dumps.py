@@ -19,7 +19,7 @@ EPILOG = (
 
 def dumps(
     address: Annotated[str, typer.Argument(metavar="URL", help="Address of the debug server on rank 0.")],
-    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Folder for one file a rank.")],
+    into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Folder for one file per rank.")],
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", min=1.0, help="Time to wait for an answer, in seconds.")
     ] = 90.0,

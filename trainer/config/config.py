@@ -88,8 +88,8 @@ class TrainConfig(Section):
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     """Computation; parameters, gradients' reduction and optimizer stay float32."""
     float8: Literal["none", "tensorwise", "rowwise"] = "none"
-    """Matrix products of the blocks in fp8, by torchao (`rankscope[fp8]`): one scale a tensor, or one a row, which is
-    more exact and slower."""
+    """Matrix products of the blocks in fp8, by torchao (`rankscope[fp8]`): one scale per tensor, or one per row, which
+    is more exact and slower."""
     float8_emulated: bool = False
     """With `float8`: round to fp8 and multiply in float32, on any device: slow, to try what it does to the loss."""
     activation_checkpointing: Literal["none", "full", "every_n", "selective"] = "none"
@@ -177,7 +177,7 @@ class ProbesConfig(Section):
     retain_s: float = taken(ProbesSettings, "retain_s")
     """The window of `retain = "window"`."""
     budget_mb: float = taken(ProbesSettings, "budget_mb")
-    """MB of records a rank and hour, tapes and store, that `watch` holds by a shorter window; needs
+    """MB of records per rank and hour, tapes and store, that `watch` holds by a shorter window; needs
     `retain = "window"`; 0 = none."""
     health: bool = taken(ProbesSettings, "health")
     """Read host and GPUs once a second, in `watch`."""
@@ -229,7 +229,7 @@ class PublishConfig(Section):
     """Folder or bucket to which `watch` publishes the records of its node while the run lives: file:// or s3://;
     empty = nothing is published."""
     every_s: float = taken(PublishSettings, "every_s")
-    """Seconds between two publications, which each write a file a table."""
+    """Seconds between two publications, which each write a file per table."""
 
     @field_validator("address")
     @classmethod

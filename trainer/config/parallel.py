@@ -42,7 +42,7 @@ class ParallelConfig(Section):
     reduce_dtype: Literal["float32", "bf16"] = "float32"
     """Type in which FSDP sends and adds gradients."""
     float8_all_gather: bool = False
-    """With `train.float8 = "tensorwise"`: FSDP gathers these matrices in fp8, a byte a number."""
+    """With `train.float8 = "tensorwise"`: FSDP gathers these matrices in fp8, a byte per number."""
     cpu_offload: Literal["none", "optimizer", "all"] = "none"
     """What stays in host memory (CUDA only): AdamW's moments, or all: parameters, gradients and moments, by FSDP2,
     with dp_shard = 1 too."""

@@ -82,7 +82,7 @@ class DrillView:
 
 
 def result_table(tally: Tally) -> Table:
-    """One row a run."""
+    """One row per run."""
     meshes = len({row.scenario.mesh for row in tally.rows}) > 1
     seeds = len({row.scenario.seed for row in tally.rows}) > 1
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))

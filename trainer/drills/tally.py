@@ -1,4 +1,4 @@
-"""The result of a drill: one row a run, and the totals.
+"""The result of a drill: one row per run, and the totals.
 
 tally = Tally(); tally.add(row)
 tally.recall, tally.precision, tally.right_rank, tally.unrecovered

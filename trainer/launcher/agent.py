@@ -92,7 +92,7 @@ class Agent(SimpleElasticAgent):
         self.exit_code = EXIT_FAILED
         self._requests = RequestFile(run, node.rank)
         self._oom = OomCounter()
-        self.continues_without_node = False  # ranks stopped as agreed, and the launch goes on without another node
+        self.continues_without_node = False  # ranks stopped as agreed; the launch goes on minus one node
         self._node_failures = node.failures
         limit = config.recovery.max_failures_per_node
         self._most_node_failures = limit if limit >= 0 else NODE_FAILURES if devices.has_gpus else 0
@@ -377,7 +377,7 @@ class Agent(SimpleElasticAgent):
         """Give ranks `_patience_s`, whatever `timeout` torch passes (2.11 and older pass none)."""
         self._stop.wait_announced()
         left_s = self._stop.ranks_left_s()
-        number = signal.SIGTERM if death_sig == signal.SIGHUP else death_sig  # of which a rank would die unsaved
+        number = signal.SIGTERM if death_sig == signal.SIGHUP else death_sig  # a rank would die of SIGHUP unsaved
         self.ranks.stop(signal.Signals(number), self._patience_s if left_s is None else min(self._patience_s, left_s))
 
 

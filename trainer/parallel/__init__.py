@@ -1,1 +1,1 @@
-"""Parallelism on torch's own implementations, one file a kind; `parallelize.parallelize` applies a plan to a model."""
+"""Parallelism on torch's implementations, one file per kind; `parallelize.parallelize` applies a plan to a model."""

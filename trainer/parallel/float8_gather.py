@@ -1,4 +1,4 @@
-"""FSDP's gathers in fp8: a rank rounds its shard of a matrix, and the others receive a byte a number.
+"""FSDP's gathers in fp8: a rank rounds its shard of a matrix, and the others receive a byte per number.
 
     gathers = Float8Gathers(model)      # sharded, with memory, before its first forward
     gathers.rescale()                   # collective: before the first forward after parameters have changed

@@ -7,7 +7,7 @@
     norms and residuals            split along the sequence if `sequence_parallel`, else the same on every rank
 
 Experts get the rank's own part of the sequence, also where `sequence_parallel` is off. With `loss_parallel` the logits
-stay split by vocabulary, and cross-entropy exchanges one maximum and one sum a token instead of gathering them.
+stay split by vocabulary, and cross-entropy exchanges one maximum and one sum per token instead of gathering them.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def _stride(plan: Plan, dimension: str) -> int:
 
 def _intensity(config: Config, plan: Plan, float8: Float8Products | None) -> float:
     """Operations per byte of the feed-forward's product, the largest of a block: 2 m n k operations for
-    (m k + k n + m n) numbers moved. In fp8 the two that are multiplied take a byte a number."""
+    (m k + k n + m n) numbers moved. In fp8 the two that are multiplied take a byte per number."""
     tokens = plan.micro_batch_size * config.data.seq_len
     width, hidden = config.model.dim, config.model.ffn_dim / plan.tp
     low = compute_bytes(config)

@@ -1,4 +1,4 @@
-"""AdamW whose moments of matrices take a byte a number: codes of 8 bits, with a scale for each block of them.
+"""AdamW whose moments of matrices take a byte per number: codes of 8 bits, with a scale for each block of them.
 
     optimizer = AdamW8bit(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 

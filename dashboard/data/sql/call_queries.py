@@ -2,7 +2,7 @@
 
 older_totals(store)       # a row a (operation, group, phase) of the steps whose calls retention has taken out
 nccl_kernels(store)       # a row a (function, algorithm, protocol, type, channels)
-nccl_transfers(store)     # a row a link: sender, peer, channel, and what its steps waited for
+nccl_transfers(store)     # a row per link: sender, peer, channel, and what its steps waited for
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ ROUTINE = ("rank", "process_group", "rank_state", "rank_closed", "nccl_plugin")
 
 
 def kinds(source: Source) -> list[dict[str, Any]]:
-    """One row a kind, the most frequent first."""
+    """One row per kind, the most frequent first."""
     if not source.has("events"):
         return []
     rows = source.rows("SELECT kind, count(*), min(step), max(step) FROM events GROUP BY kind ORDER BY 2 DESC, 1")

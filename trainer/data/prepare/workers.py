@@ -35,7 +35,7 @@ class WorkerSetup:
     tokenizer: str
 
     def writer(self) -> ShardWriter:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a process; the library would take all in each
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per process; the library would take all in each
         return ShardWriter(self.folder, self.plan, load_tokenizer(self.tokenizer, self._end_token()))
 
     def _end_token(self) -> str:

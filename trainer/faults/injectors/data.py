@@ -1,4 +1,4 @@
-"""Faults of the data: late, at its end, spoilt, or without the process that loads it.
+"""Faults of the data: late, ended early, spoilt, or its loading process killed.
 
 ARM["bad_batch"](trigger, training)
 """
@@ -96,7 +96,7 @@ def _arm_bad_batch(trigger: Trigger, training: Training) -> None:
 
 
 def _arm_failing(trigger: Trigger, training: Training) -> None:
-    """The batch stands for data whose loss is NaN, e.g. an empty target: tokens alone cannot be."""
+    """Simulate data whose loss is NaN (e.g. an empty target), as tokens cannot be NaN."""
     strikes, now = _Batches(trigger), [False]
 
     class Failing(FaultyLoader):

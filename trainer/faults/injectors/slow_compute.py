@@ -52,7 +52,7 @@ class _SlowBlock:
 
 
 class _Drag:
-    """Work added so far. What one block adds may fall between another's begin and end, and is not that block's own."""
+    """Work added so far. What one block adds may fall within another's measurement, where it must not count."""
 
     def __init__(self, device: torch.device, share: float, recorder: Recorder) -> None:
         self.share = share
@@ -76,7 +76,7 @@ class _Drag:
 
 
 class _Work:
-    """One piece of work between `begin` and `end`: measured as wall time without waits for other ranks, then dragged.
+    """One piece of work between `start` and `end`: its wall time without waits for other ranks, then the added work.
 
     On a GPU the time is that of the kernels, taken with events and read one call later, so that nothing waits.
     """

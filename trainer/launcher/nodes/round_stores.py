@@ -7,8 +7,8 @@ torch 2.13 keeps one store for the ranks over all rounds and publishes its addre
 that joins a later round waits for it until its store times out, and one whose leader changed keeps the old address. So
 the first node of each round publishes its address, and the others read it.
 
-Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). Over rounds neither the launcher's pid
-nor its count of restarts is the same on all nodes, so they are given a name of the launch and one of the round.
+Ranks find their run and attempt by themselves (`probes.attach.launch.joining`). From the second round on, launchers'
+pids and counts of restarts differ between nodes, so ranks are given a name of the launch and one of the round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = "rankscope/name"
 
 
 def give_each_round_a_store() -> None:
-    """A user's value of torch's variable stays."""
+    """Have torch open a store for the ranks in each round, unless the user set its variable."""
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 

@@ -5,7 +5,7 @@
     within.optimal.num_parameters, within.optimal.num_tokens    # of the least loss for as many operations
 
 Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"): training takes C = 6 N D operations for N parameters and D
-tokens, and the loss is least where both grow with the square root of C, at about 20 tokens a parameter (their
+tokens, and the loss is least where both grow with the square root of C, at about 20 tokens per parameter (their
 approaches 1 and 2; 70 billion parameters on 1.4 trillion tokens). It says nothing of what a smaller model saves later,
 when it is used: for that models are trained on many more tokens.
 """

@@ -1,4 +1,4 @@
-"""Costs of a plan, as a terminal shows them: a number of tokens, failures, a number of GPU-hours.
+"""Costs of a plan in the terminal: for given tokens, failures or GPU-hours.
 
 render_costs([cost, failures, None, budget], expected, console)
 """

@@ -1,10 +1,10 @@
-"""Activations that forward saves for backward, in bytes a token, operation by operation.
+"""Activations that forward saves for backward, in bytes per token, operation by operation.
 
     kept = saved_per_token(config, plan, device="cuda")
     kept.block            # bytes of a block, one token, one rank
     kept.recomputed       # of a block that recomputes: its input, and with `selective` the results of its products
 
-The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes a token and layer for GPT in 16
+The count follows Korthikanti et al. 2022 (arXiv 2205.05198, section 4: 34 h bytes per token and layer for GPT in 16
 bits, without attention's square) for this trainer's layer: RMSNorm, grouped queries, SwiGLU, no bias, attention that
 keeps its output and one logarithm a row instead of the square; under context parallel also the mask, and the keys and
 values of the whole sequence, but in a ring. A loss in chunks keeps the hidden states, their gradient, and for a moment
