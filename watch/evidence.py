@@ -55,7 +55,7 @@ COMMANDS = {
     "shared-memory.txt": (("df", "-h", "/dev/shm"),),
     "slurm.txt": (("scontrol", "show", "job", os.environ.get("SLURM_JOB_ID", "")),),
 }
-"""By file: the commands of which the first that is there is run."""
+"""By file: its commands; the first one that is installed is run."""
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _DEFAULT_DUMP = "/tmp/nccl_trace_rank_"

@@ -43,7 +43,7 @@ SIGMAS = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """`every`: the even distance; `block`: steps of which the least time of a rank was taken."""
+    """`every`: the even distance between steps; `block`: steps for which a rank's shortest time was taken."""
 
     stretches: tuple[tuple[int, int, int], ...]
     every: int

@@ -108,7 +108,7 @@ class Account:
 
     @property
     def open_text(self) -> str:
-        """One sentence on the steps of which it is not known whether they were kept; empty without any."""
+        """One sentence on the steps that may have been kept or not; empty without any."""
         if not self.num_open:
             return ""
         were = "step was" if self.num_open == 1 else "steps were"

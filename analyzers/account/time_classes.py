@@ -106,7 +106,7 @@ class StepSums:
 
 
 def sums_sql(steps: str, group_by: str, *, more: Sequence[tuple[str, str]] = (), weight: str = "1") -> str:
-    """Query of the sums of `StepSums`, behind the columns `group_by` and `more`, over finished rows of `steps`.
+    """Query of the sums of `StepSums`, after the columns `group_by` and `more`, over finished rows of `steps`.
 
     `more`: (min, max or count, column). Where a GPU stamps every N-th step only, the stamped ones stand for the time of
     the others, but for checkpoints and evaluations, which every step has.

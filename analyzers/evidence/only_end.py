@@ -115,7 +115,7 @@ def _only_exit(book: LogBook, ended: Ended) -> tuple[int, LogLine] | None:
 
 
 def _only_traceback(book: LogBook) -> LogLine | None:
-    """The exception of the log, if it has one alone and does not say of which rank."""
+    """The log's exception, if it has only one and names no rank."""
     raised = [entry for entry in book.of("exception") if not (is_launchers(entry) or is_stop(entry))]
     with_frames = [entry for entry in raised if entry.text("traceback")]
     if not with_frames or any(entry.rank is not None or is_victims(entry) for entry in raised):

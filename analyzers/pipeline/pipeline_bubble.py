@@ -160,7 +160,7 @@ def load_pipeline(
 
 
 def load_pipelines(source: Source, attempt: int) -> list[Pipeline]:
-    """The pipelines of an attempt of which enough steps are whole: those whose bubble report and page show."""
+    """The pipelines of an attempt with enough whole steps: those whose bubble report and page show."""
     loaded = (
         load_pipeline(source, attempt, ranks, first_steps=SHARED.warm_up_steps, max_steps=MAX_STEPS)
         for ranks in [ranks for number, ranks in pipelines(source) if number == attempt][:MAX_PIPELINES]

@@ -61,7 +61,7 @@ def captures(log: EventLog) -> list[dict[str, Any]]:
 
 
 def against_peer(log: EventLog, attempt: int, rank: int) -> dict[str, Any]:
-    """Evidence from the newest capture of a suspect and its peer; empty where there is none of both."""
+    """Evidence from the newest capture of a suspect and its peer; empty unless one request captured both."""
     for request in reversed(log.of(event_kinds.PROFILE_REQUESTED, attempt=attempt)):
         ranks = request.integers("ranks")
         if len(ranks) != 2 or ranks[0] != rank:

@@ -196,7 +196,7 @@ def _type(column: Column) -> str:
 
 
 def _unit(column: Column) -> str:
-    """The unit behind the type, where the name does not end in it."""
+    """The unit to put after the type, where the name does not end in it."""
     unit = {"1": "", "By": "bytes", "Cel": "celsius", "Hz": "hertz"}.get(column.unit, column.unit)
     return f" ({unit})" if unit and not column.name.endswith(f"_{unit}") else ""
 

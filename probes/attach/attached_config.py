@@ -57,7 +57,7 @@ def _usable(given: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
 
 
 def _merged(*several: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections of which later ones have the last word on each setting."""
+    """Sections; the later ones override the earlier ones."""
     merged: dict[str, Any] = {}
     for settings_of in several:
         for section, settings in settings_of.items():

@@ -25,7 +25,7 @@ EPILOG = (
 def prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(help="Files, folders, globs or fsspec addresses.", metavar="SOURCES...", show_default=False),
+        typer.Argument(help="Files, folders, globs or fsspec URLs.", metavar="SOURCES...", show_default=False),
     ],
     tokenizer: Annotated[
         str, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, a folder with one, or: bytes.")

@@ -60,7 +60,7 @@ def fold_calls(connection: DuckDBPyConnection, before_ns: int) -> int:
 
 
 def retirable(run: RunDir, folders: NodeFolders, state: ReadState, before_ns: int) -> Iterator[tuple[str, int]]:
-    """(path, places) of the segments of which all is in the store and that ended before a time (epoch)."""
+    """(path, places) of the segments that are wholly in the store and ended before a time (epoch)."""
     for folder in folders.all():
         for (table, _, path), (table_behind, _, behind) in pairwise(folders.segments(folder)):
             position = state.segments.get(path)

@@ -60,7 +60,7 @@ MIN_LINES = 3
 
 
 def format_of(path: Path) -> Format | None:
-    """The format of a file; None where it is none that is read. Raises SourceError where it cannot be opened."""
+    """The format of a file; None if it is not one that is read. Raises SourceError where it cannot be opened."""
     first = head(path, HEAD_BYTES, is_after_zeros=True)
     found = _own_format(path, first)
     return "plugin" if found in (None, "log") and reader_of(first) is not None else found

@@ -209,11 +209,11 @@ class CheckpointConfig(Section):
     resume: bool = True
     """Start from the newest good checkpoint of the run; false starts over, once, and puts what was saved aside."""
     remote: str = Field(default="", pattern=r"^([A-Za-z0-9+.:_-]+://.+)?$")
-    """fsspec address, such as `s3://bucket/folder`, that gets a copy of each checkpoint in a folder of the run's name,
+    """fsspec URL, such as `s3://bucket/folder`, that gets a copy of each checkpoint in a folder of the run's name,
     and gives it back to a machine that lost it; empty = none."""
     remote_limit_s: float = Field(default=3600.0, gt=0)
-    """Seconds that fetching from the address at a start, or sending one checkpoint there, may take in all. Then a start
-    goes on with what is on the disk, or ends; what could not be sent is sent again. The training never waits for it."""
+    """Seconds that fetching from there at a start, or sending one checkpoint there, may take in all. Then a start goes
+    on with what is on the disk, or ends; what could not be sent is sent again. The training never waits for it."""
 
     @field_validator("remote")
     @classmethod

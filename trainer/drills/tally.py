@@ -125,7 +125,7 @@ class Tally:
 
     @property
     def recall(self) -> float | None:
-        """Share of the faults of which a finding of the right kind was made, live or post-mortem."""
+        """Share of the faults with a finding of the right kind, live or post-mortem."""
         return _share(bool(answer.seen) for row in self.rows for answer in row.score.answers)
 
     @property

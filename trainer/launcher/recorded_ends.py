@@ -23,7 +23,7 @@ MAX_MESSAGE = 4000
 
 
 def was_stopped(code: int | None, *, is_killed: bool) -> bool:
-    """Return True if a rank that the launcher told to end has ended of that. `is_killed`: it had to be killed."""
+    """Return True if a rank ended because the launcher told it to. `is_killed`: it had to be killed."""
     return code in (-signal.SIGTERM, EXIT_PREEMPTED) or is_killed
 
 

@@ -80,7 +80,7 @@ def empty_state(parameter: Tensor, key: str) -> Tensor:
 
 
 def _placed(own: Tensor, parameter: Tensor, columns: int) -> Tensor:
-    """Return the DTensor of a sharded parameter of which this is the rank's part."""
+    """Return the DTensor of a sharded parameter, given this rank's part."""
     if not isinstance(parameter, DTensor):
         return own
     return DTensor.from_local(

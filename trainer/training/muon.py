@@ -74,7 +74,7 @@ def rate_ratio(shape: torch.Size) -> float:
 
 
 def _whole(update: Tensor, parameter: Tensor) -> Tensor:
-    """All of the update of which each rank has its part. Collective where the parameter is sharded."""
+    """The whole update, from each rank's part. Collective where the parameter is sharded."""
     if not isinstance(parameter, DTensor):
         return update
     sharded = DTensor.from_local(

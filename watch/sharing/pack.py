@@ -92,7 +92,7 @@ def pack(run: RunDir, target: Path, *, version: str, last_steps: int | None = No
 
 
 def printable_name(run: RunDir) -> str:
-    """The run's name, without characters that a terminal would obey."""
+    """The run's name, without characters that a terminal would interpret."""
     return "".join(letter if letter.isprintable() else "-" for letter in run.run_id)
 
 

@@ -77,7 +77,7 @@ MAX_LABEL = 80
 
 
 def label(text: object, limit: int = MAX_LABEL) -> str:
-    """Text from a run for a figure: no control signs, no markup that Plotly would obey, never longer than `limit`."""
+    """Text from a run for a figure: no control characters, no markup for Plotly, never longer than `limit`."""
     shown = visible(str(text)[: 4 * limit])
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

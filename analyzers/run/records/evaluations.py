@@ -67,7 +67,7 @@ def _recorded(source: Source) -> list[Evaluation]:
 
 
 def _logged(source: Source) -> list[Evaluation]:
-    """The first rank's numbers of the name of which there are most, in the order of attempts and steps."""
+    """The numbers of the name and rank that logged most, in the order of attempts and steps."""
     if not source.has("scalars") or not source.has("steps"):
         return []
     marks = ", ".join("?" * len(LOGGED))

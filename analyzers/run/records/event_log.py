@@ -108,7 +108,7 @@ class EventLog:
 
 
 def parsed_detail(detail: Any) -> dict[str, Any]:
-    """An event's whole line; empty where it is none."""
+    """An event's whole line; empty if it is no JSON object."""
     if isinstance(detail, str):
         try:
             detail = json.loads(detail)

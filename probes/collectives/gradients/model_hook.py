@@ -1,4 +1,4 @@
-"""A hook on a model of the user's, of which nothing is left in what the user makes of that model.
+"""A hook on the user's model that leaves nothing in copies and pickles of that model.
 
     undo = model.register_forward_hook(ModelHook(model, self._after_forward)).remove
     without_hooks(torch.save, model, path)

@@ -171,7 +171,7 @@ def _read_range(fd: int, header: Header, start: int, stop: int) -> npt.NDArray[A
 
 
 def _read_places(fd: int, header: Header, places: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """The raw records at single places, all of which are in the file."""
+    """The raw records at single places, which must all be in the file."""
     if len(places) > _SPAN_PLACES:
         first = int(places[0])
         return _read_range(fd, header, first, int(places[-1]) + 1)[places - first]

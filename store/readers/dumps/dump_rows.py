@@ -151,7 +151,7 @@ def _complete(dump: RankDump, group: GroupKey) -> bool:
 
 
 def _first_row_numbers(ranks: Mapping[int, RankDump]) -> dict[GroupKey, int]:
-    """The first number of each group of which the calls of all members are rows."""
+    """The first number of each group from which on all members' calls become rows."""
     first: dict[GroupKey, int] = {}
     for dump in ranks.values():
         for group, calls in dump.calls.items():
@@ -186,7 +186,7 @@ def _row(rank: int, group: str, call: Recorded, seq: int, peer: int | None) -> R
 
 
 def _state(rank: int, communicator: int, call: Recorded, seq: int) -> Row:
-    """A call of which is known whether its kernel started."""
+    """A call whose record says whether its kernel started."""
     return {
         "rank": rank, "communicator": communicator, "seq": seq, "peer": call.peer, "enqueue_ns": call.issue_ns,
         "function": call.op.capitalize(), "channels_started": int(call.started),

@@ -49,7 +49,7 @@ Unpickle = Callable[[bytes, Memo | None], tuple[Any, Memo]]
 
 
 class Shortened(dict[str, Any]):
-    """A dump of which `num_left_out` entries, all complete or all in flight, are not there."""
+    """A dump that lacks `num_left_out` entries, all complete or all in flight."""
 
     num_left_out = 0
 

@@ -54,7 +54,7 @@ MAX_UNPACKED_BYTES = 64 << 30
 MAX_HITS = 20_000
 """Maximum hits of one literal in one file."""
 MAX_STARTS = 5_000
-"""Hits of a file's first line from which it is none of a start."""
+"""Hits of a file's first line from which it is not taken for a start."""
 TAIL_BYTES = 3_000
 MAX_STEP_LINES = 200_000
 KEPT_OF_A_KIND = 40

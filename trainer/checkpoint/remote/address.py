@@ -1,4 +1,4 @@
-"""Files below an fsspec address (`s3://bucket/folder`), with retries and one kind of error.
+"""Files below an fsspec URL (`s3://bucket/folder`), with retries and one kind of error.
 
     folder = RemoteFolder("s3://bucket/runs/gpt")
     folder.put(Path("a.bin"), "objects/a.bin"); folder.sizes("objects")     # {"objects/a.bin": 123}

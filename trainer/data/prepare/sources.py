@@ -1,4 +1,4 @@
-"""Files to prepare: paths, folders, globs and fsspec addresses as a list of files in a fixed order.
+"""Files to prepare: paths, folders, globs and fsspec URLs as a list of files in a fixed order.
 
     sources = find_sources(["web/*.jsonl.gz", "s3://bucket/books/", "notes.txt"])
     sources[0].kind, sources[0].compression       # "jsonl", "gzip"

@@ -61,7 +61,7 @@ class SavedActivation:
 
 
 def is_recomputed(layer: int, config: Config) -> bool:
-    """Return True for a block of which backward computes something again."""
+    """Return True for a block that backward computes again, at least in part."""
     kind = config.train.activation_checkpointing
     return kind != "none" and not (kind == "every_n" and layer % config.train.checkpoint_every_n)
 
