@@ -172,8 +172,8 @@ class ProbesConfig(Section):
     """Seconds between two syncs of the records to the disk, by `watch`: what a power cut may lose; 0 = left to the
     kernel."""
     retain: Literal["all", "window"] = taken(ProbesSettings, "retain")
-    """Keep all records, or tapes and single calls of the last `retain_s` seconds only: then older calls are totals a
-    step and group but for every 64th step, and older tapes are in the store alone."""
+    """Keep all records, or tapes and single calls of the last `retain_s` seconds only: then older calls are totals
+    per step and group except for every 64th step, and older tapes are in the store alone."""
     retain_s: float = taken(ProbesSettings, "retain_s")
     """The window of `retain = "window"`."""
     budget_mb: float = taken(ProbesSettings, "budget_mb")

@@ -65,7 +65,7 @@ class RemoteCheckpoints:
     def _put_aside(self, address: str) -> str:
         """Move what is there of a run that is started over, or it would be fetched as the newest; returns where to.
 
-        Raises RemoteError. The manifests go first: a checkpoint is whole, or it is none.
+        Raises RemoteError. The manifests go first: without one there is no checkpoint.
         """
         from trainer.checkpoint.remote.address import RemoteFolder
 

@@ -47,7 +47,7 @@ class SafeReader(FileSystemReader):
     """Reads a checkpoint folder of the trainer."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The description of the checkpoint. Raises CheckpointError if it is anything but one of tensors, OSError."""
+        """The description of the checkpoint. Raises OSError, and CheckpointError if it holds anything but tensors."""
         with open(open_plain(Path(self.path) / ".metadata"), "rb") as file:
             try:
                 metadata = _MetadataUnpickler(file).load()
