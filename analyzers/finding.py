@@ -157,8 +157,8 @@ class Finding:
     def of_event(cls, event: Mapping[str, Any]) -> Finding | None:
         """The finding in a `finding` event; None if the event does not hold one.
 
-        An event has an attempt even if its finding is about the whole run: the id shows which it is. Of a kind that is
-        not known here, nor is what its id is made of.
+        An event has an attempt even if its finding is about the whole run: the id shows which it is. For an
+        unknown kind, the parts of its id are unknown too.
         """
         try:
             found = cls(

@@ -95,7 +95,7 @@ def expected_idle(
 def measure_idle(spans: PipelineSpans, ranks: Sequence[int]) -> list[StepIdle]:
     """Idle time of the pipeline that `ranks` form, in each step that all of them have finished, in the order run.
 
-    1. Of each execution of a step (`whole_steps`) the pipeline's time is the longest of the ranks' own, from the start
+    1. In each execution of a step (`whole_steps`) the pipeline's time is the longest of the ranks' own, from the start
        of its first span to the end of its last: the rank with the first stage begins first, and its last backward is
        the last of all.
     2. A rank's busy time is the sum of its spans, which never overlap on one rank; the rest is idle.

@@ -70,7 +70,7 @@ _BEYOND = (  # without gaps, whatever the step waited beyond its phases was betw
 _WAITED_IN_GAPS = f"CASE WHEN {_HAS_GAPS} THEN {' + '.join(_waited(gap) for gap in GAPS)} ELSE {_BEYOND} END"
 WAITED = _unless_left_out(f"{_WAITED_IN_PHASES} + {_WAITED_IN_GAPS}")
 OWN_WORK = f"nullif({total((*OWN_PHASES, *GAPS))}, 0)"
-"""Own work of a step but for checkpoints and evaluations; NULL where nothing of it was recorded."""
+"""Own work of a step except checkpoints and evaluations; NULL where nothing of it was recorded."""
 TRAINING = "greatest(duration_ns - coalesce(checkpoint_ns, 0) - coalesce(evaluate_ns, 0), 0)"
 """The step without checkpoints and evaluations."""
 GAPS_WORK = f"CASE WHEN {_HAS_GAPS} THEN {total(GAPS)} END"

@@ -64,7 +64,7 @@ def memory_of_message(
 def _own(holders: list[list[int]], found: Mapping[str, Any], own_pids: Collection[int]) -> list[int] | None:
     """The holder that is the failed process itself: a known number of it, or the device has no room for both.
 
-    What it has in use is at least what torch has reserved in it, so of several the one that comes closest.
+    It holds at least what torch has reserved in it: of several holders that do, the one with the least.
     """
     device, reserved = found.get("device_bytes"), found.get("reserved_bytes")
     named = [holder for holder in holders if holder[0] in own_pids]

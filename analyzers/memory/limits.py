@@ -2,7 +2,7 @@
 
     found = limits(store)                      # kind memory_limit: fired, or advice
 
-1. Readings of table `health` within `nearly_all_ratio` of what there is. Of a host that is a warning. Of a device it is
+1. Readings of table `health` within `nearly_all_ratio` of what there is. For a host that is a warning, for a device
    advice: its readings hold the cache of torch's allocator, which takes what it gets and gives it back, and what other
    processes hold, which is said where the tensors of the run's ranks are a small part of it.
 2. The warning of a device is the allocator's own retries (events `allocation_retries`): then memory was short.

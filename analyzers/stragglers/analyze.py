@@ -340,7 +340,7 @@ def _finding(source: Source, timings: Timings, suspect: Suspect) -> Finding:
 
 def _is_duty(suspect: Suspect, place: str, *, has_data_spans: bool) -> bool:
     """Return True if the others may well wait for a duty of the rank: after the optimizer rank 0 logs, evaluates and
-    draws for all. What its host or its device's clock does to it is none. Where a loop makes its batches itself, they
+    draws for all. Effects of its host or its device's clock are no duty. Where a loop makes its batches itself, they
     are in that time, too, and nothing is excused."""
     is_own = suspect.cause == "compute" or suspect.reason == "blocked"
     return suspect.ranks == (0,) and place == "after_optimizer" and has_data_spans and is_own

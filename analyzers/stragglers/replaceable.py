@@ -1,4 +1,4 @@
-"""Decide whether another device in the place of a straggler's would be faster.
+"""Decide whether another device would be faster than a straggler's.
 
     reason_to_stay(finding)                 # "" if it would, else the reason why not
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("rankscope.probes")
 
 
 def record_existing(models: Iterable[nn.Module]) -> None:
-    """Put recorded groups in the place of those that exist, and describe those that are recorded elsewhere."""
+    """Replace existing groups with recorded ones, and describe those that are recorded elsewhere."""
     if not dist.is_available() or not dist.is_initialized():
         return
     pairs = []

@@ -2,7 +2,7 @@
 
 release = register(run, attempt, rank)
 ...
-release()                  # as it was before, but for a late request, which is ignored
+release()                  # as before, but late requests are ignored
 """
 
 from __future__ import annotations

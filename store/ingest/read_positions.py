@@ -22,7 +22,7 @@ __all__ = ["EventPosition", "ReadState", "SegmentPosition", "load", "save"]
 class SegmentPosition:
     """Read position in one tape segment.
 
-    Places below `next_place` are in the store, but for the `pending` ones, which were open or claimed and not
+    Places below `next_place` are in the store, except the `pending` ones, which were open or claimed and not
     written when they were seen. `open_digest` tells whether the open ones in the store are still what is on the tape.
     `done`: nothing more can come.
     """
@@ -145,7 +145,7 @@ def save(connection: DuckDBPyConnection, changes: ReadState) -> None:
 
 
 def _replace(connection: DuckDBPyConnection, table: str, columns: dict[str, Any]) -> None:
-    """Put these rows in the place of those with the same path."""
+    """Replace the rows of these paths."""
     if not len(columns["path"]):
         return
     connection.register("changed", columns)

@@ -61,7 +61,7 @@ def _hover(seconds: float, wall: float) -> str:
 
 
 def by_rank(account: Account) -> go.Figure:
-    """One stacked bar per rank. Of many ranks those with the least and the most training are shown."""
+    """One stacked bar per rank. With many ranks, those with the least and the most training are shown."""
     ranks = sorted(account.by_rank)
     if len(ranks) > MAX_RANKS:
         ordered = sorted(ranks, key=lambda rank: account.by_rank[rank]["training"])

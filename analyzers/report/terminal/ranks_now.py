@@ -90,7 +90,7 @@ def read_ranks(folder: RunDir, *, now_ns: int) -> RanksNow:
 
 
 def draw_ranks(folder: RunDir, *, name: str, height: int, now_ns: int, width: int = 1_000) -> RankScreen:
-    """Read the run and draw it in at most `height` lines, but for four ranks at least. Raises RunError, StoreError."""
+    """Read the run and draw it in at most `height` lines, but at least four ranks. Raises RunError, StoreError."""
     now = read_ranks(folder, now_ns=now_ns)
     state, findings = now.state, now.findings
     sentences: list[tuple[str, str]] = [(finding.severity, finding.summary) for finding in findings[:MAX_FINDINGS]]

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-"""Raised when a reader of the former version would misread a tape or a store."""
+"""Raised when readers of the previous version would misread a tape or a store."""
 
 _i64, _i32, _f64, _name, _text, _time = make.i64, make.i32, make.f64, make.name, make.text, make.time
 

@@ -52,7 +52,7 @@ class DumpRows:
 
 
 def rows_of_dumps(dumps: Sequence[RankDump]) -> DumpRows:
-    """Put the dumps of different ranks together. They may be of any number of ranks, but one a rank."""
+    """Put the dumps of different ranks together. They may be of any number of ranks, but only one per rank."""
     ranks = {dump.rank: dump for dump in dumps}
     members, world_size = _members(ranks)
     labels = _labels(members)
