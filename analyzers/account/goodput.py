@@ -70,8 +70,8 @@ CATEGORIES = {
     "hang": "hang",
     "startup": "start-up",
     "shutdown": "shutdown",
-    "device": "device outside of communication, phase not measured",
-    "in_flight": "communication in flight, hidden or not",
+    "device": "on the device, phase unknown",
+    "in_flight": "in-flight communication",
     "unmeasured": "not measured",
     "other": "other",
 }

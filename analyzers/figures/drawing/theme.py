@@ -37,7 +37,7 @@ __all__ = [
 _GREEN, _SKY, _BLUE, _ORANGE, _PINK = "#058f67", "#80ceff", "#5a9de3", "#e1972b", "#cb7bb7"
 _VIOLET, _TEAL, _RUST, _BROWN, _RED = "#6a66c8", "#78ab9b", "#c86930", "#87462b", "#d1485b"
 _LIGHT, _PALE, _SLATE, _GREY = "#e0ddd5", "#b5c8d9", "#454f5b", "#747583"
-_PURPLE, _PLUM, _NAVY, _LIME, _SAND = "#8418e4", "#5a1470", "#24279e", "#30f90e", "#f1c26b"
+_PURPLE, _PLUM, _NAVY, _KHAKI, _SAND = "#8418e4", "#5a1470", "#24279e", "#b8b088", "#f1c26b"
 
 SEQUENCE = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _VIOLET, _RUST, _GREY)
 DASHES = ("solid", "dash", "dot")
@@ -54,7 +54,7 @@ CATEGORY = {
     "training": _GREEN, "data": _SKY, "communication": _BLUE, "straggler": _ORANGE, "bubble": _PINK,
     "checkpoint": _VIOLET, "evaluation": _TEAL, "recomputed": _RUST, "restart": _BROWN, "hang": _RED,
     "stopped": _LIGHT, "startup": _PALE, "shutdown": _SLATE, "other": _GREY, "gaps": _PURPLE, "unmeasured": _PLUM,
-    "device": _NAVY, "in_flight": _LIME, "host_late": _SAND,
+    "device": _NAVY, "in_flight": _KHAKI, "host_late": _SAND,
 }  # fmt: skip
 """Colours of goodput's categories."""
 PHASE = {
