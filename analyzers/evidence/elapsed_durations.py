@@ -42,8 +42,8 @@ def _is_clock(rows: Sequence[Mapping[str, Any]]) -> bool:
     if len(passed) < len(grown):  # no times
         return values[-1] >= SHARED.clear_factor * values[0] and sum(one > 0 for one in grown) >= needed
     grain_ns = LogPolicy().same_second_s * 1e9
-    alike = sum(
+    num_equal = sum(
         0 < one and abs(one - time) <= SHARED.equal_ratio * time + grain_ns
         for one, time in zip(grown, passed, strict=True)
     )
-    return alike >= needed and sum(one for one in grown if one > 0) > SHARED.explained_ratio * sum(passed)
+    return num_equal >= needed and sum(one for one in grown if one > 0) > SHARED.explained_ratio * sum(passed)

@@ -9,27 +9,16 @@ machine.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.accuracy.hta import made
 from benchmarks.harness import argument_parser
+from benchmarks.scale.logs import diagnose_apart
 from benchmarks.scale.ranks import make_dumps
 
 MAX_MEMORY_MB = 500
 TRACES = 64
-_READ = """
-import json, resource, sys
-from pathlib import Path
-from analyzers.evidence.diagnose_files import diagnose_files
-found = diagnose_files([Path(sys.argv[1])])
-print(json.dumps({"ranks": found.fired[0].ranks, "verdict": found.verdict, "problems": len(found.run["file_problems"]),
-                  "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
-"""
 
 
 def main() -> int:
@@ -44,10 +33,7 @@ def main() -> int:
         ranks = write(path, options.files)
         files = [file for file in path.rglob("*") if file.is_file()]
         size_mb = sum(file.stat().st_size for file in files) / 2**20
-        begin_s = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True)
-        took_s = time.monotonic() - begin_s
-    found = json.loads(done.stdout.splitlines()[-1])
+        found, took_s = diagnose_apart(path)
     print(
         f"{len(files):,} files, {size_mb:,.0f} MB in {took_s:.1f} s, {found['mb']:.0f} MB of memory: {found['verdict']}"
     )

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,10 @@ _READ = """
 import json, resource, sys
 from pathlib import Path
 from analyzers.evidence.diagnose_files import diagnose_files
-first = diagnose_files([Path(sys.argv[1])]).fired[0]
-print(json.dumps({"ranks": first.ranks, "cause": first.cause,
+found = diagnose_files([Path(sys.argv[1])])
+first = found.fired[0]
+print(json.dumps({"ranks": first.ranks, "cause": first.cause, "verdict": found.verdict,
+                  "problems": len(found.run["file_problems"]),
                   "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 """
 
@@ -43,14 +46,18 @@ def main() -> int:
     with TemporaryDirectory(prefix="rankscope-logs-") as folder:
         path = Path(folder) / "job.log"
         write_log(path, options.mb << 20)
-        begin_s = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True)
-        took_s = time.monotonic() - begin_s
-        found = json.loads(done.stdout.splitlines()[-1])
+        found, took_s = diagnose_apart(path)
         size_mb = path.stat().st_size / 2**20
     print(f"{size_mb:,.0f} MB in {took_s:.1f} s, {found['mb']:.0f} MB of memory: {found['cause']} of {found['ranks']}")
     is_right = (found["cause"], found["ranks"]) == ("exception", [RANKS - 3])
     return int(not is_right or found["mb"] > options.max_mb or (options.max_s is not None and took_s > options.max_s))
+
+
+def diagnose_apart(path: Path) -> tuple[dict[str, Any], float]:
+    """Findings of a separate process in a job's files, with its peak memory (MB), and the seconds that it took."""
+    begin_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1]), time.monotonic() - begin_s
 
 
 def write_log(path: Path, num_bytes: int) -> None:

@@ -58,7 +58,7 @@ _REPLAYED = {"step_ms": "mean step, replayed", "step_without_it_ms": "mean step 
 """Labels of step times where they are means of the replayed steps: the report's step time is the median of all."""
 MAX_VALUE = 120
 COPIED = "collect"
-"""Commands and settings to copy: each in a row of its own, and never cut."""
+"""Commands and settings to copy: one per row, never cut."""
 
 
 def render(diagnosis: Diagnosis, console: Console, run: object = "") -> None:

@@ -34,9 +34,9 @@ def read(path: Path) -> ProgramRows:
     found, host = ProgramRows(), host_of_log(path)
     root: object = next((whole[name] for name in _ROOTS if isinstance(whole, dict) and name in whole), {})
     at = 0
-    for test, devices, says in _failed(root if isinstance(root, dict) else {}):
+    for test, devices, remark in _failed(root if isinstance(root, dict) else {}):
         at = max(at, text.find(f'"{test}"', at))
-        found.log_events.append(failed_test(test, devices, says, text.count("\n", 0, at) + 1, host))
+        found.log_events.append(failed_test(test, devices, remark, text.count("\n", 0, at) + 1, host))
     return found
 
 
@@ -50,8 +50,8 @@ def _failed(root: dict[str, Any]) -> Iterator[tuple[str, list[str], str]]:
                 continue
             devices = [number.strip() for one in failed for number in _gpus(one).split(",") if number.strip()]
             remarks = [value for one in failed for value in (one.get("warnings"), one.get("info"))]
-            says = dict.fromkeys(text for value in remarks for text in _texts(value))
-            yield name, sorted(dict.fromkeys(devices)), " ".join(says) or "Fail"
+            texts = dict.fromkeys(text for value in remarks for text in _texts(value))
+            yield name, sorted(dict.fromkeys(devices)), " ".join(texts) or "Fail"
 
 
 def _gpus(result: dict[str, Any]) -> str:

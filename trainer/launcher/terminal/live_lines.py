@@ -44,7 +44,7 @@ class FindingLines:
         """Findings that were announced."""
         return len(self._announced)
 
-    def told_rollback(self, event: Mapping[str, Any]) -> None:
+    def note_rollback(self, event: Mapping[str, Any]) -> None:
         """Note that a rollback has a line: findings do not tell it again."""
         self._rolled_back_to.add(event.get("to_step"))
 

@@ -160,7 +160,7 @@ class ProgressView:
             if event["kind"] == event_kinds.ROLLBACK:  # both are one line
                 step = event.get("from_step")
                 replay = self._replays.pop(step, None) or held.pop(step, None)
-                self._findings.told_rollback(event)
+                self._findings.note_rollback(event)
             line = _line(event, replay)
             if event["kind"] == event_kinds.ATTEMPT_STARTED and isinstance(event.get("world_size"), int):
                 self._num_ranks = event["world_size"]
