@@ -10,6 +10,7 @@ How its store is opened, and its tapes ingested before that, is in `shared_store
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -52,6 +53,7 @@ class RunAccess:
         self._store = SharedStore(run)
         self._last_state = RunState(word="")
         self._last_diagnosis: tuple[Hashable, Diagnosis] | None = None
+        self._diagnosing = threading.Lock()
 
     @property
     def is_watched(self) -> bool:
@@ -168,19 +170,20 @@ class RunAccess:
 
     def _diagnosed(self, version: Hashable) -> Diagnosis:
         """The diagnosis of this version of the run, computed once; in a separate process for a large run."""
-        known = self._last_diagnosis
-        if known is not None and known[0] == version:
-            return known[1]
-        now_ns = stored_until_ns(self.run) if self.is_watched else None
-        if self.size_bytes() >= JUDGED_APART_BYTES:
-            with self.open():  # ingests the tapes of a run without a watch
-                pass
-            found = diagnose_in_process(self.run, now_ns=now_ns)
-        else:
-            with self.open() as store:
-                found = diagnose(store, self.manifest(), now_ns=now_ns, stacks_dir=self.run.stacks)
-        self._last_diagnosis = (version, found)
-        return found
+        with self._diagnosing:  # the table of runs, the Overview and a comparison may ask for it at the same time
+            known = self._last_diagnosis
+            if known is not None and known[0] == version:
+                return known[1]
+            now_ns = stored_until_ns(self.run) if self.is_watched else None
+            if self.size_bytes() >= JUDGED_APART_BYTES:
+                with self.open():  # ingests the tapes of a run without a watch
+                    pass
+                found = diagnose_in_process(self.run, now_ns=now_ns)
+            else:
+                with self.open() as store:
+                    found = diagnose(store, self.manifest(), now_ns=now_ns, stacks_dir=self.run.stacks)
+            self._last_diagnosis = (version, found)
+            return found
 
     def _may_grow(self) -> bool:
         """Return True if its last state was that of a live run; an unknown one is none, or the first is asked twice."""

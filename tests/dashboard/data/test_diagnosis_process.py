@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from analyzers.diagnose import diagnose
+from analyzers.diagnose import Diagnosis, diagnose
 from analyzers.report.json import to_json
 from dashboard.data import run_access as access
 from dashboard.data.background_answers import Answers
@@ -43,6 +44,25 @@ def test_a_large_run_is_diagnosed_there_once_for_a_version(run: RunDir, monkeypa
     assert one.diagnosis().value is answer.value
     assert one._diagnosed((one.version(), one.is_watched)) is answer.value, "Compare uses it too"
     assert asked == [run]
+
+
+def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, found, second = RunAccess(run, Answers()), [], []
+    also = threading.Thread(target=lambda: second.append(one._diagnosed("version")))
+
+    def diagnosed(*_: object, **__: object) -> Diagnosis:
+        with Store.open(run) as store:
+            found.append(diagnose(store, run.manifest()))
+        if len(found) == 1:
+            also.start()
+            also.join(0.3)  # a second diagnosis of the same version would be over by then
+        return found[-1]
+
+    monkeypatch.setattr(access, "JUDGED_APART_BYTES", 1)
+    monkeypatch.setattr(access, "diagnose_in_process", diagnosed)
+    first = one._diagnosed("version")
+    also.join()
+    assert len(found) == 1 and second == [first]
 
 
 def test_what_the_child_says_of_a_run_that_cannot_be_read_is_said(tmp_path: Path) -> None:
