@@ -72,4 +72,8 @@ if __name__ == "__main__":
     skip_start_check()
     import_pages()
     sys.argv = ["streamlit", "run", str(APP), *sys.argv[1:]]
-    cli.main()
+    try:
+        cli.main()
+    except SystemExit as ended:
+        # At once: Python would wait for each query and diagnosis that runs in a thread, minutes for a large run.
+        os._exit(ended.code if isinstance(ended.code, int) else bool(ended.code))

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -104,3 +105,18 @@ def is_gone(pid: int) -> bool:
         return " Z " in Path(f"/proc/{pid}/stat").read_text()
     except (ProcessLookupError, FileNotFoundError):
         return True
+
+
+def test_a_server_that_is_stopped_waits_for_no_query() -> None:
+    program = (
+        "import os, runpy, threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from streamlit.web import cli\n"
+        "def main():\n"
+        "    ThreadPoolExecutor(1).submit(threading.Event().wait)\n"
+        "    raise SystemExit(0)\n"
+        "cli.main = main\n"
+        "os.environ['RANKSCOPE_DASHBOARD_PARENT'] = str(os.getppid())\n"
+        "runpy.run_module('dashboard.serve', run_name='__main__')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0
