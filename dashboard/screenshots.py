@@ -23,7 +23,7 @@ from dashboard.launch import DashboardError, DashboardServer
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-__all__ = ["PAGES", "PENDING", "SETTLED", "browser_path", "main"]
+__all__ = ["PAGES", "PENDING", "SETTLED", "browser_path", "main", "wait_until_whole"]
 
 PAGES = {
     "home": "", "overview": "overview", "findings": "findings", "goodput": "goodput", "ranks": "ranks",
@@ -40,6 +40,8 @@ SETTLED = '[data-testid="stApp"][data-test-script-state="notRunning"]'
 """The page's script has ended."""
 PENDING = "[data-testid=stCaptionContainer]:has-text('Loading more')"
 """The foot of a page while a part of it is computed."""
+_IS_WHOLE = """([settled, pending]) => document.querySelector(settled) !== null &&
+  ![...document.querySelectorAll(pending)].some(foot => foot.innerText.includes('Loading more'))"""
 
 
 def browser_path() -> str | None:
@@ -83,14 +85,18 @@ def take(url: str, out: Path, *, pages: list[str], themes: list[str], widths: li
 def _picture(page: Page, width: int) -> bytes:
     page.set_viewport_size({"width": width, "height": 900})
     page.wait_for_selector("h1", timeout=60_000)
-    for _ in range(2):  # between two parts the page may look complete
-        page.wait_for_selector(SETTLED, timeout=60_000)
-        page.wait_for_selector(PENDING, state="detached", timeout=120_000)
-        page.wait_for_timeout(800)  # charts are drawn after their data have come
+    wait_until_whole(page, timeout_ms=120_000)
+    page.wait_for_timeout(800)  # charts are drawn after their data have come
     height = page.evaluate("document.querySelector('[data-testid=stMainBlockContainer]').scrollHeight")
     page.set_viewport_size({"width": width, "height": int(min(MAX_HEIGHT, max(600, height + 24)))})
     page.wait_for_timeout(1_500)
     return page.screenshot()
+
+
+def wait_until_whole(page: Page, *, timeout_ms: float) -> None:
+    """Wait until the script has ended with nothing left to compute: between two runs of it the foot is gone, too."""
+    caption = PENDING.partition(":")[0]
+    page.wait_for_function(_IS_WHOLE, arg=[SETTLED, caption], timeout=timeout_ms)
 
 
 def small(png: bytes) -> bytes:

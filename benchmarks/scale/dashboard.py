@@ -37,7 +37,7 @@ from benchmarks.harness import argument_parser, write_json
 from benchmarks.scale.full_run import make_full_run
 from dashboard.frame import POLL_S
 from dashboard.launch import DashboardServer
-from dashboard.screenshots import PAGES, PENDING, SETTLED, browser_path
+from dashboard.screenshots import PAGES, PENDING, SETTLED, browser_path, wait_until_whole
 from probes.tape.rundir import RunDir
 from store.database import connect_writer
 
@@ -71,8 +71,7 @@ def click(page: Page, name: str) -> tuple[float, float]:
     page.wait_for_selector(f"h1:has-text('{LINKS.get(name, name.capitalize())}')", timeout=120_000)
     page.wait_for_selector(f"{SETTLED}, {PENDING}", timeout=300_000, state="attached")
     drawn_s = time.perf_counter() - begun
-    page.wait_for_selector(PENDING, state="detached", timeout=600_000)
-    page.wait_for_selector(SETTLED, timeout=60_000)
+    wait_until_whole(page, timeout_ms=600_000)
     return drawn_s, time.perf_counter() - begun
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dashboard import screenshots
 from dashboard.launch import DashboardServer
-from dashboard.screenshots import COLOURS, PAGES, PENDING, SETTLED, WIDTHS, browser_path, main
+from dashboard.screenshots import COLOURS, PAGES, WIDTHS, browser_path, main, wait_until_whole
 from tests.depth import later
 from tests.factories import make_run
 from tests.waiting import wait_for
@@ -87,8 +87,7 @@ def test_no_page_scrolls_sideways_and_no_tile_is_cut(run: Path, opened: tuple[st
     page.set_viewport_size({"width": 1440, "height": 1000})
     page.goto(f"{url}/{PAGES[name]}" + (f"?run={run.name}" if PAGES[name] else ""))
     page.wait_for_selector("h1")
-    page.wait_for_selector(SETTLED)
-    page.wait_for_selector(PENDING, state="detached")
+    wait_until_whole(page, timeout_ms=120_000)
     for width in (1440, 800, 390):
         page.set_viewport_size({"width": width, "height": 1000})
         for theme in ("light", "dark"):

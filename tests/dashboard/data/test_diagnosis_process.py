@@ -62,7 +62,8 @@ def test_who_asks_while_a_diagnosis_runs_gets_that_one(run: RunDir, monkeypatch:
     monkeypatch.setattr(access, "diagnose_in_process", diagnosed)
     first = one._diagnosed("version")
     also.join()
-    assert len(found) == 1 and second == [first]
+    assert len(found) == 1
+    assert second == [first]
 
 
 def test_what_the_child_says_of_a_run_that_cannot_be_read_is_said(tmp_path: Path) -> None:
