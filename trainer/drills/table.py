@@ -170,7 +170,7 @@ def totals(tally: Tally) -> str:
     ]
     asked = sum(len(row.score.answers) for row in tally.rows)
     return (
-        f"[bold]{len(tally.rows)} runs, {asked} findings asked for[/]   recall {share(tally.recall)}   precision "
+        f"[bold]{len(tally.rows)} runs, {asked} findings expected[/]   recall {share(tally.recall)}   precision "
         f"{share(tally.precision)}   right rank {share(tally.right_rank)}   right cause {share(tally.right_cause)}\n"
         f"unrecovered {tally.unrecovered}   goodput {share(tally.goodput)}"
         + (f"   median {', '.join(seconds)}" if seconds else "")

@@ -54,7 +54,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "oom": Kind(
         fault_id="F44",
-        what="a rank asks for more memory than there is",
+        what="a rank allocates more memory than there is",
         expected=(Expected(("rank_lost",), ("out_of_memory",)),),
         recovery="restarts",
     ),
@@ -68,7 +68,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "skip_collective": Kind(
         fault_id="F10",
-        what="a rank leaves one all-reduce out",
+        what="a rank skips one all-reduce",
         expected=_stuck("skipped", "not_entered"),
         recovery="restarts",
         needs="ranks",
@@ -82,21 +82,21 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "wrong_size": Kind(
         fault_id="F9",
-        what="a rank brings twice the elements to an all-reduce",
+        what="a rank passes twice the elements to an all-reduce",
         expected=_stuck("mismatch_size"),
         recovery="restarts",
         needs="ranks",
     ),
     "wrong_dtype": Kind(
         fault_id="F9",
-        what="a rank brings another element type to an all-reduce",
+        what="a rank passes another element type to an all-reduce",
         expected=_stuck("mismatch_dtype"),
         recovery="restarts",
         needs="ranks",
     ),
     "order_inversion": Kind(
         fault_id="F11",
-        what="two ranks take two groups in opposite order",
+        what="two ranks use two groups in opposite order",
         expected=_stuck("order_inversion", rank="among"),
         recovery="restarts",
         armed_everywhere=True,
@@ -189,7 +189,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "divergence": Kind(
         fault_id="F27",
-        what="the learning rate grows by a third from step to step, and does not stop",
+        what="the learning rate keeps growing by a third per step",
         expected=(Expected(("loss_spike", "divergence"), ("learning_rate", "divergence", "trend"), "none"),),
         recovery="stops",
         keys=_LASTING,
@@ -303,7 +303,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "torn_checkpoint": Kind(
         fault_id="F33",
-        what="a shard of the newest checkpoint loses its end, and the rank is killed",
+        what="a shard of the newest checkpoint is truncated, and the rank is killed",
         expected=(_LOST,),
         recovery="restarts",
         settings=("checkpoint.memory_survives=false",),
@@ -323,7 +323,7 @@ CATALOGUE: dict[str, Kind] = {
     ),
     "disk_full": Kind(
         fault_id="F35",
-        what="the kernel lets a rank write no file longer than 64 KiB",
+        what="a rank cannot write files longer than 64 KiB",
         expected=(Expected(("checkpoint_failed",), ("failed",), "none"),),
         keys=("step", "rank", "until"),
         settings=("checkpoint.interval=5",),
@@ -342,7 +342,7 @@ CATALOGUE: dict[str, Kind] = {
     # Two at once.
     "kill_in_recovery": Kind(
         fault_id="F45",
-        what="a rank makes a NaN and is killed while the run goes back",
+        what="a rank makes a NaN and is killed during the rollback",
         expected=(Expected(("non_finite",), ("backward",)), _LOST),
         recovery="restarts",
         keys=("step", "rank", "parameter"),

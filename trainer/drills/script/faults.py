@@ -72,18 +72,18 @@ SCRIPT_FAULTS: dict[str, ScriptFault] = {
     "stop": _stuck("a rank is stopped (SIGSTOP)", "stopped"),
     "gil": _stuck("a rank hangs in C and holds Python's lock", "gil", "not_entered", "busy"),
     "wrong_size": ScriptFault(
-        what="a rank makes an all-reduce of another size", kinds=("hang",), hangs=True, is_among=True,
+        what="a rank passes another size to an all-reduce", kinds=("hang",), hangs=True, is_among=True,
         causes=("mismatch_size", "mismatch_operation"),
     ),
     # With a call of the same size next, the job goes on; in a group that ends with it, others wait for the last one.
     "skip_collective": ScriptFault(
-        what="a rank leaves its all-reduces of one step out", kinds=("desync", "hang"), causes=("skipped",), hangs=True,
+        what="a rank skips its all-reduces of one step", kinds=("desync", "hang"), causes=("skipped",), hangs=True,
         allowed=("hang",),
     ),
     "nan_batch": ScriptFault(what="a rank's batch holds a NaN", kinds=("non_finite",), causes=("forward", "data")),
     "inf_batch": ScriptFault(what="a rank's batch holds an Inf", kinds=("non_finite",), causes=("forward", "data")),
     "memory": ScriptFault(
-        what="a rank keeps 4 MB more a step", kinds=("memory_growth",), lasts=True, allowed=("straggler",),
+        what="a rank leaks 4 MB per step", kinds=("memory_growth",), lasts=True, allowed=("straggler",),
         least_steps=300, least_s=20.0,  # memory is read once a second
     ),
     "slow_disk": ScriptFault(
