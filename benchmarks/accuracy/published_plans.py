@@ -71,7 +71,7 @@ PUBLISHED: Sequence[Published] = (
         name="Llama 2 70B", source="Llama 2 paper, table 2", gpu="a100", num_gpus=2048, sequences=1024 * 2,
         model=_model(32000, 8192, 80, 64, 8, 28672, 4096), layout="not published",
         parallel={"dp_shard": 256, "dp_replicate": 1, "tp": 8}, train=_EACH, tokens=2e12, gpu_hours=1_720_320,
-        note="a batch of 4 M tokens would be half a sequence for each GPU: 8 M here",
+        note="planned with a batch of 8 M tokens: 4 M would be half a sequence per GPU",
     ),
     Published(
         name="Llama 3 8B", source="Llama 3 model card", gpu="h100", num_gpus=1024, sequences=1024,
@@ -93,7 +93,7 @@ PUBLISHED: Sequence[Published] = (
         name="OLMo 2 32B", source="OLMo 2 32B release notes", gpu="h100", num_gpus=1024, sequences=2048,
         model=_model(100352, 5120, 64, 40, 8, 27648, 4096), layout="HSDP on 1,280 GPUs",
         parallel={"dp_replicate": 32, "dp_shard": 32}, train={"activation_checkpointing": "selective", **_EACH},
-        mfu=0.38, note="1,024 GPUs here, so that the batch divides",
+        mfu=0.38, note="planned with 1,024 GPUs, so that the batch divides",
     ),
     Published(
         name="DeepSeek-V3", source="DeepSeek-V3 report, table 1, section 3.2", gpu="h100", num_gpus=2048,
@@ -101,8 +101,8 @@ PUBLISHED: Sequence[Published] = (
                                       expert_dim=2048),
         layout="ep 64 x pp 16 x ZeRO-1, fp8, DualPipe", parallel={"ep": 64, "pp": 16, "dp_shard": 2}, train=_FULL,
         tokens=14.8e12, gpu_hours=2.664e6,
-        note="H800 there: the same peak, less than half of the NVLink; 14,336 sequences for 15,360, so that it "
-        "divides; no latent attention, shared expert, dense layers, fp8",
+        note="it used H800: the same peak, less than half the NVLink bandwidth; planned with 14,336 sequences instead of "
+        "15,360, so that they divide, and without latent attention, shared expert, dense layers and fp8",
     ),
     Published(
         name="Mixtral 8x7B", source="README of Megatron Core's MoE (468 TFLOP/s; its reference mapping)",
