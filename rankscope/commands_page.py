@@ -14,11 +14,9 @@ from typing import Any
 import typer.main
 
 from rankscope.cli import app
+from rankscope.help_text.plain_command import placeholder
 
 __all__ = ["markdown"]
-
-_KINDS = {int: "N", float: "NUMBER"}
-"""Placeholder for an option's value, by the type of its default."""
 
 _SEVERAL = 3
 """Commands from which a parameter of the same meaning is explained once for all."""
@@ -95,7 +93,7 @@ def _argument(argument: Any) -> str:
 
 
 def _option(option: Any) -> str:
-    value = "" if option.is_flag else option.metavar or _KINDS.get(type(option.default), "TEXT")
+    value = "" if option.is_flag else placeholder(option, None)
     names = (*option.opts, *option.secondary_opts)
     return ", ".join(f"`{name} {value}`" if value and name == names[-1] else f"`{name}`" for name in names)
 

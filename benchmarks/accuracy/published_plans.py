@@ -101,8 +101,8 @@ PUBLISHED: Sequence[Published] = (
                                       expert_dim=2048),
         layout="ep 64 x pp 16 x ZeRO-1, fp8, DualPipe", parallel={"ep": 64, "pp": 16, "dp_shard": 2}, train=_FULL,
         tokens=14.8e12, gpu_hours=2.664e6,
-        note="it used H800: the same peak, less than half the NVLink bandwidth; planned with 14,336 sequences instead of "
-        "15,360, so that they divide, and without latent attention, shared expert, dense layers and fp8",
+        note="it used H800: the same peak, less than half the NVLink bandwidth; planned with 14,336 sequences instead "
+        "of 15,360, so that they divide, and without latent attention, shared expert, dense layers and fp8",
     ),
     Published(
         name="Mixtral 8x7B", source="README of Megatron Core's MoE (468 TFLOP/s; its reference mapping)",

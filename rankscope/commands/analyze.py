@@ -57,7 +57,7 @@ def analyze(
     Flight-recorder dumps, profiler traces, NCCL's RAS and inspector:  rankscope analyze dumps/ traces/ ras.json
 
     A run that is published to an address (publish.address), live or not:  rankscope analyze s3://lake/rankscope/run-7
-    (of the address of several the newest)
+    (or s3://lake/rankscope, for the newest run there)
 
     A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
 

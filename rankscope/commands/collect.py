@@ -21,7 +21,7 @@ def collect(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The run's folder of each node.")],
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="New folder, or one made by collect.")],
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="Copy checkpoints too.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Merge although the names of the runs differ.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Merge even if the names of the runs differ.")] = False,
     output: FormatOption = "text",
 ) -> None:
     """Merge the folders of a run whose nodes wrote to their own disks, for analyze, report and dashboard.

@@ -21,19 +21,20 @@ EPILOG = (
 
 def collect_evidence(
     into: Annotated[Path, typer.Option("--into", metavar="DIR", help="Folder for the archive of this node.")] = Path(),
-    log: Annotated[list[Path] | None, typer.Option("--log", metavar="FILE", help="A log to take along.")] = None,
+    log: Annotated[list[Path] | None, typer.Option("--log", metavar="FILE", help="A log to include.")] = None,
     pid: Annotated[
         list[int] | None,
         typer.Option("--pid", metavar="PID", help="A process of the job (default: all with RANK set)."),
     ] = None,
     max_mb: Annotated[
-        int, typer.Option("--max-mb", min=1, metavar="MB", help="Contents of the archive at most; the rest is listed.")
+        int,
+        typer.Option("--max-mb", min=1, metavar="MB", help="Maximum size of the contents; what is left out is listed."),
     ] = 1024,
     output: FormatOption = "text",
 ) -> None:
     """Gather stacks, dumps, RAS, dmesg, nvidia-smi and logs of this node into one archive for `analyze`.
 
-    For a job that hangs now, on every node at the same moment; the job continues. Missing evidence is listed.
+    Run it on every node of a hanging job at the same moment; the job continues. Missing evidence is listed.
     Exit codes: 0 the archive was written, 2 it was not.
     """
     as_json = wants_json(output)

@@ -29,7 +29,8 @@ def compare(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Two runs: what changed. More, or other numbers of ranks: how they scale.", metavar="RUN..."
+            help="Two runs show what changed; more runs, or different numbers of ranks, how they scale.",
+            metavar="RUN...",
         ),
     ],
     output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",
@@ -41,15 +42,15 @@ def compare(
         typer.Option(
             "--fail-on",
             metavar="slower[:PERCENT]|loss|findings|critical",
-            help="Exit 1 if the second run is slower (the whole 95 % interval above PERCENT, 5 if not given), its loss "
-            "is higher beyond the noise (loss), it has a finding that the first has not (findings) or a critical one "
-            "(critical), or if too few steps were recorded to tell; repeatable.",
+            help="Exit 1 if the second run is slower (slower: the whole 95 % interval is above PERCENT, by default 5), "
+            "has a loss higher by more than the noise (loss), a finding that the first lacks (findings) or a critical "
+            "one (critical), or if too few steps were recorded to tell; repeatable.",
         ),
     ] = None,
 ) -> None:
     """Show what changed between two runs (settings, speed, phases, loss, findings, goodput), or how several scale.
 
-    Exit codes: 0, 1 if something that --fail-on names is so, 2 wrong options or no such run.
+    Exit codes: 0 passed, 1 a --fail-on condition holds, 2 wrong options or no such run.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")

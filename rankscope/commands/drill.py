@@ -27,13 +27,13 @@ def drill(
     ] = None,
     script: Annotated[
         str,
-        typer.Option("--script", metavar="'FILE ARGUMENTS'", help="Drill your own script; or '-m MODULE ...'."),
+        typer.Option("--script", metavar="'FILE ARGUMENTS'", help="Drill your own script, or '-m MODULE ...'."),
     ] = "",
     faults: Annotated[
         str,
         typer.Option("--faults", metavar="all|F2,nan_grad,...", help="Faults to inject; A+B injects both in one run."),
     ] = "all",
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each fault, at other steps and ranks.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per fault, at different steps and ranks.")] = 1,
     mesh: Annotated[
         str, typer.Option("--mesh", metavar="ddp,fsdp,...", help=f"Layouts to try: {', '.join(MESHES)}.")
     ] = "config",
@@ -51,7 +51,7 @@ def drill(
 ) -> None:
     """Train your configuration with faults injected one after the other; report what was detected and recovered.
 
-    With --script it is your own script, unchanged, as `rankscope run` launches it: `--faults slow,kill,...`.
+    With --script, `rankscope run` launches your own script, unchanged, with faults such as slow, kill and hang.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")

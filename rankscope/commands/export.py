@@ -42,7 +42,7 @@ def export(
     path: Annotated[
         str,
         typer.Argument(
-            help="Folder of a run or of a checkpoint; of weights also a run's address, s3://...",
+            help="Folder of a run or checkpoint; for weights also a run's address (s3://...).",
             metavar="RUN|CHECKPOINT",
         ),
     ],

@@ -38,8 +38,8 @@ def fleet(
     """Rank hosts and devices over many runs: hours, incidents by kind, and which have more than chance explains.
 
     Runs of the same configuration are compared in the order of their starts: where their speed changed for good, and
-    which versions changed with it. A finished run is diagnosed once and remembered in RUNS_DIR/.fleet. Intervals are
-    those of 90 %.
+    which versions changed with it. A finished run is diagnosed once and remembered in RUNS_DIR/.fleet. Intervals
+    cover 90 %.
     """
     if output not in ("text", "json", "prometheus"):
         fail(f"--format {output}: choose text, json or prometheus")

@@ -19,12 +19,13 @@ EPILOG = "\b\nExamples:\nrankscope mcp runs/\nrankscope mcp runs/ --port 8765"
 def mcp(
     runs: Annotated[Path, typer.Argument(help="Folder of runs.", metavar="[RUNS_DIR]")] = Path("runs"),
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Serve HTTP on 127.0.0.1 instead of standard input; 0: no.")
+        int,
+        typer.Option("--port", min=0, max=65535, help="Serve HTTP on this port of 127.0.0.1; 0: use standard input."),
     ] = 0,
 ) -> None:
     """Answer an agent's questions about runs: verdict, findings, account, SQL, stacks, comparison, runbook.
 
-    It only reads, and only runs of the folder. On standard input and output, or on 127.0.0.1 with --port.
+    It reads only the runs of this folder and writes nothing. It uses standard input and output, or HTTP with --port.
     """
     import importlib.util
 

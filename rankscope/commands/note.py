@@ -29,7 +29,7 @@ def note(
 ) -> None:
     """Keep tags and a note with runs. Without options, print them.
 
-    They are in `notes.json` of each run's folder; the dashboard shows them and filters by them, and writes none.
+    They are in `notes.json` of each run's folder. The dashboard shows and filters by them, but cannot change them.
     """
     as_json = wants_json(output)
     from probes.tape.rundir import RunDir, RunError

@@ -39,7 +39,7 @@ def plan(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one setting; repeatable."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, help="Number of devices. Default: those of a fixed layout, else 8.")
+        int | None, typer.Option("--gpus", min=1, help="Number of devices. Default: what a fixed layout needs, else 8.")
     ] = None,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="Devices per node.")] = 8,
     gpu: Annotated[
@@ -63,15 +63,15 @@ def plan(
         Path | None, typer.Option("--hardware", metavar="FILE", help="TOML file with devices and links to add.")
     ] = None,
     host_memory: Annotated[
-        str, typer.Option("--host-memory", metavar="2TB", help="Memory of a node's host. Default: any amount.")
+        str, typer.Option("--host-memory", metavar="2TB", help="Host memory of a node. Default: unlimited.")
     ] = "",
     tokens: Annotated[
         str,
-        typer.Option("--tokens", metavar="300B", help="Also estimate time, GPU-hours, energy of so many tokens."),
+        typer.Option("--tokens", metavar="300B", help="Also estimate time, GPU-hours and energy for this many tokens."),
     ] = "",
     price_per_gpu_hour: Annotated[
         float | None,
-        typer.Option("--price-per-gpu-hour", min=0, help="With --tokens or --gpu-hours: price, in the same currency."),
+        typer.Option("--price-per-gpu-hour", min=0, help="With --tokens or --gpu-hours: also estimate the price."),
     ] = None,
     failures: Annotated[
         float | None,
@@ -81,11 +81,11 @@ def plan(
     ] = None,
     gpu_hours: Annotated[
         float | None,
-        typer.Option("--gpu-hours", min=0, help="Also estimate the tokens, and the best size, for so many GPU-hours."),
+        typer.Option("--gpu-hours", min=0, help="Also estimate the tokens and best model size for this budget."),
     ] = None,
     calibrate: Annotated[
         Path | None,
-        typer.Option("--calibrate", metavar="RUN", help="Correct all times by the first steps of a run."),
+        typer.Option("--calibrate", metavar="RUN", help="Scale all times to those measured in a run."),
     ] = None,
     ladder: Annotated[bool, typer.Option(help="Also try every other layout, the simplest first.")] = True,
     output: Annotated[str, typer.Option("--format", help="Output: text or json.", metavar="text|json")] = "text",

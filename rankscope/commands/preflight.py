@@ -30,7 +30,7 @@ EPILOG = (
 
 def preflight(
     output: FormatOption = "text",
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for a warning too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Also exit with 1 on a warning.")] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--env", metavar="NAME", help="Compare this environment variable too; repeatable."),
@@ -43,9 +43,10 @@ def preflight(
         Path, typer.Option("--runs", metavar="FOLDER", help="Folder in which runs will be written.")
     ] = Path("runs"),
     nproc_per_node: Annotated[
-        int, typer.Option("--nproc-per-node", min=0, help="Ranks, without a launcher; 0: one a GPU, or one.")
+        int,
+        typer.Option("--nproc-per-node", min=0, help="Ranks to start without a launcher; 0: one per GPU, else one."),
     ] = 0,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Wait so many seconds for a rank.")] = 120.0,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds to wait for a rank.")] = 120.0,
     tune: Annotated[
         list[str] | None,
         typer.Option(

@@ -35,20 +35,22 @@ def prepare(
         str, typer.Option("--field", help="Field or column of the text. Default: text or content.", metavar="NAME")
     ] = "",
     document: Annotated[
-        str, typer.Option("--document", help="A document of a text file: file or line.", metavar="file|line")
+        str, typer.Option("--document", help="What a document is in a text file: file or line.", metavar="file|line")
     ] = "file",
     end_token: Annotated[
         str, typer.Option("--end-token", help="Token after each document. Default: the tokenizer's.", metavar="TOKEN")
     ] = "",
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count what is no document, instead of stopping.")
+        bool, typer.Option("--skip-bad", help="Skip and count invalid documents instead of stopping.")
     ] = False,
     processes: Annotated[
-        int, typer.Option("--processes", min=0, help="Processes; the output does not depend on it. 0 = one a core.")
+        int, typer.Option("--processes", min=0, help="Number of processes, 0: one per core. The output stays the same.")
     ] = 0,
     shard_mb: Annotated[
         int,
-        typer.Option("--shard-mb", min=1, max=4096, help="MB of text a shard; a killed process repeats one at most."),
+        typer.Option(
+            "--shard-mb", min=1, max=4096, help="MB of text per shard; a kill repeats at most one per process."
+        ),
     ] = 64,
     output: FormatOption = "text",
 ) -> None:

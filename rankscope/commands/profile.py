@@ -32,7 +32,7 @@ def profile(
     ranks: Annotated[str, typer.Option("--ranks", metavar="RANK,...", help="Ranks to profile.")] = "0",
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps, at most 100.", min=1, max=100)] = 3,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the traces; 0 = not.", min=0)
+        float, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the traces; 0: do not wait.", min=0)
     ] = 120.0,
     output: FormatOption = "text",
 ) -> None:

@@ -16,13 +16,13 @@ EPILOG = "\b\nExample:\nrankscope rebuild runs/latest"
 def rebuild(
     run: RunArgument,
     force: Annotated[
-        bool, typer.Option("--force", help="Also if rows are lost that the tapes no longer have; keeps the old store.")
+        bool, typer.Option("--force", help="Rebuild even if rows that the tapes lack are lost; keeps the old store.")
     ] = False,
     output: FormatOption = "text",
 ) -> None:
     """Rebuild a run's store from its tapes, e.g. after it was deleted or damaged.
 
-    Exit code 2 and no change if the store has rows that the tapes no longer have.
+    If the store has rows that the tapes no longer have, nothing changes and the exit code is 2.
     """
     as_json = wants_json(output)
     from probes.tape.rundir import RunDir, RunError

@@ -43,10 +43,9 @@ def run(
 
     All options of torchrun are passed on (--nproc-per-node, --nnodes, --rdzv-endpoint, --max-restarts, -m, ...). With
     --no-python it starts a program in any language and records its NCCL calls. In addition, --run-dir DIR sets the
-    folder of the run, --run-name NAME the beginning
-    of its name (NAME-DATE-TIME), and --set SECTION.KEY=VALUE, repeatable, a setting of its records or of
-    `watch` (sections: probes, profiler, recovery, metrics, alerts, otel, publish, trackers). On one machine no
-    rendezvous options are needed.
+    folder of the run, --run-name NAME the beginning of its name (NAME-DATE-TIME), and --set SECTION.KEY=VALUE
+    (repeatable) a setting of recording or `watch` (sections: probes, profiler, recovery, metrics, alerts, otel,
+    publish, trackers). On one machine no rendezvous options are needed.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException

@@ -35,7 +35,7 @@ def share(
     ] = None,
     last_steps: Annotated[
         int | None,
-        typer.Option("--last-steps", min=1, help="Take rows of the newest steps only; reports cover all steps."),
+        typer.Option("--last-steps", min=1, help="Include rows of the newest steps only; reports cover all steps."),
     ] = None,
     output: FormatOption = "text",
 ) -> None:

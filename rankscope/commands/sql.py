@@ -27,10 +27,10 @@ def sql(
         str, typer.Option("--format", help="Output: text, csv or json.", metavar="text|csv|json")
     ] = "text",
     tables: Annotated[bool, typer.Option("--tables", help="List the tables and their rows, and exit.")] = False,
-    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Rows at most.")] = 1000,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Maximum number of rows.")] = 1000,
     limit_s: Annotated[float, typer.Option("--limit-s", min=0.1, help="Time limit (seconds).")] = 30.0,
 ) -> None:
-    """Query a run's records with SQL, also while it trains. It only reads, and reaches no other file.
+    """Query a run's records with SQL, also while it trains. Read-only, without access to other files.
 
     The statement runs in a separate process, with 1 GiB of memory; it is ended at the time limit.
     Tables and columns: docs/schema.md. Exit code 2: the statement failed; stderr says why.

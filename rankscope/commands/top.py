@@ -29,15 +29,15 @@ LINES_IN_A_PIPE = 72
 
 def top(
     run: RunArgument,
-    once: Annotated[bool, typer.Option("--once", help="Print the table once. Default where no terminal is.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once. Default without a terminal.")] = False,
     every_s: Annotated[float, typer.Option("--every-s", min=0.2, help="Seconds between two refreshes.")] = 1.0,
     output: FormatOption = "text",
 ) -> None:
     """Show every rank of a run, those in trouble first: state, step, own work, waiting, and what it is doing now.
 
-    Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. Where the
-    ranks do not fit on the screen, those in trouble keep their rows and the others are folded by what they do. It ends
-    with q, Ctrl-C or the run; of a run that has ended, the findings are those of `rankscope analyze`. JSON comes once.
+    Own work and waiting are medians of the newest 50 steps. "for" is the time since the rank's newest record. If the
+    screen is too small, ranks in trouble keep their rows and the others are grouped by what they do. It ends with q,
+    Ctrl-C or the run's end; for a run that has ended, findings are those of `rankscope analyze`. JSON is printed once.
     """
     as_json = wants_json(output)
     from analyzers.report.json import plain

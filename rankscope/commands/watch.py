@@ -23,8 +23,10 @@ def watch(
         str, typer.Option(metavar="HOST:PORT", help="Address for /metrics. Default: the one in the configuration.")
     ] = "",
     tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Certificate chain, to listen beyond loopback.")] = "",
-    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
-    token_file: Annotated[str, typer.Option(metavar="FILE", help="Bearer token that a scrape must show.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Private key of the certificate.")] = "",
+    token_file: Annotated[
+        str, typer.Option(metavar="FILE", help="File with the bearer token that scrapes must send.")
+    ] = "",
 ) -> None:
     """Record and supervise a run that trains on this node (`train` starts it by itself)."""
     from watch.node_process import run_watch

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["PlainCommand", "PlainGroup"]
+__all__ = ["PlainCommand", "PlainGroup", "placeholder"]
 
 MAX_WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
@@ -117,11 +117,13 @@ def _argument(param: Any) -> str:
 
 def _option(param: Any, ctx: Any) -> str:
     names = ", ".join((*param.opts, *param.secondary_opts))
-    return names if param.is_flag else f"{names} {param.metavar or _value(param, ctx)}"
+    return names if param.is_flag else f"{names} {placeholder(param, ctx)}"
 
 
-def _value(param: Any, ctx: Any) -> str:
+def placeholder(param: Any, ctx: Any) -> str:
     """Placeholder of an option's value in the help."""
+    if param.metavar:
+        return str(param.metavar)
     choices = _choices(param, ctx)
     if choices:
         joined = "|".join(choices)
@@ -143,7 +145,7 @@ def _text(param: Any, ctx: Any) -> str:
     """The help of an option, with its default where there is one to name."""
     text = _one_line(param.help or "")
     choices = [] if param.metavar else _choices(param, ctx)
-    if choices and _value(param, ctx) == "NAME":
+    if choices and placeholder(param, ctx) == "NAME":
         text = f"{text} One of {', '.join(choices)}."
     default = param.default
     is_named = isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != ""

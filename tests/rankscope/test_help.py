@@ -78,3 +78,14 @@ def test_help_fits_the_terminal_and_shows_no_type_of_python(columns: int) -> Non
 def test_commands_are_in_five_groups() -> None:
     commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
     assert len({command.rich_help_panel for command in commands}) == 5
+
+
+def test_the_page_of_commands_shows_the_placeholders_of_the_help() -> None:
+    """An option without a default was TEXT on the page, whatever its type: `--gpus TEXT` for `--gpus N`."""
+    runner = CliRunner()
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    for section in page.split("\n## ")[1:]:
+        name = section.split("\n", 1)[0]
+        printed = runner.invoke(app, [name, "--help"], env={"COLUMNS": "100", "NO_COLOR": "1"}).stdout
+        for option in re.findall(r"(?m)^- `(--[^` ]+ [^`]+)`", section):
+            assert option in printed, (name, option)
