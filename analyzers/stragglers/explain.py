@@ -40,9 +40,9 @@ def _straggler(finding: Finding) -> str:
     caused: Any = of.get("caused_wait_ratio")
     share = ""
     if is_number(caused) and round(caused, 2):
-        share = f", causing {percent(caused)} of the waiting in collectives"
+        share = f"caused {percent(caused)} of the waiting in collectives"
     if not phases:  # known from arrivals alone
-        return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share}."
+        return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share and f' and {share}'}."
     where = ""
     if of.get("measured_by") and not of.get("place"):
         is_cpu_time = of["measured_by"] == "CPU time"
@@ -52,7 +52,7 @@ def _straggler(finding: Finding) -> str:
     total = of.get("excess_ms")
     if gaps and is_number(total) and abs(excess.get(gaps[0], 0) - total) >= SHARED.equal_ratio * total:  # type: ignore[operator]
         phases += f", all together {total:+.1f} ms"
-    return f"Against {others}: {phases}{share}.{_profile(of) or _line(of) or where}"
+    return f"Against {others}: {phases}{share and f'. It {share}'}.{_profile(of) or _line(of) or where}"
 
 
 def _profile(of: Mapping[str, Any]) -> str:
