@@ -42,7 +42,8 @@ def _straggler(finding: Finding) -> str:
     if is_number(caused) and round(caused, 2):
         share = f"caused {percent(caused)} of the waiting in collectives"
     if not phases:  # known from arrivals alone
-        return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share and f' and {share}'}."
+        share = share and f" and {share}"
+        return f"It came last into {percent(of.get('arrives_last_ratio'))} of the collectives{share}."
     where = ""
     if of.get("measured_by") and not of.get("place"):
         is_cpu_time = of["measured_by"] == "CPU time"

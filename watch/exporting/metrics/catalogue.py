@@ -105,7 +105,7 @@ _ALL: tuple[Metric, ...] = (
         "Time",
         ("time_seconds", "gauge", "seconds", ("category",),
          "Wall time of the run by category, mean over the ranks; the categories add up to the wall time."),
-        ("goodput_ratio", "gauge", "ratio", (), "Share of the wall time in which ranks computed, in steps that were kept."),
+        ("goodput_ratio", "gauge", "ratio", (), "Share of the wall time in which ranks computed kept steps."),
         ("exposed_communication_ratio", "gauge", "ratio", (), "Share of the newest steps blocked in transfers."),
         ("bubble_ratio", "gauge", "ratio", (), "Share of the run in which a stage of the pipeline had no work."),
         ("bubble_planned_ratio", "gauge", "ratio", (),
