@@ -113,6 +113,6 @@ def phases_line(phases: Sequence[Mapping[str, Any]]) -> str:
     parts = [f"{percent(one['share_ratio'])} {one['name']}" for one in phases]
     longest = phases[0]
     return (
-        f"Of the time of the steps: {', '.join(parts)}. "
-        f"The slowest is {longest['name']}: {number(longest['own_ms'], 4)} ms a step."
+        f"Of step time: {', '.join(parts)}. "
+        f"The slowest is {longest['name']}: {number(longest['own_ms'], 4)} ms per step."
     )

@@ -38,8 +38,8 @@ def test_the_longest_comes_first_with_training_among_them() -> None:
     ]  # fmt: skip
     line = phases_line([{"name": one.name, "own_ms": one.own_ms, "share_ratio": one.share_ratio} for one in found])
     assert line == (
-        "Of the time of the steps: 60 % generation, 15 % training, 5 % reward, 2 % log_probs. "
-        "The slowest is generation: 600 ms a step."
+        "Of step time: 60 % generation, 15 % training, 5 % reward, 2 % log_probs. "
+        "The slowest is generation: 600 ms per step."
     )
     assert_plain(line)
 
