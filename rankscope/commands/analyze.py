@@ -61,7 +61,7 @@ def analyze(
 
     A run that a colleague packed with `rankscope share`:  rankscope analyze run-7.rankscope.tar.gz
 
-    Files are recognised by their content, also inside .gz, .zst, .tar and .zip. All of them give one verdict.
+    Files are recognised by their content, also inside .gz, .zst, .tar and .zip, and judged together.
     """
     if output not in ("text", "json"):
         fail(f"--format {output}: choose text or json")
