@@ -141,8 +141,8 @@ def diagnose(
             findings.append(failed_check(analysis.kinds[0], error))
     try:
         facts = run_facts(source, manifest, views())
-        if views().looked_at:  # too many rows to compare every rank in every step
-            facts["steps_compared"] = dict(views().looked_at)
+        if views().coverage:  # too many rows to compare every rank in every step
+            facts["steps_compared"] = dict(views().coverage)
         if covered := coverage(views().compared):
             facts["steps_not_measured_ratio"] = round(covered.not_measured_ratio, 4)
             facts["steps_not_compared_ratio"] = round(covered.not_compared_ratio, 4)

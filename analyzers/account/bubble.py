@@ -1,15 +1,15 @@
-"""Idle time of pipeline ranks, from the spans of what they computed.
+"""Idle time of pipeline ranks, from their computation spans.
 
     for step in measure_idle(PipelineSpans(rank=..., step=..., stage=..., ...), ranks=[0, 1, 2, 3]):
-        step.idle_ratio                                     # of all ranks together: the bubble
-        step.ranks[3].idle_ratio                            # of one
+        step.idle_ratio                                     # mean over the ranks: the bubble
+        step.ranks[3].idle_ratio                            # rank 3 alone
     expected_idle("1f1b", ranks=4, microbatches=8)          # 0.2727...
 
-*Bubble* here is the **idle share of the total**: of the time from a pipeline's first forward to its last backward, the
-share in which a rank computes nothing, averaged over the ranks. Megatron's "bubble fraction" relates the same idle
-time to the ideal one instead; `idle / (1 - idle)` turns ours into theirs.
+*Bubble* here is the **idle share of the total**: the share of a pipeline's time, from its first forward to its last
+backward, in which a rank computes nothing, averaged over the ranks. Megatron's "bubble fraction" divides the idle time
+by the ideal time instead; `idle / (1 - idle)` converts the share here to that fraction.
 
-Only differences of times of one rank are used, so ranks' clocks need not agree.
+Times of different ranks are never subtracted, so their clocks need not agree.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ import numpy.typing as npt
 from analyzers.source import Ints
 
 __all__ = [
-    "COMPUTATIONS", "PipelineSpans", "RankIdle", "StepIdle", "expected_idle", "idle_of", "measure_idle", "whole_steps",
+    "COMPUTATIONS", "PipelineSpans", "RankIdle", "StepIdle", "complete_steps", "expected_idle", "measure_idle",
+    "step_idle",
 ]  # fmt: skip
 
 COMPUTATIONS = ("forward", "loss", "backward", "weight")
-"""Kinds of spans in which a stage computes. What it waits for inside one (tensor parallel, FSDP) counts as work: other
-ranks of the stage, not its neighbours in the pipeline, are to blame for that."""
+"""Kinds of spans in which a stage computes. Waiting inside one (tensor parallel, FSDP) counts as work: it is caused by
+other ranks of the same stage, not by neighbouring stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpans:
-    """Columns of table `spans` of one attempt, one element per span: those with a stage, or more."""
+    """Columns of table `spans` of one attempt, one element per span; spans without a stage are ignored."""
 
     rank: Ints
     step: Ints
@@ -74,11 +75,13 @@ def expected_idle(
 ) -> float | None:
     """Idle share of the total with equal stages and free communication; None for schedules without a closed form.
 
-    gpipe, 1f1b: (p - 1) / (m + p - 1) (Huang et al. 2019). interleaved_1f1b: (p - 1) / (v m + p - 1) with v stages a
-    rank (Narayanan et al. 2021, there as (p - 1) / (v m) of the ideal time). interleaved_zero_bubble, with `times` of a
-    forward F, a backward of inputs B and one of weights W of a stage (any unit): (p - 1) (F + B - W) of idle time to
-    v m (F + B + W) of work (ZB-H1 of Qi et al. 2023, "Zero Bubble Pipeline Parallelism", which torch calls ZB1P); it
-    holds up to W = F. zbv_zero_bubble is free of idle time at F = B = W and has no closed form otherwise.
+    With p ranks, m microbatches and v stages per rank:
+
+    * gpipe, 1f1b: (p - 1) / (m + p - 1) (Huang et al. 2019).
+    * interleaved_1f1b: (p - 1) / (v m + p - 1) (Narayanan et al. 2021, who give (p - 1) / (v m) of the ideal time).
+    * interleaved_zero_bubble: I / (I + v m (F + B + W)) with I = (p - 1) (F + B - W), for W <= F. `times` are a stage's
+      forward F, input backward B and weight backward W in any unit (ZB-H1 of Qi et al. 2023, torch's ZB1P).
+    * zbv_zero_bubble: no idle time at F = B = W, otherwise no closed form.
     """
     if schedule in ("gpipe", "1f1b"):
         return (ranks - 1) / (microbatches + ranks - 1)
@@ -93,22 +96,21 @@ def expected_idle(
 
 
 def measure_idle(spans: PipelineSpans, ranks: Sequence[int]) -> list[StepIdle]:
-    """Idle time of the pipeline that `ranks` form, in each step that all of them have finished, in the order run.
+    """Idle time of the pipeline formed by `ranks`, for each step that all of them completed, in execution order.
 
-    1. In each execution of a step (`whole_steps`) the pipeline's time is the longest of the ranks' own, from the start
-       of its first span to the end of its last: the rank with the first stage begins first, and its last backward is
-       the last of all.
+    1. In each execution of a step (`complete_steps`) the pipeline's time is the longest of the ranks' times, from the
+       start of the first span to the end of the last: the first stage starts first, and its last backward ends last.
     2. A rank's busy time is the sum of its spans, which never overlap on one rank; the rest is idle.
     """
-    return [idle_of(one, ranks) for one in whole_steps(spans, ranks)]
+    return [step_idle(step, ranks) for step in complete_steps(spans, ranks)]
 
 
-def whole_steps(spans: PipelineSpans, ranks: Sequence[int]) -> list[PipelineSpans]:
-    """The closed computations of each execution of a step that all `ranks` have finished, in the order run.
+def complete_steps(spans: PipelineSpans, ranks: Sequence[int]) -> list[PipelineSpans]:
+    """The closed computations of each execution of a step that all `ranks` completed, in execution order.
 
-    A step that ran again after a rollback is told apart by how often its rank has computed the same microbatch of the
-    same stage before. A step that a rank lacks, or in which not every microbatch went forward and back on every rank
-    (it was cut off, or records were dropped), is left out.
+    A step may run again after a rollback: its executions are numbered by the earlier spans with the same rank, stage,
+    microbatch and kind. An execution is skipped if a rank has none of it, or if a microbatch lacks its forward or
+    backward on some rank (interrupted, or records were dropped).
     """
     kinds = np.asarray(spans.kind, dtype=object)
     keep = np.isin(kinds.astype(str), COMPUTATIONS) & (spans.stage >= 0) & (spans.end_ns >= spans.start_ns)
@@ -118,45 +120,45 @@ def whole_steps(spans: PipelineSpans, ranks: Sequence[int]) -> list[PipelineSpan
     if not len(rank):
         return []
     microbatch, kind = spans.microbatch[keep], kinds[keep].astype(str)
-    turn = _turns(rank, step, stage, microbatch, kind, start)
+    execution = _executions(rank, step, stage, microbatch, kind, start)
 
-    order = np.lexsort((start, turn, step))
-    bounds = np.flatnonzero((np.diff(step[order]) != 0) | (np.diff(turn[order]) != 0)) + 1
+    order = np.lexsort((start, execution, step))
+    bounds = np.flatnonzero((np.diff(step[order]) != 0) | (np.diff(execution[order]) != 0)) + 1
     found: list[tuple[int, PipelineSpans]] = []
     for rows in np.split(order, bounds):
-        own = [rows[rank[rows] == r] for r in ranks]
-        if not _is_whole([Counter(zip(kind[of], microbatch[of], strict=True)) for of in own]):
+        by_rank = [rows[rank[rows] == r] for r in ranks]
+        if not _is_complete([Counter(zip(kind[own], microbatch[own], strict=True)) for own in by_rank]):
             continue
-        one = PipelineSpans(
+        complete = PipelineSpans(
             rank=rank[rows], step=step[rows], stage=stage[rows], microbatch=microbatch[rows], kind=kind[rows],
             start_ns=start[rows], end_ns=end[rows],
         )  # fmt: skip
-        found.append((int(start[own[0]].min()), one))
-    return [one for _, one in sorted(found, key=lambda pair: pair[0])]
+        found.append((int(start[by_rank[0]].min()), complete))
+    return [complete for _, complete in sorted(found, key=lambda pair: pair[0])]
 
 
-def idle_of(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[int, int] | None = None) -> StepIdle:
-    """Idle time of one execution of a step, an element of `whole_steps`.
+def step_idle(spans: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[int, int] | None = None) -> StepIdle:
+    """Idle time of one execution of a step, an element of `complete_steps`.
 
-    `loading_ns`: how long each rank loaded its batch. The pipeline's time then begins where the rank of the first stage
-    begins to load: no rank can compute before it has.
+    `loading_ns`: how long each rank loaded its batch. The pipeline's time then starts when the rank of the first stage
+    starts loading, since no rank can compute earlier.
     """
-    own = {rank: np.flatnonzero(one.rank == rank) for rank in ranks}
-    first = int(one.rank[np.argmin(one.stage)])
-    windows = {r: int(one.end_ns[of].max() - one.start_ns[of].min()) for r, of in own.items()}
-    windows[first] += (loading_ns or {}).get(first, 0)
-    total = max(windows.values())
-    by_rank = {r: _rank_idle(of, total, one.stage, one.start_ns, one.end_ns) for r, of in own.items()}
-    mean = sum(rank.idle_ratio for rank in by_rank.values()) / len(by_rank)
-    return StepIdle(step=int(one.step[0]), total_ns=total, idle_ratio=mean, ranks=by_rank)
+    by_rank = {rank: np.flatnonzero(spans.rank == rank) for rank in ranks}
+    first = int(spans.rank[np.argmin(spans.stage)])
+    windows_ns = {rank: int(spans.end_ns[own].max() - spans.start_ns[own].min()) for rank, own in by_rank.items()}
+    windows_ns[first] += (loading_ns or {}).get(first, 0)
+    total_ns = max(windows_ns.values())
+    idle = {rank: _rank_idle(own, total_ns, spans.stage, spans.start_ns, spans.end_ns) for rank, own in by_rank.items()}
+    mean = sum(rank.idle_ratio for rank in idle.values()) / len(idle)
+    return StepIdle(step=int(spans.step[0]), total_ns=total_ns, idle_ratio=mean, ranks=idle)
 
 
-def _is_whole(done: list[Counter[tuple[str, int]]]) -> bool:
+def _is_complete(counts: list[Counter[tuple[str, int]]]) -> bool:
     """Return True if every rank has run forward and backward for the same microbatches."""
-    forward = [{number for kind, number in one if kind == "forward"} for one in done]
+    forward = [{number for kind, number in count if kind == "forward"} for count in counts]
     if not forward[0] or any(numbers != forward[0] for numbers in forward):
         return False
-    return all(one["forward", number] == one["backward", number] for one in done for number in forward[0])
+    return all(count["forward", number] == count["backward", number] for count in counts for number in forward[0])
 
 
 def _rank_idle(rows: Ints, total_ns: int, stage: Ints, start: Ints, end: Ints) -> RankIdle:
@@ -169,8 +171,8 @@ def _rank_idle(rows: Ints, total_ns: int, stage: Ints, start: Ints, end: Ints) -
     )
 
 
-def _turns(rank: Ints, step: Ints, stage: Ints, microbatch: Ints, kind: npt.NDArray[np.str_], start: Ints) -> Ints:
-    """Number of earlier executions of the same work by the same rank in the same step, for each span."""
+def _executions(rank: Ints, step: Ints, stage: Ints, microbatch: Ints, kind: npt.NDArray[np.str_], start: Ints) -> Ints:
+    """For each span, the number of earlier spans with the same rank, step, stage, microbatch and kind."""
     number = np.unique(kind, return_inverse=True)[1].reshape(-1)
     order = np.lexsort((start, number, microbatch, stage, step, rank))
     same = np.ones(len(order), dtype=bool)
@@ -179,6 +181,6 @@ def _turns(rank: Ints, step: Ints, stage: Ints, microbatch: Ints, kind: npt.NDAr
         same[1:] &= column[order][1:] == column[order][:-1]
     position = np.arange(len(order))
     first = np.maximum.accumulate(np.where(same, 0, position))
-    turns = np.empty(len(order), dtype=np.int64)
-    turns[order] = position - first
-    return turns
+    executions = np.empty(len(order), dtype=np.int64)
+    executions[order] = position - first
+    return executions

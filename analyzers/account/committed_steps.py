@@ -3,13 +3,13 @@
     for (attempt, rank), spent in step_times(source).items():
         spent.kept.duration_ns, spent.discarded_ns, spent.first_ns, spent.last_ns
 
-A step runs again with the same number after a rollback or a restart; then its former execution was for nothing. An
-execution is *kept* if its optimizer step was taken and its rank never went back to this step or an earlier one.
-A loop that doesn't say whether it took the optimizer step is believed to have. Steps that an attached loop ran before a
-restart of unknown begin may be either: they are summed in `kept`, and `num_open` counts them (`step_numbers`).
+A step runs again with the same number after a rollback or a restart, which discards its earlier execution. An execution
+is *kept* if its optimizer step was taken and its rank never went back to this step or an earlier one. If a loop doesn't
+record whether it took the optimizer step, it counts as taken. Steps of an attached loop before a restart that does not
+say where it resumed may be kept or discarded: they are summed in `kept`, and `num_open` counts them (`step_numbers`).
 
-One rank's sequence of steps tells where the run went back. Only there is each rank's order read: the rest of a long run
-is summed without sorting, and of a very long one only every k-th step, weighted by k.
+The rank with the most steps shows where the run went back. Only those ranges are sorted for every rank. The rest is
+summed unsorted, and from a very long run only every k-th step is read and weighted by k.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from analyzers.source import Ints, Source, ints
 __all__ = ["RankTimes", "step_times", "went_back"]
 
 MAX_ROWS = 40_000_000
-"""Rows of steps that are summed one by one; of more, every k-th step is read."""
+"""Rows of steps up to which all are summed; above, every k-th step is read."""
 _MAX_RANGES = 50
-"""Ranges of steps read again; more of them are joined."""
+"""Ranges of steps that were run again, for SQL; neighbours are merged if there are more."""
 _AHEAD = 2
-"""Steps by which another rank may have been ahead of the one whose sequence is read."""
+"""Steps by which other ranks may have been ahead of the rank whose sequence is read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,37 +44,37 @@ class RankTimes:
     last_ns: int = 0
     """End of the last finished step, or `first_ns`."""
     open_ns: int | None = None
-    """Begin of a step that was never finished, after all others."""
+    """Start of the last step, if it was never finished."""
     kept: StepSums = field(default_factory=StepSums)
     discarded_ns: int = 0
     num_discarded: int = 0
     num_open: int = 0
-    """Of the kept steps, those that may have been lost with a restart."""
+    """Number of kept steps that a restart may have discarded."""
 
 
 def step_times(
-    source: Source, views: Views | None = None, stood_ns: Mapping[int, int] | None = None
+    source: Source, views: Views | None = None, standstill_ns: Mapping[int, int] | None = None
 ) -> dict[tuple[int, int], RankTimes]:
     """{(attempt, rank): times}, in order; empty without steps.
 
-    `stood_ns`: when an attempt stood still until its end. A step that a rank left after that, because it was
-    interrupted, was never finished.
+    `standstill_ns`: by attempt, the start of a standstill that lasted until its end. A step that ended later than that
+    was interrupted, not finished.
     """
-    stood_ns = stood_ns or {}
-    finished = before_standstill(stood_ns)
+    standstill_ns = standstill_ns or {}
+    finished = before_standstill(standstill_ns)
     views = views or whole_views(source)
     numbers = step_numbers(source)
-    again = _ranges(went_back(views.histories, numbers))
+    repeated = _ranges(went_back(views.histories, numbers))
     ((num_rows,),) = source.rows("SELECT count(*) FROM steps")
-    every = max(1, -(-num_rows // MAX_ROWS))
+    stride = max(1, -(-num_rows // MAX_ROWS))
     times: dict[tuple[int, int], RankTimes] = {}
-    if every > 1:  # the ends are exact all the same
+    if stride > 1:  # sampling must not move the first start and the last end
         for attempt, rank, first_ns, last_ns in views.sampled.rows(
             "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps "
             f"WHERE {finished} AND start_ns IS NOT NULL AND rank >= 0 GROUP BY attempt, rank"
         ):
             times[attempt, rank] = RankTimes(first_ns=first_ns, last_ns=last_ns)
-    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_summed(again, every, finished, numbers)):
+    for attempt, rank, kept, first_ns, last_ns, *sums in source.rows(*_sums(repeated, stride, finished, numbers)):
         place = times.setdefault((attempt, rank), RankTimes(first_ns=first_ns, last_ns=last_ns))
         place.first_ns, place.last_ns = min(place.first_ns, first_ns), max(place.last_ns, last_ns)
         if kept:
@@ -88,13 +88,13 @@ def step_times(
         f"WHERE NOT ({finished}) AND start_ns IS NOT NULL AND rank >= 0 GROUP BY ALL"
     ):
         place = times.setdefault((attempt, rank), RankTimes(first_ns=start_ns, last_ns=start_ns))
-        if start_ns >= place.last_ns:  # one that was left by an exception may lie before others
+        if start_ns >= place.last_ns:  # a step aborted by an exception may be followed by finished ones
             place.open_ns = start_ns
     return dict(sorted(times.items()))
 
 
 def went_back(source: Source, numbers: StepNumbers | None = None) -> tuple[Ints, Ints]:
-    """Steps whose execution was discarded, each with the earliest step that the run later went back to."""
+    """Two arrays: steps whose execution was discarded, and the earliest step that the run went back to after each."""
     numbers = numbers or StepNumbers()
     table = source.query(
         f"""
@@ -129,22 +129,22 @@ def _ranges(back: tuple[Ints, Ints]) -> list[tuple[int, int]]:
     return found
 
 
-def _summed(again: list[tuple[int, int]], every: int, finished: str, numbers: StepNumbers) -> tuple[str, list[int]]:
-    """The query of the sums, and its parameters."""
+def _sums(repeated: list[tuple[int, int]], stride: int, finished: str, numbers: StepNumbers) -> tuple[str, list[int]]:
+    """Query for the sums, and its parameters. Only steps in the `repeated` ranges need their order."""
     finished = f"{finished} AND start_ns IS NOT NULL AND rank >= 0"
     number = numbers.step
-    doubtful = " OR ".join(f"{number} BETWEEN ? AND ?" for _ in again) or "false"
+    in_repeated = " OR ".join(f"{number} BETWEEN ? AND ?" for _ in repeated) or "false"
     later = (
         f"min({number}) OVER (PARTITION BY rank, {numbers.line} ORDER BY attempt, start_ns "
         "ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)"
     )
     rows = f"""
-        SELECT *, coalesce(committed, true) AS kept, {every} AS weight
-        FROM steps WHERE {finished} AND NOT ({doubtful}) AND step % {every} = 0
+        SELECT *, coalesce(committed, true) AS kept, {stride} AS weight
+        FROM steps WHERE {finished} AND NOT ({in_repeated}) AND step % {stride} = 0
         UNION ALL BY NAME
         SELECT *, coalesce(committed, true) AND {number} < coalesce({later}, {number} + 1) AS kept, 1 AS weight
-        FROM steps WHERE {finished} AND ({doubtful})"""
+        FROM steps WHERE {finished} AND ({in_repeated})"""
     more = (("min", "start_ns"), ("max", "start_ns + duration_ns"))
     sql = sums_sql(rows, "attempt, rank, kept", more=more, weight="weight")
-    bounds = [bound for pair in again for bound in pair]
+    bounds = [bound for pair in repeated for bound in pair]
     return sql, bounds + bounds

@@ -1,15 +1,15 @@
 """Choice of steps that show where slowdowns begin and end, in runs of hundreds of millions of step rows.
 
     chosen = choose(source, (first, last), num_ranks)
-    chosen.stretches            # (first, last, distance) of the steps at which all ranks are to be compared
+    chosen.ranges               # (first, last, stride) of the steps at which all ranks are to be compared
 
-1. One pass over all rows, in SQL: the least own time (without waits) of a rank in each block of steps, from every
-   fifth step. A single jitter doesn't lift it, whatever lasts a block does.
-2. Chosen are steps at even distances over the run, the newest ones without gaps, and those around every place where a
-   rank changes against the others, and against its own past, by more than its noise: also without gaps.
+1. One SQL pass over all rows takes each rank's minimum own time (without waits) in each block of steps, from every
+   fifth step. A single slow step doesn't raise the minimum, a slowdown of a whole block does.
+2. It chooses evenly spaced steps, all of the newest steps, and all steps around each change of a rank against the
+   others and its own past that exceeds the noise.
 
-A slowdown that lasts two blocks or more (100 steps of 100,000) is in the chosen steps with its begin and its end; one
-that is shorter, and over, may be missed. `long_run` makes tables of them.
+The chosen steps hold the start and the end of any slowdown of two blocks or more (100 steps of 100,000). A shorter one
+that is over may be missed. `long_run` builds the reduced views from them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from analyzers.source import Source
 __all__ = ["Chosen", "changes", "choose"]
 
 MAX_CELLS = 30_000_000
-"""Rank and step pairs that one question groups."""
+"""Pairs of rank and step that one query groups."""
 CHOSEN_ROWS = 4_000_000
-"""Rows that are chosen; at least `MIN_STEPS` steps."""
+"""Rows to choose, but at least `MIN_STEPS` steps."""
 MIN_STEPS = 1_000
 MAX_BLOCKS = 2_000
 EVERY = 5
@@ -43,10 +43,10 @@ SIGMAS = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """`every`: the even distance between steps; `block`: steps for which a rank's shortest time was taken."""
+    """`stride`: distance of the evenly spaced steps; `block`: steps over which a rank's minimum was taken."""
 
-    stretches: tuple[tuple[int, int, int], ...]
-    every: int
+    ranges: tuple[tuple[int, int, int], ...]
+    stride: int
     block: int
 
 
@@ -55,19 +55,19 @@ def choose(source: Source, bounds: tuple[int, int], num_ranks: int) -> Chosen:
     first, last = bounds
     block = max(EVERY * 2, -(-(last - first + 1) // MAX_BLOCKS))
     edges = _edges(source, bounds, num_ranks, block)
-    stretches = _chosen(first, last, edges, max(MIN_STEPS, CHOSEN_ROWS // num_ranks))
-    return Chosen(stretches=tuple(stretches), every=stretches[1][2], block=block)
+    ranges = _ranges(first, last, edges, max(MIN_STEPS, CHOSEN_ROWS // num_ranks))
+    return Chosen(ranges=tuple(ranges), stride=ranges[1][2], block=block)
 
 
-def _chosen(first: int, last: int, edges: Sequence[int], number: int) -> list[tuple[int, int, int]]:
-    """(first, last, distance) of stretches of steps, about `number` steps in all."""
+def _ranges(first: int, last: int, edges: Sequence[int], number: int) -> list[tuple[int, int, int]]:
+    """(first, last, stride) of ranges of steps, about `number` steps in all."""
     dense = [(max(first, edge - AROUND_STEPS), min(last, edge + AROUND_STEPS), 1) for edge in edges]
     dense.append((max(first, last - NEWEST_STEPS + 1), last, 1))
     left = max(number - sum(high - low + 1 for low, high, _ in dense), number // 3)
-    every = max(1, (last - first + 1) // left)
-    while every > 1 and math.gcd(every, 10) > 1:  # what happens every hundredth step is neither always there nor never
-        every += 1
-    return [(first, min(last, first + 20), 1), (first, last, every), *dense]
+    stride = max(1, (last - first + 1) // left)
+    while stride > 1 and math.gcd(stride, 10) > 1:  # else periodic work (every 100 steps) is always or never sampled
+        stride += 1
+    return [(first, min(last, first + 20), 1), (first, last, stride), *dense]
 
 
 def _edges(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) -> list[int]:
@@ -75,12 +75,12 @@ def _edges(source: Source, bounds: tuple[int, int], num_ranks: int, block: int) 
     first, last = bounds
     num_blocks = (last - first) // block + 1
     least = np.full((num_ranks, num_blocks), np.nan, dtype=np.float32)
-    stretch = block * max(1, MAX_CELLS // (num_ranks * block))
-    for low in range(first, last + 1, stretch):
+    num_steps = block * max(1, MAX_CELLS // (num_ranks * block))
+    for low in range(first, last + 1, num_steps):
         table = source.query(
             f"SELECT rank, CAST((step - {first}) // {block} AS INTEGER) AS block, "
             f"CAST(min({OWN_WORK}) AS FLOAT) AS own "
-            f"FROM steps WHERE step BETWEEN {low} AND {min(last, low + stretch - 1)} AND step % {EVERY} = 0 "
+            f"FROM steps WHERE step BETWEEN {low} AND {min(last, low + num_steps - 1)} AND step % {EVERY} = 0 "
             "AND rank >= 0 AND duration_ns IS NOT NULL GROUP BY ALL"
         )
         least[np.asarray(table["rank"], dtype=np.int64), np.asarray(table["block"], dtype=np.int64)] = table["own"]

@@ -167,11 +167,11 @@ def measure(
     if lacking(source, steps=_NEEDED):
         return None
     log = EventLog.load(source, SNAPSHOT_EVENTS)
-    stood_ns = standstills(source, log)
-    times = step_times(source, views, stood_ns)
+    standstill_ns = standstills(source, log)
+    times = step_times(source, views, standstill_ns)
     shifts = clock_shifts(source, times)
     begin_ns, end_ns = run_bounds(source, log, times, shifts, now_ns)
-    ends = broken_ends(views.sampled, log, times, policy or StallPolicy(), now_ns, stood_ns)
+    ends = broken_ends(views.sampled, log, times, policy or StallPolicy(), now_ns, standstill_ns)
     split = split_waits(views.sampled)
     outside = _outside_steps(source, times)
     breaks = launch_breaks(log, times)
@@ -197,7 +197,7 @@ def measure(
 
 
 class _TimeLine:
-    """A rank's time line from the begin to the end of the run, cut into pieces from left to right."""
+    """A rank's time line from the start to the end of the run, assigned to categories from left to right."""
 
     def __init__(self, begin_ns: int, end_ns: int, shift_ns: int) -> None:
         self.spent: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
@@ -266,7 +266,7 @@ def _walk(
             line.until(of.open_ns, "other")
             line.until(end.progress_ns, "training" if end.alive and not end.hung else "recomputed")
             line.until(end.end_ns, "hang" if end.hung else ("training" if end.alive else gone))
-        elif end.hung:  # it lies between two steps
+        elif end.hung:  # between two steps
             line.until(end.end_ns, "hang")
     line.rest("shutdown")
 

@@ -1,4 +1,4 @@
-"""Time bounds of a run's account: its begin and end, broken attempts, launches, clock offsets of hosts."""
+"""Time bounds of a run's account: its start and end, broken attempts, launches, clock offsets of hosts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from probes.tape import event_kinds
 __all__ = ["BrokenEnd", "broken_ends", "clock_shifts", "launch_breaks", "run_bounds"]
 
 CLOCK_NS = 500_000_000
-"""Difference between hosts from which their clocks are taken to disagree: first steps begin closer together."""
+"""Difference between hosts' first steps above which their clocks disagree: an attempt starts everywhere at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenEnd:
-    """End of an attempt that broke off while steps were running, or stood still (epoch nanoseconds)."""
+    """End of an attempt that broke off in the middle of a step or hung (epoch nanoseconds)."""
 
     progress_ns: int
     end_ns: int
@@ -38,9 +38,9 @@ def run_bounds(
     shifts: Mapping[int, int],
     now_ns: int | None,
 ) -> tuple[int, int]:
-    """Begin and end of the run, epoch nanoseconds of the first node."""
-    first = [of.first_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
-    last = [of.last_ns + shifts.get(rank, 0) for (_, rank), of in times.items()]
+    """Start and end of the run, epoch nanoseconds of the first node."""
+    first = [spent.first_ns + shifts.get(rank, 0) for (_, rank), spent in times.items()]
+    last = [spent.last_ns + shifts.get(rank, 0) for (_, rank), spent in times.items()]
     first += [event.wall_ns for event in log.of(event_kinds.RUN_STARTED)]
     if source.has("ranks"):
         starts = source.rows("SELECT rank, min(wall_ns) FROM ranks WHERE wall_ns > 0 AND rank >= 0 GROUP BY rank")
@@ -63,20 +63,20 @@ def broken_ends(
     times: Mapping[tuple[int, int], RankTimes],
     policy: StallPolicy,
     now_ns: int | None,
-    stood_ns: Mapping[int, int],
+    standstill_ns: Mapping[int, int],
 ) -> dict[int, BrokenEnd]:
-    """The attempts that broke off in the middle of steps, or in a standstill."""
-    lives = sorted({attempt for attempt, _ in times})
+    """The attempts that broke off in the middle of a step, or hung."""
+    attempts = sorted({attempt for attempt, _ in times})
     found: dict[int, BrokenEnd] = {}
-    for attempt in lives:
-        is_open = any(of.open_ns is not None for (a, _), of in times.items() if a == attempt)
-        if not is_open and attempt not in stood_ns and not killed_by_watch(log, attempt):
+    for attempt in attempts:
+        is_open = any(spent.open_ns is not None for (a, _), spent in times.items() if a == attempt)
+        if not is_open and attempt not in standstill_ns and not killed_by_watch(log, attempt):
             continue
         view = take_snapshot(source, attempt, log)
         death = death_ns(view, log)
-        alive = attempt == lives[-1] and death is None and now_ns is not None
+        alive = attempt == attempts[-1] and death is None and now_ns is not None
         end_ns = death or (now_ns if alive and now_ns is not None else view.last_ns)
-        hung = attempt in stood_ns or stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
+        hung = attempt in standstill_ns or stalled_s(view, end_ns, policy) is not None or killed_by_watch(log, attempt)
         if not is_open and not hung:
             continue
         found[attempt] = BrokenEnd(progress_ns=view.last_ns, end_ns=max(end_ns, view.last_ns), hung=hung, alive=alive)
@@ -84,35 +84,35 @@ def broken_ends(
 
 
 def launch_breaks(log: EventLog, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, tuple[int, int]]:
-    """The first attempt of each later launch -> (when the launch before ended, when this one began).
+    """{first attempt of each later launch: (end of the launch before, start of this one)}, epoch nanoseconds.
 
-    A node that joins a running run begins no launch: only launches of the first node count.
+    A node that joins a running run is not a launch, so only those of the first node count.
     """
     first_ns: dict[int, int] = {}
     last_ns: dict[int, int] = {}
-    for (attempt, _), of in times.items():
-        first_ns[attempt] = min(first_ns.get(attempt, of.first_ns), of.first_ns)
-        last_ns[attempt] = max(last_ns.get(attempt, 0), of.last_ns, of.open_ns or 0)
+    for (attempt, _), spent in times.items():
+        first_ns[attempt] = min(first_ns.get(attempt, spent.first_ns), spent.first_ns)
+        last_ns[attempt] = max(last_ns.get(attempt, 0), spent.last_ns, spent.open_ns or 0)
     launches = sorted(event.wall_ns for event in log.of(event_kinds.RUN_STARTED) if event.integer("node_rank", 0) == 0)
     found: dict[int, tuple[int, int]] = {}
     for launched_ns in launches[1:]:
-        later = [attempt for attempt, begin_ns in first_ns.items() if begin_ns >= launched_ns]
+        later = [attempt for attempt, start_ns in first_ns.items() if start_ns >= launched_ns]
         earlier = [attempt for attempt in first_ns if later and attempt < min(later)]
+        # An attempt that went on after this launch was not replaced by it.
         if not later or not earlier or last_ns[max(earlier)] > launched_ns:
             continue
-        before_ns = max(begin_ns for begin_ns in launches if begin_ns < launched_ns)
-        recorded_ns = [
-            event.wall_ns for event in log.of(event_kinds.RUN_ENDED) if before_ns < event.wall_ns <= launched_ns
+        before_ns = max(start_ns for start_ns in launches if start_ns < launched_ns)
+        ended_ns = [
+            event.wall_ns
+            for event in (*log.of(event_kinds.RUN_ENDED), *log.of(event_kinds.RANK_EXIT))
+            if before_ns < event.wall_ns <= launched_ns
         ]
-        recorded_ns += [
-            event.wall_ns for event in log.of(event_kinds.RANK_EXIT) if before_ns < event.wall_ns <= launched_ns
-        ]
-        found[min(later)] = (max([*recorded_ns, last_ns[max(earlier)]]), launched_ns)
+        found[min(later)] = (max([*ended_ns, last_ns[max(earlier)]]), launched_ns)
     return found
 
 
 def clock_shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> dict[int, int]:
-    """Offset to add to a rank's clock: first steps of its host then begin with those of the first rank's host."""
+    """{rank: ns to add to its clock}, so that its host's first steps start when those of the first rank's host do."""
     if not source.has("ranks"):
         return {}
     hosts = dict(source.rows("SELECT rank, arg_max(host, wall_ns) FROM ranks WHERE rank >= 0 GROUP BY rank"))
@@ -120,15 +120,15 @@ def clock_shifts(source: Source, times: Mapping[tuple[int, int], RankTimes]) -> 
     home = hosts.get(ranks[0])
     shifts: dict[int, int] = {}
     for host in {hosts.get(rank) for rank in ranks} - {home}:
-        differences = []
+        differences_ns = []
         for attempt in {attempt for attempt, _ in times}:
             here, there = (
-                [of.first_ns for (a, rank), of in times.items() if a == attempt and hosts.get(rank) == name]
+                [spent.first_ns for (a, rank), spent in times.items() if a == attempt and hosts.get(rank) == name]
                 for name in (home, host)
             )
             if here and there:
-                differences.append(int(np.median(here)) - int(np.median(there)))
-        shift = int(np.median(differences)) if differences else 0
-        if abs(shift) > CLOCK_NS:
-            shifts |= {rank: shift for rank in ranks if hosts.get(rank) == host}
+                differences_ns.append(int(np.median(here)) - int(np.median(there)))
+        shift_ns = int(np.median(differences_ns)) if differences_ns else 0
+        if abs(shift_ns) > CLOCK_NS:
+            shifts |= {rank: shift_ns for rank in ranks if hosts.get(rank) == host}
     return shifts

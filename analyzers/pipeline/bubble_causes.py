@@ -1,6 +1,6 @@
 """Causes of idle time beyond the schedule's own: unequal stages, hand-over between stages, waiting for data.
 
-    (step, *_) = split_idle(whole_steps(spans, ranks), ranks, loading_ns={(5, 0): 2_000_000})
+    (step, *_) = split_idle(complete_steps(spans, ranks), ranks, loading_ns={(5, 0): 2_000_000})
     step.idle.idle_ratio                     # measured
     step.even_ratio                          # what the same order has with equal stages and nothing in between
     step.imbalance_ratio, step.communication_ratio, step.data_ratio        # what is over it; they add up
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from analyzers.account.bubble import PipelineSpans, StepIdle, idle_of
+from analyzers.account.bubble import PipelineSpans, StepIdle, step_idle
 
 __all__ = ["StepSplit", "split_idle", "typical"]
 
@@ -52,7 +52,7 @@ class StepSplit:
 def split_idle(
     steps: Sequence[PipelineSpans], ranks: Sequence[int], loading_ns: Mapping[tuple[int, int], int] | None = None
 ) -> list[StepSplit]:
-    """Split each execution of a step (`bubble.whole_steps`) whose order can be replayed.
+    """Split each execution of a step (`bubble.complete_steps`) whose order can be replayed.
 
     `loading_ns`: by (step, rank), how long the rank loaded its batch by itself.
     """
@@ -72,7 +72,7 @@ def typical(splits: Sequence[StepSplit]) -> list[StepSplit]:
 def _split(one: PipelineSpans, ranks: Sequence[int], loading_ns: Mapping[tuple[int, int], int]) -> StepSplit | None:
     number = int(one.step[0])
     loading = {rank: loading_ns.get((number, rank), 0) for rank in ranks}
-    idle = idle_of(one, ranks, loading)
+    idle = step_idle(one, ranks, loading)
     order = _order(one)
     if order is None:
         return None

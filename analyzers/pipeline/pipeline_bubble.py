@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, StepIdle, expected_idle, idle_of, whole_steps
+from analyzers.account.bubble import COMPUTATIONS, PipelineSpans, StepIdle, complete_steps, expected_idle, step_idle
 from analyzers.account.time_classes import own
 from analyzers.account.wait_split import pipelines
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
@@ -148,14 +148,14 @@ def load_pipeline(
     )
     columns = ("rank", "step", "stage", "microbatch", "start_ns", "end_ns")
     spans = PipelineSpans(**{name: ints(table[name]) for name in columns}, kind=table["kind"])
-    whole = whole_steps(spans, ranks)
-    if not whole:
+    steps = complete_steps(spans, ranks)
+    if not steps:
         return None
     return Pipeline(
         ranks=tuple(ranks),
-        steps=[idle_of(one, ranks) for one in whole],
-        splits=split_idle(whole, ranks, _loading(source, attempt, marks, sorted({int(one.step[0]) for one in whole}))),
-        num_microbatches=int(whole[-1].microbatch.max()) + 1,
+        steps=[step_idle(step, ranks) for step in steps],
+        splits=split_idle(steps, ranks, _loading(source, attempt, marks, sorted({int(at.step[0]) for at in steps}))),
+        num_microbatches=int(steps[-1].microbatch.max()) + 1,
     )
 
 

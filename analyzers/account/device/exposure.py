@@ -1,16 +1,17 @@
-"""Exposed communication: what of it no compute hides, by rank and step, and by class of calls.
+"""Exposed communication, not hidden by computation: by rank and step, and by class of calls.
 
     measured = measure(source, attempt=0)
-    measured.exposed_ms, measured.busy_ms, measured.transfer_ms      # one element a (rank, step)
-    exposed_calls(source, attempt=0)["exposed_ms"]                   # one element a class of calls
+    measured.exposed_ms, measured.busy_ms, measured.transfer_ms      # one element per (rank, step)
+    exposed_calls(source, attempt=0)["exposed_ms"]                   # one element per class of calls
 
-* *Communication* of a rank in a step is the time in which at least one of its calls was in flight: the union of
-  issue to end, so that concurrent calls count once.
-* *Exposed* is what the rank was blocked for (on a GPU: what its stream stood still for), *overlapped* the rest.
-* Of the exposed part, *transfer* is what even the member that came last would have waited; the rest is for the late.
+* *Communication* of a rank in a step is the time with at least one of its calls in flight: the union of issue to end,
+  so concurrent calls count once.
+* *Exposed* is the part in which the rank was blocked (on a GPU: its stream was stalled), *overlapped* the rest.
+* Within the exposed part, *transfer* is the time for which even the last member to enter waits. The rest is waiting for
+  late members.
 
-Point-to-point calls of a pipeline are left out (`pipeline_idle` measures what they cost), and so are checkpoints,
-evaluations and steps that ran more than once. Only durations are used. Of long runs every k-th step is read.
+Excluded are point-to-point calls of a pipeline (`pipeline_idle` measures their cost), checkpoints, evaluations and
+steps that ran more than once. Only durations are used. In long runs every k-th step is read.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ SIZE_OF_CALL = (
     "CASE WHEN min(op) = 'all_to_all' THEN CAST(2 ** round(log2(greatest(max(bytes), 1))) AS BIGINT) "
     "ELSE max(bytes) END"
 )
-"""SQL, over the members of a call. Tokens on their way to experts have another size in each call: rounded to powers of
-two they are one class and not thousands."""
+"""SQL, over the members of a call. The size of an all-to-all of expert tokens differs in every call: rounding it to a
+power of two gives one class instead of thousands."""
 _COUNTED = f"CASE WHEN collective_wait_ns IS NOT NULL THEN {WAITED} END"
-"""SQL of what the step waited by its account: no communication is exposed for longer than that."""
+"""SQL: the step's recorded waiting, an upper bound for its exposed communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exposure:
-    """One element a (rank, step), in the order of steps; milliseconds."""
+    """One element per (rank, step), ordered by step; milliseconds."""
 
     rank: Ints
     step: Ints
@@ -55,7 +56,7 @@ class Exposure:
         return len(np.unique(self.step))
 
     def ratio(self, part: Floats) -> float:
-        """The part's share of the time of all ranks' steps."""
+        """Share of `part` in the total step time of all ranks."""
         return float(part.sum() / self.step_ms.sum()) if len(self.step) else 0.0
 
     @property
@@ -102,7 +103,7 @@ def measure(source: Source, attempt: int, *, since_step: int = 0) -> Exposure:
 
 
 def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Exposure:
-    """For stamped steps: what their streams stood still for, and when calls were in flight between their stamps."""
+    """Exposure of stamped steps: their streams' stalls, and the calls in flight between their stamps."""
     late = {(part.rank, part.step): part.late_ns for part in stall_parts(source, attempt, since_step=since_step)}
     table = source.query(
         f"""
@@ -127,7 +128,7 @@ def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Ex
     for_late = np.array([late.get(pair, 0) / 1e6 for pair in zip(rank.tolist(), step.tolist(), strict=True)])
     return Exposure(
         rank=rank, step=step, step_ms=step_ms, exposed_ms=exposed,
-        # A step's last calls may have been in flight in the next one: never less than what was exposed.
+        # A step's last calls may still be in flight in the next one, whose stalls they cause.
         busy_ms=np.minimum(np.maximum(floats(table["busy_ms"]), exposed), step_ms),
         transfer_ms=np.maximum(exposed - for_late, 0.0),
     )  # fmt: skip
@@ -136,10 +137,9 @@ def _on_devices(source: Source, attempt: int, since_step: int, every: int) -> Ex
 def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str, npt.NDArray[Any]]:
     """Columns op, process_group, bytes, num_calls, busy_ms, exposed_ms, transfer_ms, exposed_ratio, num_classes.
 
-    One element a class of calls, the most exposed first. Numbers and times are means over ranks and steps, the ratio is
-    of the time in flight, and `num_classes` counts also those beyond the limit. Calls in flight at once may be waited
-    for at once, so the waits of a rank's step are scaled to what the step recorded of them: the classes' exposed times
-    add up to that of the run.
+    One element per class of calls, the most exposed first. Counts and times are means over ranks and steps, the ratio
+    is exposed / busy, and `num_classes` includes classes beyond the limit. Waits for concurrent calls overlap, so those
+    of a rank's step are scaled to the step's recorded waiting: the exposed times of all classes add up to the run's.
     """
     every = every_kth(source, "collectives", READ_CALLS, READ_STEPS)
     return source.query(
@@ -157,21 +157,21 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
             FROM steps WHERE attempt = ? AND {_steps_with_calls(source, attempt)} AND step % ? = 0 AND rank >= 0
               AND duration_ns IS NOT NULL
             GROUP BY rank, step HAVING count(*) = 1),
-        kept AS (
+        scales AS (
             SELECT rank, step, coalesce(least(sum(waited), coalesce(any_value(counted), sum(waited)), any_value(took))
-                                        / nullif(sum(waited), 0), 0) AS ratio
+                                        / nullif(sum(waited), 0), 0) AS scale
             FROM calls JOIN once USING (rank, step) WHERE took > 0 GROUP BY rank, step),
         classes AS (
             SELECT c.op, c.process_group, s.bytes, count(*) AS num, sum(c.busy) AS busy,
-                   sum(c.waited * k.ratio) AS exposed, sum(least(c.waited, c.transfer) * k.ratio) AS transfer
-            FROM calls c JOIN kept k USING (rank, step)
+                   sum(c.waited * k.scale) AS exposed, sum(least(c.waited, c.transfer) * k.scale) AS transfer
+            FROM calls c JOIN scales k USING (rank, step)
             JOIN sizes s ON c.seq IS NOT DISTINCT FROM s.seq AND c.process_group IS NOT DISTINCT FROM s.process_group
                             AND c.op IS NOT DISTINCT FROM s.op
             GROUP BY c.op, c.process_group, s.bytes)
-        SELECT op, process_group, bytes, num / num_seen AS num_calls, busy / num_seen / 1e6 AS busy_ms,
-               exposed / num_seen / 1e6 AS exposed_ms, transfer / num_seen / 1e6 AS transfer_ms,
+        SELECT op, process_group, bytes, num / num_steps AS num_calls, busy / num_steps / 1e6 AS busy_ms,
+               exposed / num_steps / 1e6 AS exposed_ms, transfer / num_steps / 1e6 AS transfer_ms,
                CAST(exposed / nullif(busy, 0) AS DOUBLE) AS exposed_ratio, count(*) OVER () AS num_classes
-        FROM classes, (SELECT CAST(count(*) AS DOUBLE) AS num_seen FROM kept)
+        FROM classes, (SELECT CAST(count(*) AS DOUBLE) AS num_steps FROM scales)
         ORDER BY exposed_ms DESC, op, process_group, bytes LIMIT {int(limit)}
         """,
         [attempt, every, attempt, every],
@@ -179,6 +179,6 @@ def exposed_calls(source: Source, attempt: int, *, limit: int = 200) -> dict[str
 
 
 def _steps_with_calls(source: Source, attempt: int) -> str:
-    """SQL condition on `steps`: from the first to the last step with a call, so that the store skips all others."""
+    """SQL condition for `steps` from the first to the last step with a call, so that DuckDB skips other row groups."""
     ((first, last),) = source.rows("SELECT min(step), max(step) FROM collectives WHERE attempt = ?", [attempt])
     return "false" if first is None else f"step BETWEEN {int(first)} AND {int(last)}"

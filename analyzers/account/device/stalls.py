@@ -1,11 +1,11 @@
-"""Parts of the times in which a stamped GPU stood still, from its calls over all members.
+"""Stalls of a stamped GPU, split by cause with the calls of all members.
 
     for part in stall_parts(source, attempt=0):
         part.rank, part.step, part.exposed_ns, part.late_ns, part.host_ns, part.host_in_flight_ns
 
-A wait of the compute stream is *for the late* as far as it overlaps the time in which the kernel of a call of that rank
-spun for the last member: its duration beyond the shortest of all members. The rest is the transfer. Where a device
-waited for its host while communication was in flight, nothing tells which of them it would have waited for.
+A stall of the compute stream is waiting for a late member as far as it overlaps the time in which the kernel of one of
+the rank's calls spun for the last member: its duration beyond the shortest among the members. The rest is transfer. If
+a device waited for its host while communication was in flight, it is not known which of the two held it up.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class StallParts(NamedTuple):
     step: int
     exposed_ns: int
     late_ns: int
-    """Part of `exposed_ns` that was for a late member."""
+    """Part of `exposed_ns` spent waiting for a late member."""
     host_ns: int
     host_in_flight_ns: int
     """Part of `host_ns` in which communication was in flight."""
 
 
 def stall_parts(source: Source, attempt: int, *, since_step: int = 0, every: int = 1) -> list[StallParts]:
-    """By rank and step, of every k-th step; empty without stalls, or without the calls that divide them."""
+    """By rank and step, for every k-th step; empty without stalls, or without the calls needed to split them."""
     if missing_tables(source, "device_stalls") or lacking(source, collectives=("issue_ns", "end_ns", "seq")):
         return []
     rows = source.rows(

@@ -24,11 +24,11 @@ def before_stop(deaths: Iterable[Death], view: AttemptView, log: EventLog) -> li
 
     A rank that is woken by the signal may raise an error, as from a handler that prints to a lost terminal.
     """
-    stood_ns = view.stood_still_ns
-    if stood_ns is None:
+    standstill_ns = view.stood_still_ns
+    if standstill_ns is None:
         return [*deaths]
     stops = [event.wall_ns for event in log.of(event_kinds.STOP_REQUESTED, attempt=view.attempt)]
-    stop_ns = min((when_ns for when_ns in stops if when_ns >= stood_ns), default=None)
+    stop_ns = min((when_ns for when_ns in stops if when_ns >= standstill_ns), default=None)
     return [death for death in deaths if stop_ns is None or death.when_ns < stop_ns]
 
 

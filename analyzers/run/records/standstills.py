@@ -1,7 +1,7 @@
 """Attempts that stood still until their end: since when, and which of their steps were finished before.
 
-stood_ns = standstills(source, log)                 # {0: 1_795_722_353_972_086_103}
-source.rows(f"SELECT ... WHERE {before_standstill(stood_ns)}")
+standstill_ns = standstills(source, log)                 # {0: 1_795_722_353_972_086_103}
+source.rows(f"SELECT ... WHERE {before_standstill(standstill_ns)}")
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVENTS = (event_kinds.STACKS, event_kinds.FINDING, event_kinds.RUN_ENDED)
 
 
 def standstills(source: Source, log: EventLog | None = None) -> dict[int, int]:
-    """When each attempt was reported as standing still in which it ended, epoch nanoseconds. `log` holds `EVENTS`."""
+    """{attempt: epoch ns at which it was reported to stand still until its end}. `log` holds `EVENTS`."""
     log = log or EventLog.load(source, EVENTS)
     reported = {event.attempt for kind in (event_kinds.STACKS, event_kinds.FINDING) for event in log.of(kind)}
     stood = ((attempt, stood_still_ns(source, attempt, log)) for attempt in sorted(reported))
@@ -28,8 +28,8 @@ def standstills(source: Source, log: EventLog | None = None) -> dict[int, int]:
 def stood_still_ns(source: Source, attempt: int, log: EventLog) -> int | None:
     """Time at which `watch` reported a standstill that lasted until the end; None if there is none.
 
-    A process that is interrupted in a standstill leaves its calls and phases, and closes its tapes. That is no
-    progress, only what is begun is. Without this, a hang that was reported would be gone once the job is terminated.
+    A process that is interrupted in a standstill ends its calls and phases and closes its tapes. Only newly started
+    work is progress; otherwise terminating the job would erase a hang that was reported.
     """
     reports = [event.wall_ns for event in log.of(event_kinds.STACKS, attempt=attempt)]
     reports += [
@@ -49,10 +49,12 @@ def stood_still_ns(source: Source, attempt: int, log: EventLog) -> int | None:
     return min((when_ns for when_ns in reports if when_ns > newest_ns), default=None)
 
 
-def before_standstill(stood_ns: Mapping[int, int]) -> str:
+def before_standstill(standstill_ns: Mapping[int, int]) -> str:
     """SQL of the steps that were finished, and before their attempt stood still until its end.
 
     A rank that is interrupted in a standstill leaves its step, whose duration is then that of the standstill.
     """
-    cuts = (f" AND NOT (attempt = {int(at)} AND start_ns + duration_ns > {int(ns)})" for at, ns in stood_ns.items())
+    cuts = (
+        f" AND NOT (attempt = {int(at)} AND start_ns + duration_ns > {int(ns)})" for at, ns in standstill_ns.items()
+    )
     return f"duration_ns IS NOT NULL{''.join(cuts)}"

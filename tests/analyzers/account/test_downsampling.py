@@ -34,14 +34,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_short_run_is_its_own_source(store: Store) -> None:
     views = reduced_views(store)
     assert views.whole is views.compared is views.sampled is views.histories is store
-    assert not views.looked_at
+    assert not views.coverage
 
 
-def test_the_begin_of_a_slowdown_is_found_to_the_step(store: Store, small: None) -> None:
+def test_the_start_of_a_slowdown_is_found_to_the_step(store: Store, small: None) -> None:
     views = reduced_views(store, max_rows=1000)
     few = views.compared
     ((rows,),) = few.rows("SELECT count(DISTINCT step) FROM steps")
-    assert rows == views.looked_at["steps"] < 1000
+    assert rows == views.coverage["steps"] < 1000
     (whole,), (part,) = stragglers(store, Scope()), stragglers(few, Scope())
     assert part.ranks == whole.ranks == (2,)
     assert abs(part.first_step - 900) <= 2
@@ -62,14 +62,14 @@ def test_without_room_for_copies_the_whole_run_is_asked(
     store: Store, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reduced_views, "__defaults__", (1000,))
-    monkeypatch.setattr(long_run, "_picked", lambda stretches: "SELECT * FROM no_such_schema.steps")
+    monkeypatch.setattr(long_run, "_rows_of", lambda steps: "SELECT * FROM no_such_schema.steps")
     found = diagnose(store, {})
     assert [finding.ranks for finding in found.fired] == [(2,)]
     assert "steps_compared" not in found.run
     assert [f.evidence["error_type"] for f in found.not_judged if f.kind == "records"] == ["StoreError"]
 
 
-def test_what_is_picked_has_every_begin_and_end(store: Store, small: None) -> None:
+def test_samples_include_the_first_and_last_step_of_each_attempt(store: Store, small: None) -> None:
     views = reduced_views(store, max_rows=1000)
     ends = "SELECT attempt, rank, min(start_ns), max(start_ns + duration_ns) FROM steps GROUP BY ALL ORDER BY ALL"
     assert views.sampled.rows(ends) == store.rows(ends)
@@ -99,14 +99,14 @@ def test_a_view_holds_however_a_query_names_the_steps(store: Store, small: None,
     assert store.rows(sql) == [(whole,)]
 
 
-def test_some_ranks_are_kept_whole(store: Store, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_ranks_keep_their_full_history(store: Store, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_run, "HISTORY_ROWS", 4000)
     views = reduced_views(store, max_rows=1000)
     rows = "SELECT rank, count(*) FROM steps GROUP BY rank ORDER BY rank"
     assert views.histories.rows(rows) == [row for row in store.rows(rows) if row[0] % 2 == 0]
 
 
-def test_the_facts_and_the_account_of_what_was_picked_are_those_of_the_whole(store: Store, small: None) -> None:
+def test_facts_and_account_of_the_samples_equal_those_of_the_full_run(store: Store, small: None) -> None:
     views = reduced_views(store, max_rows=1000)
     whole, part = run_facts(store, {}), run_facts(store, {}, views)
     assert part["step_ms_median"] == pytest.approx(whole["step_ms_median"], rel=0.02)

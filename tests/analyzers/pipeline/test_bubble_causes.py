@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analyzers.account.bubble import PipelineSpans, expected_idle, whole_steps
+from analyzers.account.bubble import PipelineSpans, complete_steps, expected_idle
 from analyzers.pipeline.bubble_causes import StepSplit, split_idle, typical
 from analyzers.pipeline.pipeline_bubble import Pipeline, summarise
 from tests.analyzers.account.test_bubble import MS, Span, columns, gpipe
@@ -15,7 +15,7 @@ RANKS, MICROBATCHES = 4, 8
 
 
 def split(spans: PipelineSpans, loading_ns: dict[tuple[int, int], int] | None = None) -> StepSplit:
-    (one,) = split_idle(whole_steps(spans, range(RANKS)), range(RANKS), loading_ns)
+    (one,) = split_idle(complete_steps(spans, range(RANKS)), range(RANKS), loading_ns)
     assert sum(
         (one.even_ratio, one.imbalance_ratio, one.communication_ratio, one.data_ratio)
     ) == pytest.approx(one.idle.idle_ratio)  # fmt: skip
@@ -77,7 +77,7 @@ def test_an_order_that_cannot_be_is_left_out() -> None:
     spans = [(*span[:5], span[5] if span[4] == "forward" else -span[6], span[6]) for span in gpipe(2, 2)]
     first = {0: 10**12, 1: 0}  # rank 1 goes back before it went forward
     crossed = [(*span[:5], span[5] + first[span[0]], span[6] + first[span[0]]) for span in spans]
-    assert split_idle(whole_steps(columns(crossed), range(2)), range(2)) == []  # type: ignore[arg-type]
+    assert split_idle(complete_steps(columns(crossed), range(2)), range(2)) == []  # type: ignore[arg-type]
 
 
 def test_the_zero_bubble_formula_takes_measured_times() -> None:
@@ -104,7 +104,7 @@ def test_a_schedule_without_a_formula_is_held_against_its_own_order() -> None:
 
 
 def test_which_stage_to_lighten_and_by_how_much() -> None:
-    steps = whole_steps(columns(gpipe(RANKS, MICROBATCHES, slow=2, factor=2)), range(RANKS))
+    steps = complete_steps(columns(gpipe(RANKS, MICROBATCHES, slow=2, factor=2)), range(RANKS))
     splits = split_idle(steps, range(RANKS))
     pipeline = Pipeline(
         ranks=range(RANKS), steps=[split.idle for split in splits], splits=splits, num_microbatches=MICROBATCHES
@@ -128,7 +128,7 @@ def test_a_rank_that_becomes_slow_is_no_stage_to_lighten() -> None:
     spans: list[Span] = []
     for step in range(12):
         spans += gpipe(RANKS, MICROBATCHES, step=step, start=step * 10**12, slow=2 if step >= 5 else -1, factor=2)
-    splits = split_idle(whole_steps(columns(spans), range(RANKS)), range(RANKS))
+    splits = split_idle(complete_steps(columns(spans), range(RANKS)), range(RANKS))
     pipeline = Pipeline(
         ranks=range(RANKS), steps=[split.idle for split in splits], splits=splits, num_microbatches=MICROBATCHES
     )
@@ -141,7 +141,7 @@ def test_a_rank_that_becomes_slow_is_no_stage_to_lighten() -> None:
 def test_a_pause_is_in_no_typical_step() -> None:
     spans = [gpipe(RANKS, MICROBATCHES, step=step, start=step * 10**12) for step in range(8)]
     spans[3] = [(*span[:5], span[5], span[6] + (10**10 if span[3:5] == (7, "backward") else 0)) for span in spans[3]]
-    splits = split_idle(whole_steps(columns([s for one in spans for s in one]), range(RANKS)), range(RANKS))
+    splits = split_idle(complete_steps(columns([s for one in spans for s in one]), range(RANKS)), range(RANKS))
     assert len(splits) == 8
     assert 3 not in {split.idle.step for split in typical(splits)}
     np.testing.assert_allclose([split.idle.idle_ratio for split in typical(splits)], 3 / 11)
